@@ -1,0 +1,52 @@
+# The one list of commands. Every target works from a clean clone with python 3.11 or newer and pip: the first one
+# makes .venv, which is made again when pyproject.toml or constraints.txt change.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+STAMP := .venv/.installed
+PACKAGE := '.[all,dev]'
+
+# What the caller has set for other Pythons must not leak into this one.
+unexport PYTHONHOME PYTHONPATH PYTEST_ADDOPTS VIRTUAL_ENV
+
+# Says nothing when the command succeeds, and all of its output when it fails.
+quietly = output=$$($(1) 2>&1) || { printf '%s\n' "$$output" >&2; exit 1; }
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check bench fix clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
+
+demo: $(STAMP) ## see it work
+	@$(BIN)/penstock demo
+
+test: check ## what a change has to pass
+	@$(BIN)/pytest
+
+test-all: check ## the same with the full counts; takes long
+	@PENSTOCK_FULL=1 $(BIN)/pytest --timeout=1200 -o faulthandler_timeout=1200
+
+check: $(STAMP) ## lint, format, types and floors
+	@$(call quietly,$(BIN)/ruff check .)
+	@$(call quietly,$(BIN)/ruff format --check .)
+	@$(call quietly,$(BIN)/mypy)
+	@$(call quietly,$(BIN)/lint-imports --no-logo)
+
+bench: $(STAMP) ## measure beside the peers
+	@$(BIN)/python benchmarks/run.py
+
+fix: $(STAMP) ## mend what lint and format can mend by themselves
+	@$(call quietly,$(BIN)/ruff check --fix .)
+	@$(call quietly,$(BIN)/ruff format .)
+
+clean: ## remove what the other targets made
+	@rm -rf .venv .bench .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The pin of torch must be seen by the first call that asks for torch: hence one call, with the constraints.
+$(STAMP): pyproject.toml constraints.txt
+	@echo 'Setting up .venv: a minute or two, once.' >&2
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	@$(call quietly,$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e $(PACKAGE))
+	@touch $@

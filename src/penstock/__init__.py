@@ -1,0 +1,55 @@
+"""Penstock feeds accelerators: packs datasets into shards and streams them, in one exact order, at full speed.
+
+Names are loaded when they are first used, so that ``import penstock`` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "Dataset": "dataset",
+    "Limits": "codecs",
+    "Loader": "feed",
+    "Packed": "pack",
+    "TarWriter": "formats.tar",
+    "errors": "errors",
+    "from_items": "dataset",
+    "mix": "dataset",
+    "pad": "plan",
+    "read_files": "dataset",
+    "read_images": "dataset",
+    "read_tar": "dataset",
+}
+
+if TYPE_CHECKING:
+    from penstock import errors as errors
+    from penstock.codecs import Limits as Limits
+    from penstock.dataset import Dataset as Dataset
+    from penstock.dataset import from_items as from_items
+    from penstock.dataset import mix as mix
+    from penstock.dataset import read_files as read_files
+    from penstock.dataset import read_images as read_images
+    from penstock.dataset import read_tar as read_tar
+    from penstock.feed import Loader as Loader
+    from penstock.formats.tar import TarWriter as TarWriter
+    from penstock.pack import Packed as Packed
+    from penstock.plan import pad as pad
+
+__all__ = ["__version__", *_WHERE]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"penstock has no {name!r}; it has {', '.join(sorted(_WHERE))}")
+    room = import_module(f"penstock.{_WHERE[name]}")
+    value = room if name == "errors" else getattr(room, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,309 @@
+"""Arrays and tensors: numpy's npy and npz, WebDataset's tenbin, torch's pth."""
+
+from __future__ import annotations
+
+import ast
+import lzma
+import math
+import pickle
+import re
+import struct
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.codecs.limits import Limits, OverLimit
+from penstock.errors import MissingExtra
+
+Array = npt.NDArray[Any]
+
+_NPY_MAGIC = b"\x93NUMPY"
+_NPY_HEADER_MAX_BYTES = 10_000  # numpy's own bound: literal_eval is slow, or worse, on long text
+_PYTHON2_LONG = re.compile(rb"(?<=\d)L(?=[,)])")  # numpy under Python 2 wrote shapes as (3L, 4L)
+
+# What zipfile lets out of damaged archives; RuntimeError is an encrypted one.
+_ARCHIVE_ERRORS = (
+    *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError),
+    *(zlib.error, lzma.LZMAError, struct.error),
+)
+
+_TENBIN_MAGIC = b"~TenBin~"
+_TENBIN_ALIGN = 64
+_TENBIN_MAX_DIMS = 9
+_TENBIN_DTYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
+
+
+def as_array(value: Any) -> Array | None:
+    """Return an array or tensor as a numpy array, without a copy if it is on the CPU; ``None`` for others."""
+    if isinstance(value, np.ndarray):
+        return value
+    # A value can be a tensor only if someone has imported torch already.
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        array: Array = value.detach().cpu().numpy()
+        return array
+    return None
+
+
+def decode_npy(data: bytes, limits: Limits) -> Array:
+    """Return the array of an npy file, fresh and writable.
+
+    Raises:
+        OverLimit: The header declares more than ``limits.bytes``.
+        ValueError: It is not an npy file, is cut short, or holds Python objects.
+    """
+    header = _npy_header(data)
+    count = math.prod(header.shape)
+    # A dtype of no size still costs numpy a byte an element.
+    limits.check_bytes(count * max(1, header.dtype.itemsize), "npy array")
+    needed, present = count * header.dtype.itemsize, len(data) - header.size
+    if present < needed:
+        raise ValueError(f"truncated npy array: {needed} bytes declared, {present} present")
+    order: Any = "F" if header.fortran else "C"
+    return np.ndarray(header.shape, header.dtype, data, header.size, order=order).copy(order="K")
+
+
+def encode_npy(value: Any) -> bytes:
+    """Return an array, tensor or number as an npy file.
+
+    Raises:
+        TypeError: It is none of these.
+        ValueError: It holds Python objects.
+    """
+    array = as_array(value)
+    if array is None:
+        if not isinstance(value, bool | int | float | complex | np.generic):
+            raise TypeError("an array, tensor or number is expected")
+        array = np.asarray(value)
+    stream = BytesIO()
+    _write_npy(stream, array)
+    return stream.getvalue()
+
+
+def decode_npz(data: bytes, limits: Limits) -> dict[str, Any]:
+    """Return the arrays of an npz file by name; a member that is not an npy file stays bytes.
+
+    Raises:
+        OverLimit: Its members together exceed ``limits.bytes``, or ``limits.ratio`` times the file.
+        ValueError: It is not an npz file, is damaged, names an array twice, or holds Python objects.
+    """
+    try:
+        with zipfile.ZipFile(BytesIO(data)) as archive:
+            _check_archive(archive, len(data), limits, "npz archive")
+            return _npz_members(archive, limits)
+    except _ARCHIVE_ERRORS as exc:
+        raise ValueError(f"damaged or unknown npz archive: {exc}") from exc
+
+
+def encode_npz(value: Any) -> bytes:
+    """Return a mapping from names to arrays as a compressed npz file; equal arrays give equal bytes.
+
+    Raises:
+        TypeError: It is not a mapping from text to arrays.
+        ValueError: An array holds Python objects.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError("a dict of arrays is expected")
+    stream = BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, part in value.items():
+            array = as_array(part)
+            if array is None or not isinstance(name, str):
+                raise TypeError(f"names are text and values arrays; {name!r} is a {type(part).__name__}")
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                _write_npy(member, array)
+    return stream.getvalue()
+
+
+def decode_tenbin(data: bytes) -> list[Array]:
+    """Return the arrays of a tenbin file, fresh and writable.
+
+    Raises:
+        ValueError: It is not tenbin, is cut short, or its parts contradict each other.
+    """
+    chunks = list(_tenbin_chunks(memoryview(data)))
+    if len(chunks) % 2:
+        raise ValueError("truncated tenbin data: the last array has a header only")
+    return [_tenbin_array(header, body) for header, body in zip(chunks[::2], chunks[1::2], strict=True)]
+
+
+def encode_tenbin(value: Any) -> bytes:
+    """Return one array, or a list of them, as tenbin: readable by WebDataset, except uint32, which it cannot.
+
+    Raises:
+        TypeError: It is neither, or a dtype is none of tenbin's: floats, signed and unsigned integers.
+        ValueError: An array has more than nine dimensions.
+    """
+    parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    written = bytearray()
+    for part in parts:
+        array = as_array(part)
+        if array is None:
+            raise TypeError(f"arrays are expected, not {type(part).__name__}")
+        kind = f"{array.dtype.kind}{array.dtype.itemsize}"
+        if kind not in _TENBIN_DTYPES:
+            raise TypeError(f"tenbin cannot hold {array.dtype}; cast the array first")
+        if array.ndim > _TENBIN_MAX_DIMS:
+            raise ValueError(f"tenbin holds at most {_TENBIN_MAX_DIMS} dimensions, not {array.ndim}")
+        header = struct.pack(f"<8s8sq{array.ndim}q", kind.encode("ascii"), b"", array.ndim, *array.shape)
+        body = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+        for chunk in (header, body):
+            written += _TENBIN_MAGIC + struct.pack("<q", len(chunk)) + chunk
+            written += bytes(-len(chunk) % _TENBIN_ALIGN)
+    return bytes(written)
+
+
+def pth_decoder(limits: Limits, *, trust_pickle: bool = False) -> Callable[[bytes], Any]:
+    """Return the decoder of files written by ``torch.save``.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    _torch("pth files")
+    return partial(decode_pth, limits=limits, trust_pickle=trust_pickle)
+
+
+def decode_pth(data: bytes, limits: Limits, trust_pickle: bool = False) -> Any:
+    """Return what ``torch.save`` stored, on the CPU: tensors and plain values unless pickle is trusted.
+
+    Raises:
+        OverLimit: The archive unfolds beyond the limits.
+        ValueError: It is not such a file, or holds other objects and ``trust_pickle`` is false.
+        MissingExtra: torch is not installed.
+    """
+    torch = _torch("pth files")
+    try:
+        # The older format of torch is no archive and does not unfold.
+        if data.startswith(b"PK"):
+            with zipfile.ZipFile(BytesIO(data)) as archive:
+                _check_archive(archive, len(data), limits, "pth archive")
+        return torch.load(BytesIO(data), map_location="cpu", weights_only=not trust_pickle)
+    except pickle.UnpicklingError as exc:
+        raise ValueError(
+            "the pth file is damaged, or holds objects beyond tensors and plain values: these are pickle, "
+            "can run code and are refused; decode(trust_pickle=True) if you trust this data"
+        ) from exc
+    except OverLimit:
+        raise
+    except Exception as exc:  # torch lets almost any exception out of damaged data
+        raise ValueError(f"damaged pth file: {exc}") from exc
+
+
+def encode_pth(value: Any) -> bytes:
+    """Return a value in torch's own file format.
+
+    Raises:
+        MissingExtra: torch is not installed.
+    """
+    stream = BytesIO()
+    _torch("pth files").save(value, stream)
+    return stream.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class _NpyHeader:
+    """What an npy file says of its array, and how many bytes it takes to say it."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    fortran: bool
+    size: int
+
+
+def _npy_header(data: bytes) -> _NpyHeader:
+    if not data.startswith(_NPY_MAGIC):
+        raise ValueError(f"not an npy file: it starts with {bytes(data[:8])!r}")
+    major = data[6] if len(data) > 6 else 0
+    start = 10 if major == 1 else 12
+    if major not in (1, 2, 3) or len(data) < start:
+        raise ValueError(f"truncated npy header, or unknown version {major}")
+    size = int.from_bytes(data[8:start], "little")
+    if size > _NPY_HEADER_MAX_BYTES:
+        raise ValueError(f"npy header of {size} bytes is longer than {_NPY_HEADER_MAX_BYTES}")
+    if len(data) < start + size:
+        raise ValueError("truncated npy header")
+    return _parsed_npy_header(data[start : start + size], "latin-1" if major < 3 else "utf-8", start + size)
+
+
+def _parsed_npy_header(raw: bytes, charset: str, size: int) -> _NpyHeader:
+    try:
+        said = ast.literal_eval(_PYTHON2_LONG.sub(b"", raw).decode(charset))
+        shape, fortran = said["shape"], said["fortran_order"]
+        dtype = np.lib.format.descr_to_dtype(said["descr"])
+    except (ValueError, TypeError, SyntaxError, KeyError, IndexError, RecursionError, MemoryError) as exc:
+        raise ValueError(f"damaged npy header: {exc}") from exc
+    sound = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
+    if not sound or type(fortran) is not bool:
+        raise ValueError(f"damaged npy header: shape {shape!r}, fortran_order {fortran!r}")
+    if dtype.hasobject:
+        raise ValueError("the npy array holds Python objects: these are pickle, can run code and are refused")
+    return _NpyHeader(shape, dtype, fortran, size)
+
+
+def _write_npy(stream: Any, array: Array) -> None:
+    if array.dtype.hasobject:
+        raise ValueError("an array of Python objects would need pickle, which is refused")
+    np.lib.format.write_array(stream, array, allow_pickle=False)
+
+
+def _check_archive(archive: zipfile.ZipFile, stored: int, limits: Limits, what: str) -> None:
+    """Check the declared sizes, which zipfile never reads beyond."""
+    unfolded = sum(member.file_size for member in archive.infolist())
+    limits.check_bytes(unfolded, what)
+    limits.check_ratio(stored, unfolded, what)
+
+
+def _npz_members(archive: zipfile.ZipFile, limits: Limits) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        if name in found:
+            raise ValueError(f"the npz archive has two members named {name!r}")
+        raw = archive.read(member)
+        found[name] = decode_npy(raw, limits) if raw.startswith(_NPY_MAGIC) else raw
+    return found
+
+
+def _tenbin_chunks(data: memoryview) -> Iterator[memoryview]:
+    offset = 0
+    while offset < len(data):
+        if data[offset : offset + 8] != _TENBIN_MAGIC:
+            raise ValueError(f"not tenbin data: no chunk begins at byte {offset}")
+        start = offset + 16
+        size = int.from_bytes(data[offset + 8 : start], "little", signed=True)
+        if size < 0 or start + size > len(data):
+            raise ValueError(f"truncated tenbin data: a chunk of {size} bytes at byte {offset}")
+        yield data[start : start + size]
+        offset = start + size + -size % _TENBIN_ALIGN
+
+
+def _tenbin_array(header: memoryview, body: memoryview) -> Array:
+    if len(header) < 24 or len(header) % 8:
+        raise ValueError(f"damaged tenbin header of {len(header)} bytes")
+    kind = bytes(header[:8]).rstrip(b"\0").decode("ascii", "replace")
+    ndim, *shape = struct.unpack(f"<{len(header) // 8 - 2}q", header[16:])
+    if kind not in _TENBIN_DTYPES:
+        raise ValueError(f"tenbin header names an unknown dtype {kind!r}")
+    if ndim != len(shape) or ndim > _TENBIN_MAX_DIMS or any(size < 0 for size in shape):
+        raise ValueError(f"damaged tenbin header: {ndim} dimensions, shape {tuple(shape)}")
+    dtype = np.dtype(f"<{kind}")
+    if math.prod(shape) * dtype.itemsize != len(body):
+        raise ValueError(f"a tenbin array of {dtype} {tuple(shape)} cannot have {len(body)} bytes")
+    return np.ndarray(tuple(shape), dtype, body).copy()
+
+
+def _torch(what: str) -> ModuleType:
+    try:
+        import torch
+    except ImportError as exc:
+        raise MissingExtra(what, "torch") from exc
+    return torch

@@ -1,0 +1,349 @@
+"""How blocks flow: cut from the order, through segments, collected into groups. Shared by the engines.
+
+An engine says only how a segment's blocks are worked on (``each``); what a stream means, and where it stands after any
+item, is settled here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.engines.cursor import AnyCursor, Counted, Inside, Start
+from penstock.engines.program import Program, Segment
+from penstock.engines.reading import Held, Span
+from penstock.errors import DataError, PenstockError, StageError
+from penstock.order import I64, U64, Order, Refs, fold_into
+from penstock.plan import (
+    Block,
+    GroupStage,
+    Origin,
+    Place,
+    Placed,
+    Skipped,
+    Slice,
+    Slot,
+    StreamStage,
+)
+
+Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
+
+
+@dataclass(slots=True)
+class Pace:
+    """How large blocks are: small at first, then bounded by number and bytes, and by what they turn out to cost."""
+
+    count: int = 16
+    most: int = 512
+    least: int = 1  # what a stage that works on several rows at once would like
+    nbytes: int = 500_000  # raw bytes: larger blocks fall out of the processor's cache
+
+    def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
+        """Cut a chunk of samples of these sizes into blocks."""
+        ends = np.cumsum(sizes)
+        low = 0
+        while low < len(sizes):
+            budget = (int(ends[low - 1]) if low else 0) + self.nbytes
+            fits = int(np.searchsorted(ends, budget, "right"))
+            high = min(low + max(self.count, self.least), max(fits, low + 1), len(sizes))
+            yield low, high
+            low = high
+            self.count = min(self.most, self.count * 2)
+
+    def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
+        """Learn from a finished block: none should take long or grow large."""
+        if inputs:
+            costly = max(seconds / 0.05, nbytes / 16_000_000)  # 50 ms: what a close may have to wait for
+            if costly > 1:
+                self.most = max(1, int(inputs / costly))
+            elif costly < 0.25:
+                self.most = min(512, max(self.most, 2 * inputs))
+            self.count = min(self.count, self.most)
+
+
+def flow(program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace) -> Iterator[Block]:
+    """The blocks that come out at the end of the plan.
+
+    ``order`` is ``None`` for a stream. A block with an error is the last one.
+    """
+    blocks = _stream(program) if order is None else walk(program, order, start, pace)
+    for number, level in enumerate(program.levels):
+        if level.head is not None:
+            blocks = _headed(program, blocks, level.head, number, epoch, start)
+        for segment in level.segments:
+            blocks = each(blocks, segment)
+        blocks = map(Block.settle, blocks)
+    return blocks
+
+
+def _headed(
+    program: Program, blocks: Iterator[Block], placed: Placed, number: int, epoch: int, start: Start
+) -> Iterator[Block]:
+    if isinstance(placed.stage, StreamStage):
+        return streamed(blocks, placed.stage, number, start.seen.get(number, 0))
+    assert isinstance(placed.stage, GroupStage)
+    return _Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
+
+
+def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[Block]:
+    """Cut the positions to come into blocks of found samples."""
+    parts = start.parts()
+    padding = start.padded_from()
+    readers = program.readers
+    for part, stretch in enumerate(parts):
+        for number, piece in enumerate(stretch.pieces):
+            sub = piece[3]
+            padded = part == len(parts) - 1 and number >= padding
+            for positions, refs, after in order.walk(piece):
+                spots = program.locate(refs)
+                for low, high in pace.cuts(spots.nbytes):
+                    cut = slice(low, high)
+                    following = int(positions[high]) if high < len(positions) else after
+                    origin = Span(
+                        part, number, positions[cut], following, refs.take(cut), readers, spots.take(cut), padded
+                    )
+                    yield Block([], origin.refs.key, origin, high - low, base=sub)
+                    sub = 0
+        if part < len(parts) - 1:
+            yield Block([], np.zeros(0, np.uint64), _Nowhere(), 0, ends_part=True)
+
+
+def _stream(program: Program) -> Iterator[Block]:
+    """Blocks of a source that is read once: its position is its number."""
+    assert program.stream is not None
+    low, high = 0, 1 << 62
+    for stage in program.plan.ordering:
+        assert isinstance(stage, Slice)
+        low, high = low + stage.start, min(high, low + stage.stop) if stage.stop is not None else high
+    number = 0
+    samples = program.stream.stream(program.fields[0])
+    for number, (sample, error) in enumerate(samples):
+        if number >= high:
+            return
+        if number >= low:
+            index = np.array([number], np.int64)
+            zero: I64 = np.zeros(1, np.int64)
+            refs = Refs(zero, zero, index, fold_into(np.array([program.seed], np.uint64), index))
+            held = Held([sample], {0: error} if error else {}, zero)
+            yield Block([], refs.key, Span(0, 0, index, number + 1, refs, [], held), 1)
+        if number + 1 >= high:
+            return
+
+
+@dataclass(slots=True)
+class _Nowhere:
+    """The origin of a block without items."""
+
+    def cursor(self, done: int, sub: int) -> Any:
+        raise AssertionError("an empty block has no place")
+
+    def place(self, number: int) -> Place:
+        return Place(None, None)
+
+    def slot(self, number: int) -> Slot:
+        raise AssertionError("an empty block has no samples")
+
+
+@dataclass(slots=True)
+class _Passed:
+    """The origin of what a counting stage lets through: the items of the block before it."""
+
+    level: int
+    block: Block
+    seen: int
+
+    def cursor(self, done: int, sub: int) -> AnyCursor:
+        return Counted(self.level, self.block.cursor(done), self.seen + done)
+
+    def place(self, number: int) -> Place:
+        return self.block.place(number)
+
+    def slot(self, number: int) -> Slot:
+        return self.block.origin.slot(number)
+
+
+def streamed(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int) -> Iterator[Block]:
+    """Take a stream through a stage that counts it."""
+    if stage.finished(seen):
+        return
+    for block in blocks:
+        over = Block(block.items, block.keys, _Passed(level, block, seen), len(block), None, block.error, block.skips)
+        seen += len(block)
+        yield stage.pass_on(over, seen - len(block))
+        if stage.finished(seen):
+            return
+
+
+@dataclass(slots=True)
+class _Members:
+    """The origin of a group being collected, and of what its stage makes of it."""
+
+    level: int
+    start: AnyCursor
+    end: AnyCursor
+    n: int
+    members: list[tuple[Origin, I64]]
+    total: int  # outputs of the group
+    offset: int = 0  # the first of this block's
+    owner: I64 | None = None  # which member each output came from
+
+    def cursor(self, done: int, sub: int) -> AnyCursor:
+        done += self.offset
+        if done >= self.total and not sub:
+            return self.end
+        return Inside(self.level, self.start, self.end, self.n, done, sub) if done or sub else self.start
+
+    def place(self, number: int) -> Place:
+        number += self.offset
+        member = int(self.owner[number]) if self.owner is not None and number < len(self.owner) else 0
+        for origin, inputs in self.members:
+            if member < len(inputs):
+                return origin.place(int(inputs[member]))
+            member -= len(inputs)
+        return Place(None, None)
+
+    def slot(self, number: int) -> Slot:
+        raise AssertionError("a group has no operands")
+
+
+@dataclass(slots=True)
+class _Grouping:
+    """Collects items into groups and runs a stage on each; between groups it holds nothing."""
+
+    program: Program
+    placed: Placed
+    stage: GroupStage
+    level: int
+    epoch: int
+    begin: Start
+    items: list[Any] = field(default_factory=list)
+    keys: list[U64] = field(default_factory=list)
+    members: list[tuple[Origin, I64]] = field(default_factory=list)
+    skips: list[Skipped] = field(default_factory=list)
+    weight: float = 0
+    start: AnyCursor | None = None
+    part: int = 0
+    fresh: bool = True  # no group has been made yet
+
+    def run(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The outputs of the groups, in order; a group cut short by an error is lost with it."""
+        end: AnyCursor | None = None
+        for block in blocks:
+            yield from self._add(block)
+            self.skips += block.skips
+            if block.error is not None:
+                yield Block([], np.zeros(0, np.uint64), block.origin, 0, error=block.error, skips=self.skips)
+                return
+            if block.ends_part:
+                if self.items and end is not None:
+                    yield from self._emit(end)
+                self.part += 1
+            elif block.items:
+                end = block.cursor(len(block))
+        if self.items and end is not None:
+            yield from self._emit(end)
+        elif self.skips:
+            yield Block([], np.zeros(0, np.uint64), _Nowhere(), 0, skips=self.skips)
+
+    def _add(self, block: Block) -> Iterator[Block]:
+        low = 0
+        while low < len(block):
+            room = self._room()
+            if room is not None and room <= 0:  # an open window is complete: the rest is the next one's
+                return
+            if not self.items:
+                self.start = block.cursor(low)
+            high, full = self._fit(block, low, room)
+            if high > low:
+                self.items += block.items[low:high]
+                self.keys.append(block.keys[low:high])
+                owner = np.arange(low, high) if block.owner is None else block.owner[low:high]
+                self.members.append((block.origin, owner))
+            low = high
+            if full:
+                yield from self._emit(block.cursor(low))
+
+    def _room(self) -> int | None:
+        """How many items an open window still lacks; ``None``: this is no open window."""
+        opens = self.begin.opens if self.level == self.program.window_level else ()
+        if self.part >= len(opens):
+            return None
+        wanted = opens[self.part].n or 0
+        return wanted - len(self.items)
+
+    def _fit(self, block: Block, low: int, room: int | None) -> tuple[int, bool]:
+        """How far into the block the group reaches, and whether it is then complete."""
+        if room is not None:
+            return min(len(block), low + room), False
+        if not self.stage.weighs:
+            high = min(len(block), low + int(self.stage.capacity) - len(self.items))
+            return high, len(self.items) + high - low >= self.stage.capacity
+        many = len(self.items)
+        for high in range(low, len(block)):
+            weight = self.stage.weigh(block.items[high])
+            if many and self.weight + weight > self.stage.capacity:
+                return high, True
+            self.weight += weight
+            many += 1
+        return len(block), False
+
+    def _emit(self, end: AnyCursor) -> Iterator[Block]:
+        assert self.start is not None
+        n = len(self.items)
+        origin = _Members(self.level, self.start, end, n, self.members, n)
+        keys = np.concatenate(self.keys)
+        group = Block(self.items, keys, origin, n)
+        skips, self.skips = self.skips, []
+        self.items, self.keys, self.members, self.weight, self.start = [], [], [], 0, None
+        out = self._made(group)
+        if out.error is not None:
+            yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error, skips=skips)
+            return
+        made = _Members(self.level, origin.start, end, n, origin.members, len(out), 0, out.owner)
+        noted = [skip._replace(input=len(out)) for skip in skips + out.skips]
+        yield from self._blocks(out, made, noted)
+
+    def _made(self, group: Block) -> Block:
+        ctx = self.program.context(self.placed, self.epoch)
+        try:
+            return self.stage.run(group, ctx)
+        except Exception as exc:
+            place = group.place(0)
+            error: PenstockError
+            if isinstance(exc, DataError):
+                error = DataError(exc.problem, exc.shard or place.shard, exc.key or place.key)
+            else:
+                error = StageError(f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard)
+            error.__cause__ = exc
+            if not ctx.skip:
+                group.error = error
+                return group
+            gone = group.keep([], [])
+            gone.skips = [Skipped(0, place, self.stage.name, str(error))]
+            return gone
+
+    def _blocks(self, out: Block, origin: _Members, skips: list[Skipped]) -> Iterator[Block]:
+        """Cut the outputs into blocks, without those delivered before this run."""
+        done, sub = self._resume()
+        low = min(done, len(out))
+        while True:
+            high = min(len(out), low + 256)
+            own = _Members(
+                origin.level, origin.start, origin.end, origin.n, origin.members, len(out), low, origin.owner
+            )
+            last = high == len(out)
+            yield Block(out.items[low:high], out.keys[low:high], own, high - low, base=sub, skips=skips if last else [])
+            low, sub = high, 0
+            if last:
+                return
+
+    def _resume(self) -> tuple[int, int]:
+        """What was delivered of the group at hand before this run: only of its first, and of open windows."""
+        if self.level == self.program.window_level:
+            opens = self.begin.opens
+            return (opens[self.part].done, opens[self.part].sub) if self.part < len(opens) else (0, 0)
+        first, self.fresh = self.fresh, False
+        return self.begin.groups.get(self.level, (0, 0)) if first else (0, 0)

@@ -1,0 +1,226 @@
+"""The local engine: a pool of threads for each segment, in order, bounded, nothing left behind.
+
+What is meant to happen:
+- success: every block is delivered, then all threads have ended before the iteration does;
+- failure: what came before the failing sample is delivered, then its error is raised, threads ended;
+- close, Ctrl-C or a forgotten iterator: no new block begins, the one in every worker's hands is finished and thrown
+  away, threads ended. A thread that does not come back from a user's function is named and left as a daemon.
+Anything else is a bug. A plan that only reads runs in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from penstock.engines.cursor import Start
+from penstock.engines.flow import Each, Pace, flow
+from penstock.engines.pool import Channel, Closed, ThreadPool, as_finished, in_order, join_all
+from penstock.engines.program import Program, Segment, run_segment
+from penstock.errors import EngineError
+from penstock.order import Order
+from penstock.plan import Block, MapBatches, size_in_bytes
+
+READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
+MEMORY = 1_000_000_000
+
+
+def run(
+    program: Program, order: Order | None, epoch: int, start: Start, *, ordered: bool | None = None
+) -> Iterator[Block]:
+    """Run the plan.
+
+    Raises:
+        EngineError: a stage asks for something this engine does not have.
+    """
+    options = program.plan.engine
+    ordered = options.get("ordered", True) if ordered is None else ordered
+    segments = [segment for level in program.levels for segment in level.segments]
+    _check(segments)
+    if not any(segment.heavy for segment in segments):
+        return flow(program, order, epoch, start, _inline(program, epoch), Pace())
+    cores = int(options.get("cpus") or len(os.sched_getaffinity(0)))
+    memory = size_in_bytes("memory", options.get("memory", MEMORY))
+    return _Run(program, epoch, ordered, cores, memory).blocks(order, start)
+
+
+def _check(segments: list[Segment]) -> None:
+    for needs, segment in ((segment.resources, segment) for segment in segments):
+        if needs is None:
+            continue
+        asked = {"on='processes'": needs.on == "processes", "gpus": needs.gpus, "timeout_s": needs.timeout_s}
+        for what, wanted in asked.items():
+            if wanted:
+                raise EngineError(f"{what} in {segment.describe()}: the local engine runs on threads only")
+
+
+def _inline(program: Program, epoch: int) -> Each:
+    def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
+        contexts = program.contexts(segment, epoch)
+        return (run_segment(segment, contexts, block) for block in blocks)
+
+    return each
+
+
+@dataclass(slots=True)
+class _Gauge:
+    """What finished blocks of a segment weigh, so that only so many bytes are under way."""
+
+    workers: int
+    memory: int
+    nbytes: float = 0
+
+    def add(self, nbytes: int) -> None:
+        self.nbytes = nbytes if not self.nbytes else 0.8 * self.nbytes + 0.2 * nbytes
+
+    def ahead(self) -> int:
+        """Blocks that may be under way: two for each worker (one in hand, one to go on with) while they fit."""
+        fit = int(self.memory / self.nbytes) if self.nbytes else 2 * self.workers
+        return max(self.workers + 1, min(2 * self.workers, fit))
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
+class _Run:
+    """One iteration: its pools, and the thread that moves blocks between them."""
+
+    program: Program
+    epoch: int
+    ordered: bool
+    cores: int
+    memory: int
+    pools: list[ThreadPool] = field(default_factory=list)
+    pace: Pace = field(default_factory=Pace)
+    channel: Channel = field(default_factory=lambda: Channel(READY))
+    driver: threading.Thread | None = None
+
+    def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
+        """The finished blocks; closing the iterator ends the run."""
+        self.pace.least = self._rows_wanted()
+        _live.add(self)
+        try:
+            chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace)
+            self.driver = threading.Thread(
+                target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True
+            )
+            del chain
+            self.driver.start()
+            while (block := self._next()) is not None:
+                yield block
+        finally:
+            self.close()
+
+    def _next(self) -> Block | None:
+        try:
+            got = self.channel.get()
+        except Closed:
+            raise EngineError("the run was closed while it was being read") from None
+        if isinstance(got, BaseException):
+            raise got
+        assert got is None or isinstance(got, Block)
+        return got
+
+    def close(self) -> None:
+        """End everything this run started."""
+        _live.discard(self)
+        self.channel.close()
+        for pool in self.pools:
+            pool.stop()
+        if self.driver is not None and self.driver is not threading.current_thread():
+            join_all([self.driver], self.pools)
+
+    def _rows_wanted(self) -> int:
+        """The rows that stages on batches of rows would like to see together."""
+        sizes = [p.stage.batch_size or 1 for p in self.program.arrangement.body if isinstance(p.stage, MapBatches)]
+        return max(sizes, default=1)
+
+    def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
+        if not segment.heavy:
+            return _inline(self.program, self.epoch)(blocks, segment)
+        gauge = _Gauge(self._workers(segment), self.memory // 2)
+        pool = ThreadPool(
+            segment.stages[-1].stage.name, gauge.workers, _worker(self.program, segment, self.epoch, self.pace, gauge)
+        )
+        self.pools.append(pool)
+        return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
+
+    def _workers(self, segment: Segment) -> int:
+        asked = segment.resources.workers if segment.resources else None
+        if isinstance(asked, tuple):
+            return max(asked[0], min(asked[1], self.cores))
+        return asked or self.cores
+
+
+def _worker(
+    program: Program, segment: Segment, epoch: int, pace: Pace, gauge: _Gauge
+) -> Callable[[], Callable[[Block], Block]]:
+    """What a thread of the pool makes for itself: the segment with contexts of its own."""
+
+    def make() -> Callable[[Block], Block]:
+        contexts = program.contexts(segment, epoch)
+
+        def work(block: Block) -> Block:
+            begun = time.perf_counter()
+            done = run_segment(segment, contexts, block)
+            nbytes = weight(done.items)
+            gauge.add(nbytes)
+            pace.measured(block.inputs, time.perf_counter() - begun, nbytes)
+            return done
+
+        return work
+
+    return make
+
+
+def _drive(chain: Iterator[Block], channel: Channel) -> None:
+    """Pull the chain into the channel until it ends or the consumer leaves."""
+    try:
+        for block in chain:
+            channel.put(block)
+            if block.error is not None:
+                break
+            del block
+        channel.put(None)
+    except Closed:
+        pass
+    except BaseException as exc:  # whatever happens here is the consumer's to know
+        try:
+            channel.put(exc)
+        except Closed:
+            pass
+
+
+def weight(items: list[object]) -> int:
+    """About how many bytes ``items`` hold, from a few of them."""
+    some = items[:: max(1, len(items) // 4)]
+    return sum(map(_bytes, some)) * len(items) // len(some) if some else 0
+
+
+def _bytes(item: object) -> int:
+    if isinstance(item, dict):
+        return sum(map(_bytes, item.values()))
+    if isinstance(item, tuple | list):
+        return sum(map(_bytes, item[:64])) * max(1, len(item) // 64)
+    if isinstance(item, bytes | bytearray | str):
+        return len(item)
+    if isinstance(item, np.ndarray):
+        return item.nbytes
+    size = getattr(item, "nbytes", None)  # torch tensors and the like
+    return size if isinstance(size, int) else 64
+
+
+_live: weakref.WeakSet[_Run] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for run_ in list(_live):
+        run_.close()
+
+
+atexit.register(_close_all)

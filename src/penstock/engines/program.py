@@ -1,0 +1,318 @@
+"""A plan made ready to run: sources opened, the order of an epoch at hand, stages fused into segments and levels."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from penstock.engines.cursor import Start
+from penstock.engines.reading import Gathered, Read, Rows
+from penstock.errors import PlanError
+from penstock.order import ENDLESS, I64, Lazy, Order, Piece, Refs, Shards, head, name_hash, tail
+from penstock.plan import (
+    Arrangement,
+    Batched,
+    Block,
+    Combination,
+    Context,
+    Cut,
+    Fields,
+    LateShuffle,
+    Placed,
+    Plan,
+    Reader,
+    Resources,
+    Scope,
+    Shuffle,
+    Slice,
+    Spots,
+    StreamReader,
+    arrange,
+)
+
+ANY = Resources()  # a stage that asks for nothing in particular: it goes with its neighbours
+
+
+@dataclass(slots=True)
+class Segment:
+    """Neighbouring stages that run in one call, in one pool."""
+
+    stages: list[Placed]
+    resources: Resources | None = None
+
+    @property
+    def heavy(self) -> bool:
+        """Whether it is worth workers of its own: it holds a function of the user's, or decodes."""
+        return self.resources is not None
+
+    def describe(self) -> str:
+        """Its stages, in words."""
+        return " -> ".join(placed.stage.describe() for placed in self.stages)
+
+    def takes(self, resources: Resources | None) -> bool:
+        """Whether a stage with these needs can join."""
+        own = self.resources
+        return resources is None or own is None or own == resources or _either(own, resources)
+
+    def add(self, placed: Placed) -> None:
+        """Join a stage."""
+        self.stages.append(placed)
+        mine, its = self.resources, placed.stage.resources
+        self.resources = its if mine is None or (its is not None and mine == ANY) else mine
+
+
+def _either(own: Resources, other: Resources) -> bool:
+    """One of them asks for nothing, and the other for nothing but threads."""
+    return ANY in (own, other) and own.on == other.on == "threads" and not (own.gpus or other.gpus)
+
+
+@dataclass(slots=True)
+class Level:
+    """A stretch of the pipeline between two stages that see more than one item: its head, then its segments."""
+
+    head: Placed | None  # None: the source
+    segments: list[Segment] = field(default_factory=list)
+
+
+def levels_of(body: list[Placed], reading: Resources | None) -> list[Level]:
+    """Cut a list of stages into levels and fuse what can be fused."""
+    levels = [Level(None, [Segment([Placed(Read(), -1)], reading)])]
+    for placed in body:
+        if placed.stage.scope is not Scope.EACH:
+            levels.append(Level(placed))
+        elif levels[-1].segments and levels[-1].segments[-1].takes(placed.stage.resources):
+            levels[-1].segments[-1].add(placed)
+        else:
+            levels[-1].segments.append(Segment([placed], placed.stage.resources))
+    return levels
+
+
+class Program:
+    """A plan with its sources open."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Flatten ``plan``; sources are opened when something asks for them."""
+        self.plan = plan
+        self.arrangement: Arrangement
+        self.arrangement, self._make = arrange(plan, self._leaf_order)
+        leaves = self.arrangement.leaves
+        self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
+        self._identities: dict[bool, str] = {}
+        readings = {leaf.resources for leaf in leaves}
+        self.levels = levels_of(self.arrangement.body, readings.pop() if len(readings) == 1 else None)
+
+    @cached_property
+    def opened(self) -> list[Reader | StreamReader]:
+        """The open sources.
+
+        Raises:
+            StorageError: one is not there.
+        """
+        return [leaf.open() for leaf in self.arrangement.leaves]
+
+    @cached_property
+    def stream(self) -> StreamReader | None:
+        """The source, where it can only be read once from the front.
+
+        Raises:
+            PlanError: the plan asks for more of it.
+        """
+        if not any(isinstance(reader, StreamReader) for reader in self.opened):
+            return None
+        slices = all(isinstance(stage, Slice) for stage in self.plan.ordering)
+        if len(self.opened) > 1 or not slices or self.plan.cut is not None:
+            raise PlanError("a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined")
+        reader = self.opened[0]
+        assert isinstance(reader, StreamReader)
+        return reader
+
+    @property
+    def readers(self) -> list[Reader]:
+        """The open sources, where all of them can be read anywhere.
+
+        Raises:
+            PlanError: one is a stream.
+        """
+        if self.stream is not None:
+            raise PlanError("a stream has no length, no positions and no state; store it in a file first")
+        return self.opened  # type: ignore[return-value]
+
+    @cached_property
+    def _hashes(self) -> list[np.ndarray[Any, np.dtype[np.uint64]]]:
+        return [np.array([name_hash(name) for name in reader.names], np.uint64) for reader in self.readers]
+
+    def _leaf_order(self, leaf: int, seed: int, epoch: int) -> Order:
+        counts = self.readers[leaf].counts(scan=True)
+        if counts is None:
+            raise PlanError(f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`")
+        return Shards(self._hashes[leaf], counts, leaf, seed, epoch)
+
+    @cached_property
+    def _lazy(self) -> bool:
+        """Whether the order can do without counts."""
+        stages = [s for s in self.plan.ordering if not (isinstance(s, Slice) and s.per_rank)]
+        plain = not stages or (len(stages) == 1 and isinstance(stages[0], Shuffle) and not stages[0].all)
+        return plain and not isinstance(self.plan.source, Combination)
+
+    def order(self, epoch: int, *, counts: bool = True) -> Order:
+        """The order of an epoch; with ``counts`` shards are looked into to know them where that is cheap.
+
+        Raises:
+            PlanError: the plan needs counts that cannot be had.
+        """
+        if self._lazy and self.readers[0].counts(scan=counts) is None:
+            shuffle = next((stage for stage in self.plan.ordering if isinstance(stage, Shuffle)), None)
+            params = shuffle or Shuffle()
+            return Lazy(
+                self._hashes[0],
+                self.readers[0].count,
+                0,
+                self.seed,
+                epoch,
+                window=params.window,
+                shards=params.shards,
+                shuffle=shuffle is not None,
+            )
+        return self._make(epoch)
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+        return self.plan.seed or 0
+
+    def start(self, order: Order, cut: Cut | None) -> Start:
+        """Where a rank begins the epoch."""
+        cut = cut or Cut(0, 1)
+        pieces = order.cut(order.whole(), cut.rank, cut.world, cut.how)
+        for stage in self.plan.ordering:
+            if isinstance(stage, Slice) and stage.per_rank:
+                pieces = tail(pieces, stage.start) if stage.stop is None else head(pieces, stage.stop)
+        quota, padding = _quota(order, cut)
+        return Start(pieces, quota=quota, pad=padding)
+
+    def front(self) -> Start:
+        """The beginning of a stream."""
+        return Start([[0, ENDLESS, 1, 0]])
+
+    def locate(self, refs: Refs) -> Spots:
+        """Find the samples that ``refs`` name, for every operand of a zip."""
+        if self.arrangement.slots == 1:
+            return self._find(refs)
+        slots = []
+        chain: Refs | None = refs
+        while chain is not None:
+            slots.append(self._find(chain))
+            chain = chain.pair
+        return Rows(slots, np.sum([spots.nbytes for spots in slots], axis=0))
+
+    def _find(self, refs: Refs) -> Spots:
+        if len(self.readers) == 1:
+            return self.readers[0].locate(refs.shard, refs.index, self.fields[0])
+        parts = []
+        nbytes: I64 = np.zeros(len(refs), np.int64)
+        for leaf in np.unique(refs.leaf).tolist():
+            at = np.flatnonzero(refs.leaf == leaf)
+            spots = self.readers[leaf].locate(refs.shard[at], refs.index[at], self.fields[leaf])
+            nbytes[at] = spots.nbytes
+            parts.append((at, spots))
+        return Gathered(parts, nbytes)
+
+    def contexts(self, segment: Segment, epoch: int) -> list[Context]:
+        """Fresh contexts for one worker of ``segment``."""
+        return [self.context(placed, epoch) for placed in segment.stages]
+
+    def context(self, placed: Placed, epoch: int) -> Context:
+        """A fresh context for one stage."""
+        return Context(placed.place, self.seed, epoch, self.plan.errors.action == "skip", "cpu")
+
+    @cached_property
+    def window_level(self) -> int | None:
+        """The level of the late shuffle whose half-delivered window another rank can take over."""
+        heads = [level.head.stage for level in self.levels if level.head]
+        return 1 if heads and isinstance(heads[0], LateShuffle) and self.recut_problem is None else None
+
+    @cached_property
+    def recut_problem(self) -> str | None:
+        """Why this plan cannot be restored under another number of ranks; ``None``: it can."""
+        stages = [placed.stage for placed in self.arrangement.body]
+        late = 0
+        for number, stage in enumerate(stages):
+            late += isinstance(stage, LateShuffle)
+            last = number == len(stages) - 1
+            plain = stage.scope is Scope.EACH or (isinstance(stage, LateShuffle) and late == 1)
+            if not (plain or (isinstance(stage, Batched) and last)):
+                return f"{stage.describe()} keeps this plan from being restored under another number of ranks"
+        return None
+
+    def identity(self, *, counts: bool) -> str:
+        """A short name for the order and what changes its count: equal where states can be exchanged."""
+        if counts not in self._identities:
+            self._identities[counts] = self._identify(counts)
+        return self._identities[counts]
+
+    def _identify(self, counts: bool) -> str:
+        leaves = []
+        for reader in self.readers:
+            known = reader.counts(scan=True) if counts else None
+            leaves.append([reader.names, reader.sizes() if known is None else known.tolist()])
+        text = json.dumps([leaves, _shape(self.plan), self._kinds()], separators=(",", ":"), default=str)
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+    def _kinds(self) -> list[str]:
+        stages = [placed.stage for placed in self.arrangement.body]
+        last = [stages[-1]] if stages and isinstance(stages[-1], Batched) else []
+        kinds = [s.name if s.scope is Scope.EACH else s.describe() for s in stages if not s.keeps_count or _late(s)]
+        return kinds[: len(kinds) - len(last)]
+
+    def length(self, cut: Cut | None) -> int | None:
+        """How many items one rank's epoch gives, where that is known without running it."""
+        order = self.order(0)
+        items: int | None = None
+        if order.size >= 0 and not isinstance(order, Lazy):
+            start = self.start(order, cut)
+            items = sum(_size(piece) for part in start.parts() for piece in part.pieces)
+        for placed in self.arrangement.body:
+            items = None if items is None else placed.stage.length(items)
+        return items
+
+
+def _late(stage: Any) -> bool:
+    return isinstance(stage, LateShuffle)
+
+
+def _size(piece: Piece) -> int:
+    return max(0, -(-(piece[1] - piece[0]) // piece[2]))
+
+
+def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
+    """How many positions every rank gets where ranks must be equal, and the one that is repeated to fill up."""
+    if cut.uneven == "keep":
+        return None, None
+    if isinstance(order, Lazy):
+        raise PlanError(f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'")
+    if cut.uneven == "drop" or not order.size:
+        return order.size // cut.world, None
+    first = cut.rank % order.size
+    return -(-order.size // cut.world), [first, first + 1, 1, 0]
+
+
+def _shape(plan: Plan) -> list[Any]:
+    """What orders a plan, for its identity."""
+    own: list[Any] = [stage.describe() for stage in plan.ordering]
+    if isinstance(plan.source, Combination):
+        own.append([plan.source.describe(), [_shape(branch) for branch in plan.source.branches]])
+    return own
+
+
+def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Block:
+    """Take a block through the stages of a segment."""
+    if not block.inputs:  # it only marks the end of a part
+        return block
+    for placed, ctx in zip(segment.stages, contexts, strict=True):
+        block = placed.stage.run(block, ctx)
+    return block

@@ -1,0 +1,115 @@
+"""One run of a program: its items, where it stands, and what it had to leave out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.engines import local, serial
+from penstock.engines.cursor import Start
+from penstock.engines.program import Program
+from penstock.errors import DataError
+from penstock.order import Order, total
+from penstock.plan import Block, Skipped
+
+log = logging.getLogger("penstock")
+
+ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "serial": serial.run}
+
+
+class Run:
+    """An engine at work on a program, from ``start`` on."""
+
+    def __init__(
+        self, program: Program, order: Order | None, epoch: int, start: Start, *, ordered: bool | None = None
+    ) -> None:
+        """Start the engine; it stops when the run is exhausted or closed."""
+        self.start = start
+        self.skipped: list[Skipped] = []
+        self._program, self._order = program, order
+        engine = ENGINES[program.plan.engine.name]
+        options = {} if ordered is None or program.plan.engine.name == "serial" else {"ordered": ordered}
+        self._blocks = engine(program, order, epoch, start, **options)
+        self._block: Block | None = None
+        self._delivered = 0
+        self._midway = False  # the block's skips are not yet among ours
+        self._ended = False
+
+    def items(self) -> Iterator[Any]:
+        """The items, without keeping track of each: for those who ask for no state."""
+        try:
+            for block in self._blocks:
+                yield from block.items
+                self._finish(block)
+        finally:
+            self.close()
+        self._end()
+
+    def __iter__(self) -> Iterator[Any]:
+        """The items; ``here()`` is exact after each."""
+        try:
+            for block in self._blocks:
+                if block.inputs or block.items:
+                    self._block, self._delivered, self._midway = block, 0, True
+                for item in block.items:
+                    self._delivered += 1
+                    yield item
+                self._finish(block)
+        finally:
+            self.close()
+        self._end()
+
+    def _finish(self, block: Block) -> None:
+        self.skipped += block.skips
+        self._midway = False
+        if block.error is not None:
+            raise block.error
+        if block.skips:
+            self._check_limit()
+
+    def _end(self) -> None:
+        self._ended = True
+        if self.skipped:
+            some = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self.skipped[:3])
+            log.warning("skipped %d samples that failed (%s%s)", len(self.skipped), some, ", ..." * (len(self.skipped) > 3))
+
+    def _check_limit(self) -> None:
+        limit = self._program.plan.errors.limit
+        if limit is None:
+            return
+        known = self._order is not None and self._order.size >= 0
+        allowed = limit * total(self.start.left) if 0 < limit < 1 and known else limit
+        if len(self.skipped) > allowed:
+            last = self.skipped[-1]
+            problem = f"{len(self.skipped)} samples failed, more than on_error's limit of {limit}; the last: {last.problem}"
+            raise DataError(problem, last.place.shard, last.place.key)
+
+    def passed(self) -> list[Skipped]:
+        """The skipped samples that lie before the cursor."""
+        open_ = self._block.passed(self._delivered) if self._block is not None and self._midway else []
+        return self.skipped + open_
+
+    def here(self) -> Start:
+        """Where a run would begin that goes on after what was delivered."""
+        if self._ended:
+            return self.start.after(None, None)
+        if self._block is None:
+            return self.start
+        return self.start.after(self._block.cursor(self._delivered), self._program.window_level)
+
+    @property
+    def dropped(self) -> int:
+        """Positions left out so that ranks are equal."""
+        return max(0, total(self.start.left) - self.start.quota) if self.start.quota is not None else 0
+
+    @property
+    def padded(self) -> int:
+        """Positions repeated so that ranks are equal."""
+        return max(0, self.start.quota - total(self.start.left)) if self.start.quota is not None else 0
+
+    def close(self) -> None:
+        """Stop the engine."""
+        close = getattr(self._blocks, "close", None)
+        if close is not None:
+            close()

@@ -1,0 +1,1 @@
+"""Shards and tables to samples, and back."""

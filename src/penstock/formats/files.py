@@ -1,0 +1,207 @@
+"""Whole files as samples: any file, or images by folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.codecs import Limits, decoder
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.order import I64
+from penstock.plan import Fields, Resources
+from penstock.storage import expand, local_path, relative
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_MODES = {None: None, "RGB": "rgb8", "L": "l8", "RGBA": "rgba8"}
+
+Finish = Callable[[str, bytes, Fields], dict[str, Any]]  # (path, content, wanted) -> sample
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSource:
+    """Every file is a sample: its path and its bytes."""
+
+    patterns: tuple[str, ...]
+    workers: int | tuple[int, int] | None = None
+
+    random_access = True
+
+    @property
+    def resources(self) -> Resources | None:
+        """A pool of its own only if asked for."""
+        return Resources(self.workers) if self.workers else None
+
+    def open(self) -> FilesReader:
+        """List the files.
+
+        Raises:
+            StorageError: nothing is there.
+        """
+        return FilesReader(find(self.patterns, ()), _plain)
+
+    def describe(self) -> str:
+        """The call that made it."""
+        return f"read_files({', '.join(map(repr, self.patterns))})"
+
+
+def _plain(path: str, content: bytes, fields: Fields) -> dict[str, Any]:
+    sample = {"path": path, "bytes": content}
+    return {name: value for name, value in sample.items() if fields.wants(name)}
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesSource:
+    """Image files in the order of their paths, decoded; ``labels="folder"`` adds the number of the class folder."""
+
+    patterns: tuple[str, ...]
+    mode: str | None = None
+    labels: str | None = None
+    workers: int | tuple[int, int] | None = None
+
+    random_access = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise PlanError(f"mode={self.mode!r}: choose one of {', '.join(map(repr, _MODES))}")
+        if self.labels not in (None, "folder"):
+            raise PlanError(f"labels={self.labels!r}: give 'folder', or None")
+
+    @property
+    def resources(self) -> Resources | None:
+        """Decoding happens while reading, so reading has workers."""
+        return Resources(self.workers)
+
+    def open(self) -> FilesReader:
+        """List the images.
+
+        Raises:
+            StorageError: there are none.
+        """
+        paths = find(self.patterns, IMAGE_SUFFIXES)
+        folders = sorted({_folder(path) for path in paths})
+        labels = {name: number for number, name in enumerate(folders)} if self.labels else None
+        return FilesReader(paths, ImageOf(_MODES[self.mode], labels))
+
+    def describe(self) -> str:
+        """The call that made it."""
+        shown = [repr(pattern) for pattern in self.patterns]
+        shown += [f"mode={self.mode!r}"] * bool(self.mode) + [f"labels={self.labels!r}"] * bool(self.labels)
+        return f"read_images({', '.join(shown)})"
+
+
+def _folder(path: str) -> str:
+    return os.path.basename(os.path.dirname(os.path.abspath(path)))
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOf:
+    """Makes an image sample of a file's bytes."""
+
+    spec: str | None
+    labels: dict[str, int] | None
+
+    def __call__(self, path: str, content: bytes, fields: Fields) -> dict[str, Any]:
+        sample: dict[str, Any] = {}
+        if fields.wants("image"):
+            decode = decoder("jpg", self.spec, limits=Limits(), trust_pickle=False)
+            assert decode is not None
+            sample["image"] = decode(content)
+        if fields.wants("path"):
+            sample["path"] = path
+        if self.labels is not None and fields.wants("label"):
+            sample["label"] = self.labels[_folder(path)]
+        return sample
+
+
+def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
+    """List files in the order of their paths; a folder with everything below it.
+
+    Raises:
+        StorageError: nothing is there.
+    """
+    out: list[str] = []
+    for pattern in patterns:
+        path = local_path(pattern)
+        if os.path.isdir(path):
+            below = sorted(os.path.join(root, name) for root, _, names in os.walk(path) for name in names)
+            found = [p for p in below if not os.path.basename(p).startswith(".") and _ends(p, suffixes)]
+            if not found:
+                raise StorageError("no file of the wanted kind is there", pattern)
+            out += found
+        else:
+            out += [local_path(name) for name in expand((pattern,), suffixes)]
+    return out
+
+
+def _ends(path: str, suffixes: tuple[str, ...]) -> bool:
+    return path.lower().endswith(suffixes or ("",))
+
+
+class FilesReader:
+    """Files by number; a folder is a shard. Nothing is opened before its sample is read."""
+
+    def __init__(self, paths: list[str], finish: Finish) -> None:
+        folders = [os.path.dirname(path) for path in paths]
+        starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
+        self._paths, self._finish = paths, finish
+        self._starts = np.array([*starts, len(paths)], np.int64)
+        self.names = relative([os.path.join(folders[i], "files") for i in starts])
+
+    def counts(self, scan: bool) -> I64 | None:
+        """Files in each folder."""
+        return np.diff(self._starts)
+
+    def count(self, shard: int) -> int:
+        """Files in one folder."""
+        return int(self._starts[shard + 1] - self._starts[shard])
+
+    def sizes(self) -> list[int]:
+        """Not asked of the disk: the counts are known."""
+        return [0] * len(self.names)
+
+    def locate(self, shard: I64, index: I64, fields: Fields) -> FileSpots:
+        """Remember which."""
+        which = [self._paths[i] for i in (self._starts[shard] + index).tolist()]
+        return FileSpots(which, fields, self._finish, np.zeros(len(which), np.int64))
+
+    def key(self, shard: int, index: int) -> str | None:
+        """The file's name."""
+        return os.path.basename(self._paths[int(self._starts[shard]) + index])
+
+    def url(self, shard: int) -> str:
+        """The folder."""
+        return os.path.dirname(self._paths[int(self._starts[shard])]) or "."
+
+
+@dataclass(slots=True)
+class FileSpots:
+    """Files that will be read."""
+
+    paths: list[str]
+    fields: Fields
+    finish: Finish
+    nbytes: I64
+
+    def take(self, sel: slice) -> FileSpots:
+        """Some of them."""
+        return FileSpots(self.paths[sel], self.fields, self.finish, self.nbytes[sel])
+
+    def read(self) -> tuple[list[Any], dict[int, DataError]]:
+        """Read and finish every file; one that cannot be is a DataError with its path."""
+        out: list[Any] = []
+        bad: dict[int, DataError] = {}
+        for number, path in enumerate(self.paths):
+            try:
+                with open(path, "rb") as file:
+                    out.append(self.finish(path, file.read(), self.fields))
+            except (OSError, ValueError) as exc:
+                bad[number] = DataError(str(exc), os.path.dirname(path) or ".", os.path.basename(path))
+                bad[number].__cause__ = exc
+                out.append(None)
+        return out, bad
+
+

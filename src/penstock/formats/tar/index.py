@@ -1,0 +1,345 @@
+"""Where each sample of a shard lies: the value, its file form, and the user's cache of it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import DataError
+from penstock.formats.publish import replace_file
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+
+SUFFIX = ".index"
+_MAGIC = b"PSTKIX01"
+_ARRAYS = {"kind": np.int32, "first": np.int64, "start": np.int64, "size": np.int64, "edges": np.int64}
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a shard file looked like when its index was made."""
+
+    size: int = 0
+    mtime_ns: int = 0
+    inode: int = 0
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Stamp:
+        """Take the stamp of a file from its ``os.stat``."""
+        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """Where the fields of every sample of one shard lie; arrays, no Python object per sample.
+
+    A sample that cannot be read is an entry too, with no fields and its reason in ``bad``: the others keep
+    their numbers, and a loss is counted where it happened.
+
+    Attributes:
+        kinds: The different tuples of field names, each in member order.
+        kind: For each sample its number in ``kinds``.
+        first: For each sample the row of its first field in ``start`` and ``size``.
+        start: For each field where its bytes begin, in the (decompressed) archive.
+        size: For each field how many bytes it has.
+        text: All keys, one after the other.
+        edges: Where each key begins in ``text``, and the end of the last one.
+        bad: What is wrong with the samples that cannot be read.
+        lost: Those of ``bad`` that stand for a lost stretch, which may have held any number of samples.
+        skipped: How many members belong to no sample.
+        content_size: Bytes of the archive, decompressed.
+        stamp: The file this index was made of.
+    """
+
+    kinds: list[tuple[str, ...]]
+    kind: I32
+    first: I64
+    start: I64
+    size: I64
+    text: str
+    edges: I64
+    bad: dict[int, str] = field(default_factory=dict)
+    lost: frozenset[int] = frozenset()
+    skipped: int = 0
+    content_size: int = 0
+    stamp: Stamp = Stamp()
+
+    @property
+    def samples(self) -> int:
+        """The number of entries, bad ones too."""
+        return len(self.kind)
+
+    @property
+    def shard_size(self) -> int:
+        """Bytes of the shard file."""
+        return self.stamp.size
+
+    def key(self, i: int) -> str:
+        """Give the key of sample ``i``; of an entry for a lost stretch, the last good key before it."""
+        return self.text[self.edges[i] : self.edges[i + 1]]
+
+    def keys(self, sel: slice | I64 | None = None) -> list[str]:
+        """Give the keys of the chosen samples, all by default."""
+        rows = np.arange(self.samples)[slice(None) if sel is None else sel]
+        text = self.text
+        return [
+            text[i:j] for i, j in zip(self.edges[rows].tolist(), self.edges[rows + 1].tolist(), strict=True)
+        ]
+
+    def stamped(self, stamp: Stamp) -> Index:
+        """Give this index with the stamp of its file."""
+        return replace(self, stamp=stamp)
+
+    def expecting(self, count: int | None, source: str) -> Index:
+        """Give an index of ``count`` entries, where the shard was known to have as many.
+
+        Missing samples become bad entries, where the last loss was or else at the end. Entries for lost
+        stretches are dropped as far as all samples are there without them. A shard that holds more good
+        samples than ``count`` is left as it is: what was said is out of date.
+
+        Args:
+            count: The samples there should be; None when nobody knows.
+            source: Who says so, for the message.
+        """
+        if count is None or count == self.samples or count < self.samples - len(self.lost):
+            return self
+        if count < self.samples:
+            return self._without(sorted(self.lost)[: self.samples - count])
+        place = max(self.lost, default=self.samples - 1) + 1
+        missing = f"truncated: {source} says {count} samples, {self.samples - len(self.lost)} were found"
+        return self._with_bad(place, count - self.samples, missing)
+
+    def _without(self, rows: list[int]) -> Index:
+        keep = np.ones(self.samples, bool)
+        keep[rows] = False
+        place = np.cumsum(keep) - 1
+        return replace(
+            self,
+            **_key_arrays_of(self.keys(np.flatnonzero(keep))),
+            kind=self.kind[keep],
+            first=self.first[keep],
+            bad={int(place[i]): why for i, why in self.bad.items() if keep[i]},
+            lost=frozenset(int(place[i]) for i in self.lost if keep[i]),
+        )
+
+    def _with_bad(self, place: int, count: int, problem: str) -> Index:
+        kinds = self.kinds if () in self.kinds else [*self.kinds, ()]
+        key = self.key(place - 1) if place else ""
+        keys = self.keys()
+        moved = {i + count if i >= place else i: why for i, why in self.bad.items()}
+        return replace(
+            self,
+            **_key_arrays_of([*keys[:place], *[key] * count, *keys[place:]]),
+            kinds=kinds,
+            kind=np.insert(self.kind, place, [kinds.index(())] * count),
+            first=np.insert(self.first, place, [0] * count),
+            bad=dict(sorted((moved | {place + i: problem for i in range(count)}).items())),
+            lost=frozenset(i + count if i >= place else i for i in self.lost),
+        )
+
+    def to_bytes(self) -> bytes:
+        """Give the file form: magic, a JSON header, the arrays as they are, a checksum."""
+        text = self.text.encode("utf-8", "surrogatepass")
+        about = {
+            "kinds": self.kinds,
+            "bad": list(self.bad.items()),
+            "lost": sorted(self.lost),
+            "skipped": self.skipped,
+            "content_size": self.content_size,
+            "stamp": [self.stamp.size, self.stamp.mtime_ns, self.stamp.inode],
+            "samples": self.samples,
+            "members": len(self.start),
+            "text": len(text),
+        }
+        head = json.dumps(about, separators=(",", ":")).encode()
+        arrays = [
+            getattr(self, name).astype(np.dtype(kind).newbyteorder("<")) for name, kind in _ARRAYS.items()
+        ]
+        aligned = [part + bytes(-len(part) % 8) for part in (head, *(array.tobytes() for array in arrays))]
+        body = b"".join([_MAGIC, len(head).to_bytes(8, "little"), *aligned, text])
+        return body + zlib.crc32(body).to_bytes(4, "little")
+
+    @classmethod
+    def from_bytes(cls, data: bytes, shard: str | None = None) -> Index:
+        """Read the file form back; the arrays are views of ``data``.
+
+        Raises:
+            DataError: The bytes are no index, are damaged, or point outside the shard.
+        """
+        if (
+            data[:8] != _MAGIC
+            or len(data) < 24
+            or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little")
+        ):
+            raise DataError("the index is damaged, or of another version", shard)
+        try:
+            index = cls._parsed(data)
+        except (KeyError, TypeError, ValueError) as exc:
+            raise DataError(f"the index is malformed: {exc}", shard) from exc
+        index._check(shard)
+        return index
+
+    @classmethod
+    def _parsed(cls, data: bytes) -> Index:
+        length = int.from_bytes(data[8:16], "little")
+        about: dict[str, Any] = json.loads(data[16 : 16 + length])
+        samples, members = about["samples"], about["members"]
+        counts = {"kind": samples, "first": samples, "start": members, "size": members, "edges": samples + 1}
+        at = 16 + length + -length % 8
+        arrays: dict[str, Any] = {}
+        for name, kind in _ARRAYS.items():
+            dtype = np.dtype(kind).newbyteorder("<")
+            arrays[name] = np.frombuffer(data, dtype, counts[name], at).astype(kind, copy=False)
+            at += (counts[name] * dtype.itemsize + 7) & -8
+        return cls(
+            kinds=[tuple(map(str, kind)) for kind in about["kinds"]],
+            text=data[at : at + about["text"]].decode("utf-8", "surrogatepass"),
+            bad={int(i): str(why) for i, why in about["bad"]},
+            lost=frozenset(map(int, about["lost"])),
+            skipped=int(about["skipped"]),
+            content_size=int(about["content_size"]),
+            stamp=Stamp(*map(int, about["stamp"])),
+            **arrays,
+        )
+
+    def _check(self, shard: str | None) -> None:
+        """Refuse an index whose numbers point outside of the shard or of itself."""
+        lengths = np.array([len(kind) for kind in self.kinds] or [0])
+        fits = (
+            bool((self.kind >= 0).all() and (self.kind < len(self.kinds)).all())
+            and bool((self.first >= 0).all() and (self.first <= len(self.start) - lengths[self.kind]).all())
+            and bool((self.start >= 0).all() and (self.size >= 0).all())
+            and bool((self.start <= self.content_size - self.size).all())
+            and bool((np.diff(self.edges) >= 0).all())
+            and (self.edges[0], self.edges[-1]) == (0, len(self.text))
+            and all(0 <= i < self.samples and not lengths[self.kind[i]] for i in self.bad)
+            and self.lost <= self.bad.keys()
+        )
+        if not fits:
+            raise DataError("the index points outside of its shard", shard)
+
+
+class IndexBuilder:
+    """Collects the entries of an index, one sample after the other."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, ...], int] = {}
+        self._kind: list[int] = []
+        self._keys: list[bytes] = []
+        self._bad: dict[int, str] = {}
+        self._lost: list[int] = []
+
+    def add(self, key: bytes, kind: tuple[str, ...]) -> None:
+        """Add a good sample; its fields are the next rows of ``start`` and ``size``."""
+        self._keys.append(key)
+        self._kind.append(self._kinds.setdefault(kind, len(self._kinds)))
+
+    def add_all(self, keys: list[bytes], kind: tuple[str, ...]) -> None:
+        """Add good samples that have the same fields."""
+        self._keys += keys
+        self._kind += [self._kinds.setdefault(kind, len(self._kinds))] * len(keys)
+
+    def add_bad(self, key: bytes, problem: str, lost: bool) -> None:
+        """Add a sample that cannot be read, or (``lost``) the entry for a lost stretch."""
+        if lost:
+            self._lost.append(len(self._keys))
+        self._bad[len(self._keys)] = problem
+        self.add(key, ())
+
+    def build(self, start: I64, size: I64, skipped: int, content_size: int) -> Index:
+        """Give the index of all that was added."""
+        kind = np.array(self._kind, np.int32)
+        lengths = np.array([len(names) for names in self._kinds] or [0], np.int64)[kind]
+        return Index(
+            kinds=list(self._kinds),
+            kind=kind,
+            first=np.cumsum(lengths) - lengths,
+            start=start,
+            size=size,
+            **_key_arrays(self._keys),
+            bad=self._bad,
+            lost=frozenset(self._lost),
+            skipped=skipped,
+            content_size=content_size,
+        )
+
+
+def _key_arrays(keys: Sequence[bytes]) -> dict[str, Any]:
+    joined = b"".join(keys)
+    if joined.isascii():
+        return {"text": joined.decode("ascii"), "edges": _edges(map(len, keys), len(keys))}
+    return _key_arrays_of([key.decode("utf-8", "surrogateescape") for key in keys])
+
+
+def _key_arrays_of(keys: Sequence[str]) -> dict[str, Any]:
+    return {"text": "".join(keys), "edges": _edges(map(len, keys), len(keys))}
+
+
+def _edges(lengths: Iterable[int], count: int) -> I64:
+    edges = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count), out=edges[1:])
+    return edges
+
+
+def read_beside(path: str) -> Index | None:
+    """Read the index beside a shard, be it up to date or not; None without a usable one."""
+    return _read(Path(path + SUFFIX), path)
+
+
+def write_beside(path: str, index: Index) -> None:
+    """Write ``<shard>.index``; it appears whole or not at all.
+
+    Raises:
+        OSError: The folder cannot be written.
+    """
+    replace_file(Path(path + SUFFIX), index.to_bytes())
+
+
+def cache_folder() -> Path:
+    """Give the folder for what can be made again: $PENSTOCK_CACHE, else below the user's cache folder."""
+    if chosen := os.environ.get("PENSTOCK_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
+
+
+def read_cached(path: str, stamp: Stamp) -> Index | None:
+    """Give the index kept for a shard, unless the shard has changed since."""
+    index = _read(_cached(path), path)
+    return index if index is not None and index.stamp == stamp else None
+
+
+def write_cached(path: str, index: Index) -> None:
+    """Keep the index of a shard for the next run; a cache that cannot be written is no error."""
+    try:
+        target = _cached(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(target, index.to_bytes(), durable=False)
+    except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home folder
+        _log.debug("the index of %s is not kept: %s", path, exc)
+
+
+def _cached(path: str) -> Path:
+    name = hashlib.sha256(os.path.abspath(path).encode("utf-8", "surrogateescape")).hexdigest()[:40]
+    return cache_folder() / "index" / name
+
+
+def _read(file: Path, shard: str) -> Index | None:
+    try:
+        return Index.from_bytes(file.read_bytes(), shard)
+    except (FileNotFoundError, NotADirectoryError, RuntimeError):
+        return None
+    except (OSError, DataError) as exc:
+        _log.debug("the index %s is not used: %s", file, exc)
+        return None

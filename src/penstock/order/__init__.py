@@ -1,0 +1,72 @@
+"""The epoch order, its cuts, and the state of a reader: pure functions on integers."""
+
+from penstock.order.hashing import (
+    I64,
+    U64,
+    arrange,
+    fold,
+    fold_into,
+    generators,
+    mix,
+    name_hash,
+    name_hashes,
+    permute,
+)
+from penstock.order.lazy import Lazy, to_known
+from penstock.order.mixing import Mixed
+from penstock.order.orders import (
+    UNKNOWN,
+    Chained,
+    Chosen,
+    Order,
+    Refs,
+    Repeated,
+    Shards,
+    Shuffled,
+    Sliced,
+    Spans,
+    Zipped,
+)
+from penstock.order.pieces import CUTS, ENDLESS, Piece, V, cut, head, join, merge, size, tail, total
+from penstock.order.state import OpenWindow, State, recut
+
+__all__ = [
+    "CUTS",
+    "ENDLESS",
+    "I64",
+    "U64",
+    "UNKNOWN",
+    "Chained",
+    "Chosen",
+    "Lazy",
+    "Mixed",
+    "OpenWindow",
+    "Order",
+    "Piece",
+    "Refs",
+    "Repeated",
+    "Shards",
+    "Shuffled",
+    "Sliced",
+    "Spans",
+    "State",
+    "V",
+    "Zipped",
+    "arrange",
+    "cut",
+    "fold",
+    "fold_into",
+    "generators",
+    "head",
+    "join",
+    "merge",
+    "mix",
+    "name_hash",
+    "name_hashes",
+    "permute",
+    "recut",
+    "size",
+    "tail",
+    "to_known",
+    "total",
+]

@@ -1,0 +1,166 @@
+"""Blocks: what moves between stages, and how a block says where its items came from.
+
+A block is a run of items with a 64-bit key each (the item's identity for randomness) and an *origin*: it covers
+``inputs`` inputs of its origin (positions of the order, or outputs of a group), and ``owner`` says which of
+them each item came from (``None``: one to one). From that follow the cursor after any of its items, and the shard
+and key that an error names, without a stage having to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from penstock.order import I64, U64, generators
+
+
+class Place(NamedTuple):
+    """Where a sample lies: what errors and lists of skipped samples name."""
+
+    shard: str | None
+    key: str | None
+    leaf: int = 0
+    index: int = 0
+
+
+class Origin(Protocol):
+    """What a block was cut from."""
+
+    def cursor(self, done: int, sub: int) -> Any:
+        """Where the stream stands after ``done`` inputs and ``sub`` outputs of the next."""
+
+    def place(self, number: int) -> Place:
+        """The sample that input ``number`` is, or begins with."""
+
+    def slot(self, number: int) -> Slot:
+        """What one operand of a zip brought (0: the leftmost, or the only one)."""
+
+
+class Slot(Protocol):
+    """The samples of one operand: their source and their keys."""
+
+    leaves: I64
+    keys: U64
+
+    def place(self, number: int) -> Place:
+        """The sample that input ``number`` is."""
+
+
+class Skipped(NamedTuple):
+    """A sample that failed and was left out."""
+
+    input: int  # its number in the block
+    place: Place
+    stage: str
+    problem: str
+
+
+@dataclass(slots=True)
+class Block:
+    """Items on their way, with what is needed to say where they came from."""
+
+    items: list[Any]
+    keys: U64
+    origin: Origin
+    inputs: int
+    owner: I64 | None = None
+    error: Exception | None = None  # raised when every item before it is delivered
+    skips: list[Skipped] = field(default_factory=list)
+    base: int = 0  # outputs of the first input that were delivered before this run; see settle()
+    ends_part: bool = False  # the last block of its part of the order
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def input_of(self, item: int) -> int:
+        """The number of the input that ``item`` came from."""
+        return item if self.owner is None else int(self.owner[item])
+
+    def place(self, item: int) -> Place:
+        """Where ``item`` came from; a key it carries itself is preferred."""
+        return self.origin.place(self.input_of(item))
+
+    def generators(self, place: int) -> list[np.random.Generator]:
+        """One fresh generator per item, a pure function of the item's key and the stage's place."""
+        return generators(self.keys, place)
+
+    def cursor(self, delivered: int) -> Any:
+        """Where the stream stands when the first ``delivered`` items are out.
+
+        Inputs that gave nothing are passed with the item before them.
+        """
+        done, sub = delivered, 0
+        if self.owner is not None:
+            ends = np.cumsum(np.bincount(self.owner, minlength=self.inputs)[: self.inputs])
+            done = int(np.searchsorted(ends, delivered, "right"))
+            sub = delivered - (int(ends[done - 1]) if done else 0)
+        if done == 0:
+            sub += self.base
+        return self.origin.cursor(done, sub)
+
+    def passed(self, delivered: int) -> list[Skipped]:
+        """The skipped samples that lie before the cursor after ``delivered`` items."""
+        if not self.skips or delivered >= len(self.items):
+            return self.skips
+        until = self.input_of(delivered)
+        return [skip for skip in self.skips if skip.input < until]
+
+    def keep(self, which: Sequence[int] | I64, items: list[Any]) -> Block:
+        """The block whose items are ``items``, the survivors ``which`` of this one's."""
+        chosen = np.asarray(which, np.int64)
+        return Block(
+            items,
+            self.keys[chosen],
+            self.origin,
+            self.inputs,
+            chosen if self.owner is None else self.owner[chosen],
+            self.error,
+            self.skips,
+            self.base,
+            self.ends_part,
+        )
+
+    def become(self, items: list[Any]) -> Block:
+        """The block with other items, one for one."""
+        return Block(
+            items,
+            self.keys,
+            self.origin,
+            self.inputs,
+            self.owner,
+            self.error,
+            self.skips,
+            self.base,
+            self.ends_part,
+        )
+
+    def first(self, many: int) -> Block:
+        """The first ``many`` items; the cursor after them is where it was."""
+        block = self.keep(np.arange(many), self.items[:many])
+        block.error = None
+        return block
+
+    def stop(self, item: int, error: Exception) -> None:
+        """End the block before ``item`` with ``error``: what an earlier stage noted beyond it is forgotten."""
+        self.inputs = self.input_of(item)
+        self.error = error
+        self.skips = [skip for skip in self.skips if skip.input < self.inputs]
+
+    def settle(self) -> Block:
+        """Leave out the outputs that were delivered before this run: for the end of a level, before ``cursor``."""
+        return self.keep(np.arange(self.base, len(self.items)), self.items[self.base :]) if self.base else self
+
+
+@dataclass(slots=True)
+class Context:
+    """What a worker hands to a stage."""
+
+    place: int  # the stage's place in the plan: part of every random key
+    seed: int = 0
+    epoch: int = 0
+    skip: bool = False  # failing samples are skipped
+    device: Any = None
+    local: dict[str, Any] = field(default_factory=dict)  # what this worker keeps for this stage

@@ -1,0 +1,115 @@
+"""How samples become batches and batches samples again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import DataError
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Turn samples into columns: dicts into a dict, tuples into a tuple, anything else into one column.
+
+    Raises:
+        DataError: the samples do not have the same fields.
+    """
+    return _columns(samples, column)
+
+
+def _columns(samples: Sequence[Any], join: Any) -> Any:
+    first = samples[0]
+    if isinstance(first, dict):
+        for sample in samples:
+            if sample.keys() != first.keys():
+                odd = sorted(set(map(str, sample.keys() ^ first.keys())))
+                raise DataError(f"samples of one batch differ in fields: {', '.join(odd)}", None, _key(sample))
+        return {name: join([sample[name] for sample in samples]) for name in first}
+    if isinstance(first, tuple):
+        if any(len(sample) != len(first) for sample in samples):
+            raise DataError("tuples of one batch differ in length")
+        return tuple(join(list(values)) for values in zip(*samples, strict=True))
+    return join(list(samples))
+
+
+def _key(sample: dict[str, Any]) -> str | None:
+    key = sample.get("__key__")
+    return key if isinstance(key, str) else None
+
+
+def column(values: list[Any]) -> Any:
+    """Join the values of one field: numbers into an array, equal-shaped arrays or tensors stacked, else the list."""
+    first = values[0]
+    if isinstance(first, Number) and all(isinstance(value, Number) for value in values):
+        return np.array(values)
+    if isinstance(first, np.ndarray):
+        same = all(isinstance(value, np.ndarray) and value.shape == first.shape for value in values)
+        return np.stack(values) if same and first.dtype != object else values
+    if is_tensor(first) and all(is_tensor(value) and value.shape == first.shape for value in values):
+        return sys.modules["torch"].stack(values)
+    return values
+
+
+def is_tensor(value: Any) -> bool:
+    """Say whether ``value`` is a torch tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def rows(batch: Any) -> list[Any]:
+    """Turn columns back into samples.
+
+    Raises:
+        DataError: the columns differ in length.
+    """
+    if isinstance(batch, dict):
+        parts, names = list(batch.values()), list(batch)
+        return [dict(zip(names, row, strict=True)) for row in _rows(parts, names)]
+    if isinstance(batch, tuple):
+        return _rows(list(batch), [str(i) for i in range(len(batch))])
+    return list(batch)
+
+
+def _rows(parts: list[Any], names: list[str]) -> list[tuple[Any, ...]]:
+    lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"the columns of a batch differ in length: {lengths}")
+    return list(zip(*parts, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """A collate function that pads: arrays and lists of numbers in a column grow to the largest shape among them."""
+
+    value: float = 0
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Collate ``samples``."""
+        return _columns(samples, self._column)
+
+    def _column(self, values: list[Any]) -> Any:
+        if is_tensor(values[0]):
+            torch = sys.modules["torch"]
+            return torch.from_numpy(self._column([value.detach().cpu().numpy() for value in values]))
+        arrays = [np.asarray(value) if _numbers(value) else value for value in values]
+        if not all(isinstance(a, np.ndarray) and a.ndim == np.ndim(arrays[0]) and a.ndim for a in arrays):
+            return column(values)
+        shape = np.max([a.shape for a in arrays], axis=0)
+        out = np.full((len(arrays), *shape), self.value, np.result_type(*arrays))
+        for row, array in zip(out, arrays, strict=True):
+            row[tuple(slice(0, side) for side in array.shape)] = array
+        return out
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, Number) for v in value)
+
+
+def pad(value: float = 0) -> Pad:
+    """Make a collate function for ``batched(n, collate=ps.pad())`` that pads to the largest shape with ``value``."""
+    return Pad(value)

@@ -1,0 +1,177 @@
+"""The stages that only choose and order samples: integer functions of the epoch, never touching a payload.
+
+Each wraps the function that makes an epoch's order in another one. Sources that combine plans stand here too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.errors import PlanError
+from penstock.order import Chained, Chosen, Mixed, Order, Repeated, Shuffled, Sliced, Zipped
+
+if TYPE_CHECKING:
+    from penstock.plan.plan import Plan
+
+Make = Callable[[int], Order]  # epoch -> order
+
+
+@dataclass(frozen=True, slots=True)
+class OrderStage(ABC):
+    """A stage on positions."""
+
+    @abstractmethod
+    def wrap(self, make: Make, seed: int) -> Make:
+        """The order of an epoch with this stage, given the one without."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The call that made the stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle(OrderStage):
+    """``shuffle()``: the epoch order; its seed is the run's."""
+
+    window: int | None = None
+    shards: int = 16
+    all: bool = False
+
+    def wrap(self, make: Make, seed: int) -> Make:
+        return lambda epoch: Shuffled(
+            make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all
+        )
+
+    def describe(self) -> str:
+        shown = [f"window={self.window}"] if self.window else []
+        shown += [f"shards={self.shards}"] if self.shards != 16 else []
+        return f"shuffle({', '.join(shown + ['all=True'] * self.all)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(OrderStage):
+    """``limit(n)`` and ``skip(n)`` on positions; ``per_rank`` where they stand after ``shard``."""
+
+    start: int = 0
+    stop: int | None = None
+    per_rank: bool = False
+
+    def wrap(self, make: Make, seed: int) -> Make:
+        return lambda epoch: Sliced(make(epoch), self.start, self.stop)
+
+    def describe(self) -> str:
+        return f"skip({self.start})" if self.stop is None else f"limit({self.stop})"
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat(OrderStage):
+    """``repeat(n)``: pass i of epoch e has the order and randomness of epoch e*n+i."""
+
+    times: int | None = None
+
+    def wrap(self, make: Make, seed: int) -> Make:
+        return lambda epoch: Repeated(make, epoch, self.times)
+
+    def describe(self) -> str:
+        return f"repeat({'' if self.times is None else self.times})"
+
+
+@dataclass(frozen=True, slots=True)
+class Choose(OrderStage):
+    """One side of ``train_test_split``."""
+
+    share: float
+    seed: int
+    test: bool
+    tail: bool = False  # shuffle=False: the end of the order is the test side
+
+    def wrap(self, make: Make, seed: int) -> Make:
+        return lambda epoch: self._choose(make(epoch))
+
+    def _choose(self, order: Order) -> Order:
+        if not self.tail:
+            return Chosen(order, self.share, self.seed, self.test)
+        start = order.size - round(order.size * self.share)
+        return Sliced(order, start, None) if self.test else Sliced(order, 0, start)
+
+    def describe(self) -> str:
+        return f"train_test_split(test_size={self.share})[{int(self.test)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Combination(ABC):
+    """A source made of other plans."""
+
+    branches: tuple[Plan, ...]
+
+    @property
+    def random_access(self) -> bool:
+        """Whether any position is as cheap as the next one."""
+        return all(branch.source.random_access for branch in self.branches)
+
+    @abstractmethod
+    def join(self, makes: Sequence[Make], seed: int) -> Make:
+        """The order of an epoch, given the branches' own."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """The call that made it, without the branches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Union(Combination):
+    """``a.union(b)``: one after the other."""
+
+    def join(self, makes: Sequence[Make], seed: int) -> Make:
+        return lambda epoch: Chained([make(epoch) for make in makes])
+
+    def describe(self) -> str:
+        return "union"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix(Combination):
+    """``ps.mix([a, b])``: by weight, counted in source samples."""
+
+    weights: tuple[float, ...]
+    stop: Literal["first", "all"] = "first"
+
+    def join(self, makes: Sequence[Make], seed: int) -> Make:
+        return lambda epoch: Mixed([make(epoch) for make in makes], self.weights, self.stop, seed, epoch)
+
+    def describe(self) -> str:
+        return f"mix(weights={list(self.weights)}, stop={self.stop!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Zip(Combination):
+    """``a.zip(b)``: pairs by position."""
+
+    strict: bool = True
+    suffix: str | None = None
+
+    def join(self, makes: Sequence[Make], seed: int) -> Make:
+        left, right = makes
+        return lambda epoch: Zipped(left(epoch), right(epoch), self.strict)
+
+    def describe(self) -> str:
+        return f"zip(strict={self.strict}{'' if self.suffix is None else f', suffix={self.suffix!r}'})"
+
+
+def check_branch(plan: Any, combination: str) -> None:
+    """Require that a plan can be a branch of a combination.
+
+    Raises:
+        PlanError: it holds a stage that a branch may not hold.
+    """
+    if plan.cut is not None:
+        raise PlanError(f"{combination}: a branch is already cut by shard(); cut the combination instead")
+    for stage in plan.body:
+        if stage.scope.value != "each" or (combination == "zip" and not stage.keeps_count):
+            why = "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
+            raise PlanError(f"{combination}: a branch may not hold {stage.describe()}, which {why}; put it after")
+    if combination != "zip" and any(isinstance(source, Zip) for source in plan.sources()):
+        raise PlanError(f"{combination}: a branch may not be a zip; combine first and zip the result")

@@ -1,0 +1,173 @@
+"""The plan: a source, a tuple of stages, and who runs it. A value: it opens nothing and can be compared and pickled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from penstock.errors import DataError, PlanError
+from penstock.order import I64
+from penstock.plan.ordering import Combination, OrderStage
+from penstock.plan.stage import Stage
+from penstock.plan.values import Cut, EngineOptions, Fields, OnError, Resources
+
+
+class Spots(Protocol):
+    """Samples that were found but not read yet: cheap to make, to cut and to pass to a worker."""
+
+    nbytes: I64  # payload bytes of each
+
+    def take(self, sel: Any) -> Spots:
+        """Some of them."""
+
+    def read(self) -> tuple[list[Any], dict[int, DataError]]:
+        """The samples, and by number those that cannot be read (``None`` stands in their place)."""
+
+
+class Reader(Protocol):
+    """An open source. Its methods may be called from several threads."""
+
+    names: list[str]  # of the shards, relative to their common root
+
+    def counts(self, scan: bool) -> I64 | None:
+        """Samples in each shard; ``None`` where that is not known (with ``scan``: where it cannot be found out)."""
+
+    def count(self, shard: int) -> int:
+        """Samples in one shard, looking into it if need be."""
+
+    def sizes(self) -> list[int]:
+        """Bytes of each shard."""
+
+    def locate(self, shard: I64, index: I64, fields: Fields) -> Spots:
+        """Find samples."""
+
+    def key(self, shard: int, index: int) -> str | None:
+        """The key of one sample, for messages."""
+
+    def url(self, shard: int) -> str:
+        """The shard, for messages."""
+
+
+@runtime_checkable
+class StreamReader(Protocol):
+    """An open source that can only be read once, front to back."""
+
+    def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
+        """The samples as they come; one that cannot be read is ``None`` with its error."""
+
+
+class Source(Protocol):
+    """Where samples come from: a value that opens into a reader."""
+
+    @property
+    def random_access(self) -> bool:
+        """Whether any sample is as cheap as the next one (so a plain ``shuffle()`` may mix everything)."""
+
+    @property
+    def resources(self) -> Resources | None:
+        """What reading may use."""
+
+    def open(self) -> Reader | StreamReader:
+        """Look at what is there.
+
+        Raises:
+            StorageError: nothing is there.
+        """
+
+    def describe(self) -> str:
+        """The call that made it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done: the whole description of a dataset."""
+
+    source: Source | Combination
+    stages: tuple[Stage | OrderStage, ...] = ()
+    seed: int | None = None
+    epoch: int | None = None
+    cut: Cut | None = None
+    errors: OnError = OnError()
+    engine: EngineOptions = EngineOptions()
+
+    def then(self, stage: Stage | OrderStage) -> Plan:
+        """The plan with one more stage."""
+        return replace(self, stages=(*self.stages, stage))
+
+    @property
+    def body(self) -> tuple[Stage, ...]:
+        """The stages that work on items."""
+        return tuple(stage for stage in self.stages if isinstance(stage, Stage))
+
+    @property
+    def ordering(self) -> tuple[OrderStage, ...]:
+        """The stages that work on positions."""
+        return tuple(stage for stage in self.stages if isinstance(stage, OrderStage))
+
+    @property
+    def counted(self) -> bool:
+        """Whether every stage so far gives one item for each sample of the order."""
+        return all(stage.keeps_count and stage.scope.value == "each" for stage in self.body) and not any(
+            branch.changes_count for branch in self.branches()
+        )
+
+    @property
+    def changes_count(self) -> bool:
+        """Whether a stage that works on items may give more or fewer."""
+        return any(not stage.keeps_count and stage.scope.value == "each" for stage in self.body) or any(
+            branch.changes_count for branch in self.branches()
+        )
+
+    @property
+    def commutes(self) -> bool:
+        """Whether a choice of samples made now is the same as one made at the source."""
+        return all(stage.scope.value == "each" for stage in self.body)
+
+    def branches(self) -> tuple[Plan, ...]:
+        """The plans this one combines."""
+        return self.source.branches if isinstance(self.source, Combination) else ()
+
+    def sources(self) -> Iterator[Source | Combination]:
+        """The source and every source below it."""
+        yield self.source
+        for branch in self.branches():
+            yield from branch.sources()
+
+    def shard(self, cut: Cut) -> Plan:
+        """The plan cut for one rank.
+
+        Raises:
+            PlanError: it is cut already, or holds a stage that needs the whole stream.
+        """
+        if self.cut is not None:
+            raise PlanError(f"the dataset is already cut for rank {self.cut.rank} of {self.cut.world}")
+        if cut.world > 1:
+            for stage in self.body:
+                if stage.scope.value == "all":
+                    raise PlanError(f"{stage.describe()} needs the whole stream and cannot be cut in {cut.world}")
+        if cut.uneven != "keep" and (self.changes_count or self.errors.action == "skip"):
+            raise PlanError(
+                f"uneven={cut.uneven!r} promises ranks of equal length, but a stage here changes the count; "
+                "pass uneven='keep'"
+            )
+        return replace(self, cut=cut)
+
+    def describe(self, indent: str = "") -> str:
+        """The chain of calls that made it, one per line."""
+        if isinstance(self.source, Combination):
+            inner = ",\n".join(branch.describe(indent + "    ") for branch in self.source.branches)
+            lines = [f"{indent}{self.source.describe()}[\n{inner}\n{indent}]"]
+        else:
+            lines = [indent + self.source.describe()]
+        lines += [f"{indent}  .{stage.describe()}" for stage in self.stages]
+        if self.seed is not None:
+            lines.append(f"{indent}  .seed({self.seed})")
+        if self.epoch is not None:
+            lines.append(f"{indent}  .epoch({self.epoch})")
+        if self.cut is not None:
+            cut = self.cut
+            lines.append(f"{indent}  .shard({cut.rank}, {cut.world}, cut={cut.how!r}, uneven={cut.uneven!r})")
+        if self.errors.action != "raise":
+            lines.append(f"{indent}  .on_error({self.errors.action!r})")
+        return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""The small values a plan is made of: scopes, resources, wanted fields, cuts, error policy, engine options."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal, get_args
+
+from penstock.errors import PlanError
+
+Workers = int | tuple[int, int] | None
+Where = Literal["threads", "processes"]
+How = Literal["range", "step"]
+Uneven = Literal["keep", "drop", "pad"]
+
+
+class Scope(Enum):
+    """How much of the stream a stage must see at once."""
+
+    EACH = "each"  # one item at a time, on any worker
+    GROUP = "group"  # so many consecutive items, at the consumer, its buffer empty between groups
+    ALL = "all"  # the whole stream, in a world of one
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a stage asks of the machine; equal neighbours are fused into one pool.
+
+    Raises:
+        PlanError: a number that cannot be meant.
+    """
+
+    workers: Workers = None
+    on: Where = "threads"
+    cpus: float | None = None
+    gpus: float = 0
+    retries: int = field(default=0, compare=False)
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("on", self.on, get_args(Where))
+        low, high = self.workers if isinstance(self.workers, tuple) else (self.workers or 1, self.workers or 1)
+        if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
+            raise PlanError(f"workers={self.workers!r}: give a number from 1, or (min, max)")
+        check_count("retries", self.retries)
+        if self.gpus < 0 or (self.cpus is not None and self.cpus <= 0):
+            raise PlanError(f"cpus={self.cpus!r}, gpus={self.gpus!r}: give positive numbers")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise PlanError(f"timeout_s={self.timeout_s!r}: give seconds above 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Which fields of a sample anybody asks for; the others are never cut out of the shard."""
+
+    only: frozenset[str] | None = None  # None: every field
+    without: frozenset[str] = frozenset()
+    meta: bool = True  # the fields named __like_this__
+
+    def wants(self, name: str) -> bool:
+        """Say whether ``name`` is asked for."""
+        if self.only is not None and name in self.only:
+            return True
+        if name.startswith("__"):
+            return self.meta and name not in self.without
+        return self.only is None and name not in self.without
+
+    def also(self, names: Iterable[str]) -> Fields:
+        """Ask for ``names`` as well."""
+        names = frozenset(names)
+        only = None if self.only is None else self.only | names
+        return Fields(only, self.without - names, self.meta)
+
+    def but(self, names: Iterable[str]) -> Fields:
+        """Ask for ``names`` no more."""
+        names = frozenset(names)
+        only = None if self.only is None else self.only - names
+        return Fields(only, self.without | names, self.meta)
+
+
+EVERYTHING = Fields()
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One rank's share of the order."""
+
+    rank: int
+    world: int
+    how: How = "range"
+    uneven: Uneven = "keep"
+
+    def __post_init__(self) -> None:
+        check_choice("cut", self.how, get_args(How))
+        check_choice("uneven", self.uneven, get_args(Uneven))
+        check_count("world", self.world, least=1)
+        check_count("rank", self.rank)
+        if self.rank >= self.world:
+            raise PlanError(f"rank={self.rank} is not below world={self.world}")
+
+
+@dataclass(frozen=True, slots=True)
+class OnError:
+    """What happens to a sample that fails: the run stops, or the sample is skipped and counted."""
+
+    action: Literal["raise", "skip"] = "raise"
+    limit: float | None = None  # skips a rank may have: a number, or a share of what it has seen
+
+    def __post_init__(self) -> None:
+        check_choice("on_error", self.action, ("raise", "skip"))
+        if self.limit is not None and (isinstance(self.limit, bool) or self.limit < 0):
+            raise PlanError(f"limit={self.limit!r}: give a number of samples, or a share below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Which engine runs the plan, and what it may use."""
+
+    name: str = "local"
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return one option."""
+        return dict(self.options).get(name, default)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByObject:
+    """Holds a value that a plan compares by identity: a list of items, keyword arguments."""
+
+    value: Any
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def size_in_bytes(name: str, value: float | str) -> int:
+    """Read a size: a number of bytes, or text such as ``"500MB"`` (powers of 1000).
+
+    Raises:
+        PlanError: it is neither.
+
+    >>> size_in_bytes("max_bytes", "1.5GB")
+    1500000000
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return int(value)
+    match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?b?)\s*", str(value).lower())
+    unit = match and match[2] if match and match[2] in _UNITS else None
+    if match is None or unit is None or match[1].count(".") > 1 or float(match[1]) <= 0:
+        raise PlanError(f'{name}={value!r}: give a number of bytes, or a text like "500MB"')
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def check_count(name: str, value: Any, least: int = 0) -> None:
+    """Require a whole number from ``least``.
+
+    Raises:
+        PlanError: it is not one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PlanError(f"{name}={value!r}: give a whole number from {least}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+    """Require one of ``choices``.
+
+    Raises:
+        PlanError: it is not one.
+    """
+    if value not in (choices := tuple(choices)):
+        raise PlanError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Require a function.
+
+    Raises:
+        PlanError: it cannot be called.
+    """
+    if not callable(value):
+        raise PlanError(f"{name} needs a function, not {value!r}")
+
+
+def takes(fn: Callable[..., Any], parameter: str) -> bool:
+    """Say whether ``fn`` has a parameter of that name (what asks for ``rng`` or ``device`` gets it)."""
+    try:
+        return parameter in inspect.signature(fn).parameters
+    except (TypeError, ValueError):  # builtins without a signature
+        return False
+
+
+def name_of(fn: Any) -> str:
+    """Name a function for ``repr`` and messages."""
+    inner = getattr(fn, "func", None)  # functools.partial
+    if inner is not None and not hasattr(fn, "__name__"):
+        return f"partial({name_of(inner)})"
+    return str(getattr(fn, "__name__", None) or type(fn).__name__)

@@ -1,0 +1,172 @@
+"""What the user writes for places: braces, lists, globs, folders; told apart without opening anything."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.errors import PlanError, StorageError
+
+STDIN = "-"
+_SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
+_RANGE = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?$")
+_MOST = 1_000_000  # names one pattern may mean: more is a slip of the keyboard
+
+
+def spell(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """Read what the user wrote as a tuple of patterns: ``"a.tar::b.tar"``, a path, or a list of them.
+
+    Raises:
+        PlanError: it is none of these, or names nothing.
+    """
+    if isinstance(urls, str | os.PathLike):
+        out = tuple(part for part in os.fspath(urls).split("::") if part)
+    elif isinstance(urls, Iterable) and not isinstance(urls, bytes):
+        out = tuple(part for url in urls for part in spell(url))
+    else:
+        raise PlanError(f"{urls!r}: give a path or URL, or a list of them")
+    if not out:
+        raise PlanError("no path or URL is given")
+    return out
+
+
+def braces(pattern: str) -> Iterator[str]:
+    """Expand ``{0000..0147}``, ``{0..10..5}`` and ``{a,b}``, also nested, as a shell does.
+
+    Raises:
+        PlanError: more than a million names.
+
+    >>> list(braces("train-{08..10}.tar"))
+    ['train-08.tar', 'train-09.tar', 'train-10.tar']
+    """
+    for number, name in enumerate(_braces(pattern)):
+        if number >= _MOST:
+            raise PlanError(f"{pattern!r} means more than {_MOST:,} names")
+        yield name
+
+
+def _braces(pattern: str) -> Iterator[str]:
+    start = pattern.find("{")
+    end = _closing(pattern, start) if start >= 0 else -1
+    if end < 0:
+        yield pattern
+        return
+    before, inside, after = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
+    choices = _choices(inside)
+    if choices is None:  # a lone word in braces is a name like any other
+        yield from (f"{before}{{{inside}}}{rest}" for rest in _braces(after))
+        return
+    for choice in choices:
+        yield from (f"{before}{choice}{rest}" for rest in _braces(after))
+
+
+def _closing(pattern: str, start: int) -> int:
+    depth = 0
+    for place in range(start, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[place], 0)
+        if depth == 0:
+            return place
+    return -1
+
+
+def _choices(inside: str) -> Iterable[str] | None:
+    if match := _RANGE.match(inside):
+        first, last = match[1], match[2]
+        step = abs(int(match[3] or 1)) or 1
+        low, high = int(first), int(last)
+        wide = max(len(first), len(last)) if _padded(first) or _padded(last) else 0
+        way = range(low, high + 1, step) if low <= high else range(low, high - 1, -step)
+        return (f"{number:0{wide}d}" for number in way)
+    parts = _split(inside)
+    return [name for part in parts for name in _braces(part)] if len(parts) > 1 else None
+
+
+def _padded(number: str) -> bool:
+    digits = number.lstrip("-")
+    return len(digits) > 1 and digits.startswith("0")
+
+
+def _split(inside: str) -> list[str]:
+    """Split at the commas of the outermost level."""
+    parts, depth = [""], 0
+    for letter in inside:
+        depth += {"{": 1, "}": -1}.get(letter, 0)
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def local_path(url: str) -> str:
+    """The path a URL means on this machine.
+
+    Raises:
+        StorageError: it lies somewhere this version cannot read.
+    """
+    if url.startswith("file:"):
+        path = url.removeprefix("file:")
+        return "/" + path.lstrip("/") if path.startswith("/") else path
+    scheme = _SCHEME.match(url)
+    if scheme:
+        raise StorageError(f"there is no storage for {scheme[1]}: URLs here; give a local path", url)
+    return url
+
+
+def expand(patterns: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """List the files that patterns mean, in the order they were given; folders and globs by name.
+
+    Names spelled out are not looked for: whoever opens them finds out.
+
+    Args:
+        patterns: What ``spell`` gave.
+        suffixes: What a file in a folder must end with; none: any.
+
+    Raises:
+        StorageError: a folder or a glob holds nothing.
+    """
+    out: list[str] = []
+    for pattern in patterns:
+        names = list(braces(pattern))
+        for name in names:
+            path = local_path(name)
+            if glob.has_magic(path) and not os.path.exists(path):
+                found = sorted(glob.glob(path, recursive=True))
+                out += [p for p in found if os.path.isfile(p)] or _nothing(name)
+            elif len(names) < 100 and os.path.isdir(path):
+                out += _listed(path, suffixes) or _nothing(name)
+            else:
+                out.append(name)
+    return out
+
+
+def _listed(folder: str, suffixes: Sequence[str]) -> list[str]:
+    names = sorted(os.listdir(folder))
+    wanted = [n for n in names if not n.startswith(".") and n.endswith(tuple(suffixes or ("",)))]
+    return [path for name in wanted if os.path.isfile(path := os.path.join(folder, name))]
+
+
+def _nothing(name: str) -> list[str]:
+    raise StorageError("nothing is there", name)
+
+
+def relative(paths: Sequence[str]) -> list[str]:
+    """The names of files below their common root; one that comes twice gets a number.
+
+    >>> relative(["/data/a/x.tar", "/data/b/x.tar"])
+    ['a/x.tar', 'b/x.tar']
+    """
+    if len({os.path.dirname(path) for path in paths}) == 1:
+        names = [os.path.basename(path) for path in paths]
+    else:
+        whole = [os.path.abspath(path) for path in paths]
+        root = os.path.commonpath([os.path.dirname(path) for path in whole])
+        names = [os.path.relpath(path, root).replace(os.sep, "/") for path in whole]
+    seen: dict[str, int] = {}
+    for number, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        if seen[name] > 1:
+            names[number] = f"{name}#{seen[name]}"
+    return names

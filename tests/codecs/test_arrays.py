@@ -1,0 +1,318 @@
+"""npy, npz, tenbin and pth."""
+
+from __future__ import annotations
+
+import io
+import struct
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from webdataset import tenbin
+
+from penstock.codecs import arrays
+from penstock.codecs.limits import Limits, OverLimit
+from penstock.errors import MissingExtra
+
+Array = npt.NDArray[Any]
+LIMITS = Limits()
+
+any_array = hnp.arrays(
+    hnp.scalar_dtypes() | hnp.byte_string_dtypes(min_len=1) | hnp.unicode_string_dtypes(min_len=1),
+    hnp.array_shapes(min_dims=0, min_side=0, max_side=5),
+)
+plain_array = hnp.arrays(
+    hnp.integer_dtypes(endianness="=")
+    | hnp.unsigned_integer_dtypes()
+    | hnp.floating_dtypes(sizes=(16, 32, 64)),
+    hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
+)
+
+
+def same(left: Array, right: Array) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def npy_claiming(shape: object, descr: str = "<f4", fortran: object = False, version: int = 1) -> bytes:
+    header = repr({"descr": descr, "fortran_order": fortran, "shape": shape}).encode()
+    size = struct.pack("<H" if version == 1 else "<I", len(header))
+    return b"\x93NUMPY" + bytes([version, 0]) + size + header
+
+
+def saved(array: Array) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+@given(any_array)
+def test_npy_comes_back_fresh_and_writable(array: Array) -> None:
+    back = arrays.decode_npy(arrays.encode_npy(array), LIMITS)
+    assert same(back, array)
+    assert back.flags.writeable
+    assert back.flags.aligned
+
+
+@given(any_array)
+def test_npy_is_that_of_numpy(array: Array) -> None:
+    assert same(arrays.decode_npy(saved(array), LIMITS), array)
+    assert same(np.load(io.BytesIO(arrays.encode_npy(array))), array)
+
+
+def test_npy_keeps_column_order_structure_and_wide_names() -> None:
+    columns = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    back = arrays.decode_npy(saved(columns), LIMITS)
+    assert back.flags.f_contiguous
+    assert same(back, columns)
+    table = np.zeros(3, [("größe", "<i4"), ("κ", "<f8", (2,))])
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, table, version=(3, 0))
+    assert same(arrays.decode_npy(stream.getvalue(), LIMITS), table)
+
+
+def test_npy_of_old_writers_is_read() -> None:
+    header = b"{'descr': '<i2', 'fortran_order': False, 'shape': (2L,), }"
+    data = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\x01\x00\x02\x00"
+    assert arrays.decode_npy(data, LIMITS).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("descr", ["<f4", "|S0", "|V0"])
+def test_npy_that_claims_a_terabyte_is_refused_before_memory_is_taken(descr: str) -> None:
+    with pytest.raises(OverLimit, match=r"npy array of \d{12,} bytes exceeds the limit"):
+        arrays.decode_npy(npy_claiming((10**6, 10**6), descr), LIMITS)
+
+
+def test_npy_that_claims_more_than_it_has_is_truncated() -> None:
+    with pytest.raises(ValueError, match="truncated npy array: 400 bytes declared, 0 present"):
+        arrays.decode_npy(npy_claiming((100,)), LIMITS)
+    whole = saved(np.arange(10))
+    for cut in (7, 9, 40, len(whole) - 1):
+        with pytest.raises(ValueError, match="truncated npy"):
+            arrays.decode_npy(whole[:cut], LIMITS)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04",
+        npy_claiming((-1,)),
+        npy_claiming([3]),
+        npy_claiming((True,)),
+        npy_claiming((1.5,)),
+        npy_claiming((3,), descr="nonsense"),
+        npy_claiming((3,), fortran="no"),
+        npy_claiming((3,), version=1).replace(b"shape", b"shipe"),
+        b"\x93NUMPY\x01\x00\x04\x00[[[[",
+        b"\x93NUMPY\x02\x00\xff\xff\xff\x7f",
+        b"\x93NUMPY\x09\x00\x04\x00{}  ",
+        npy_claiming((2**62, 2**62, 0)),
+    ],
+)
+def test_a_damaged_npy_header_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"npy|array|dimension"):
+        arrays.decode_npy(data, LIMITS)
+
+
+def test_python_objects_are_refused_both_ways() -> None:
+    objects = np.array([{"a": 1}], dtype=object)
+    stream = io.BytesIO()
+    np.save(stream, objects, allow_pickle=True)
+    with pytest.raises(ValueError, match="refused"):
+        arrays.decode_npy(stream.getvalue(), LIMITS)
+    with pytest.raises(ValueError, match="refused"):
+        arrays.encode_npy(objects)
+    stream = io.BytesIO()
+    np.savez(stream, a=objects)
+    with pytest.raises(ValueError, match="refused"):
+        arrays.decode_npz(stream.getvalue(), LIMITS)
+
+
+def test_npy_takes_tensors_and_numbers_but_no_lists() -> None:
+    assert arrays.decode_npy(arrays.encode_npy(torch.arange(3)), LIMITS).tolist() == [0, 1, 2]
+    assert arrays.decode_npy(arrays.encode_npy(2.5), LIMITS).tolist() == 2.5
+    with pytest.raises(TypeError, match="array"):
+        arrays.encode_npy([1, 2])
+
+
+@given(st.dictionaries(st.text("abcfile_.", min_size=1, max_size=5), any_array, max_size=3))
+def test_npz_comes_back(value: dict[str, Array]) -> None:
+    back = arrays.decode_npz(arrays.encode_npz(value), LIMITS)
+    assert list(back) == list(value)
+    assert all(same(back[name], value[name]) for name in value)
+
+
+def test_npz_is_that_of_numpy_and_reproducible() -> None:
+    value = {"a": np.arange(3), "b": np.eye(2)}
+    stream = io.BytesIO()
+    np.savez(stream, **value)  # type: ignore[arg-type]
+    assert same(arrays.decode_npz(stream.getvalue(), LIMITS)["b"], np.eye(2))
+    with np.load(io.BytesIO(arrays.encode_npz(value))) as loaded:
+        assert same(loaded["a"], np.arange(3))
+    assert arrays.encode_npz(value) == arrays.encode_npz(value)
+
+
+def test_an_npz_bomb_is_refused() -> None:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.zeros(30_000_000, np.uint8))
+    with pytest.raises(OverLimit, match="beyond 100 times"):
+        arrays.decode_npz(stream.getvalue(), Limits(ratio=100))
+    with pytest.raises(OverLimit, match="npz archive of 30000128 bytes exceeds"):
+        arrays.decode_npz(stream.getvalue(), Limits(bytes=20_000_000))
+
+
+def test_an_npz_member_that_lies_about_its_size_is_an_error() -> None:
+    stream = io.BytesIO()
+    np.savez_compressed(stream, a=np.zeros(5_000_000, np.uint8))
+    data = bytearray(stream.getvalue())
+    entry = data.rindex(b"PK\x01\x02")
+    data[entry + 24 : entry + 28] = struct.pack("<I", 1000)
+    with pytest.raises(ValueError, match=r"npz|npy"):
+        arrays.decode_npz(bytes(data), LIMITS)
+
+
+def test_a_damaged_npz_is_an_error() -> None:
+    whole = arrays.encode_npz({"a": np.arange(1000)})
+    spoiled = bytearray(whole)
+    spoiled[60:80] = bytes(20)
+    for data in (b"", b"PK\x03\x04", whole[:-30], bytes(spoiled)):
+        with pytest.raises(ValueError, match="damaged or unknown npz"):
+            arrays.decode_npz(data, LIMITS)
+
+
+def test_an_npz_that_names_an_array_twice_is_an_error() -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("a.npy", saved(np.arange(2)))
+        archive.writestr("a", b"other")
+    with pytest.raises(ValueError, match="two members named 'a'"):
+        arrays.decode_npz(stream.getvalue(), LIMITS)
+
+
+@pytest.mark.parametrize("value", [np.arange(3), {"a": [1]}, {1: np.arange(3)}])
+def test_npz_takes_a_mapping_from_names_to_arrays_only(value: Any) -> None:
+    with pytest.raises(TypeError, match="array"):
+        arrays.encode_npz(value)
+
+
+@given(st.lists(plain_array, max_size=3))
+def test_tenbin_comes_back_fresh_and_writable(value: list[Array]) -> None:
+    back = arrays.decode_tenbin(arrays.encode_tenbin(value))
+    assert len(back) == len(value)
+    for left, right in zip(back, value, strict=True):
+        assert left.shape == right.shape
+        assert np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+        assert left.flags.writeable
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u8"])
+def test_tenbin_is_that_of_webdataset(dtype: str) -> None:
+    value = [np.arange(12, dtype=dtype).reshape(3, 4), np.arange(5, dtype=dtype)]
+    assert arrays.encode_tenbin(value) == bytes(tenbin.encode_buffer(value))
+    for left, right in zip(tenbin.decode_buffer(arrays.encode_tenbin(value)), value, strict=True):
+        assert same(left, right)
+    for left, right in zip(arrays.decode_tenbin(bytes(tenbin.encode_buffer(value))), value, strict=True):
+        assert same(left, right)
+
+
+def test_tenbin_files_of_webdataset_are_read(tmp_path: Path) -> None:
+    tenbin.save(str(tmp_path / "a.ten"), np.arange(100), np.ones((2, 2), "f4"), infos=["first", "second"])
+    back = arrays.decode_tenbin((tmp_path / "a.ten").read_bytes())
+    assert [part.shape for part in back] == [(100,), (2, 2)]
+
+
+def test_tenbin_takes_one_array_or_tensors_in_any_memory_order() -> None:
+    assert len(arrays.decode_tenbin(arrays.encode_tenbin(np.arange(3)))) == 1
+    swapped = np.arange(6, dtype=">i4").reshape(2, 3).T
+    assert arrays.decode_tenbin(arrays.encode_tenbin([swapped]))[0].tolist() == swapped.tolist()
+    assert arrays.decode_tenbin(arrays.encode_tenbin(torch.ones(2)))[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [np.array([True]), np.array(["a"]), np.array([1j]), [1, 2], [[1]], "x"])
+def test_tenbin_refuses_other_values(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"cast the array|arrays are expected"):
+        arrays.encode_tenbin(value)
+
+
+def chunk(content: bytes, size: int | None = None) -> bytes:
+    length = len(content) if size is None else size
+    return b"~TenBin~" + struct.pack("<q", length) + content + bytes(-len(content) % 64)
+
+
+def header(kind: bytes, ndim: int, *shape: int) -> bytes:
+    return struct.pack(f"<8s8s{1 + len(shape)}q", kind, b"", ndim, *shape)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"rubbish" * 10,
+        chunk(header(b"f4", 1, 2)),  # a header only
+        chunk(header(b"f4", 1, 2)) + chunk(bytes(4)),  # half of the data
+        chunk(header(b"f4", 1, 2)) + chunk(bytes(12)),  # more than the data
+        chunk(header(b"f4", 2, 2)) + chunk(bytes(8)),  # a dimension is missing
+        chunk(header(b"f4", -1)) + chunk(bytes(4)),
+        chunk(header(b"f4", 2, -1, -2)) + chunk(bytes(8)),
+        chunk(header(b"O8", 1, 1)) + chunk(bytes(8)),
+        chunk(header(b"\xff\xff", 1, 1)) + chunk(bytes(8)),
+        chunk(header(b"f4", 1, 2)) + chunk(bytes(8), size=-8),
+        chunk(header(b"f4", 1, 2)) + chunk(bytes(8), size=2**62),
+        chunk(b"short") + chunk(bytes(8)),
+        chunk(header(b"f4", 10, *[1] * 10)) + chunk(bytes(4)),
+        arrays.encode_tenbin(np.arange(100))[:-200],
+    ],
+)
+def test_damaged_tenbin_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="tenbin"):
+        arrays.decode_tenbin(data)
+
+
+def test_pth_brings_tensors_and_plain_values_back() -> None:
+    value: dict[str, Any] = {"w": torch.arange(6.0).reshape(2, 3), "step": 3, "names": ["a", "b"]}
+    back = arrays.pth_decoder(LIMITS)(arrays.encode_pth(value))
+    assert torch.equal(back["w"], value["w"])
+    assert back["step"] == 3
+    assert back["names"] == ["a", "b"]
+
+
+class Gadget:
+    def __reduce__(self) -> Any:
+        return (print, ("this must not run",))
+
+
+def test_pth_with_objects_is_refused_unless_pickle_is_trusted(capsys: pytest.CaptureFixture[str]) -> None:
+    data = arrays.encode_pth({"a": Gadget()})
+    with pytest.raises(ValueError, match="refused; decode\\(trust_pickle=True\\)"):
+        arrays.decode_pth(data, LIMITS)
+    assert capsys.readouterr().out == ""
+    arrays.decode_pth(data, LIMITS, trust_pickle=True)
+    assert capsys.readouterr().out == "this must not run\n"
+
+
+def test_a_pth_bomb_is_refused_before_torch_sees_it() -> None:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(30_000_000))
+    with pytest.raises(OverLimit, match="pth archive"):
+        arrays.decode_pth(stream.getvalue(), Limits(bytes=20_000_000))
+
+
+def test_a_damaged_pth_is_an_error() -> None:
+    whole = arrays.encode_pth(torch.arange(100))
+    for data in (b"", b"rubbish", whole[:100], whole[:-50]):
+        with pytest.raises(ValueError, match="pth"):
+            arrays.decode_pth(data, LIMITS)
+
+
+def test_without_torch_pth_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingExtra, match=r"penstock\[torch\]"):
+        arrays.pth_decoder(LIMITS)

@@ -1,0 +1,120 @@
+"""What every test gets: a cache of its own, a hypothesis profile, small shards, no thread left behind."""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from PIL import Image
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+EXAMPLES = 100
+SHARDS, SAMPLES_PER_SHARD = 4, 25
+CLASSES = ("cat", "dog", "fox")
+PHOTOS_PER_CLASS = 8
+PHOTO_SIZE = (48, 32)
+
+# How long a thread that was told to end may take to be gone.
+THREAD_GRACE_S = 3.0
+
+settings.register_profile(
+    "penstock", derandomize=True, deadline=None, max_examples=EXAMPLES * 10 if FULL else EXAMPLES
+)
+settings.load_profile("penstock")
+
+_cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep indexes out of the user's cache.
+
+    A fixture would miss the doctests, which lie outside this folder.
+    """
+    config.stash[_cache] = tempfile.TemporaryDirectory(prefix="penstock-cache-")
+    os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove that cache."""
+    config.stash[_cache].cleanup()
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    """Fail a test that leaves a thread behind, and name the thread."""
+    before = set(threading.enumerate())
+    yield
+    left = _threads_since(before)
+    if left:
+        gc.collect()  # an iteration nobody finished ends when it is collected
+        deadline = time.monotonic() + THREAD_GRACE_S
+        for thread in left:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        left = _threads_since(before)
+    if left:
+        pytest.fail(f"threads left behind: {', '.join(sorted(thread.name for thread in left))}")
+
+
+def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread not in before]
+
+
+@pytest.fixture(scope="session")
+def photo_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to read and not to write: ``train-{0000..0003}.tar`` and ``photos/<class>/*.jpg``.
+
+    A shard holds 25 samples; each has a ``jpg`` (RGB), a ``png`` (grayscale), a ``cls`` and a ``json``.
+    """
+    folder = tmp_path_factory.mktemp("photo-shards")
+    for shard in range(SHARDS):
+        _write_shard(folder / f"train-{shard:04}.tar", first=shard * SAMPLES_PER_SHARD)
+    for label, name in enumerate(CLASSES):
+        (folder / "photos" / name).mkdir(parents=True)
+        for number in range(PHOTOS_PER_CLASS):
+            photo = _photo("RGB", "JPEG", seed=label * PHOTOS_PER_CLASS + number)
+            (folder / "photos" / name / f"{number:03}.jpg").write_bytes(photo)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(photo_shards: Path) -> list[Path]:
+    """The paths of the shards in ``photo_shards``, in order."""
+    return sorted(photo_shards.glob("train-*.tar"))
+
+
+def _write_shard(path: Path, first: int) -> None:
+    with tarfile.open(path, "w") as tar:
+        for number in range(first, first + SAMPLES_PER_SHARD):
+            for extension, data in _fields(number).items():
+                member = tarfile.TarInfo(f"{number:06}.{extension}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+def _fields(number: int) -> dict[str, bytes]:
+    label = number % len(CLASSES)
+    return {
+        "jpg": _photo("RGB", "JPEG", seed=number),
+        "png": _photo("L", "PNG", seed=number),
+        "cls": str(label).encode(),
+        "json": json.dumps({"number": number, "class": CLASSES[label]}).encode(),
+    }
+
+
+def _photo(mode: str, format: str, seed: int) -> bytes:
+    """Encode a gradient that differs from seed to seed."""
+    width, height = PHOTO_SIZE
+    pixels = bytes((seed * 7 + x * 2 + y * 3) % 256 for y in range(height) for x in range(width * len(mode)))
+    out = io.BytesIO()
+    Image.frombytes(mode, PHOTO_SIZE, pixels).save(out, format)
+    return out.getvalue()

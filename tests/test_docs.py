@@ -1,0 +1,202 @@
+"""What the README and the docs show is run, and what they link to is there.
+
+A page becomes one script, line for line: its ``python`` blocks as they stand, and each ``$ penstock`` line of
+its ``console`` blocks as a call of the command. It is run in a folder with the shards and photos of
+``photo_shards``.
+A block that cannot run has ``<!-- not run: the reason -->`` on the line before its fence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = sorted({*SHOWN, *ROOT.glob("*.md")})
+
+FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+-]*)")
+NOT_RUN = re.compile(r"\s*<!--\s*not run\b:?\s*(.*?)\s*-->\s*$")
+LINK = re.compile(r"\]\(<?([^)\s>]+)>?[^)]*\)|(?:href|src)=\"([^\"]+)\"")
+ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#", re.IGNORECASE)
+OTHER_NAMES_OF_PYTHON = {"py", "python3", "pycon", "ipython"}
+
+# On the script's first line, which in a page can only be prose.
+PREAMBLE = "import subprocess as _subprocess; _shell = ['bash', '-e', '-o', 'pipefail', '-c']"
+CALL = "_subprocess.run([*_shell, {command!r}], check=True)"
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A fenced block: where its first line stands (from 0), and whether and why it is not to be run."""
+
+    language: str
+    start: int
+    lines: tuple[str, ...]
+    marked: bool
+    reason: str
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_page_shows_runs(page: Path, photo_shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    shutil.copytree(photo_shards, folder)
+    script = tmp_path / f"{page.stem}.py"
+    script.write_text(_script(page.read_text()))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env=_environment(tmp_path / "bin"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"a line of the script is that line of {page.name}:\n{done.stdout}"
+
+
+@pytest.mark.parametrize("page", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_marks_what_is_not_run_with_a_reason(page: Path) -> None:
+    assert not _wrongly_marked(page.read_text())
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_page_links_to_exists(page: Path) -> None:
+    missing = [link for link in _links(page.read_text()) if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_a_script_has_each_shown_line_in_its_place() -> None:
+    page = _page("# Title", "```python", "a = 1", "```", "```console", "$ penstock \\", " info", "out", "```")
+    lines = _script(page).splitlines()
+    assert lines[2] == "a = 1"
+    assert lines[5] == CALL.format(command="penstock   info")
+    assert not any(lines[6:])
+
+
+def test_an_indented_block_is_shown_too() -> None:
+    assert "a = 1" in _script(_page("- item", "  ```python", "  a = 1", "  ```")).splitlines()
+
+
+def test_a_marked_block_and_other_languages_are_not_run() -> None:
+    page = _page(
+        "Text", "<!-- not run: needs a GPU -->", "```python", "a = 1", "```", "```toml", "b = 2", "```"
+    )
+    assert not any(_script(page).splitlines()[1:])
+    assert not _wrongly_marked(page)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "Text\n<!-- not run -->\n```python\na\n```",
+        "Text\n<!-- not run: -->\n```python\na\n```",
+        "Text\n<!-- not run: no block below -->\n\n```python\na\n```",
+        "Text\n```pycon\n>>> a\n```",
+    ],
+)
+def test_a_mark_without_reason_or_block_is_refused(page: str) -> None:
+    assert _wrongly_marked(page)
+
+
+def test_links_are_read_from_prose_only() -> None:
+    page = '[a](b/c.md#part "t") [w](https://x.y) [h](#h) ![i](p.png) <img src="q.svg">\n```\n[n](gone)\n```'
+    assert list(_links(page)) == ["b/c.md", "p.png", "q.svg"]
+
+
+def _page(*lines: str) -> str:
+    return "\n".join(lines)
+
+
+def _fenced(text: str) -> Iterator[Fenced]:
+    """Yield the fenced blocks of a page in order."""
+    lines = text.splitlines()
+    number = 0
+    while number < len(lines):
+        if fence := FENCE.match(lines[number]):
+            end = _end_of_block(lines, number + 1, fence[1])
+            mark = NOT_RUN.match(lines[number - 1]) if number else None
+            body = textwrap.dedent("\n".join(lines[number + 1 : end])).split("\n")
+            yield Fenced(fence[2], number + 1, tuple(body), mark is not None, mark[1] if mark else "")
+            number = end
+        number += 1
+
+
+def _end_of_block(lines: list[str], start: int, fence: str) -> int:
+    for number in range(start, len(lines)):
+        if lines[number].strip().startswith(fence):
+            return number
+    raise ValueError(f"the block before line {start + 1} is not closed")
+
+
+def _script(text: str) -> str:
+    """Turn a page into a script whose line n is the page's line n where that is shown code, else empty."""
+    script = [""] * (len(text.splitlines()) + 1)
+    script[0] = PREAMBLE
+    for block in _fenced(text):
+        if block.marked:
+            continue
+        if block.language == "python":
+            script[block.start : block.start + len(block.lines)] = block.lines
+        elif block.language == "console":
+            for offset, command in _commands(block.lines):
+                script[block.start + offset] = CALL.format(command=command)
+    return "\n".join(script) + "\n"
+
+
+def _commands(lines: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """Yield the calls of penstock in a console block, each with the number of its first line."""
+    for number, line in enumerate(lines):
+        if line.startswith("$ penstock"):
+            command, rest = line.removeprefix("$ "), iter(lines[number + 1 :])
+            while command.endswith("\\"):
+                command = command.removesuffix("\\") + " " + next(rest, "")
+            yield number, command
+
+
+def _wrongly_marked(text: str) -> list[str]:
+    """List the marks without reason or block, and the blocks whose language hides that they are Python."""
+    blocks = list(_fenced(text))
+    wrong = [f"line {block.start}: no reason" for block in blocks if block.marked and not block.reason]
+    wrong += [f"line {b.start}: write python" for b in blocks if b.language in OTHER_NAMES_OF_PYTHON]
+    marks = sum(1 for _, line in _prose(text) if NOT_RUN.match(line))
+    if marks != sum(block.marked for block in blocks):
+        wrong.append("a mark stands before no block")
+    return wrong
+
+
+def _links(text: str) -> Iterator[str]:
+    """Yield the links of a page that lead to files, without the part after ``#``."""
+    for _, line in _prose(text):
+        for markdown, html in LINK.findall(line):
+            link = markdown or html
+            if not ELSEWHERE.match(link):
+                yield link.partition("#")[0]
+
+
+def _prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines outside fenced blocks with their numbers."""
+    inside = {block.start + offset for block in _fenced(text) for offset in range(len(block.lines))}
+    for number, line in enumerate(text.splitlines()):
+        if number not in inside:
+            yield number, line
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The caller's environment with a ``penstock`` command in front that is run by this very interpreter."""
+    folder.mkdir()
+    command = folder / "penstock"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
+    command.chmod(0o755)
+    path = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, "PYTHONWARNINGS": "error"}

@@ -1,0 +1,148 @@
+"""The house rules that no linter knows: the map is true, names say something, starting is quick."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "penstock"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+MAP = ROOT / "ARCHITECTURE.md"
+
+# `engines/` or `formats/tar.py`, but neither half of `and/or` nor the start of `docs/NNNN-*.md`.
+PLACE = re.compile(r"(?<![\w./:-])(?:[\w.-]+/)*(?:[\w.-]+/|[\w-]+\.py)(?![\w*{</-]|\.\w)")
+
+# Brackets, so that this file does not match itself.
+FORBIDDEN = re.compile(r"\bTO[D]O\b|\bFIX[M]E\b|\bissue\s?[#]", re.IGNORECASE)
+EMPTY_NAMES = {"base", "common", "core", "helper", "helpers", "manager", "misc", "util", "utils"}
+
+START_BUDGET_S = 0.150
+
+# Starts are timed from within, so that the interpreter's own start does not count.
+TIMED_START = """
+import contextlib, io, json, runpy, sys, time
+sys.argv = {argv!r}
+begin = time.perf_counter()
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+    {action}
+seconds = time.perf_counter() - begin
+print(json.dumps([seconds, out.getvalue(), sorted(sys.modules)]))
+"""
+STARTS = {
+    "import penstock": ("import penstock", ["-c"]),
+    "penstock --help": ("runpy.run_module('penstock', run_name='__main__')", ["penstock", "--help"]),
+}
+HEAVY = {"numpy", "PIL", "torch", "pyarrow", "ray"}
+
+
+def test_the_map_names_every_room() -> None:
+    missing = sorted(set(_rooms()) - set(_places_on_the_map()))
+    assert not missing, f"{MAP.name} does not name {missing}"
+
+
+def test_the_map_names_nothing_that_does_not_exist() -> None:
+    gone = sorted(place for place in _places_on_the_map() if not _exists(place))
+    assert not gone, f"{MAP.name} names {gone}"
+
+
+def test_the_map_is_short() -> None:
+    assert len(MAP.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("`engines/` and order.py.", ["engines/", "order.py"]),
+        ("one/two, either/or, a.b, docs/decisions/NNNN-*.md", []),
+        ("src/penstock/formats/tar.py runs", ["src/penstock/formats/tar.py"]),
+        ("s3://bucket/photos/ is a URL", []),
+        ("cli/, viewer/.", ["cli/", "viewer/"]),
+    ],
+)
+def test_places_are_told_from_prose(text: str, places: list[str]) -> None:
+    assert PLACE.findall(text) == places
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_says_what_it_is_for(module: Path) -> None:
+    assert ast.get_docstring(ast.parse(module.read_text())), "no docstring"
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    loose = {str(path.parent) for path in MODULES if not (path.parent / "__init__.py").is_file()}
+    assert not loose, f"no __init__.py in {sorted(loose)}"
+
+
+def test_no_module_has_an_empty_name() -> None:
+    named = {
+        str(path.relative_to(PACKAGE))
+        for path in MODULES
+        if EMPTY_NAMES & {part.removesuffix(".py").strip("_") for part in path.relative_to(PACKAGE).parts}
+    }
+    assert not named
+
+
+def test_no_source_leaves_work_for_later() -> None:
+    marks = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in _sources()
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if FORBIDDEN.search(line)
+    ]
+    assert not marks, "\n".join(marks)
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_starting_is_quick_and_imports_nothing_heavy(start: str) -> None:
+    action, argv = STARTS[start]
+    runs = [_timed_start(action, argv) for _ in range(7)]
+    _, _, modules = runs[0]
+    assert not HEAVY & set(modules)
+    assert statistics.median(seconds for seconds, _, _ in runs) < START_BUDGET_S
+
+
+def test_help_names_the_command() -> None:
+    _, out, _ = _timed_start(*STARTS["penstock --help"])
+    assert "usage: penstock" in out
+
+
+def _rooms() -> Iterator[str]:
+    """Yield what stands directly in the package, written as the map writes it."""
+    for path in PACKAGE.iterdir():
+        if path.is_dir() and any(path.glob("*.py")):
+            yield f"{path.name}/"
+        elif path.suffix == ".py" and not path.name.startswith("__"):
+            yield path.name
+
+
+def _places_on_the_map() -> set[str]:
+    return {place.removeprefix("src/penstock/") for place in PLACE.findall(MAP.read_text())}
+
+
+def _exists(place: str) -> bool:
+    """Tell whether a place on the map is a path from the root, or one within the package."""
+    is_there = Path.is_dir if place.endswith("/") else Path.is_file
+    return any(is_there(start / place) for start in (ROOT, ROOT / "src", PACKAGE))
+
+
+def _sources() -> Iterator[Path]:
+    for folder in ("src", "tests", "examples", "benchmarks"):
+        yield from sorted((ROOT / folder).rglob("*.py"))
+
+
+def _timed_start(action: str, argv: list[str]) -> tuple[float, str, list[str]]:
+    """Run an action in a new interpreter; return its seconds, its output, and the modules then loaded."""
+    script = TIMED_START.format(argv=argv, action=action)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seconds, out, modules = json.loads(done.stdout)
+    return seconds, out, modules

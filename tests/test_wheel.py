@@ -1,0 +1,110 @@
+"""What pip installs is what the tree holds, and it reads a shard without the tree."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# Reads one shard with the installed package, and says where that package lies.
+READ_ONE_SHARD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import penstock as ps
+sample, = ps.read_tar(sys.argv[2]).take_all()
+print(ps.__file__, sample["__key__"], bytes(sample["txt"]).decode(), sep="\\n")
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel made from a source archive made from a copy of the tree: what a release would upload."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"
+    shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
+        shutil.copy(ROOT / name, tree)
+    _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree))
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+    package = ROOT / "src"
+    expected = {
+        str(path.relative_to(package))
+        for path in (package / "penstock").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert held == expected
+    assert "penstock/py.typed" in held
+
+
+def test_the_wheel_carries_its_license(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith("licenses/LICENSE"))
+    assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+    assert _metadata(wheel)["License-Expression"] == "Apache-2.0"
+
+
+def test_the_wheel_offers_every_extra(wheel: Path) -> None:
+    offered = _metadata(wheel).get_all("Provides-Extra", [])
+    assert set(offered) == set(PROJECT["optional-dependencies"])
+
+
+def test_the_wheel_alone_needs_numpy_alone(wheel: Path) -> None:
+    requirements = _metadata(wheel).get_all("Requires-Dist", [])
+    assert [line for line in requirements if "extra ==" not in line] == ["numpy>=1.26"]
+
+
+def test_the_extra_all_holds_every_other_that_users_may_want() -> None:
+    extras = PROJECT["optional-dependencies"]
+    (everything,) = extras["all"]
+    listed = everything.removeprefix("penstock[").removesuffix("]").split(",")
+    assert set(listed) == set(extras) - {"all", "dev"}
+
+
+def test_the_installed_wheel_reads_a_shard(wheel: Path, tmp_path: Path) -> None:
+    target, shard = tmp_path / "installed", tmp_path / "one.tar"
+    _write_shard(shard, "a/0001.txt", b"hello")
+    _run(
+        *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
+        *("--disable-pip-version-check", "--target", str(target), str(wheel)),
+    )
+    # -I: neither the tree nor the caller's folders are on the path.
+    where, key, text = _run(sys.executable, "-I", "-c", READ_ONE_SHARD, str(target), str(shard)).splitlines()
+    assert Path(where).is_relative_to(target)
+    assert (key, text) == ("a/0001", "hello")
+
+
+def _metadata(wheel: Path) -> Message:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    return Parser().parsestr(archive.read(name).decode())
+
+
+def _write_shard(path: Path, name: str, data: bytes) -> None:
+    with tarfile.open(path, "w") as tar:
+        member = tarfile.TarInfo(name)
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
