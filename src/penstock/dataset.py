@@ -225,7 +225,9 @@ class Dataset:
             everything = all or (window is None and ds.plan.source.random_access)
             return ds._then(Shuffle(window, shards, everything))
         if all:
-            raise PlanError(f"shuffle(all=True) cannot stand after {self._late()}; put it before, or give a window")
+            raise PlanError(
+                f"shuffle(all=True) cannot stand after {self._late()}; put it before, or give a window"
+            )
         return ds._then(LateShuffle(window or 1000))
 
     def _late(self) -> str:
@@ -248,7 +250,9 @@ class Dataset:
 
     def _stream(self, stage: Stage) -> Dataset:
         if self.plan.cut is not None and self.plan.cut.world > 1:
-            raise PlanError(f"{stage.describe()} counts the whole stream, which is cut for {self.plan.cut.world} ranks")
+            raise PlanError(
+                f"{stage.describe()} counts the whole stream, which is cut for {self.plan.cut.world} ranks"
+            )
         return self._then(stage)
 
     def repeat(self, n: int | None = None) -> Dataset:
@@ -294,7 +298,9 @@ class Dataset:
         if by is not None:
             sides = [FilterFn(_By(by, test_size, seed or 0, side)) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
-        train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
+        train, test = (
+            self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True)
+        )
         return train, test
 
     def _choose(self, choice: Choose) -> Dataset:
@@ -565,7 +571,9 @@ class Dataset:
         lines.insert(1, f"order: {' -> '.join(orders)}")
         if self.plan.cut is not None and self.plan.cut.how == "step":
             same = not self.plan.changes_count
-            lines.append(f"global batches are{'' if same else ' not'} the same for every world with equal world x batch")
+            lines.append(
+                f"global batches are{'' if same else ' not'} the same for every world with equal world x batch"
+            )
         lines.append(program.recut_problem or "can be restored under any number of ranks")
         return "\n".join(lines)
 
@@ -633,10 +641,11 @@ def _brief(value: Any) -> str:
         return "{" + ", ".join(f"{name!r}: {_brief(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, tuple):
         return "(" + ", ".join(map(_brief, value)) + ("," if len(value) == 1 else "") + ")"
-    if hasattr(value, "shape") and getattr(value, "shape", ()):
+    if getattr(value, "shape", None):
         return _type(value)
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}... ({len(value)} {type(value).__name__})" if hasattr(value, "__len__") else text[:60]
+    long = f"... ({len(value)} {type(value).__name__})" if hasattr(value, "__len__") else "..."
+    return text if len(text) <= 60 else text[:57] + long
 
 
 # Sources
@@ -685,7 +694,9 @@ def _source(source: Any) -> Dataset:
 
 
 def mix(
-    datasets: Sequence[Dataset], weights: Sequence[float] | None = None, stop: Literal["first", "all"] = "first"
+    datasets: Sequence[Dataset],
+    weights: Sequence[float] | None = None,
+    stop: Literal["first", "all"] = "first",
 ) -> Dataset:
     """Mix datasets by weight, counted in samples of their sources.
 
@@ -701,7 +712,9 @@ def mix(
         raise PlanError("mix needs a list of datasets")
     shares = tuple(float(w) for w in (weights if weights is not None else [1.0] * len(datasets)))
     if len(shares) != len(datasets) or not all(0 < share < float("inf") for share in shares):
-        raise PlanError(f"weights={list(shares)}: give one positive number for each of {len(datasets)} datasets")
+        raise PlanError(
+            f"weights={list(shares)}: give one positive number for each of {len(datasets)} datasets"
+        )
     for ds in datasets:
         check_branch(ds.plan, "mix")
     first = datasets[0].plan

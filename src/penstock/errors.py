@@ -45,7 +45,9 @@ class DataError(PenstockError, ValueError):
 class StageError(PenstockError, RuntimeError):
     """A stage failed on a sample; the user's own exception is its ``__cause__``."""
 
-    def __init__(self, problem: str, stage: str | None = None, key: str | None = None, shard: str | None = None) -> None:
+    def __init__(
+        self, problem: str, stage: str | None = None, key: str | None = None, shard: str | None = None
+    ) -> None:
         super().__init__(problem, stage, key, shard)
         self.problem, self.stage, self.key, self.shard = problem, stage, key, shard
 

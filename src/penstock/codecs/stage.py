@@ -14,6 +14,9 @@ from penstock.plan import Context, Fields, Map, Place, takes
 FieldSpec = str | Callable[..., Any] | None
 
 
+_LIMITS = Limits()
+
+
 @dataclass(frozen=True)
 class Decode(Map):
     """``decode(...)``: fields named by the user as given there, all others by ``spec`` and extension."""
@@ -21,7 +24,7 @@ class Decode(Map):
     spec: str | None = None
     by_field: tuple[tuple[str, FieldSpec], ...] = ()
     trust_pickle: bool = False
-    limits: Limits = Limits()
+    limits: Limits = _LIMITS
 
     def __post_init__(self) -> None:
         if self.spec is not None:

@@ -8,7 +8,10 @@ from penstock.engines.run import ENGINES, Run
 from penstock.errors import PlanError
 from penstock.plan import EngineOptions, check_choice
 
-OPTIONS: dict[str, frozenset[str]] = {"local": frozenset({"cpus", "memory", "ordered"}), "serial": frozenset()}
+OPTIONS: dict[str, frozenset[str]] = {
+    "local": frozenset({"cpus", "memory", "ordered"}),
+    "serial": frozenset(),
+}
 
 
 def engine_options(name: str, options: dict[str, object]) -> EngineOptions:

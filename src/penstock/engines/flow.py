@@ -64,7 +64,9 @@ class Pace:
             self.count = min(self.count, self.most)
 
 
-def flow(program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace) -> Iterator[Block]:
+def flow(
+    program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace
+) -> Iterator[Block]:
     """The blocks that come out at the end of the plan.
 
     ``order`` is ``None`` for a stream. A block with an error is the last one.
@@ -103,7 +105,14 @@ def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[B
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after
                     origin = Span(
-                        part, number, positions[cut], following, refs.take(cut), readers, spots.take(cut), padded
+                        part,
+                        number,
+                        positions[cut],
+                        following,
+                        refs.take(cut),
+                        readers,
+                        spots.take(cut),
+                        padded,
                     )
                     yield Block([], origin.refs.key, origin, high - low, base=sub)
                     sub = 0
@@ -170,7 +179,9 @@ def streamed(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int)
     if stage.finished(seen):
         return
     for block in blocks:
-        over = Block(block.items, block.keys, _Passed(level, block, seen), len(block), None, block.error, block.skips)
+        over = Block(
+            block.items, block.keys, _Passed(level, block, seen), len(block), None, block.error, block.skips
+        )
         seen += len(block)
         yield stage.pass_on(over, seen - len(block))
         if stage.finished(seen):
@@ -316,7 +327,9 @@ class _Grouping:
             if isinstance(exc, DataError):
                 error = DataError(exc.problem, exc.shard or place.shard, exc.key or place.key)
             else:
-                error = StageError(f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard)
+                error = StageError(
+                    f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard
+                )
             error.__cause__ = exc
             if not ctx.skip:
                 group.error = error
@@ -335,7 +348,14 @@ class _Grouping:
                 origin.level, origin.start, origin.end, origin.n, origin.members, len(out), low, origin.owner
             )
             last = high == len(out)
-            yield Block(out.items[low:high], out.keys[low:high], own, high - low, base=sub, skips=skips if last else [])
+            yield Block(
+                out.items[low:high],
+                out.keys[low:high],
+                own,
+                high - low,
+                base=sub,
+                skips=skips if last else [],
+            )
             low, sub = high, 0
             if last:
                 return

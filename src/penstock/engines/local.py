@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -137,7 +138,9 @@ class _Run:
 
     def _rows_wanted(self) -> int:
         """The rows that stages on batches of rows would like to see together."""
-        sizes = [p.stage.batch_size or 1 for p in self.program.arrangement.body if isinstance(p.stage, MapBatches)]
+        sizes = [
+            p.stage.batch_size or 1 for p in self.program.arrangement.body if isinstance(p.stage, MapBatches)
+        ]
         return max(sizes, default=1)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
@@ -145,7 +148,9 @@ class _Run:
             return _inline(self.program, self.epoch)(blocks, segment)
         gauge = _Gauge(self._workers(segment), self.memory // 2)
         pool = ThreadPool(
-            segment.stages[-1].stage.name, gauge.workers, _worker(self.program, segment, self.epoch, self.pace, gauge)
+            segment.stages[-1].stage.name,
+            gauge.workers,
+            _worker(self.program, segment, self.epoch, self.pace, gauge),
         )
         self.pools.append(pool)
         return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
@@ -190,10 +195,8 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
     except Closed:
         pass
     except BaseException as exc:  # whatever happens here is the consumer's to know
-        try:
+        with suppress(Closed):
             channel.put(exc)
-        except Closed:
-            pass
 
 
 def weight(items: list[object]) -> int:

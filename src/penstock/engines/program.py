@@ -126,7 +126,9 @@ class Program:
             return None
         slices = all(isinstance(stage, Slice) for stage in self.plan.ordering)
         if len(self.opened) > 1 or not slices or self.plan.cut is not None:
-            raise PlanError("a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined")
+            raise PlanError(
+                "a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined"
+            )
         reader = self.opened[0]
         assert isinstance(reader, StreamReader)
         return reader
@@ -149,7 +151,9 @@ class Program:
     def _leaf_order(self, leaf: int, seed: int, epoch: int) -> Order:
         counts = self.readers[leaf].counts(scan=True)
         if counts is None:
-            raise PlanError(f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`")
+            raise PlanError(
+                f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`"
+            )
         return Shards(self._hashes[leaf], counts, leaf, seed, epoch)
 
     @cached_property
@@ -266,7 +270,9 @@ class Program:
     def _kinds(self) -> list[str]:
         stages = [placed.stage for placed in self.arrangement.body]
         last = [stages[-1]] if stages and isinstance(stages[-1], Batched) else []
-        kinds = [s.name if s.scope is Scope.EACH else s.describe() for s in stages if not s.keeps_count or _late(s)]
+        kinds = [
+            s.name if s.scope is Scope.EACH else s.describe() for s in stages if not s.keeps_count or _late(s)
+        ]
         return kinds[: len(kinds) - len(last)]
 
     def length(self, cut: Cut | None) -> int | None:
@@ -294,7 +300,9 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
     if cut.uneven == "keep":
         return None, None
     if isinstance(order, Lazy):
-        raise PlanError(f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'")
+        raise PlanError(
+            f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'"
+        )
     if cut.uneven == "drop" or not order.size:
         return order.size // cut.world, None
     first = cut.rank % order.size

@@ -13,7 +13,13 @@ class Progress:
     """Shows how far some work is, its rate and what remains; rewrites one line ten times a second."""
 
     def __init__(
-        self, what: str, total: int | None = None, unit: str = "samples", *, shown: bool | None = None, to: TextIO | None = None
+        self,
+        what: str,
+        total: int | None = None,
+        unit: str = "samples",
+        *,
+        shown: bool | None = None,
+        to: TextIO | None = None,
     ) -> None:
         """Begin.
 

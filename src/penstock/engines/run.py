@@ -72,7 +72,12 @@ class Run:
         self._ended = True
         if self.skipped:
             some = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self.skipped[:3])
-            log.warning("skipped %d samples that failed (%s%s)", len(self.skipped), some, ", ..." * (len(self.skipped) > 3))
+            log.warning(
+                "skipped %d samples that failed (%s%s)",
+                len(self.skipped),
+                some,
+                ", ..." * (len(self.skipped) > 3),
+            )
 
     def _check_limit(self) -> None:
         limit = self._program.plan.errors.limit

@@ -203,5 +203,3 @@ class FileSpots:
                 bad[number].__cause__ = exc
                 out.append(None)
         return out, bad
-
-

@@ -110,7 +110,9 @@ class At(Stage):
         """Run the stage on the part of the block that is its own, and put the parts together in order."""
         slot = block.origin.slot(self.slot)
         owner = np.arange(block.inputs) if block.owner is None else block.owner
-        mine = np.flatnonzero((slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop))
+        mine = np.flatnonzero(
+            (slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop)
+        )
         if not len(mine):
             return block
         rows = [block.items[i] for i in mine.tolist()]

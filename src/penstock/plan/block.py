@@ -22,8 +22,8 @@ class Place(NamedTuple):
 
     shard: str | None
     key: str | None
-    leaf: int = 0
-    index: int = 0
+    leaf: int = 0  # the source, counted over the plan
+    number: int = 0  # in the shard
 
 
 class Origin(Protocol):
@@ -151,7 +151,9 @@ class Block:
 
     def settle(self) -> Block:
         """Leave out the outputs that were delivered before this run: for the end of a level, before ``cursor``."""
-        return self.keep(np.arange(self.base, len(self.items)), self.items[self.base :]) if self.base else self
+        return (
+            self.keep(np.arange(self.base, len(self.items)), self.items[self.base :]) if self.base else self
+        )
 
 
 @dataclass(slots=True)

@@ -28,7 +28,9 @@ def _columns(samples: Sequence[Any], join: Any) -> Any:
         for sample in samples:
             if sample.keys() != first.keys():
                 odd = sorted(set(map(str, sample.keys() ^ first.keys())))
-                raise DataError(f"samples of one batch differ in fields: {', '.join(odd)}", None, _key(sample))
+                raise DataError(
+                    f"samples of one batch differ in fields: {', '.join(odd)}", None, _key(sample)
+                )
         return {name: join([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
         if any(len(sample) != len(first) for sample in samples):

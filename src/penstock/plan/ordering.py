@@ -171,7 +171,11 @@ def check_branch(plan: Any, combination: str) -> None:
         raise PlanError(f"{combination}: a branch is already cut by shard(); cut the combination instead")
     for stage in plan.body:
         if stage.scope.value != "each" or (combination == "zip" and not stage.keeps_count):
-            why = "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
-            raise PlanError(f"{combination}: a branch may not hold {stage.describe()}, which {why}; put it after")
+            why = (
+                "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
+            )
+            raise PlanError(
+                f"{combination}: a branch may not hold {stage.describe()}, which {why}; put it after"
+            )
     if combination != "zip" and any(isinstance(source, Zip) for source in plan.sources()):
         raise PlanError(f"{combination}: a branch may not be a zip; combine first and zip the result")

@@ -79,6 +79,9 @@ class Source(Protocol):
         """The call that made it."""
 
 
+_RAISE, _LOCAL = OnError(), EngineOptions()
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be done: the whole description of a dataset."""
@@ -88,8 +91,8 @@ class Plan:
     seed: int | None = None
     epoch: int | None = None
     cut: Cut | None = None
-    errors: OnError = OnError()
-    engine: EngineOptions = EngineOptions()
+    errors: OnError = _RAISE
+    engine: EngineOptions = _LOCAL
 
     def then(self, stage: Stage | OrderStage) -> Plan:
         """The plan with one more stage."""
@@ -145,7 +148,9 @@ class Plan:
         if cut.world > 1:
             for stage in self.body:
                 if stage.scope.value == "all":
-                    raise PlanError(f"{stage.describe()} needs the whole stream and cannot be cut in {cut.world}")
+                    raise PlanError(
+                        f"{stage.describe()} needs the whole stream and cannot be cut in {cut.world}"
+                    )
         if cut.uneven != "keep" and (self.changes_count or self.errors.action == "skip"):
             raise PlanError(
                 f"uneven={cut.uneven!r} promises ranks of equal length, but a stage here changes the count; "

@@ -95,7 +95,9 @@ class EachStage(Stage):
         if isinstance(own, dict) and isinstance(own.get("__key__"), str):
             place = place._replace(key=own["__key__"])
         fatal = isinstance(exc, _FATAL)
-        error = exc if fatal or (isinstance(exc, PenstockError) and _located(exc)) else self.failure(exc, place)
+        error = (
+            exc if fatal or (isinstance(exc, PenstockError) and _located(exc)) else self.failure(exc, place)
+        )
         if fatal or not ctx.skip:
             block.stop(item, error)
             return False

@@ -13,7 +13,7 @@ from penstock.errors import DataError, PlanError
 from penstock.order import fold, permute
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collate import collate, rows
-from penstock.plan.stage import FlatMap, Filter, GroupStage, Map, StreamStage
+from penstock.plan.stage import Filter, FlatMap, GroupStage, Map, StreamStage
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes
 
 NOTHING = ByObject(())

@@ -42,7 +42,9 @@ class Resources:
 
     def __post_init__(self) -> None:
         check_choice("on", self.on, get_args(Where))
-        low, high = self.workers if isinstance(self.workers, tuple) else (self.workers or 1, self.workers or 1)
+        low, high = (
+            self.workers if isinstance(self.workers, tuple) else (self.workers or 1, self.workers or 1)
+        )
         if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
             raise PlanError(f"workers={self.workers!r}: give a number from 1, or (min, max)")
         check_count("retries", self.retries)

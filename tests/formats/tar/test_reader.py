@@ -19,7 +19,7 @@ import zstandard
 
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import ShardEntry, write_manifest
-from penstock.formats.tar import ArchiveLimits, Spots, TarReader, TarWriter
+from penstock.formats.tar import ArchiveLimits, Spots, TarReader, TarWriter, scan
 from penstock.formats.tar.index import SUFFIX
 
 
@@ -238,7 +238,7 @@ def test_several_compressed_streams_in_a_row_are_one_archive(tmp_path: Path) -> 
 def test_counting_a_compressed_shard_again_does_not_unpack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     assert reader_of(path).count(0) == 20
-    monkeypatch.setattr("penstock.formats.tar.scan.open_content", lambda *_: pytest.fail("unpacked again"))
+    monkeypatch.setattr(scan, "open_content", lambda *_: pytest.fail("unpacked again"))
     assert reader_of(path).count(0) == 20
 
 

@@ -3,7 +3,7 @@
 from penstock.formats.tar.compression import ArchiveLimits
 from penstock.formats.tar.index import Index
 from penstock.formats.tar.reader import Spots, TarReader
-from penstock.formats.tar.scan import load_index, scan
+from penstock.formats.tar.scan import load_index
 from penstock.formats.tar.stream import samples
 from penstock.formats.tar.writer import ShardWriter, TarWriter
 
@@ -16,5 +16,4 @@ __all__ = [
     "TarWriter",
     "load_index",
     "samples",
-    "scan",
 ]

@@ -130,7 +130,7 @@ class Spots:
 
 
 def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
-    """Turn columns into rows; the usual widths by a dict display, at a third of the cost of ``dict(zip())``."""
+    """Turn columns into rows; usual widths by a dict display, at a third of the cost of ``dict(zip())``."""
     if len(names) == 3:
         a, b, c = names
         return [{a: i, b: j, c: k} for i, j, k in zip(*columns, strict=False)]

@@ -278,7 +278,7 @@ class _Walk:
         """Go over ordinary members, up to the first header that needs a closer look.
 
         Yields:
-            Names of members, the row of the first of them, and how many headers between them are of no interest.
+            Names of members, the row of the first, and how many headers between them are of no interest.
         """
         whole = True
         while whole:
@@ -378,7 +378,8 @@ def checksums_hold(heads: U8) -> Bools:
     total = heads.sum(axis=1, dtype=np.uint32).astype(np.int64) - own.sum(axis=1, dtype=np.int64) + 8 * 32
     digits = (own >= 48) & (own <= 55)
     declared = (own[:, :6].astype(np.int64) - 48) @ _DIGITS
-    holds: Bools = digits[:, :6].all(axis=1) & (declared == total)
+    usual = digits[:, :6].all(axis=1) & (own[:, 6] == 0) & (own[:, 7] == 32)
+    holds: Bools = usual & (declared == total)
     if not holds.all():
         unsure = ~holds & digits.any(axis=1) & (digits | (own == 0) | (own == 32)).all(axis=1)
         for row in np.flatnonzero(unsure).tolist():

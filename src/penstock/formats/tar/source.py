@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from penstock.formats.tar.stream import samples
 
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import read_manifest
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits
 from penstock.formats.tar.reader import TarReader
+from penstock.formats.tar.stream import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
 from penstock.storage import STDIN, expand, local_path, relative
