@@ -41,7 +41,7 @@ fix: $(STAMP) ## mend what lint and format can mend by themselves
 	@$(call quietly,$(BIN)/ruff format .)
 
 clean: ## remove what the other targets made
-	@rm -rf .venv .bench .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	@rm -rf .venv benchmarks/.data benchmarks/.envs .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The pin of torch must be seen by the first call that asks for torch: hence one call, with the constraints.

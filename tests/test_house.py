@@ -136,7 +136,8 @@ def _exists(place: str) -> bool:
 
 def _sources() -> Iterator[Path]:
     for folder in ("src", "tests", "examples", "benchmarks"):
-        yield from sorted((ROOT / folder).rglob("*.py"))
+        found = sorted((ROOT / folder).rglob("*.py"))
+        yield from (path for path in found if not any(part.startswith(".") for part in path.relative_to(ROOT).parts))
 
 
 def _timed_start(action: str, argv: list[str]) -> tuple[float, str, list[str]]:

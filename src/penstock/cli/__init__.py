@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,7 +11,10 @@ from importlib import import_module
 from penstock import __version__
 from penstock.errors import PenstockError
 
-COMMANDS = {"demo": "pack a small dataset, stream it, train on it, interrupt and resume, print the rates"}
+COMMANDS = {
+    "demo": "pack a small dataset, stream it, train on it, interrupt and resume, print the rates",
+    "index": "make the index of shards that other tools wrote, and put it beside them",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PenstockError as exc:
         sys.stderr.write(f"penstock: {exc}\n")
         return 1
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
         return 130

@@ -6,7 +6,7 @@ from penstock.engines.cursor import AnyCursor, Part, Start
 from penstock.engines.program import Level, Program, Segment
 from penstock.engines.run import ENGINES, Run
 from penstock.errors import PlanError
-from penstock.plan import EngineOptions, check_choice
+from penstock.plan import EngineOptions, check_choice, check_count, size_in_bytes
 
 OPTIONS: dict[str, frozenset[str]] = {
     "local": frozenset({"cpus", "memory", "ordered"}),
@@ -24,6 +24,12 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
     if unknown := sorted(options.keys() - OPTIONS[name]):
         known = ", ".join(sorted(OPTIONS[name])) or "none"
         raise PlanError(f"the {name} engine has no option {', '.join(unknown)}; it has: {known}")
+    if "cpus" in options:
+        check_count("cpus", options["cpus"], least=1)
+    if "memory" in options:
+        size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
+    if not isinstance(options.get("ordered", True), bool):
+        raise PlanError(f"ordered={options['ordered']!r}: give True or False")
     return EngineOptions(name, tuple(sorted(options.items())))
 
 

@@ -21,15 +21,16 @@ class Cursor:
     piece: int
     position: int
     sub: int
+    key: int = field(default=0, compare=False)  # of the sample there, which has it with and without counts
 
     def marks(self) -> tuple[int, ...]:
         """The integers that name the place whoever reads it."""
-        return (self.position, self.sub)
+        return (self.key, self.sub)
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """A place inside a group of ``n`` items: ``done`` of its outputs are out, and ``sub`` of what the next one gives."""
+    """A place inside a group of ``n`` items: ``done`` of its outputs are out, and ``sub`` outputs of the next."""
 
     level: int
     start: AnyCursor
@@ -45,11 +46,12 @@ class Inside:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A place behind a stage that counts the stream: it had seen ``seen`` items."""
+    """A place behind a stage that counts the stream: it had seen ``seen`` items, and ``sub`` outputs of the next."""
 
     level: int
     inner: AnyCursor
     seen: int
+    sub: int
 
     def marks(self) -> tuple[int, ...]:
         """The integers that name the place whoever reads it."""
@@ -79,9 +81,7 @@ class Start:
 
     left: list[Piece]  # all positions of this rank still to come
     opens: tuple[Part, ...] = ()
-    groups: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # level -> (done, sub) of its first group
+    groups: dict[int, tuple[int, int]] = field(default_factory=dict)  # level -> (done, sub) of its first group
     seen: dict[int, int] = field(default_factory=dict)  # level -> items a counting stage has seen
     quota: int | None = (
         None  # positions to deliver, where ranks must be equal; more than left: the rest is padding
@@ -120,6 +120,7 @@ class Start:
         for place in _path(cursor, window_level):
             if isinstance(place, Counted):
                 seen[place.level] = place.seen
+                groups.update({place.level: (0, place.sub)} if place.sub else {})
             elif isinstance(place, Inside) and place.level == window_level:
                 window = place
             elif isinstance(place, Inside):
@@ -129,7 +130,7 @@ class Start:
         opens, left = self._rest(base)
         if window is not None:
             opens = (self._open(window), *opens)
-        return Start(left, opens, groups, seen, self._quota(left), self.pad)
+        return Start(left, opens, groups, seen, self._quota(left, base), self.pad)
 
     def _rest(self, at: Cursor) -> tuple[tuple[Part, ...], list[Piece]]:
         """The open windows and the positions that come at or after ``at``."""
@@ -146,10 +147,13 @@ class Start:
             return Part(before.pieces, before.n, window.done, window.sub)
         return Part(between(self.left, start, end), window.n, window.done, window.sub)
 
-    def _quota(self, left: list[Piece]) -> int | None:
+    def _quota(self, left: list[Piece], at: Cursor) -> int | None:
         if self.quota is None:
             return None
-        return max(0, self.quota - (sum(map(size, self.left)) - sum(map(size, left))))
+        given = sum(map(size, self.left)) - sum(map(size, left))
+        if self.pad is not None and at.piece >= self.padded_from() and at.position > self.pad[0]:
+            given += 1
+        return max(0, self.quota - given)
 
 
 def _path(cursor: AnyCursor, window_level: int | None) -> Iterator[AnyCursor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from penstock.engines.cursor import AnyCursor, Counted, Inside, Start
 from penstock.engines.program import Program, Segment
 from penstock.engines.reading import Held, Span
 from penstock.errors import DataError, PenstockError, StageError
-from penstock.order import I64, U64, Order, Refs, fold_into
+from penstock.order import ENDLESS, I64, U64, Order, Refs, fold_into
 from penstock.plan import (
     Block,
+    Context,
     GroupStage,
+    Map,
     Origin,
     Place,
     Placed,
@@ -40,6 +43,7 @@ class Pace:
     most: int = 512
     least: int = 1  # what a stage that works on several rows at once would like
     nbytes: int = 500_000  # raw bytes: larger blocks fall out of the processor's cache
+    large: int = 16_000_000  # bytes of what comes out
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
         """Cut a chunk of samples of these sizes into blocks."""
@@ -56,7 +60,7 @@ class Pace:
     def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
         """Learn from a finished block: none should take long or grow large."""
         if inputs:
-            costly = max(seconds / 0.05, nbytes / 16_000_000)  # 50 ms: what a close may have to wait for
+            costly = max(seconds / 0.05, nbytes / self.large)  # 50 ms: what a close may have to wait for
             if costly > 1:
                 self.most = max(1, int(inputs / costly))
             elif costly < 0.25:
@@ -77,15 +81,37 @@ def flow(
             blocks = _headed(program, blocks, level.head, number, epoch, start)
         for segment in level.segments:
             blocks = each(blocks, segment)
-        blocks = map(Block.settle, blocks)
+        blocks = settled(blocks)
     return blocks
+
+
+def settled(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The end of a level: leave out what was delivered before this run, and number the parts of an input on."""
+    midway = False
+    due = given = 0  # of the input that blocks are in the middle of: outputs to leave out, outputs so far
+    skips: list[Skipped] = []
+    for block in blocks:
+        if not midway:
+            due, given = block.base, 0
+        if gone := min(due, block.outputs_of(block.begin)) if due else 0:
+            block = block.keep(np.arange(gone, len(block)), block.items[gone:])
+        due, given = due - gone, given + gone
+        block.base, block.skips, skips = given, skips + block.skips, []
+        midway = block.more
+        if midway:
+            ours = block.outputs_of(block.inputs)
+            due, given = (due, given + ours) if block.inputs == block.begin else (0, ours)
+            skips = [skip for skip in block.skips if skip.input >= block.inputs]
+            block.skips = _take_skips(block, block.inputs)
+        yield block
 
 
 def _headed(
     program: Program, blocks: Iterator[Block], placed: Placed, number: int, epoch: int, start: Start
 ) -> Iterator[Block]:
     if isinstance(placed.stage, StreamStage):
-        return streamed(blocks, placed.stage, number, start.seen.get(number, 0))
+        _, sub = start.groups.get(number, (0, 0))
+        return streamed(blocks, placed.stage, number, start.seen.get(number, 0), sub)
     assert isinstance(placed.stage, GroupStage)
     return _Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
 
@@ -126,20 +152,17 @@ def _stream(program: Program) -> Iterator[Block]:
     low, high = 0, 1 << 62
     for stage in program.plan.ordering:
         assert isinstance(stage, Slice)
-        low, high = low + stage.start, min(high, low + stage.stop) if stage.stop is not None else high
-    number = 0
-    samples = program.stream.stream(program.fields[0])
-    for number, (sample, error) in enumerate(samples):
-        if number >= high:
-            return
-        if number >= low:
-            index = np.array([number], np.int64)
-            zero: I64 = np.zeros(1, np.int64)
-            refs = Refs(zero, zero, index, fold_into(np.array([program.seed], np.uint64), index))
-            held = Held([sample], {0: error} if error else {}, zero)
-            yield Block([], refs.key, Span(0, 0, index, number + 1, refs, [], held), 1)
-        if number + 1 >= high:
-            return
+        low, high = low + stage.start, high if stage.stop is None else min(high, low + stage.stop)
+    samples = islice(program.stream.stream(program.fields[0]), low, high)
+    count = 1  # the first sample at once, later ones in larger blocks
+    while found := list(islice(samples, count)):
+        index = np.arange(low, low + len(found), dtype=np.int64)
+        zero: I64 = np.zeros(len(found), np.int64)
+        refs = Refs(zero, zero, index, fold_into(np.full(len(found), program.seed, np.uint64), index))
+        held = Held([s for s, _ in found], {i: error for i, (_, error) in enumerate(found) if error}, zero)
+        low += len(found)
+        yield Block([], refs.key, Span(0, 0, index, low, refs, [], held), len(found))
+        count = min(64, 2 * count)
 
 
 @dataclass(slots=True)
@@ -165,7 +188,7 @@ class _Passed:
     seen: int
 
     def cursor(self, done: int, sub: int) -> AnyCursor:
-        return Counted(self.level, self.block.cursor(done), self.seen + done)
+        return Counted(self.level, self.block.cursor(done), self.seen + done, sub)
 
     def place(self, number: int) -> Place:
         return self.block.place(number)
@@ -174,18 +197,28 @@ class _Passed:
         return self.block.origin.slot(number)
 
 
-def streamed(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int) -> Iterator[Block]:
-    """Take a stream through a stage that counts it."""
+def streamed(
+    blocks: Iterator[Block], stage: StreamStage, level: int, seen: int, sub: int
+) -> Iterator[Block]:
+    """Take a stream through a stage that counts it; ``sub`` outputs of its first item are out already."""
     if stage.finished(seen):
         return
     for block in blocks:
-        over = Block(
-            block.items, block.keys, _Passed(level, block, seen), len(block), None, block.error, block.skips
-        )
+        origin = _Passed(level, block, seen)
+        base, sub = (sub, 0) if block.items else (0, sub)
+        over = Block(block.items, block.keys, origin, len(block), None, block.error, _by_item(block), base)
         seen += len(block)
         yield stage.pass_on(over, seen - len(block))
         if stage.finished(seen):
             return
+
+
+def _by_item(block: Block) -> list[Skipped]:
+    """The skips of a block by the last item before them, where its items are the inputs of what follows."""
+    owner = np.arange(len(block)) if block.owner is None else block.owner
+    return [
+        skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in block.skips
+    ]
 
 
 @dataclass(slots=True)
@@ -220,6 +253,30 @@ class _Members:
         raise AssertionError("a group has no operands")
 
 
+@dataclass(frozen=True)
+class _Weigh(Map):
+    """Weighs the items of a block: (weight, item), with the policy on errors that every stage has."""
+
+    stage: GroupStage
+
+    @property
+    def name(self) -> str:
+        return self.stage.name
+
+    def describe(self) -> str:
+        return self.stage.describe()
+
+    def function(self, ctx: Context) -> Callable[[Any], tuple[float, Any]]:
+        return lambda item: (float(self.stage.weigh(item)), item)
+
+
+def _take_skips(block: Block, until: int) -> list[Skipped]:
+    """Take those that lie before input ``until``."""
+    taken = [skip for skip in block.skips if skip.input < until]
+    block.skips = [skip for skip in block.skips if skip.input >= until]
+    return taken
+
+
 @dataclass(slots=True)
 class _Grouping:
     """Collects items into groups and runs a stage on each; between groups it holds nothing."""
@@ -233,49 +290,68 @@ class _Grouping:
     items: list[Any] = field(default_factory=list)
     keys: list[U64] = field(default_factory=list)
     members: list[tuple[Origin, I64]] = field(default_factory=list)
-    skips: list[Skipped] = field(default_factory=list)
+    skips: list[Skipped] = field(default_factory=list)  # among the items at hand
+    before: list[Skipped] = field(default_factory=list)  # before the first of them
+    behind: list[Skipped] = field(default_factory=list)  # behind the last of them
     weight: float = 0
+    weights: list[float] = field(default_factory=list)  # of the block at hand
     start: AnyCursor | None = None
+    end: AnyCursor | None = None
     part: int = 0
     fresh: bool = True  # no group has been made yet
 
     def run(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The outputs of the groups, in order; a group cut short by an error is lost with it."""
-        end: AnyCursor | None = None
         for block in blocks:
+            if self.stage.weighs:
+                block = self._weighed(block)
             yield from self._add(block)
-            self.skips += block.skips
             if block.error is not None:
-                yield Block([], np.zeros(0, np.uint64), block.origin, 0, error=block.error, skips=self.skips)
+                yield Block([], np.zeros(0, np.uint64), block.origin, 0, error=block.error)
                 return
             if block.ends_part:
-                if self.items and end is not None:
-                    yield from self._emit(end)
+                if self.items:
+                    yield from self._emit()
                 self.part += 1
-            elif block.items:
-                end = block.cursor(len(block))
-        if self.items and end is not None:
-            yield from self._emit(end)
-        elif self.skips:
-            yield Block([], np.zeros(0, np.uint64), _Nowhere(), 0, skips=self.skips)
+        if self.items:
+            yield from self._emit()
+        if self.behind:
+            yield Block([], np.zeros(0, np.uint64), _Nowhere(), 0, skips=self.behind)
+
+    def _weighed(self, block: Block) -> Block:
+        """The block with the weights of its items at hand; an item that cannot be weighed fails."""
+        pairs = _Weigh(self.stage).run(block, self.program.context(self.placed, self.epoch))
+        self.weights = [weight for weight, _ in pairs.items]
+        return pairs.become([item for _, item in pairs.items])
 
     def _add(self, block: Block) -> Iterator[Block]:
         low = 0
         while low < len(block):
             room = self._room()
-            if room is not None and room <= 0:  # an open window is complete: the rest is the next one's
-                return
-            if not self.items:
-                self.start = block.cursor(low)
+            if room is not None and room <= 0:
+                break
             high, full = self._fit(block, low, room)
             if high > low:
-                self.items += block.items[low:high]
-                self.keys.append(block.keys[low:high])
-                owner = np.arange(low, high) if block.owner is None else block.owner[low:high]
-                self.members.append((block.origin, owner))
+                self._join(block, low, high)
             low = high
             if full:
-                yield from self._emit(block.cursor(low))
+                yield from self._emit()
+        if self._room() != 0:  # what comes behind an open window is not this run's to count
+            self.behind += _take_skips(block, ENDLESS)
+
+    def _join(self, block: Block, low: int, high: int) -> None:
+        skips = self.behind + _take_skips(block, block.input_of(low))
+        self.behind = []
+        if self.items:
+            self.skips += skips
+        else:
+            self.start, self.before = block.cursor(low), skips
+        self.items += block.items[low:high]
+        self.keys.append(block.keys[low:high])
+        owner = np.arange(low, high) if block.owner is None else block.owner[low:high]
+        self.members.append((block.origin, owner))
+        self.end, until = block.behind(high - 1)
+        self.skips += _take_skips(block, until)
 
     def _room(self) -> int | None:
         """How many items an open window still lacks; ``None``: this is no open window."""
@@ -294,28 +370,28 @@ class _Grouping:
             return high, len(self.items) + high - low >= self.stage.capacity
         many = len(self.items)
         for high in range(low, len(block)):
-            weight = self.stage.weigh(block.items[high])
+            weight = self.weights[high]
             if many and self.weight + weight > self.stage.capacity:
                 return high, True
             self.weight += weight
             many += 1
         return len(block), False
 
-    def _emit(self, end: AnyCursor) -> Iterator[Block]:
+    def _emit(self) -> Iterator[Block]:
         assert self.start is not None
+        assert self.end is not None
         n = len(self.items)
-        origin = _Members(self.level, self.start, end, n, self.members, n)
+        origin = _Members(self.level, self.start, self.end, n, self.members, n)
         keys = np.concatenate(self.keys)
         group = Block(self.items, keys, origin, n)
-        skips, self.skips = self.skips, []
+        before, skips, self.before, self.skips = self.before, self.skips, [], []
         self.items, self.keys, self.members, self.weight, self.start = [], [], [], 0, None
         out = self._made(group)
         if out.error is not None:
-            yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error, skips=skips)
+            yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error)
             return
-        made = _Members(self.level, origin.start, end, n, origin.members, len(out), 0, out.owner)
-        noted = [skip._replace(input=len(out)) for skip in skips + out.skips]
-        yield from self._blocks(out, made, noted)
+        made = _Members(self.level, origin.start, origin.end, n, origin.members, len(out), 0, out.owner)
+        yield from self._blocks(out, made, before, skips + out.skips)
 
     def _made(self, group: Block) -> Block:
         ctx = self.program.context(self.placed, self.epoch)
@@ -338,25 +414,33 @@ class _Grouping:
             gone.skips = [Skipped(0, place, self.stage.name, str(error))]
             return gone
 
-    def _blocks(self, out: Block, origin: _Members, skips: list[Skipped]) -> Iterator[Block]:
+    def _blocks(
+        self, out: Block, origin: _Members, before: list[Skipped], skips: list[Skipped]
+    ) -> Iterator[Block]:
         """Cut the outputs into blocks, without those delivered before this run."""
         done, sub = self._resume()
         low = min(done, len(out))
+        before = [skip._replace(input=-1) for skip in before]
+        if not len(out):  # an input that gave nothing: what follows begins behind it
+            none: I64 = np.zeros(0, np.int64)
+            yield Block([], out.keys[:0], origin, 1, none, skips=before + skips)
+            return
         while True:
             high = min(len(out), low + 256)
             own = _Members(
                 origin.level, origin.start, origin.end, origin.n, origin.members, len(out), low, origin.owner
             )
-            last = high == len(out)
+            if last := high == len(out):
+                before += [skip._replace(input=high - low - 1) for skip in skips]
             yield Block(
                 out.items[low:high],
                 out.keys[low:high],
                 own,
                 high - low,
                 base=sub,
-                skips=skips if last else [],
+                skips=before,
             )
-            low, sub = high, 0
+            low, sub, before = high, 0, []
             if last:
                 return
 

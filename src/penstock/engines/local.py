@@ -19,18 +19,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from penstock.engines.cursor import Start
 from penstock.engines.flow import Each, Pace, flow
-from penstock.engines.pool import Channel, Closed, ThreadPool, as_finished, in_order, join_all
+from penstock.engines.pool import Channel, Closed, Done, Job, ThreadPool, as_finished, in_order, join_all
 from penstock.engines.program import Program, Segment, run_segment
 from penstock.errors import EngineError
 from penstock.order import Order
-from penstock.plan import Block, MapBatches, size_in_bytes
+from penstock.plan import Block, MapBatches, size_in_bytes, weight
 
 READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY = 1_000_000_000
+FEW = 4  # samples a block, until it is known what they cost
 
 
 def run(
@@ -47,9 +46,15 @@ def run(
     _check(segments)
     if not any(segment.heavy for segment in segments):
         return flow(program, order, epoch, start, _inline(program, epoch), Pace())
-    cores = int(options.get("cpus") or len(os.sched_getaffinity(0)))
-    memory = size_in_bytes("memory", options.get("memory", MEMORY))
-    return _Run(program, epoch, ordered, cores, memory).blocks(order, start)
+    cores = options.get("cpus") or cores_at_hand()
+    asked = options.get("memory")
+    memory = MEMORY if asked is None else size_in_bytes("memory", asked)
+    return _Run(program, epoch, ordered, cores, memory, asked is not None).blocks(order, start)
+
+
+def cores_at_hand() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(segments: list[Segment]) -> None:
@@ -65,7 +70,7 @@ def _check(segments: list[Segment]) -> None:
 def _inline(program: Program, epoch: int) -> Each:
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         contexts = program.contexts(segment, epoch)
-        return (run_segment(segment, contexts, block) for block in blocks)
+        return (part for block in blocks for part, _ in run_segment(segment, contexts, block))
 
     return each
 
@@ -76,6 +81,7 @@ class _Gauge:
 
     workers: int
     memory: int
+    least: int  # blocks that may be under way however large they are
     nbytes: float = 0
 
     def add(self, nbytes: int) -> None:
@@ -83,8 +89,14 @@ class _Gauge:
 
     def ahead(self) -> int:
         """Blocks that may be under way: two for each worker (one in hand, one to go on with) while they fit."""
-        fit = int(self.memory / self.nbytes) if self.nbytes else 2 * self.workers
-        return max(self.workers + 1, min(2 * self.workers, fit))
+        return max(self.least, min(2 * self.workers, self._fit()))
+
+    def ready(self) -> int:
+        """Finished blocks that may wait for the consumer."""
+        return max(1, min(READY, self._fit()))
+
+    def _fit(self) -> int:
+        return int(self.memory / self.nbytes) if self.nbytes else READY + 2 * self.workers
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -96,14 +108,17 @@ class _Run:
     ordered: bool
     cores: int
     memory: int
+    strict: bool  # the memory was asked for: rather let workers wait than use more
     pools: list[ThreadPool] = field(default_factory=list)
-    pace: Pace = field(default_factory=Pace)
-    channel: Channel = field(default_factory=lambda: Channel(READY))
+    pace: Pace = field(default_factory=lambda: Pace(count=1))
+    channel: Channel = field(default_factory=lambda: Channel(lambda: READY))
     driver: threading.Thread | None = None
+    pid: int = field(default_factory=os.getpid)
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
         """The finished blocks; closing the iterator ends the run."""
         self.pace.least = self._rows_wanted()
+        self.pace.most = 1 if self.strict else FEW
         _live.add(self)
         try:
             chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace)
@@ -118,6 +133,8 @@ class _Run:
             self.close()
 
     def _next(self) -> Block | None:
+        if os.getpid() != self.pid:
+            raise EngineError("an iterator cannot go on in a forked process; iterate the dataset there")
         try:
             got = self.channel.get()
         except Closed:
@@ -130,10 +147,13 @@ class _Run:
     def close(self) -> None:
         """End everything this run started."""
         _live.discard(self)
+        if os.getpid() != self.pid:  # a fork has none of the threads, and their locks as they were
+            return
         self.channel.close()
         for pool in self.pools:
             pool.stop()
-        if self.driver is not None and self.driver is not threading.current_thread():
+        here = threading.current_thread()  # one of ours, when the collector finds a forgotten iterator there
+        if self.driver not in (None, here) and not any(pool.owns(here) for pool in self.pools):
             join_all([self.driver], self.pools)
 
     def _rows_wanted(self) -> int:
@@ -146,7 +166,10 @@ class _Run:
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         if not segment.heavy:
             return _inline(self.program, self.epoch)(blocks, segment)
-        gauge = _Gauge(self._workers(segment), self.memory // 2)
+        workers = self._workers(segment)
+        gauge = _Gauge(workers, self._share(), 1 if self.strict else workers + 1)
+        self.pace.large = min(self.pace.large, max(1, gauge.memory // (2 * workers)))
+        self.channel.room = gauge.ready
         pool = ThreadPool(
             segment.stages[-1].stage.name,
             gauge.workers,
@@ -154,6 +177,11 @@ class _Run:
         )
         self.pools.append(pool)
         return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
+
+    def _share(self) -> int:
+        """What one pool may hold of the memory; what waits for the consumer has a share too."""
+        pools = sum(segment.heavy for level in self.program.levels for segment in level.segments)
+        return self.memory // (pools + 1)
 
     def _workers(self, segment: Segment) -> int:
         asked = segment.resources.workers if segment.resources else None
@@ -164,19 +192,20 @@ class _Run:
 
 def _worker(
     program: Program, segment: Segment, epoch: int, pace: Pace, gauge: _Gauge
-) -> Callable[[], Callable[[Block], Block]]:
+) -> Callable[[], Callable[[Job], Done]]:
     """What a thread of the pool makes for itself: the segment with contexts of its own."""
 
-    def make() -> Callable[[Block], Block]:
+    def make() -> Callable[[Job], Done]:
         contexts = program.contexts(segment, epoch)
 
-        def work(block: Block) -> Block:
+        def work(job: Job) -> Done:
             begun = time.perf_counter()
-            done = run_segment(segment, contexts, block)
+            parts = run_segment(segment, contexts, job) if isinstance(job, Block) else job
+            done, again = next(parts)
             nbytes = weight(done.items)
             gauge.add(nbytes)
-            pace.measured(block.inputs, time.perf_counter() - begun, nbytes)
-            return done
+            pace.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
+            return done, parts if again else None
 
         return work
 
@@ -197,25 +226,6 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
     except BaseException as exc:  # whatever happens here is the consumer's to know
         with suppress(Closed):
             channel.put(exc)
-
-
-def weight(items: list[object]) -> int:
-    """About how many bytes ``items`` hold, from a few of them."""
-    some = items[:: max(1, len(items) // 4)]
-    return sum(map(_bytes, some)) * len(items) // len(some) if some else 0
-
-
-def _bytes(item: object) -> int:
-    if isinstance(item, dict):
-        return sum(map(_bytes, item.values()))
-    if isinstance(item, tuple | list):
-        return sum(map(_bytes, item[:64])) * max(1, len(item) // 64)
-    if isinstance(item, bytes | bytearray | str):
-        return len(item)
-    if isinstance(item, np.ndarray):
-        return item.nbytes
-    size = getattr(item, "nbytes", None)  # torch tensors and the like
-    return size if isinstance(size, int) else 64
 
 
 _live: weakref.WeakSet[_Run] = weakref.WeakSet()

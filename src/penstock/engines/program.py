@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,6 +23,7 @@ from penstock.plan import (
     Context,
     Cut,
     Fields,
+    FlatMap,
     LateShuffle,
     Placed,
     Plan,
@@ -31,6 +33,8 @@ from penstock.plan import (
     Shuffle,
     Slice,
     Spots,
+    Stage,
+    StreamLimit,
     StreamReader,
     arrange,
 )
@@ -57,6 +61,7 @@ class Segment:
     def takes(self, resources: Resources | None) -> bool:
         """Whether a stage with these needs can join."""
         own = self.resources
+        resources = resources and resources.pooled()
         return resources is None or own is None or own == resources or _either(own, resources)
 
     def add(self, placed: Placed) -> None:
@@ -193,10 +198,11 @@ class Program:
         """Where a rank begins the epoch."""
         cut = cut or Cut(0, 1)
         pieces = order.cut(order.whole(), cut.rank, cut.world, cut.how)
+        quota, padding = _quota(order, cut)
         for stage in self.plan.ordering:
             if isinstance(stage, Slice) and stage.per_rank:
                 pieces = tail(pieces, stage.start) if stage.stop is None else head(pieces, stage.stop)
-        quota, padding = _quota(order, cut)
+                quota = None if quota is None else _sliced(quota, stage)
         return Start(pieces, quota=quota, pad=padding)
 
     def front(self) -> Start:
@@ -275,13 +281,18 @@ class Program:
         ]
         return kinds[: len(kinds) - len(last)]
 
+    @property
+    def endless(self) -> bool:
+        """Whether an epoch never ends."""
+        limited = any(isinstance(placed.stage, StreamLimit) for placed in self.arrangement.body)
+        return self.stream is None and not limited and self.order(0, counts=False).size >= ENDLESS
+
     def length(self, cut: Cut | None) -> int | None:
         """How many items one rank's epoch gives, where that is known without running it."""
         order = self.order(0)
-        items: int | None = None
-        if order.size >= 0 and not isinstance(order, Lazy):
-            start = self.start(order, cut)
-            items = sum(_size(piece) for part in start.parts() for piece in part.pieces)
+        items: int | None = None  # not counted, or without end
+        if 0 <= order.size < ENDLESS:
+            items = sum(_size(piece) for part in self.start(order, cut).parts() for piece in part.pieces)
         for placed in self.arrangement.body:
             items = None if items is None else placed.stage.length(items)
         return items
@@ -309,6 +320,11 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
     return -(-order.size // cut.world), [first, first + 1, 1, 0]
 
 
+def _sliced(quota: int, stage: Slice) -> int:
+    """What is left of so many positions after a limit or skip of the rank's own."""
+    return max(0, quota - stage.start) if stage.stop is None else min(quota, stage.stop)
+
+
 def _shape(plan: Plan) -> list[Any]:
     """What orders a plan, for its identity."""
     own: list[Any] = [stage.describe() for stage in plan.ordering]
@@ -317,10 +333,25 @@ def _shape(plan: Plan) -> list[Any]:
     return own
 
 
-def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Block:
-    """Take a block through the stages of a segment."""
-    if not block.inputs:  # it only marks the end of a part
-        return block
-    for placed, ctx in zip(segment.stages, contexts, strict=True):
-        block = placed.stage.run(block, ctx)
-    return block
+def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iterator[tuple[Block, bool]]:
+    """Take a block through the stages of a segment.
+
+    What grows too large comes out in parts: each with whether another one follows.
+    """
+    stages = [placed.stage for placed in segment.stages]
+    outer, block.more = block.more, False
+    for part in _through(list(zip(stages, contexts, strict=True)), block):
+        again = part.more
+        part.more = again or (outer and part.error is None)
+        yield part, again
+
+
+def _through(steps: list[tuple[Stage, Context]], block: Block) -> Iterator[Block]:
+    if block.inputs or block.items:  # else it only marks the end of a part
+        for number, (stage, ctx) in enumerate(steps):
+            if isinstance(stage, FlatMap):
+                for part in stage.parts(block, ctx):
+                    yield from _through(steps[number + 1 :], part)
+                return
+            block = stage.run(block, ctx)
+    yield block

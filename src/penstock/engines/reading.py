@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from penstock.engines.cursor import Cursor
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
-from penstock.plan import Block, Context, Map, Place, Reader, Row, Slot, Spots
+from penstock.plan import Block, Context, ItemStage, Place, Reader, Row, Slot, Spots
 
 
 @dataclass(slots=True)
@@ -26,6 +25,8 @@ class RefSlot:
     def place(self, number: int) -> Place:
         """The sample that input ``number`` is."""
         leaf, shard, index = (int(a[number]) for a in (self.refs.leaf, self.refs.shard, self.refs.index))
+        if not self.readers:  # a stream: its samples name themselves
+            return Place(None, None, leaf, index)
         reader = self.readers[leaf]
         return Place(reader.url(shard), reader.key(shard, index), leaf, index)
 
@@ -45,8 +46,9 @@ class Span:
 
     def cursor(self, done: int, sub: int) -> Cursor:
         """The position after ``done`` of them."""
-        position = int(self.positions[done]) if done < len(self.positions) else self.after
-        return Cursor(self.part, self.piece, position, sub)
+        if done < len(self.positions):
+            return Cursor(self.part, self.piece, int(self.positions[done]), sub, int(self.refs.key[done]))
+        return Cursor(self.part, self.piece, self.after, sub)
 
     def place(self, number: int) -> Place:
         """The sample at position ``number``."""
@@ -68,15 +70,11 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Read(Map):
+class Read(ItemStage):
     """Reads the samples of a block, in place."""
 
     def describe(self) -> str:
         return "read"
-
-    def function(self, ctx: Context) -> Callable[..., Any]:
-        """Not used: a block is read at once."""
-        raise NotImplementedError
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Read the block; samples that cannot be read fail like any other."""
@@ -86,8 +84,9 @@ class Read(Map):
         block = block.become(items)
         if span.padding:
             for item in items:
-                if isinstance(item, dict):
-                    item["__pad__"] = True
+                sample = item.values[0] if isinstance(item, Row) else item
+                if isinstance(sample, dict):
+                    sample["__pad__"] = True
         if bad:
             return self._without(block, bad, ctx)
         return block

@@ -33,8 +33,9 @@ class Run:
         self._blocks = engine(program, order, epoch, start, **options)
         self._block: Block | None = None
         self._delivered = 0
+        self._given = 0  # items of whole blocks
         self._midway = False  # the block's skips are not yet among ours
-        self._ended = False
+        self._ended = self._closed = False
 
     def items(self) -> Iterator[Any]:
         """The items, without keeping track of each: for those who ask for no state."""
@@ -47,7 +48,7 @@ class Run:
         self._end()
 
     def __iter__(self) -> Iterator[Any]:
-        """The items; ``here()`` is exact after each."""
+        """The items; ``here()`` is exact after each. Once the run is closed nothing more comes."""
         try:
             for block in self._blocks:
                 if block.inputs or block.items:
@@ -55,13 +56,18 @@ class Run:
                 for item in block.items:
                     self._delivered += 1
                     yield item
+                    if self._closed:
+                        return
                 self._finish(block)
+            if self._closed:
+                return
         finally:
             self.close()
         self._end()
 
     def _finish(self, block: Block) -> None:
         self.skipped += block.skips
+        self._given += len(block)
         self._midway = False
         if block.error is not None:
             raise block.error
@@ -71,6 +77,7 @@ class Run:
     def _end(self) -> None:
         self._ended = True
         if self.skipped:
+            self._check_limit()
             some = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self.skipped[:3])
             log.warning(
                 "skipped %d samples that failed (%s%s)",
@@ -83,11 +90,15 @@ class Run:
         limit = self._program.plan.errors.limit
         if limit is None:
             return
+        share = 0 < limit < 1
         known = self._order is not None and self._order.size >= 0
-        allowed = limit * total(self.start.left) if 0 < limit < 1 and known else limit
-        if len(self.skipped) > allowed:
+        if share and not known and not self._ended:
+            return  # a share of an unknown number: the end will tell
+        whole = total(self.start.left) if known else self._given + len(self.skipped)
+        if len(self.skipped) > (limit * whole if share else limit):
             last = self.skipped[-1]
-            problem = f"{len(self.skipped)} samples failed, more than on_error's limit of {limit}; the last: {last.problem}"
+            many = f"{len(self.skipped)} samples failed, more than on_error's limit of {limit}"
+            problem = f"{many}; the last: {last.problem}"
             raise DataError(problem, last.place.shard, last.place.key)
 
     def passed(self) -> list[Skipped]:
@@ -115,6 +126,7 @@ class Run:
 
     def close(self) -> None:
         """Stop the engine."""
+        self._closed = True
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()

@@ -16,6 +16,6 @@ def run(program: Program, order: Order | None, epoch: int, start: Start) -> Iter
 
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         contexts = program.contexts(segment, epoch)
-        return (run_segment(segment, contexts, block) for block in blocks)
+        return (part for block in blocks for part, _ in run_segment(segment, contexts, block))
 
     return flow(program, order, epoch, start, each, Pace(count=1, most=1))

@@ -148,15 +148,15 @@ class Loader:
             raise StateError("states=[]: give the states of all ranks")
         for one in given:
             self._check(one)
-        self._pause()
-        self.epoch = given[0].epoch
-        order = self._order(self.epoch)
+        epoch = given[0].epoch
+        order = self._order(epoch)
         given = [self._counted(one, order) for one in given]
         own = [s for s in given if s.rank == self.cut.rank and s.world == self.cut.world]
-        if own:
-            self._rest = (self.epoch, self._own(own[0]))
-        else:
-            self._rest = (self.epoch, self._recut(given, order))
+        if own and not all(map(order.holds, _pieces(own[0]))):
+            raise StateError("the state speaks of positions that this dataset does not have")
+        start = self._own(own[0]) if own else self._recut(given, order)
+        self._pause()
+        self.epoch, self._rest = epoch, (epoch, start)
 
     def _check(self, state: State) -> None:
         if state.plan != self._program.identity(counts=not state.lazy):
@@ -214,6 +214,11 @@ class Loader:
         if self.cut.uneven != "pad":
             return None
         return self._program.start(self._order(self.epoch), self.cut).pad
+
+
+def _pieces(state: State) -> list[Piece]:
+    """All positions that a state speaks of."""
+    return [*state.left, *(piece for window in state.open for piece in window["of"])]
 
 
 def _tail(state: State) -> list[tuple[int, int, int, int]]:

@@ -13,7 +13,7 @@ from penstock.codecs import Limits, decoder
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import expand, local_path, relative
+from penstock.storage import braces, expand, local_path, relative
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _MODES = {None: None, "RGB": "rgb8", "L": "l8", "RGBA": "rgba8"}
@@ -33,7 +33,7 @@ class FilesSource:
     @property
     def resources(self) -> Resources | None:
         """A pool of its own only if asked for."""
-        return Resources(self.workers) if self.workers else None
+        return None if self.workers is None else Resources(self.workers)
 
     def open(self) -> FilesReader:
         """List the files.
@@ -124,7 +124,7 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
         StorageError: nothing is there.
     """
     out: list[str] = []
-    for pattern in patterns:
+    for pattern in (name for one in patterns for name in braces(one)):
         path = local_path(pattern)
         if os.path.isdir(path):
             below = sorted(os.path.join(root, name) for root, _, names in os.walk(path) for name in names)
@@ -134,6 +134,8 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
             out += found
         else:
             out += [local_path(name) for name in expand((pattern,), suffixes)]
+    if not any(map(os.path.exists, out)):  # one that is gone is its own sample's fault
+        raise StorageError("no such file or folder", patterns[0])
     return out
 
 

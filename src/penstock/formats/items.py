@@ -83,4 +83,4 @@ class ItemSpots:
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """The items; a dict as a copy."""
         chosen = [self.items[i] for i in self.index.tolist()]
-        return [dict(item) if type(item) is dict else item for item in chosen], {}
+        return [item.copy() if isinstance(item, dict) else item for item in chosen], {}

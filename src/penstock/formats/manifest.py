@@ -7,10 +7,9 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.errors import DataError
 from penstock.formats.publish import replace_file
@@ -18,8 +17,7 @@ from penstock.formats.publish import replace_file
 MANIFEST = "manifest.json"
 
 
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
+class ShardEntry(NamedTuple):
     """What the manifest says about one shard.
 
     Attributes:
@@ -66,11 +64,15 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
 
 
 def write_manifest(
-    folder: str | os.PathLike[str], entries: Iterable[ShardEntry], format: str = "tar"
+    folder: str | os.PathLike[str],
+    entries: Iterable[ShardEntry],
+    format: str = "tar",
+    *,
+    without: Iterable[str] = (),
 ) -> Manifest:
     """Add shards to the manifest of a folder, in place of what it said about shards of the same names.
 
-    Several processes may do so at the same time.
+    Shards named in ``without`` are no more. Several processes may do so at the same time.
 
     Raises:
         DataError: There is a manifest of another format, or a file that is none.
@@ -84,6 +86,8 @@ def write_manifest(
             )
         merged = {shard.name: shard for shard in known.shards} if known else {}
         merged |= {shard.name: shard for shard in entries}
+        for name in without:
+            merged.pop(name, None)
         manifest = Manifest(merged.values(), format)
         shards = [
             {"name": shard.name, "samples": shard.samples, "bytes": shard.bytes, "sha256": shard.sha256}
@@ -109,8 +113,7 @@ def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
 def _parsed(path: str, mtime_ns: int, size: int, inode: int) -> Manifest:
     """Read a manifest once; the rest of the arguments tell whether it has changed."""
     try:
-        with open(path, "rb") as file:
-            found: Any = json.load(file)
+        found: Any = json.loads(Path(path).read_bytes())
         if found["v"] != 1:
             raise DataError(f"the manifest is of version {found['v']!r}, this reads version 1", path)
         entries = [_entry(**shard) for shard in found["shards"]]

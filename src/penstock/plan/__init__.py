@@ -1,8 +1,9 @@
 """WHAT is to be done: plans, stages, blocks. Opens nothing."""
 
 from penstock.plan.arrange import Arrangement, At, Placed, Row, arrange, relaxed
-from penstock.plan.block import Block, Context, Origin, Place, Skipped, Slot
+from penstock.plan.block import Block, Context, Origin, Place, Skipped, Slot, weight
 from penstock.plan.collate import Pad, collate, column, is_tensor, pad, rows
+from penstock.plan.groups import Batched, BatchedBy, LateShuffle, StreamLimit, StreamSkip, Unbatched
 from penstock.plan.ordering import (
     Choose,
     Combination,
@@ -17,23 +18,18 @@ from penstock.plan.ordering import (
     check_branch,
 )
 from penstock.plan.plan import Plan, Reader, Source, Spots, StreamReader
-from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, Map, Stage, StreamStage
+from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, ItemStage, Map, Stage, StreamStage
 from penstock.plan.stages import (
-    Batched,
-    BatchedBy,
     Drop,
     FilterFn,
     FlatMapFn,
-    LateShuffle,
     MapBatches,
     MapFn,
     MapTuple,
     Rename,
     Select,
-    StreamLimit,
-    StreamSkip,
+    SplitBy,
     ToTuple,
-    Unbatched,
 )
 from penstock.plan.values import (
     EVERYTHING,
@@ -73,6 +69,7 @@ __all__ = [
     "FlatMap",
     "FlatMapFn",
     "GroupStage",
+    "ItemStage",
     "LateShuffle",
     "Make",
     "Map",
@@ -99,6 +96,7 @@ __all__ = [
     "Slice",
     "Slot",
     "Source",
+    "SplitBy",
     "Spots",
     "Stage",
     "StreamLimit",
@@ -123,4 +121,5 @@ __all__ = [
     "rows",
     "size_in_bytes",
     "takes",
+    "weight",
 ]

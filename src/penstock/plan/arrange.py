@@ -68,7 +68,8 @@ def _visit(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_
         make = lambda epoch: leaf_order(first, seed, epoch)  # noqa: E731
     covered = range(first, len(out.leaves))
     for number, stage in enumerate(plan.body):
-        lifted = At(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
+        kind = At if stage.keeps_count else CountAt
+        lifted = kind(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
         out.body.append(Placed(lifted, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
     for order_stage in plan.ordering:
         if not (isinstance(order_stage, Slice) and order_stage.per_rank):
@@ -76,9 +77,7 @@ def _visit(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_
     return make
 
 
-def _join(
-    source: Combination, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder
-) -> Make:
+def _join(source: Combination, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder) -> Make:
     makes, slots = [], [slot]
     for number, branch in enumerate(source.branches):
         if isinstance(source, Zip) and number:
@@ -110,9 +109,7 @@ class At(Stage):
         """Run the stage on the part of the block that is its own, and put the parts together in order."""
         slot = block.origin.slot(self.slot)
         owner = np.arange(block.inputs) if block.owner is None else block.owner
-        mine = np.flatnonzero(
-            (slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop)
-        )
+        mine = np.flatnonzero((slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop))
         if not len(mine):
             return block
         rows = [block.items[i] for i in mine.tolist()]
@@ -121,6 +118,12 @@ class At(Stage):
         if self.slot:
             part.keys = slot.keys[owner[mine]]
         return _together(block, owner, mine, self.inner.run(part, ctx), self.slot)
+
+
+class CountAt(At):
+    """The same for a stage that may give more or fewer."""
+
+    keeps_count = False
 
 
 def _together(block: Block, owner: I64, mine: I64, part: Block, slot: int) -> Block:
@@ -211,7 +214,10 @@ class Merge(Map):
         if clash := sorted(own.keys() & left.keys()):
             if self.suffix is None:
                 raise ValueError(f"zip: both sides have {', '.join(clash)}; rename one, or pass suffix=")
-            own = {name + self.suffix if name in clash else name: value for name, value in own.items()}
+            renamed = {name + self.suffix if name in clash else name: value for name, value in own.items()}
+            if len(renamed) < len(own) or renamed.keys() & left.keys():
+                raise ValueError(f"zip: suffix={self.suffix!r} gives a name that is there already; choose another")
+            own = renamed
         merged = {**left, **own}
         return merged if self.last else row.put(self.left, merged)
 

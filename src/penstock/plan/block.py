@@ -69,8 +69,10 @@ class Block:
     owner: I64 | None = None
     error: Exception | None = None  # raised when every item before it is delivered
     skips: list[Skipped] = field(default_factory=list)
-    base: int = 0  # outputs of the first input that were delivered before this run; see settle()
+    base: int = 0  # outputs of input ``begin`` that came before this block; see ``engines.flow.settled``
     ends_part: bool = False  # the last block of its part of the order
+    begin: int = 0  # the first input that is not wholly in blocks before this one
+    more: bool = False  # the following block goes on with input ``inputs``, of which some outputs may be here
 
     def __len__(self) -> int:
         return len(self.items)
@@ -97,9 +99,17 @@ class Block:
             ends = np.cumsum(np.bincount(self.owner, minlength=self.inputs)[: self.inputs])
             done = int(np.searchsorted(ends, delivered, "right"))
             sub = delivered - (int(ends[done - 1]) if done else 0)
-        if done == 0:
+        if done == self.begin:
             sub += self.base
         return self.origin.cursor(done, sub)
+
+    def behind(self, item: int) -> tuple[Any, int]:
+        """Where the stream stands right behind ``item``, and the first input that is not wholly before that."""
+        number = self.input_of(item)
+        last = item + 1 >= len(self.items) or self.input_of(item + 1) != number
+        if last and number < self.inputs:
+            return self.origin.cursor(number + 1, 0), number + 1
+        return self.cursor(item + 1), number
 
     def passed(self, delivered: int) -> list[Skipped]:
         """The skipped samples that lie before the cursor after ``delivered`` items."""
@@ -121,6 +131,8 @@ class Block:
             self.skips,
             self.base,
             self.ends_part,
+            self.begin,
+            self.more,
         )
 
     def become(self, items: list[Any]) -> Block:
@@ -135,25 +147,39 @@ class Block:
             self.skips,
             self.base,
             self.ends_part,
+            self.begin,
+            self.more,
         )
 
     def first(self, many: int) -> Block:
         """The first ``many`` items; the cursor after them is where it was."""
         block = self.keep(np.arange(many), self.items[:many])
-        block.error = None
+        block.error, block.more = None, False
+        block.skips = [skip for skip in self.skips if many and skip.input < self.input_of(many - 1)]
         return block
 
     def stop(self, item: int, error: Exception) -> None:
         """End the block before ``item`` with ``error``: what an earlier stage noted beyond it is forgotten."""
         self.inputs = self.input_of(item)
-        self.error = error
+        self.error, self.more = error, False
         self.skips = [skip for skip in self.skips if skip.input < self.inputs]
 
-    def settle(self) -> Block:
-        """Leave out the outputs that were delivered before this run: for the end of a level, before ``cursor``."""
-        return (
-            self.keep(np.arange(self.base, len(self.items)), self.items[self.base :]) if self.base else self
-        )
+    def outputs_of(self, number: int) -> int:
+        """How many of the items came from input ``number``."""
+        return int(number < len(self.items)) if self.owner is None else int(np.count_nonzero(self.owner == number))
+
+
+def weight(item: Any) -> int:
+    """About how many bytes a value holds; long lists are judged by a few of their values."""
+    if isinstance(item, dict):
+        return sum(map(weight, item.values()))
+    if isinstance(item, (bytes, bytearray, str)):
+        return len(item)
+    if isinstance(item, (list, tuple)):
+        some = item[:: max(1, len(item) // 4)]
+        return sum(map(weight, some)) * len(item) // len(some) if some else 0
+    size = getattr(item, "nbytes", None)  # arrays, tensors and the like
+    return size if isinstance(size, int) else 64
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ import numpy as np
 
 from penstock.errors import DataError
 
+PAD = "__pad__"  # marks a sample that is repeated so that ranks are equal
+
 
 def collate(samples: Sequence[Any]) -> Any:
     """Turn samples into columns: dicts into a dict, tuples into a tuple, anything else into one column.
@@ -25,12 +27,15 @@ def collate(samples: Sequence[Any]) -> Any:
 def _columns(samples: Sequence[Any], join: Any) -> Any:
     first = samples[0]
     if isinstance(first, dict):
+        if any(not isinstance(sample, dict) for sample in samples):
+            raise DataError("samples of one batch differ in kind: only some of them have fields")
+        if PAD in samples[-1]:  # padding comes last; the samples before it have no mark
+            samples = [{**sample, PAD: sample.get(PAD, False)} for sample in samples]
+            first = samples[0]
         for sample in samples:
             if sample.keys() != first.keys():
                 odd = sorted(set(map(str, sample.keys() ^ first.keys())))
-                raise DataError(
-                    f"samples of one batch differ in fields: {', '.join(odd)}", None, _key(sample)
-                )
+                raise DataError(f"samples of one batch differ in fields: {', '.join(odd)}", None, _key(sample))
         return {name: join([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
         if any(len(sample) != len(first) for sample in samples):
@@ -47,7 +52,7 @@ def _key(sample: dict[str, Any]) -> str | None:
 def column(values: list[Any]) -> Any:
     """Join the values of one field: numbers into an array, equal-shaped arrays or tensors stacked, else the list."""
     first = values[0]
-    if isinstance(first, Number) and all(isinstance(value, Number) for value in values):
+    if all(isinstance(value, Number | np.bool_) for value in values):
         return np.array(values)
     if isinstance(first, np.ndarray):
         same = all(isinstance(value, np.ndarray) and value.shape == first.shape for value in values)

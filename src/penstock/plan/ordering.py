@@ -41,9 +41,7 @@ class Shuffle(OrderStage):
     all: bool = False
 
     def wrap(self, make: Make, seed: int) -> Make:
-        return lambda epoch: Shuffled(
-            make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all
-        )
+        return lambda epoch: Shuffled(make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all)
 
     def describe(self) -> str:
         shown = [f"window={self.window}"] if self.window else []
@@ -169,13 +167,12 @@ def check_branch(plan: Any, combination: str) -> None:
     """
     if plan.cut is not None:
         raise PlanError(f"{combination}: a branch is already cut by shard(); cut the combination instead")
+    if combination == "zip":
+        for branch in plan.branches():
+            check_branch(branch, combination)
     for stage in plan.body:
         if stage.scope.value != "each" or (combination == "zip" and not stage.keeps_count):
-            why = (
-                "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
-            )
-            raise PlanError(
-                f"{combination}: a branch may not hold {stage.describe()}, which {why}; put it after"
-            )
+            why = "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
+            raise PlanError(f"{combination}: a branch may not hold {stage.describe()}, which {why}; put it after")
     if combination != "zip" and any(isinstance(source, Zip) for source in plan.sources()):
         raise PlanError(f"{combination}: a branch may not be a zip; combine first and zip the result")

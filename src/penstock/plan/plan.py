@@ -94,6 +94,14 @@ class Plan:
     errors: OnError = _RAISE
     engine: EngineOptions = _LOCAL
 
+    def __post_init__(self) -> None:
+        uneven = "keep" if self.cut is None else self.cut.uneven
+        if uneven != "keep" and (self.changes_count or self.errors.action == "skip"):
+            raise PlanError(
+                f"uneven={uneven!r} promises ranks of equal length, but a stage here changes the count; "
+                "pass uneven='keep'"
+            )
+
     def then(self, stage: Stage | OrderStage) -> Plan:
         """The plan with one more stage."""
         return replace(self, stages=(*self.stages, stage))
@@ -148,14 +156,7 @@ class Plan:
         if cut.world > 1:
             for stage in self.body:
                 if stage.scope.value == "all":
-                    raise PlanError(
-                        f"{stage.describe()} needs the whole stream and cannot be cut in {cut.world}"
-                    )
-        if cut.uneven != "keep" and (self.changes_count or self.errors.action == "skip"):
-            raise PlanError(
-                f"uneven={cut.uneven!r} promises ranks of equal length, but a stage here changes the count; "
-                "pass uneven='keep'"
-            )
+                    raise PlanError(f"{stage.describe()} needs the whole stream and cannot be cut in {cut.world}")
         return replace(self, cut=cut)
 
     def describe(self, indent: str = "") -> str:

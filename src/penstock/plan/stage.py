@@ -7,16 +7,20 @@ them and return what to call from ``function``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
 
 from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
-from penstock.order import fold_into
-from penstock.plan.block import Block, Context, Place, Skipped
+from penstock.order import ENDLESS, fold_into
+from penstock.plan.block import Block, Context, Place, Skipped, weight
 from penstock.plan.values import Fields, Resources, Scope
+
+# What one block may grow to in a flat_map before the rest becomes a block of its own.
+PART_ITEMS, PART_BYTES = 4096, 16_000_000
 
 # Not the sample's fault: skipping the sample would only hide it.
 _FATAL = (MissingExtra, PlanError, EngineError)
@@ -61,8 +65,32 @@ class Stage(ABC):
         return f"{self.name}({', '.join(shown)})"
 
 
-class EachStage(Stage):
-    """A stage on one item at a time: gives the loops their function and words their failures."""
+class ItemStage(Stage):
+    """A stage that can fail on one item: words the failure, and leaves the item out or ends the block."""
+
+    def failure(self, exc: Exception, place: Place) -> Exception:
+        """What the user sees when ``exc`` came up at ``place``."""
+        error = StageError(f"{type(exc).__name__}: {exc}", self.describe(), place.key, place.shard)
+        error.__cause__ = exc
+        return error
+
+    def _fail(self, block: Block, item: int, exc: Exception, ctx: Context) -> bool:
+        """Note that ``item`` failed; say whether the block goes on without it."""
+        place = block.place(item)
+        own = block.items[item]
+        if isinstance(own, dict) and isinstance(own.get("__key__"), str):
+            place = place._replace(key=own["__key__"])
+        fatal = isinstance(exc, _FATAL)
+        error = exc if fatal or (isinstance(exc, PenstockError) and _located(exc)) else self.failure(exc, place)
+        if fatal or not ctx.skip:
+            block.stop(item, error)
+            return False
+        block.skips.append(Skipped(block.input_of(item), place, self.name, str(error)))
+        return True
+
+
+class EachStage(ItemStage):
+    """A stage that calls a function on every item."""
 
     @abstractmethod
     def function(self, ctx: Context) -> Callable[..., Any]:
@@ -73,36 +101,18 @@ class EachStage(Stage):
         """Whether ``function`` takes the sample's own generator as second argument."""
         return False
 
-    def failure(self, exc: Exception, place: Place) -> Exception:
-        """What the user sees when ``exc`` came up at ``place``."""
-        error = StageError(f"{type(exc).__name__}: {exc}", self.describe(), place.key, place.shard)
-        error.__cause__ = exc
-        return error
-
-    def _calls(self, block: Block, ctx: Context) -> tuple[Callable[..., Any], list[Iterable[Any]]]:
+    def _calls(self, block: Block, ctx: Context) -> tuple[Callable[..., Any], list[list[Any]]]:
         """The function with its retries, and its argument columns."""
         call = self.function(ctx)
-        columns: list[Iterable[Any]] = [block.items]
+        columns: list[list[Any]] = [block.items]
         if self.wants_rng:
             columns.append(block.generators(ctx.place))
         retries = self.resources.retries if self.resources else 0
-        return (_retried(call, retries) if retries else call), columns
+        return (_retried(self._attempt(call), retries) if retries else call), columns
 
-    def _fail(self, block: Block, item: int, exc: Exception, ctx: Context) -> bool:
-        """Note that ``item`` failed; say whether the block goes on without it."""
-        place = block.place(item)
-        own = block.items[item]
-        if isinstance(own, dict) and isinstance(own.get("__key__"), str):
-            place = place._replace(key=own["__key__"])
-        fatal = isinstance(exc, _FATAL)
-        error = (
-            exc if fatal or (isinstance(exc, PenstockError) and _located(exc)) else self.failure(exc, place)
-        )
-        if fatal or not ctx.skip:
-            block.stop(item, error)
-            return False
-        block.skips.append(Skipped(block.input_of(item), place, self.name, str(error)))
-        return True
+    def _attempt(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What is tried again when it fails."""
+        return call
 
 
 def _located(exc: PenstockError) -> bool:
@@ -110,15 +120,17 @@ def _located(exc: PenstockError) -> bool:
 
 
 def _retried(call: Callable[..., Any], retries: int) -> Callable[..., Any]:
-    def attempt(*args: Any) -> Any:
+    def attempt(item: Any, *rngs: np.random.Generator) -> Any:
+        states = [rng.bit_generator.state for rng in rngs]
         for _ in range(retries):
             try:
-                return call(*args)
+                return call(item, *rngs)
             except _FATAL:
                 raise
             except Exception:  # the last attempt below speaks for all of them
-                continue
-        return call(*args)
+                for rng, state in zip(rngs, states, strict=True):
+                    rng.bit_generator.state = state
+        return call(item, *rngs)
 
     return attempt
 
@@ -134,11 +146,15 @@ class Map(EachStage):
         gone = set(failed)
         return block.keep([i for i in range(len(out) + len(failed)) if i not in gone], out)
 
+    def _answers(self, answers: Iterator[Any]) -> Iterator[Any]:
+        """What is made of the function's answers, item by item."""
+        return answers
+
     def _results(self, block: Block, ctx: Context) -> tuple[list[Any], list[int]]:
         call, columns = self._calls(block, ctx)
         out: list[Any] = []
         failed: list[int] = []
-        results = map(call, *columns)
+        results = self._answers(map(call, *columns))
         while len(out) + len(failed) < len(block.items):
             try:
                 out.extend(results)  # what came before a failure stays, and the map goes on after it
@@ -157,6 +173,10 @@ class Filter(Map):
 
     keeps_count = False
 
+    def _answers(self, answers: Iterator[Any]) -> Iterator[Any]:
+        """Ask each answer for its truth, which can fail too."""
+        return map(bool, answers)
+
     def run(self, block: Block, ctx: Context) -> Block:
         """Call the function on every item and keep the chosen ones."""
         chosen, failed = self._results(block, ctx)
@@ -171,31 +191,89 @@ class FlatMap(EachStage):
 
     keeps_count = False
 
+    def _attempt(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """All that it gives: a generator fails long after the call."""
+        return lambda *args: list(call(*args))
+
     def run(self, block: Block, ctx: Context) -> Block:
-        """Call the function on every item and join what comes out."""
+        """Call the function on every item and join what comes out, however much that is."""
+        return next(self._grown(block, ctx, _Lot(ENDLESS, ENDLESS)))
+
+    def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
+        """The same in blocks of bounded size; what an item gives beyond is asked of it with the next one."""
+        return self._grown(block, ctx, _Lot(PART_ITEMS, PART_BYTES))
+
+    def _grown(self, block: Block, ctx: Context, lot: _Lot) -> Iterator[Block]:
         call, columns = self._calls(block, ctx)
-        out: list[Any] = []
-        owner: list[int] = []
-        number: list[int] = []
         for item, args in enumerate(zip(*columns, strict=True)):
-            before = len(out)
-            try:
-                out.extend(call(*args))
-            except Exception as exc:
-                if not self._fail(block, item, exc, ctx):
-                    _own(out, before, item, owner, number)
-                    break
-            _own(out, before, item, owner, number)
-        grown = block.keep(owner, out)
-        grown.keys = fold_into(grown.keys, np.asarray(number, np.int64))
+            results: Iterator[Any] | None = None
+            going, made = True, 0
+            while going:
+                before = len(lot.out)
+                try:
+                    results = iter(call(*args)) if results is None else results
+                    going = lot.take(results)
+                except Exception as exc:  # what came before it stays
+                    going = False
+                    if not self._fail(block, item, exc, ctx):
+                        lot.note(item, made)
+                        yield lot.block(block)
+                        return
+                lot.note(item, made)
+                made += len(lot.out) - before
+                if lot.full() and (following := item if going else item + 1) < len(block.items):
+                    yield lot.part(block, following)
+        yield lot.block(block)
+
+
+class _Lot:
+    """What a flat_map has made so far of a block, until it is enough for a block of its own."""
+
+    def __init__(self, most: int, nbytes: int) -> None:
+        self.most, self.nbytes = most, nbytes
+        self.begin: int | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.out: list[Any] = []
+        self.runs: list[tuple[int, int, int]] = []  # (item, number of its first output here, where it ends)
+        self.check = 1  # outputs after which they are weighed again: soon while they are few, or large
+
+    def take(self, results: Iterator[Any]) -> bool:
+        """Take outputs until it is time to weigh them; say whether there may be more."""
+        self.out.extend(islice(results, self.check - len(self.out)))
+        return len(self.out) == self.check
+
+    def note(self, item: int, made: int) -> None:
+        """Note that what was taken last came from ``item``, which had given ``made`` before."""
+        self.runs.append((item, made, len(self.out)))
+
+    def full(self) -> bool:
+        """Whether this is enough."""
+        many = len(self.out)
+        if many < self.check:
+            return False
+        room = min(self.most, self.nbytes * many // (weight(self.out) + 1)) - many
+        self.check = many + max(1, min(many, room))
+        return room <= 0
+
+    def block(self, block: Block) -> Block:
+        """Everything that is here, as what became of ``block``."""
+        runs = np.array(self.runs, np.int64).reshape(-1, 3)
+        many = np.diff(runs[:, 2], prepend=0)
+        grown = block.keep(np.repeat(runs[:, 0], many), self.out)
+        first = np.repeat(runs[:, 2] - many - runs[:, 1], many)
+        grown.keys = fold_into(grown.keys, np.arange(len(self.out)) - first)
+        grown.begin = block.begin if self.begin is None else self.begin
         return grown
 
-
-def _own(out: list[Any], before: int, item: int, owner: list[int], number: list[int]) -> None:
-    """Note that everything in ``out`` from ``before`` on came from ``item``."""
-    many = len(out) - before
-    owner += [item] * many
-    number += range(many)
+    def part(self, block: Block, following: int) -> Block:
+        """Everything that is here, as a block of its own; ``following`` is the item the next one goes on with."""
+        part = self.block(block)
+        part.inputs = self.begin = block.input_of(following)
+        part.error, part.more, block.skips = None, True, []
+        self._clear()
+        return part
 
 
 class GroupStage(Stage):

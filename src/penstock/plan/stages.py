@@ -7,16 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from penstock.errors import DataError, PlanError
-from penstock.order import fold, permute
+from penstock.errors import DataError, PlanError, StageError
+from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collate import collate, rows
-from penstock.plan.stage import Filter, FlatMap, GroupStage, Map, StreamStage
+from penstock.plan.stage import Filter, FlatMap, Map
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes
-
-NOTHING = ByObject(())
 
 
 def bound(fn: Callable[..., Any], ctx: Context) -> Callable[..., Any]:
@@ -78,14 +74,14 @@ class MapBatches(Map):
 
     fn: Callable[..., Any]
     batch_size: int | None = None
-    args: ByObject = NOTHING
-    kwargs: ByObject = NOTHING
+    args: ByObject | None = None
+    kwargs: ByObject | None = None
 
     def __post_init__(self) -> None:
         check_callable("map_batches", self.fn)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size, least=1)
-        if (self.args.value or self.kwargs.value) and not isinstance(self.fn, type):
+        if (self.args or self.kwargs) and not isinstance(self.fn, type):
             raise PlanError("fn_args and fn_kwargs are for a class, which is constructed once per worker")
 
     @property
@@ -96,49 +92,73 @@ class MapBatches(Map):
         size = "" if self.batch_size is None else f", batch_size={self.batch_size}"
         return f"map_batches({name_of(self.fn)}{size})"
 
+    @property
+    def wants_rng(self) -> bool:
+        return takes(self.fn.__call__ if isinstance(self.fn, type) else self.fn, "rng")
+
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """The function on one chunk of samples."""
+        """The function on the columns of a chunk; a class is constructed here, once per worker."""
         if "call" not in ctx.local:
-            fn = self.fn
-            if isinstance(fn, type):
-                kwargs = dict(self.kwargs.value)
-                if takes(fn, "device"):
-                    kwargs.setdefault("device", ctx.device)
-                fn = fn(*self.args.value, **kwargs)
-            elif takes(fn, "device"):
-                fn = partial(fn, device=ctx.device)
-            ctx.local["call"], ctx.local["rng"] = fn, takes(getattr(fn, "__call__", fn), "rng")  # noqa: B004
+            call = self._constructed(ctx)
+            ctx.local["call"] = _with_rngs(call) if self.wants_rng else call
         return ctx.local["call"]  # type: ignore[no-any-return]
 
+    def _constructed(self, ctx: Context) -> Callable[..., Any]:
+        device = {"device": ctx.device} if takes(self.fn, "device") else {}
+        if isinstance(self.fn, type):
+            args = self.args.value if self.args else ()
+            kwargs = self.kwargs.value if self.kwargs else {}
+            try:
+                return self.fn(*args, **{**device, **kwargs})  # type: ignore[no-any-return]
+            except Exception as exc:  # no sample's fault
+                raise StageError(f"{type(exc).__name__}: {exc}", self.describe()) from exc
+        return partial(self.fn, **device) if device else self.fn
+
     def _results(self, block: Block, ctx: Context) -> tuple[list[Any], list[int]]:
+        call, columns = self._calls(block, ctx)
+        rngs = columns[1] if self.wants_rng else None
         out: list[Any] = []
         failed: list[int] = []
         size = self.batch_size or len(block.items) or 1
         for start in range(0, len(block.items), size):
-            numbers = range(start, min(start + size, len(block.items)))
+            chunk = slice(start, min(start + size, len(block.items)))
             try:
-                out += self._chunk(block, numbers, ctx)
-            except Exception:  # one row is to blame: ask row by row, whatever its neighbours
-                for item in numbers:
+                out += _rows_of(call, block.items[chunk], rngs and rngs[chunk])
+            except Exception as problem:  # one row is to blame: ask row by row, whatever its neighbours
+                blamed = len(failed)
+                rngs = block.generators(ctx.place) if self.wants_rng else None  # not those the failed call drew from
+                for item in range(chunk.start, chunk.stop):
+                    alone = slice(item, item + 1)
                     try:
-                        out += self._chunk(block, range(item, item + 1), ctx)
+                        out += _rows_of(call, block.items[alone], rngs and rngs[alone])
                     except Exception as exc:
                         if not self._fail(block, item, exc, ctx):
                             return out, failed
                         failed.append(item)
+                if isinstance(problem, RowCountError) and len(failed) == blamed:  # it is the function's fault
+                    del out[start - len(failed) :]
+                    block.stop(start, self.failure(problem, block.place(start)))
+                    return out, failed
         return out, failed
 
-    def _chunk(self, block: Block, numbers: range, ctx: Context) -> list[Any]:
-        items = block.items[numbers.start : numbers.stop]
-        if not isinstance(items[0], dict):
-            raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
-        call = self.function(ctx)
-        rng = {"rng": block.generators(ctx.place)[numbers.start : numbers.stop]} if ctx.local["rng"] else {}
-        answer = call(collate(items), **rng)
-        out = rows(answer) if isinstance(answer, dict) else list(answer)
-        if len(out) != len(items):
-            raise ValueError(f"{len(items)} rows in, {len(out)} rows out: map_batches answers row by row")
-        return out
+
+def _with_rngs(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda batch, *rngs: fn(batch, rng=list(rngs))
+
+
+class RowCountError(ValueError):
+    """The answer has another number of rows than the question."""
+
+
+def _rows_of(call: Callable[..., Any], items: list[Any], rngs: list[Any] | None) -> list[Any]:
+    """What the function makes of the rows, one for one; ``rng`` is the list of their generators."""
+    if not isinstance(items[0], dict):
+        raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
+    answer = call(collate(items), *(rngs or ()))
+    out = rows(answer) if isinstance(answer, dict) else list(answer)
+    if len(out) != len(items):
+        raise RowCountError(f"{len(items)} rows in, {len(out)} rows out: map_batches answers row by row")
+    return out
 
 
 @dataclass(frozen=True)
@@ -221,7 +241,13 @@ class Drop(_FieldStage):
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Leave the fields out."""
         gone = frozenset(self.names)
-        return lambda sample: {name: value for name, value in sample.items() if name not in gone}
+
+        def drop(sample: Any) -> dict[str, Any]:
+            if not isinstance(sample, dict):
+                raise DataError(f"drop needs a sample with fields, not {type(sample).__name__}")
+            return {name: value for name, value in sample.items() if name not in gone}
+
+        return drop
 
 
 @dataclass(frozen=True)
@@ -232,15 +258,17 @@ class Rename(_FieldStage):
 
     def __post_init__(self) -> None:
         _check_names("rename", tuple(new for new, _ in self.names))
-        for _, old in self.names:
-            _alternatives(old)
+        _check_names("rename", tuple(old for _, old in self.names))
+        olds = [name for _, old in self.names for name in _alternatives(old)]
+        if twice := sorted({name for name in olds if olds.count(name) > 1}):
+            raise PlanError(f"rename gives {', '.join(map(repr, twice))} two new names")
 
     def describe(self) -> str:
         return f"rename({', '.join(f'{new}={old!r}' for new, old in self.names)})"
 
     def needs(self, after: Fields) -> Fields:
         """The old names in place of the new ones."""
-        wanted = [old for new, spec in self.names if after.wants(new) for old in _alternatives(spec)]
+        wanted = [old for _, spec in self.names for old in _alternatives(spec)]
         return after.but(new for new, _ in self.names).also(wanted)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
@@ -249,7 +277,8 @@ class Rename(_FieldStage):
 
         def rename(sample: Any) -> dict[str, Any]:
             names = {_first(sample, old, "rename"): new for new, old in pairs}
-            return {names.get(name, name): value for name, value in sample.items()}
+            gone = names.values() - names.keys()  # a field that had a new name before makes way
+            return {names.get(name, name): value for name, value in sample.items() if name not in gone}
 
         return rename
 
@@ -332,180 +361,30 @@ def _shape(item: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Unbatched(FlatMap):
-    """``unbatched()``: the samples of a batch again."""
+class SplitBy(_FieldStage, Filter):
+    """One side of ``train_test_split(by="field")``: equal values are always on the same side."""
+
+    field: str
+    share: float
+    seed: int
+    test: bool
+
+    @property
+    def name(self) -> str:
+        return "train_test_split"
+
+    def describe(self) -> str:
+        return f"train_test_split(test_size={self.share}, by={self.field!r})[{int(self.test)}]"
+
+    def needs(self, after: Fields) -> Fields:
+        """The field that decides, too."""
+        return after.also((self.field,))
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Take the columns apart."""
-        return rows
+        """Hash the field's value."""
+        return self._chosen
 
-    def needs(self, after: Fields) -> Fields:
-        """The same fields."""
-        return after
-
-
-@dataclass(frozen=True)
-class Batched(GroupStage):
-    """``batched(64)``: so many neighbours as one batch."""
-
-    batch_size: int
-    drop_last: bool = False
-    collate: Callable[[list[Any]], Any] | None = None
-
-    def __post_init__(self) -> None:
-        check_count("batched", self.batch_size, least=1)
-        if self.collate is not None:
-            check_callable("collate", self.collate)
-
-    @property
-    def capacity(self) -> float:
-        return self.batch_size
-
-    def describe(self) -> str:
-        more = ", drop_last=True" if self.drop_last else ""
-        more += f", collate={name_of(self.collate)}" if self.collate else ""
-        return f"batched({self.batch_size}{more})"
-
-    def needs(self, after: Fields) -> Fields:
-        """The same fields."""
-        return after
-
-    def length(self, items: int) -> int | None:
-        """Whole batches, and the last one if it is kept."""
-        return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
-
-    def run(self, block: Block, ctx: Context) -> Block:
-        """Collate the group."""
-        if self.drop_last and len(block.items) < self.batch_size:
-            return block.keep([], [])
-        return _batch(block, self.collate or collate)
-
-
-def _batch(block: Block, join: Callable[[list[Any]], Any]) -> Block:
-    """One item made of all; its identity is that of its first sample, in another role."""
-    batch = block.keep([0], [join(block.items)])
-    batch.keys = np.array([fold(int(block.keys[0]), 7)], np.uint64)
-    return batch
-
-
-@dataclass(frozen=True)
-class BatchedBy(GroupStage):
-    """``batched_by(size_fn, max_size)``: as many neighbours as fit; one that alone is larger stands alone."""
-
-    size_fn: Callable[[Any], float]
-    max_size: float
-    collate: Callable[[list[Any]], Any] | None = None
-
-    weighs = True
-
-    def __post_init__(self) -> None:
-        check_callable("batched_by", self.size_fn)
-        if isinstance(self.max_size, bool) or not self.max_size > 0:
-            raise PlanError(f"max_size={self.max_size!r}: give a number above 0")
-
-    @property
-    def name(self) -> str:
-        return "batched_by"
-
-    @property
-    def capacity(self) -> float:
-        return self.max_size
-
-    def weigh(self, item: Any) -> float:
-        """The size of one item."""
-        return self.size_fn(item)
-
-    def describe(self) -> str:
-        return f"batched_by({name_of(self.size_fn)}, {self.max_size})"
-
-    def run(self, block: Block, ctx: Context) -> Block:
-        """Collate the group."""
-        return _batch(block, self.collate or collate)
-
-
-@dataclass(frozen=True)
-class LateShuffle(GroupStage):
-    """``shuffle(window)`` after a stage that makes or joins items: permutes windows of the stream."""
-
-    window: int
-
-    keeps_count = True
-
-    @property
-    def name(self) -> str:
-        return "shuffle"
-
-    @property
-    def capacity(self) -> float:
-        return self.window
-
-    def describe(self) -> str:
-        return f"shuffle(window={self.window})"
-
-    def needs(self, after: Fields) -> Fields:
-        """The same fields."""
-        return after
-
-    def run(self, block: Block, ctx: Context) -> Block:
-        """Permute the group by where it began, so that whoever replays it gets the same permutation."""
-        start = block.origin.cursor(0, 0).marks()
-        order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.place, *start), len(block), np.arange(len(block)))
-        return block.keep(order, [block.items[i] for i in order.tolist()])
-
-
-@dataclass(frozen=True)
-class StreamLimit(StreamStage):
-    """``limit(n)`` where the count is not known before: the first n that come."""
-
-    n: int
-
-    @property
-    def name(self) -> str:
-        return "limit"
-
-    def describe(self) -> str:
-        return f"limit({self.n})"
-
-    def length(self, items: int) -> int | None:
-        """At most n."""
-        return min(items, self.n)
-
-    def needs(self, after: Fields) -> Fields:
-        """The same fields."""
-        return after
-
-    def pass_on(self, block: Block, seen: int) -> Block:
-        """The items below n."""
-        left = max(0, self.n - seen)
-        return block if len(block) <= left else block.first(left)
-
-    def finished(self, seen: int) -> bool:
-        """After n items nothing more comes."""
-        return seen >= self.n
-
-
-@dataclass(frozen=True)
-class StreamSkip(StreamStage):
-    """``skip(n)`` where the count is not known before: without the first n that come."""
-
-    n: int
-
-    @property
-    def name(self) -> str:
-        return "skip"
-
-    def describe(self) -> str:
-        return f"skip({self.n})"
-
-    def length(self, items: int) -> int | None:
-        """All but n."""
-        return max(0, items - self.n)
-
-    def needs(self, after: Fields) -> Fields:
-        """The same fields."""
-        return after
-
-    def pass_on(self, block: Block, seen: int) -> Block:
-        """The items from n on."""
-        gone = min(len(block), max(0, self.n - seen))
-        return block.keep(np.arange(gone, len(block)), block.items[gone:]) if gone else block
+    def _chosen(self, sample: Any) -> bool:
+        value = sample[_first(sample, (self.field,), self.name)]
+        text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
+        return (name_hash(f"{self.seed}:{text}") < self.share * 2**64) == self.test

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Literal, get_args
 
@@ -37,20 +37,23 @@ class Resources:
     on: Where = "threads"
     cpus: float | None = None
     gpus: float = 0
-    retries: int = field(default=0, compare=False)
+    retries: int = 0
     timeout_s: float | None = None
+
+    def pooled(self) -> Resources:
+        """What a pool must have: retries are the stage's own affair."""
+        return replace(self, retries=0)
 
     def __post_init__(self) -> None:
         check_choice("on", self.on, get_args(Where))
-        low, high = (
-            self.workers if isinstance(self.workers, tuple) else (self.workers or 1, self.workers or 1)
-        )
-        if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high):
+        asked = 1 if self.workers is None else self.workers
+        low, high = asked if isinstance(asked, tuple) and len(asked) == 2 else (asked, asked)
+        if not (type(low) is int and type(high) is int and 1 <= low <= high):
             raise PlanError(f"workers={self.workers!r}: give a number from 1, or (min, max)")
         check_count("retries", self.retries)
-        if self.gpus < 0 or (self.cpus is not None and self.cpus <= 0):
+        if not (_is_number(self.gpus) and self.gpus >= 0 and (self.cpus is None or _positive(self.cpus))):
             raise PlanError(f"cpus={self.cpus!r}, gpus={self.gpus!r}: give positive numbers")
-        if self.timeout_s is not None and self.timeout_s <= 0:
+        if self.timeout_s is not None and not _positive(self.timeout_s):
             raise PlanError(f"timeout_s={self.timeout_s!r}: give seconds above 0")
 
 
@@ -113,7 +116,7 @@ class OnError:
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.action, ("raise", "skip"))
-        if self.limit is not None and (isinstance(self.limit, bool) or self.limit < 0):
+        if self.limit is not None and not (_is_number(self.limit) and self.limit >= 0):
             raise PlanError(f"limit={self.limit!r}: give a number of samples, or a share below 1")
 
 
@@ -151,13 +154,22 @@ def size_in_bytes(name: str, value: float | str) -> int:
     >>> size_in_bytes("max_bytes", "1.5GB")
     1500000000
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+    if _positive(value):
         return int(value)
     match = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kmgt]?b?)\s*", str(value).lower())
     unit = match and match[2] if match and match[2] in _UNITS else None
     if match is None or unit is None or match[1].count(".") > 1 or float(match[1]) <= 0:
         raise PlanError(f'{name}={value!r}: give a number of bytes, or a text like "500MB"')
     return int(float(match[1]) * _UNITS[unit])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _positive(value: Any) -> bool:
+    """Whether it is a number above 0, and not without bound."""
+    return _is_number(value) and 0 < value < float("inf")
 
 
 def check_count(name: str, value: Any, least: int = 0) -> None:

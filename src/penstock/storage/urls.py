@@ -12,6 +12,7 @@ from penstock.errors import PlanError, StorageError
 STDIN = "-"
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 _RANGE = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?$")
+_LETTERS = re.compile(r"^(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.(-?\d+))?$")
 _MOST = 1_000_000  # names one pattern may mean: more is a slip of the keyboard
 
 
@@ -33,7 +34,7 @@ def spell(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tu
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """Expand ``{0000..0147}``, ``{0..10..5}`` and ``{a,b}``, also nested, as a shell does.
+    """Expand ``{0000..0147}``, ``{0..10..5}``, ``{a..f}`` and ``{a,b}``, also nested, as a shell does.
 
     Raises:
         PlanError: more than a million names.
@@ -49,14 +50,14 @@ def braces(pattern: str) -> Iterator[str]:
 
 def _braces(pattern: str) -> Iterator[str]:
     start = pattern.find("{")
-    end = _closing(pattern, start) if start >= 0 else -1
-    if end < 0:
+    if start < 0:
         yield pattern
         return
+    end = _closing(pattern, start)
     before, inside, after = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
-    choices = _choices(inside)
-    if choices is None:  # a lone word in braces is a name like any other
-        yield from (f"{before}{{{inside}}}{rest}" for rest in _braces(after))
+    choices = _choices(inside) if end >= 0 else None
+    if choices is None:  # a brace without a partner, or around a lone word, is a letter like any other
+        yield from (f"{pattern[: start + 1]}{rest}" for rest in _braces(pattern[start + 1 :]))
         return
     for choice in choices:
         yield from (f"{before}{choice}{rest}" for rest in _braces(after))
@@ -74,13 +75,19 @@ def _closing(pattern: str, start: int) -> int:
 def _choices(inside: str) -> Iterable[str] | None:
     if match := _RANGE.match(inside):
         first, last = match[1], match[2]
-        step = abs(int(match[3] or 1)) or 1
-        low, high = int(first), int(last)
         wide = max(len(first), len(last)) if _padded(first) or _padded(last) else 0
-        way = range(low, high + 1, step) if low <= high else range(low, high - 1, -step)
-        return (f"{number:0{wide}d}" for number in way)
+        return (f"{number:0{wide}d}" for number in _way(int(first), int(last), match[3]))
+    if match := _LETTERS.match(inside):
+        first, last = (match[1], match[2]) if match[1] else (match[3], match[4])
+        return map(chr, _way(ord(first), ord(last), match[5]))
     parts = _split(inside)
     return [name for part in parts for name in _braces(part)] if len(parts) > 1 else None
+
+
+def _way(first: int, last: int, step: str | None) -> range:
+    """From first to last, up or down, both included."""
+    stride = abs(int(step or 1)) or 1
+    return range(first, last + 1, stride) if first <= last else range(first, last - 1, -stride)
 
 
 def _padded(number: str) -> bool:

@@ -42,7 +42,11 @@ def rows(shard: int, count: int) -> list[dict[str, Any]]:
     """Samples of two kinds in turn."""
     other = "png" if shard % 2 else "jpg"
     return [
-        {"__key__": f"{shard}/{n}", "cls": b"%d" % n, ("jpg" if n % 3 else other): bytes([shard, n % 256]) * n}
+        {
+            "__key__": f"{shard}/{n}",
+            "cls": b"%d" % n,
+            ("jpg" if n % 3 else other): bytes([shard, n % 256]) * n,
+        }
         for n in range(count)
     ]
 
@@ -57,7 +61,9 @@ def write(path: Path, samples: list[dict[str, Any]], index: bool = True) -> Path
 
 
 def reader_of(*paths: Path, **more: Any) -> TarReader:
-    return TarReader([f"url:{path.name}" for path in paths], [path.name for path in paths], [str(p) for p in paths], **more)
+    return TarReader(
+        [f"url:{path.name}" for path in paths], [path.name for path in paths], [str(p) for p in paths], **more
+    )
 
 
 def read_all(path: Path) -> list[dict[str, Any]]:
@@ -65,7 +71,9 @@ def read_all(path: Path) -> list[dict[str, Any]]:
     count = reader.count(0)
     found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), Only()).read()
     assert not errors
-    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in found if sample]
+    return [
+        {name: value for name, value in sample.items() if name != "__url__"} for sample in found if sample
+    ]
 
 
 def test_samples_come_in_the_order_asked_for_across_shards(tmp_path: Path) -> None:
@@ -235,7 +243,9 @@ def test_several_compressed_streams_in_a_row_are_one_archive(tmp_path: Path) -> 
         assert read_all(path) == rows(0, 20)
 
 
-def test_counting_a_compressed_shard_again_does_not_unpack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counting_a_compressed_shard_again_does_not_unpack_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     assert reader_of(path).count(0) == 20
     monkeypatch.setattr(scan, "open_content", lambda *_: pytest.fail("unpacked again"))
@@ -307,7 +317,7 @@ def test_shards_of_webdataset_are_read(tmp_path: Path) -> None:
 
 def test_shards_of_tarproc_are_read(tmp_path: Path) -> None:
     writer = pytest.importorskip("tarproclib.writer")
-    sink = writer.TarWriter(str(tmp_path / "t.tar"), encoder=False)
+    sink = writer.TarWriter(str(tmp_path / "t.tar"))
     for row in rows(1, 20):
         sink.write(row)
     sink.close()

@@ -38,7 +38,13 @@ class Everything:
 def member(name: str | bytes, data: bytes = b"data", kind: bytes = b"0", size: bytes | None = None) -> bytes:
     """One member as plainly as can be: header and padded data; the size field may lie."""
     raw = name.encode() if isinstance(name, str) else name
-    front = raw.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + (size or b"%011o\0" % len(data)) + b"00000000000\0"
+    front = (
+        raw.ljust(100, b"\0")
+        + b"0000644\0"
+        + b"0000000\0" * 2
+        + (size or b"%011o\0" % len(data))
+        + b"00000000000\0"
+    )
     back = kind + bytes(100) + b"ustar\00000" + bytes(64 + 16 + 155 + 12)
     return front + b"%06o\0 " % (sum(front + back) + 256) + back + data + bytes(-len(data) % 512)
 
@@ -92,7 +98,7 @@ def from_stream(data: bytes, url: str) -> tuple[list[str], list[tuple[int, DataE
 
 @dataclass(frozen=True)
 class Case:
-    """A bad archive: the keys that are read all the same, and for each loss its place and words of its message."""
+    """A bad archive: the keys read all the same, and for each loss its place and words of its message."""
 
     data: bytes | Callable[[], bytes]
     good: list[str]
@@ -113,74 +119,172 @@ CASES = {
     "not a tar": Case(b"<html>not found</html>" * 100, [], [(0, "offset 0: no tar archive?")]),
     "cut inside the first header": Case(GOOD[:300], [], [(0, "inside a header at offset 300")]),
     "cut inside a later header": Case(GOOD[: 3 * TRIPLES + 100], KEYS[:3], [(3, "inside a header")], KEYS[2]),
-    "cut between header and data": Case(GOOD[: 3 * TRIPLES + 512], KEYS[:3], [(3, "declares 8 bytes, 0 are left")], KEYS[2]),
-    "cut inside data": Case(GOOD[: 3 * TRIPLES + 515], KEYS[:3], [(3, "declares 8 bytes, 3 are left")], KEYS[2]),
+    "cut between header and data": Case(
+        GOOD[: 3 * TRIPLES + 512], KEYS[:3], [(3, "declares 8 bytes, 0 are left")], KEYS[2]
+    ),
+    "cut inside data": Case(
+        GOOD[: 3 * TRIPLES + 515], KEYS[:3], [(3, "declares 8 bytes, 3 are left")], KEYS[2]
+    ),
     "cut inside padding": Case(GOOD[: 3 * TRIPLES - 100], KEYS[:3], [(3, "without an end marker")], KEYS[2]),
-    "cut between samples": Case(GOOD[: 3 * TRIPLES], KEYS[:3], [(3, "without an end marker at offset 9216")], KEYS[2]),
-    "cut between members of a sample": Case(GOOD[: 3 * TRIPLES + 1024], KEYS[:3], [(3, "without an end marker")], KEYS[2]),
+    "cut between samples": Case(
+        GOOD[: 3 * TRIPLES], KEYS[:3], [(3, "without an end marker at offset 9216")], KEYS[2]
+    ),
+    "cut between members of a sample": Case(
+        GOOD[: 3 * TRIPLES + 1024], KEYS[:3], [(3, "without an end marker")], KEYS[2]
+    ),
     "no end marker": Case(GOOD[:-1024], KEYS, [(6, "without an end marker")], LAST),
     "cut inside the end marker": Case(GOOD[:-1000], KEYS, [(6, "inside a header")], LAST),
-    "bit flip in a first name": Case(flipped(3 * TRIPLES + 2), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]),
-    "bit flip in a last name": Case(flipped(4 * TRIPLES - 1022), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 11264")], KEYS[2]),
-    "bit flip in a size": Case(flipped(3 * TRIPLES + 1024 + 130), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 10240")], KEYS[2]),
-    "bit flip in a checksum": Case(flipped(3 * TRIPLES + 150), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]),
-    "bit flip in a type": Case(flipped(3 * TRIPLES + 156), KEYS[:3] + KEYS[4:], [(3, "damaged header")], KEYS[2]),
+    "bit flip in a first name": Case(
+        flipped(3 * TRIPLES + 2), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]
+    ),
+    "bit flip in a last name": Case(
+        flipped(4 * TRIPLES - 1022), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 11264")], KEYS[2]
+    ),
+    "bit flip in a size": Case(
+        flipped(3 * TRIPLES + 1024 + 130),
+        KEYS[:3] + KEYS[4:],
+        [(3, "damaged header at offset 10240")],
+        KEYS[2],
+    ),
+    "bit flip in a checksum": Case(
+        flipped(3 * TRIPLES + 150), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]
+    ),
+    "bit flip in a type": Case(
+        flipped(3 * TRIPLES + 156), KEYS[:3] + KEYS[4:], [(3, "damaged header")], KEYS[2]
+    ),
     "bit flip in the very first header": Case(flipped(5), KEYS[1:], [(0, "damaged header at offset 0")]),
-    "bit flip in the very last header": Case(flipped(6 * TRIPLES - 1020), KEYS[:5], [(5, "damaged header")], KEYS[4]),
+    "bit flip in the very last header": Case(
+        flipped(6 * TRIPLES - 1020), KEYS[:5], [(5, "damaged header")], KEYS[4]
+    ),
     "two samples damaged": Case(
         flipped(4 * TRIPLES + 10, flipped(2 * TRIPLES + 10)),
         [*KEYS[:2], KEYS[3], KEYS[5]],
         [(2, "offset 6144"), (4, "offset 12288")],
     ),
-    "a hole of zeros": Case(GOOD[:TRIPLES] + bytes(TRIPLES) + GOOD[2 * TRIPLES :], KEYS[:1], [(1, "follow the end marker")], KEYS[0]),
-    "noise over two samples": Case(
-        GOOD[: 2 * TRIPLES] + bytes(range(256)) * 24 + GOOD[4 * TRIPLES :], KEYS[:2] + KEYS[4:], [(2, "offset 6144")], KEYS[1]
+    "a hole of zeros": Case(
+        GOOD[:TRIPLES] + bytes(TRIPLES) + GOOD[2 * TRIPLES :],
+        KEYS[:1],
+        [(1, "follow the end marker")],
+        KEYS[0],
     ),
-    "concatenated archives": Case(GOOD + b"".join(map(sample, ["x", "y"])) + END, KEYS, [(6, "concatenated archives")], LAST),
+    "noise over two samples": Case(
+        GOOD[: 2 * TRIPLES] + bytes(range(256)) * 24 + GOOD[4 * TRIPLES :],
+        KEYS[:2] + KEYS[4:],
+        [(2, "offset 6144")],
+        KEYS[1],
+    ),
+    "concatenated archives": Case(
+        GOOD + b"".join(map(sample, ["x", "y"])) + END, KEYS, [(6, "concatenated archives")], LAST
+    ),
     "bytes after the end": Case(GOOD + bytes(9000) + b"!", KEYS, [(6, "follow the end marker")], LAST),
     "a size that is no number": Case(
         between(member("bad.jpg", b"", size=b"00000x00000\0")), KEYS, [(3, "its size is no number")], KEYS[2]
     ),
-    "a negative size": Case(between(member("bad.jpg", b"", size=b"-0000000010\0")), KEYS, [(3, "its size is no number")], KEYS[2]),
-    "a negative base-256 size": Case(between(member("bad.jpg", b"", size=b"\xff" * 12)), KEYS, [(3, "its size is no number")], KEYS[2]),
+    "a negative size": Case(
+        between(member("bad.jpg", b"", size=b"-0000000010\0")), KEYS, [(3, "its size is no number")], KEYS[2]
+    ),
+    "a negative base-256 size": Case(
+        between(member("bad.jpg", b"", size=b"\xff" * 12)), KEYS, [(3, "its size is no number")], KEYS[2]
+    ),
     "an overflowing base-256 size": Case(
-        between(member("bad.jpg", b"", size=b"\x80" + b"\xff" * 11)), KEYS[:3], [(3, "declares 309485009821345068724781055")], KEYS[2]
+        between(member("bad.jpg", b"", size=b"\x80" + b"\xff" * 11)),
+        KEYS[:3],
+        [(3, "declares 309485009821345068724781055")],
+        KEYS[2],
     ),
     "a member that declares 1 TB": Case(
-        between(member("bad.jpg", b"", size=b"\x80" + (10**12).to_bytes(11, "big"))), KEYS[:3], [(3, "declares 1000000000000 bytes")], KEYS[2]
+        between(member("bad.jpg", b"", size=b"\x80" + (10**12).to_bytes(11, "big"))),
+        KEYS[:3],
+        [(3, "declares 1000000000000 bytes")],
+        KEYS[2],
     ),
-    "a member that declares 8 GB": Case(between(member("bad.jpg", b"", size=b"77777777777\0")), KEYS[:3], [(3, "8589934591")], KEYS[2]),
-    "a PAX size beyond the end": Case(between(pax({"size": "999999999999"}) + member("bad.jpg")), KEYS[:3], [(3, "declares 999999999999")], KEYS[2]),
-    "a PAX size that is no number": Case(between(pax({"size": "-5"}) + member("bad.jpg")), KEYS, [(3, "malformed PAX size")], KEYS[2]),
-    "a PAX size of many digits": Case(between(pax({"size": "9" * 5000}) + member("bad.jpg")), KEYS, [(3, "malformed PAX size")], KEYS[2]),
-    "a PAX record with a wrong length": Case(between(member("x", b"99 path=a.jpg\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]),
-    "a PAX record without a length": Case(between(member("x", b"path=a.jpg\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]),
-    "a PAX record of length zero": Case(between(member("x", b"0 path=a\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]),
-    "a PAX header of 2 MB": Case(between(member("x", bytes(2 << 20), b"x")), KEYS, [(3, "an extension of 2097152 bytes")], KEYS[2]),
-    "a long name of 2 MB": Case(between(member("x", b"a" * (2 << 20), b"L")), KEYS, [(3, "an extension of 2097152 bytes")], KEYS[2]),
-    "a PAX header without its member": Case(GOOD[:-1024] + pax({"path": "x.jpg"}) + END, KEYS, [(6, "has no member")], LAST),
-    "a PAX path with a NUL": Case(between(pax({"path": b"a\0b.jpg"}) + member("x")), KEYS, [(3, "NUL")], "a\0b"),
+    "a member that declares 8 GB": Case(
+        between(member("bad.jpg", b"", size=b"77777777777\0")), KEYS[:3], [(3, "8589934591")], KEYS[2]
+    ),
+    "a PAX size beyond the end": Case(
+        between(pax({"size": "999999999999"}) + member("bad.jpg")),
+        KEYS[:3],
+        [(3, "declares 999999999999")],
+        KEYS[2],
+    ),
+    "a PAX size that is no number": Case(
+        between(pax({"size": "-5"}) + member("bad.jpg")), KEYS, [(3, "malformed PAX size")], KEYS[2]
+    ),
+    "a PAX size of many digits": Case(
+        between(pax({"size": "9" * 5000}) + member("bad.jpg")), KEYS, [(3, "malformed PAX size")], KEYS[2]
+    ),
+    "a PAX record with a wrong length": Case(
+        between(member("x", b"99 path=a.jpg\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]
+    ),
+    "a PAX record without a length": Case(
+        between(member("x", b"path=a.jpg\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]
+    ),
+    "a PAX record of length zero": Case(
+        between(member("x", b"0 path=a\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]
+    ),
+    "a PAX header of 2 MB": Case(
+        between(member("x", bytes(2 << 20), b"x")), KEYS, [(3, "an extension of 2097152 bytes")], KEYS[2]
+    ),
+    "a long name of 2 MB": Case(
+        between(member("x", b"a" * (2 << 20), b"L")), KEYS, [(3, "an extension of 2097152 bytes")], KEYS[2]
+    ),
+    "a PAX header without its member": Case(
+        GOOD[:-1024] + pax({"path": "x.jpg"}) + END, KEYS, [(6, "has no member")], LAST
+    ),
+    "a PAX path with a NUL": Case(
+        between(pax({"path": b"a\0b.jpg"}) + member("x")), KEYS, [(3, "NUL")], "a\0b"
+    ),
     "a duplicate field": Case(
-        between(member("d/dup.jpg") + member("d/dup.jpg")), KEYS, [(3, "the field 'jpg' appears twice")], "d/dup"
+        between(member("d/dup.jpg") + member("d/dup.jpg")),
+        KEYS,
+        [(3, "the field 'jpg' appears twice")],
+        "d/dup",
     ),
-    "a duplicate field in other case": Case(between(member("d/dup.jpg") + member("d/dup.JPG")), KEYS, [(3, "appears twice")], "d/dup"),
+    "a duplicate field in other case": Case(
+        between(member("d/dup.jpg") + member("d/dup.JPG")), KEYS, [(3, "appears twice")], "d/dup"
+    ),
     "a key that comes back": Case(between(sample(KEYS[0])), KEYS, [(3, "the key comes back")], KEYS[0]),
-    "a key that comes back with another field": Case(between(member("d/001.txt")), KEYS, [(3, "the key comes back")], KEYS[1]),
-    "an absolute path": Case(between(member("/etc/pass.jpg")), KEYS, [(3, "absolute paths are refused")], "/etc/pass"),
-    "a path with ..": Case(between(member("../../up.jpg")), KEYS, [(3, "'..' are refused")], "../../up"),
-    "a path with .. inside": Case(between(member("a/../../up.jpg")), KEYS, [(3, "'..' are refused")], "a/../../up"),
-    "a hidden absolute path": Case(between(member(".//etc/x.jpg") + member("/etc/y.jpg")), [*KEYS[:3], "etc/x", *KEYS[3:]], [(4, "absolute")], "/etc/y"),
-    "a reserved field": Case(between(member("d/r.__key__")), KEYS, [(3, "'__key__' is reserved")], "d/r"),
-    "an old GNU sparse member": Case(between(member("d/sparse.bin", b"x" * 700, b"S")), KEYS, [(3, "sparse members")], "d/sparse"),
-    "a PAX sparse member": Case(
-        between(pax({"GNU.sparse.major": "1", "GNU.sparse.name": "x"}) + member("d/sparse.bin")), KEYS, [(3, "sparse members")], "d/sparse"
+    "a key that comes back with another field": Case(
+        between(member("d/001.txt")), KEYS, [(3, "the key comes back")], KEYS[1]
     ),
-    "a multi-volume member": Case(between(member("d/volume.bin", b"rest", b"M")), KEYS, [(3, "multi-volume")], "d/volume"),
+    "an absolute path": Case(
+        between(member("/etc/pass.jpg")), KEYS, [(3, "absolute paths are refused")], "/etc/pass"
+    ),
+    "a path with ..": Case(between(member("../../up.jpg")), KEYS, [(3, "'..' are refused")], "../../up"),
+    "a path with .. inside": Case(
+        between(member("a/../../up.jpg")), KEYS, [(3, "'..' are refused")], "a/../../up"
+    ),
+    "a hidden absolute path": Case(
+        between(member(".//etc/x.jpg") + member("/etc/y.jpg")),
+        [*KEYS[:3], "etc/x", *KEYS[3:]],
+        [(4, "absolute")],
+        "/etc/y",
+    ),
+    "a reserved field": Case(between(member("d/r.__key__")), KEYS, [(3, "'__key__' is reserved")], "d/r"),
+    "an old GNU sparse member": Case(
+        between(member("d/sparse.bin", b"x" * 700, b"S")), KEYS, [(3, "sparse members")], "d/sparse"
+    ),
+    "a PAX sparse member": Case(
+        between(pax({"GNU.sparse.major": "1", "GNU.sparse.name": "x"}) + member("d/sparse.bin")),
+        KEYS,
+        [(3, "sparse members")],
+        "d/sparse",
+    ),
+    "a multi-volume member": Case(
+        between(member("d/volume.bin", b"rest", b"M")), KEYS, [(3, "multi-volume")], "d/volume"
+    ),
     "a gzip bomb": Case(_gzip_bomb, [], [(0, "more than 1000 times its size")]),
-    "a truncated gzip": Case(lambda: gzip.compress(GOOD[:-1024] + member("d/big.jpg", os.urandom(9000)) + END)[:-5000], KEYS, [(6, "gz stream is damaged")], LAST),
+    "a truncated gzip": Case(
+        lambda: gzip.compress(GOOD[:-1024] + member("d/big.jpg", os.urandom(9000)) + END)[:-5000],
+        KEYS,
+        [(6, "gz stream is damaged")],
+        LAST,
+    ),
     "a damaged bzip2": Case(lambda: bz2.compress(GOOD)[:-9] + bytes(9), [], [(0, "bz2 stream is damaged")]),
-    "a gzip with a wrong checksum": Case(lambda: gzip.compress(GOOD)[:-8] + bytes(8), KEYS, [(6, "gz stream is damaged")], LAST),
-}  # fmt: skip
+    "a gzip with a wrong checksum": Case(
+        lambda: gzip.compress(GOOD)[:-8] + bytes(8), KEYS, [(6, "gz stream is damaged")], LAST
+    ),
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -215,7 +319,9 @@ def test_a_bad_archive_gives_the_same_from_a_stream(name: str, tmp_path: Path) -
         assert "1000 times" in str(troubles[-1][1])
         return
     assert streamed == good
-    assert [(place, str(error)) for place, error in troubles] == [(place, str(error)) for place, error in losses]
+    assert [(place, str(error)) for place, error in troubles] == [
+        (place, str(error)) for place, error in losses
+    ]
 
 
 def test_there_are_at_least_25_kinds_of_bad_archives() -> None:
@@ -231,7 +337,8 @@ def test_truncation_at_any_block_is_never_quiet(at: int) -> None:
 
 
 def test_every_single_bit_flip_in_headers_is_noticed() -> None:
-    for offset in range(3 * TRIPLES, 3 * TRIPLES + 512):
+    start = 3 * TRIPLES
+    for offset in {*range(start, start + 512)} - {start + 155}:  # the byte behind the checksum means nothing
         index = scan(flipped(offset))
         assert len(index.bad) == 1, offset
         assert index.samples == len(KEYS), offset
@@ -322,7 +429,9 @@ def test_runs_of_any_length_and_width_are_grouped_alike(count: int, fields: tupl
     assert not index.bad
 
 
-@pytest.mark.parametrize("odd", ["dup.jpg", "5.jpg", "/a.jpg", "../a.jpg", ".a.jpg", "x", "700.txt", "a.b/c.jpg"])
+@pytest.mark.parametrize(
+    "odd", ["dup.jpg", "5.jpg", "/a.jpg", "../a.jpg", ".a.jpg", "x", "700.txt", "a.b/c.jpg"]
+)
 def test_an_odd_member_inside_a_long_run_gives_the_same_as_among_few(odd: str) -> None:
     def tell(numbers: range) -> list[tuple[str, str | None]]:
         half = len(numbers) // 2

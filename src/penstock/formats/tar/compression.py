@@ -201,7 +201,8 @@ class Counted(io.RawIOBase):
     """A stream with its first bytes put back, that counts what was read of it."""
 
     def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head, self._rest = head, rest
+        self._head = head
+        self._more: Callable[[int], bytes] = getattr(rest, "read1", rest.read)  # read() would wait for more
         self.count = 0
 
     def readable(self) -> bool:
@@ -210,7 +211,7 @@ class Counted(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer, first from the bytes put back."""
-        data = self._head[: len(buffer)] or self._rest.read(len(buffer))
+        data = self._head[: len(buffer)] or self._more(len(buffer))
         self._head = self._head[len(data) :]
         buffer[: len(data)] = data
         self.count += len(data)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -16,10 +16,12 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import read_manifest
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content
 from penstock.formats.tar.index import I64, Index
-from penstock.formats.tar.scan import load_index, open_shard
+from penstock.formats.tar.scan import open_shard
 
 _OPEN_SHARDS = 64  # a window reads 16 at once; several windows may be under way
 _BAD = -1
+
+T = TypeVar("T")
 
 
 class Fields(Protocol):
@@ -84,12 +86,11 @@ class Spots:
             The samples, None in the place of one that cannot be read; and by their numbers, what is wrong
             with those.
         """
-        kinds = np.unique(self._kind).tolist()
-        if len(kinds) == 1 and kinds[0] != _BAD:
-            return list(self._rows(self._kinds[kinds[0]])), {}
+        if len(self) and self._kind[0] != _BAD and bool((self._kind == self._kind[0]).all()):
+            return list(self._rows(self._kinds[self._kind[0]])), {}
         samples: list[dict[str, Any] | None] = [None] * len(self)
         errors: dict[int, DataError] = {}
-        for kind in kinds:
+        for kind in np.unique(self._kind).tolist():
             places = np.flatnonzero(self._kind == kind)
             if kind == _BAD:
                 errors = {int(place): self._error(int(place)) for place in places}
@@ -103,18 +104,17 @@ class Spots:
     def _rows(self, fields: tuple[str, ...]) -> list[dict[str, Any]]:
         """Read samples that all have the same fields: column by column, then one dict a row."""
         slots = self._slot.tolist()
-        alone = self._shards[slots[0]] if slots.count(slots[0]) == len(slots) else None
         names: list[str] = []
         columns: list[Any] = []
         if self._keys is not None:
             names.append("__key__")
-            texts = repeat(alone.index.text) if alone else [self._shards[slot].index.text for slot in slots]
+            texts = _per_row([shard.index.text for shard in self._shards], slots)
             spans = zip(texts, self._keys[0].tolist(), self._keys[1].tolist(), strict=False)
             columns.append([text[i:j] for text, i, j in spans])
         if self._with_url:
             names.append("__url__")
-            columns.append(repeat(alone.url) if alone else [self._shards[slot].url for slot in slots])
-        maps = repeat(alone.content.bytes) if alone else [self._shards[slot].content.bytes for slot in slots]
+            columns.append(_per_row([shard.url for shard in self._shards], slots))
+        maps = _per_row([shard.content.bytes for shard in self._shards], slots)
         for number, field in enumerate(fields):
             names.append(field)
             rows = self._first + number
@@ -129,8 +129,22 @@ class Spots:
         return DataError(shard.index.bad[index], shard.url, shard.index.key(index) or None)
 
 
+def _spread(values: list[T], slots: list[int]) -> Iterable[T]:
+    """Give the value of each slot; there are often many slots alike."""
+    if slots.count(slots[0]) == len(slots):
+        return repeat(values[slots[0]])
+    return list(map(values.__getitem__, slots))
+
+
+def _per_row(values: list[Any], slots: list[int]) -> Any:
+    """The value of each row's shard; ``repeat`` where all rows lie in one."""
+    return repeat(values[slots[0]]) if slots.count(slots[0]) == len(slots) else list(map(values.__getitem__, slots))
+
+
 def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
     """Turn columns into rows; usual widths by a dict display, at a third of the cost of ``dict(zip())``."""
+    if len(names) == 1:
+        return [{names[0]: row[0]} for row in zip(*columns, strict=False)]
     if len(names) == 3:
         a, b, c = names
         return [{a: i, b: j, c: k} for i, j, k in zip(*columns, strict=False)]
@@ -200,7 +214,8 @@ class TarReader:
         if self._given is not None:
             return int(self._given[shard])
         if shard not in self._found:
-            self._found[shard] = load_index(self._paths[shard], shard=self._urls[shard]).samples
+            with self._lock:
+                self._keep(shard, self._load(shard, mapped=False))
         return self._found[shard]
 
     def sizes(self) -> list[int]:
@@ -245,7 +260,8 @@ class TarReader:
             IndexError: A number is beyond its shard.
         """
         chart = _Chart(len(index), fields)
-        order = np.argsort(shard, kind="stable")
+        few = len(self._paths) < 1 << 15  # 16-bit numbers are sorted by radix, five times as fast
+        order = np.argsort(shard.astype(np.int16) if few else shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
         for places in np.split(order, cuts) if len(order) else []:
             which = int(shard[places[0]])
@@ -272,26 +288,36 @@ class TarReader:
         with self._lock:
             found = self._open.get(shard)
             if found is None:
-                found = self._opened(shard)
-                self._open[shard] = found
-                if len(self._open) > _OPEN_SHARDS:
-                    self._open.popitem(last=False)
+                found = self._keep(shard, self._load(shard, mapped=True))
+                assert found is not None
             self._open.move_to_end(shard)
         if found.content.grown_or_shrunk():
             raise StorageError("the shard was changed while it was being read", found.url)
         return found
 
-    def _opened(self, shard: int) -> _Shard:
+    def _load(self, shard: int, mapped: bool) -> tuple[Index, Content | None]:
+        """Load the index of a shard, and its content if it is asked for or had to be looked at."""
         url = self._urls[shard]
         expected = self._found.get(shard) if self._given is None else int(self._given[shard])
-        index, content = open_shard(self._paths[shard], expected=expected, shard=url, limits=self._limits)
-        assert content is not None
+        index, content = open_shard(
+            self._paths[shard], expected=expected, shard=url, mapped=mapped, limits=self._limits
+        )
         if expected is not None and index.samples != expected:
             told = "the manifest" if self._given is not None else "the first look"
             problem = f"{told} says {expected} samples, the shard holds {index.samples}: index it again"
             raise DataError(problem, url)
+        return index, content
+
+    def _keep(self, shard: int, loaded: tuple[Index, Content | None]) -> _Shard | None:
+        """Remember the count of a shard, and the shard itself where it is open."""
+        index, content = loaded
         self._found[shard] = index.samples
-        return _Shard(url, index, content)
+        if content is None:
+            return None
+        kept = self._open[shard] = _Shard(self._urls[shard], index, content)
+        if len(self._open) > _OPEN_SHARDS:
+            self._open.popitem(last=False)
+        return kept
 
 
 class _Chart:
@@ -320,13 +346,12 @@ class _Chart:
             self._keys[0][places] = index.edges[rows]
             self._keys[1][places] = index.edges[rows + 1]
         kinds = index.kind[rows]
-        present = np.unique(kinds).tolist()
-        for kind in present:
-            if len(present) == 1:
-                self._add_kind(index, kind, places, rows)
-            else:
-                chosen = kinds == kind
-                self._add_kind(index, kind, places[chosen], rows[chosen])
+        if bool((kinds == kinds[0]).all()):
+            self._add_kind(index, int(kinds[0]), places, rows)
+            return
+        for kind in np.unique(kinds).tolist():
+            chosen = kinds == kind
+            self._add_kind(index, kind, places[chosen], rows[chosen])
 
     def _add_kind(self, index: Index, kind: int, places: I64, rows: I64) -> None:
         names = index.kinds[kind]

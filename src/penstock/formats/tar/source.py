@@ -35,7 +35,7 @@ class TarSource:
     @property
     def resources(self) -> Resources | None:
         """A pool of its own only if asked for: reading in place is cheaper than handing over."""
-        return Resources(self.workers) if self.workers else None
+        return None if self.workers is None else Resources(self.workers)
 
     def open(self) -> TarReader | StdinReader:
         """List the shards; those that a manifest names are not touched.

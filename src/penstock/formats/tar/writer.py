@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Self, cast
 import numpy as np
 
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.formats.manifest import ShardEntry, write_manifest
+from penstock.formats.manifest import ShardEntry, read_manifest, write_manifest
 from penstock.formats.publish import partial_path
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.index import SUFFIX, IndexBuilder, Stamp, write_beside
@@ -273,7 +273,8 @@ class TarWriter:
 class ShardWriter:
     """Writes samples into numbered shards, each with an index beside it, and a manifest when done.
 
-    A shard appears when it is complete. Leaving the ``with`` block by an exception removes the one that was
+    A shard appears when it is complete, in place of one of the same name; shards that an earlier set of that name had
+    beyond this one are removed with it. Leaving the ``with`` block by an exception removes the one that was
     being written and leaves those before it, without a manifest.
 
     Args:
@@ -365,12 +366,22 @@ class ShardWriter:
         if self._closed:
             return
         self._closed = True
-        if self._open is None and self._single:
+        if self._open is None and not self.entries:  # nothing was written: an empty shard says so
             self._begin()
         if self._open is not None:
             self._finish(self._open)
         if self._manifest:
-            write_manifest(self.folder, self.entries)
+            write_manifest(self.folder, self.entries, without=self._remove_left_over())
+
+    def _remove_left_over(self) -> list[str]:
+        """Remove the shards that an earlier, larger set of the same name had beyond this one; only the manifest's."""
+        known = read_manifest(self.folder)
+        gone: list[str] = []
+        while not self._single and known and known.entry(name := self._name % (self._next + len(gone))):
+            for path in (self.folder / name, self.folder / f"{name}{SUFFIX}"):
+                path.unlink(missing_ok=True)
+            gone.append(name)
+        return gone
 
     def abort(self) -> None:
         """Give up the shard that is being written; complete ones stay."""

@@ -1,22 +1,20 @@
-"""The fluent face: a dataset is a value; each method adds one stage or calls one room below."""
+"""The dataset itself: a value whose methods each add one stage, or hand its plan to an engine."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, Literal
+from operator import index
+from typing import Any, Literal, SupportsIndex
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
-from penstock.engines import Program, Run, Segment, engine_options
+from penstock.dataset.words import brief, explained, type_of
+from penstock.engines import Program, Run, engine_options
 from penstock.errors import PlanError
 from penstock.feed import Loader, find_rank
-from penstock.formats.files import FilesSource, ImagesSource
-from penstock.formats.items import ItemsSource
-from penstock.formats.tar.source import TarSource
-from penstock.order import name_hash
 from penstock.pack import Packed, write_shards
 from penstock.plan import (
     Batched,
@@ -41,6 +39,7 @@ from penstock.plan import (
     Select,
     Shuffle,
     Slice,
+    SplitBy,
     Stage,
     StreamLimit,
     StreamSkip,
@@ -53,9 +52,7 @@ from penstock.plan import (
     check_count,
     relaxed,
 )
-from penstock.storage import spell
 
-Places = str | Iterable[str]
 Workers = int | tuple[int, int] | None
 On = Literal["threads", "processes"]
 
@@ -160,7 +157,8 @@ class Dataset:
         Raises:
             PlanError: ``fn`` is no function or class, or an argument is out of range.
         """
-        args, kwargs = ByObject(tuple(fn_args)), ByObject(tuple((fn_kwargs or {}).items()))
+        args = ByObject(tuple(fn_args)) if fn_args else None
+        kwargs = ByObject(dict(fn_kwargs)) if fn_kwargs else None
         given = _resources("map_batches", resources)
         return self._then(MapBatches(fn, batch_size, args, kwargs, resources=given))
 
@@ -225,9 +223,7 @@ class Dataset:
             everything = all or (window is None and ds.plan.source.random_access)
             return ds._then(Shuffle(window, shards, everything))
         if all:
-            raise PlanError(
-                f"shuffle(all=True) cannot stand after {self._late()}; put it before, or give a window"
-            )
+            raise PlanError(f"shuffle(all=True) cannot stand after {self._late()}; put it before, or give a window")
         return ds._then(LateShuffle(window or 1000))
 
     def _late(self) -> str:
@@ -250,9 +246,7 @@ class Dataset:
 
     def _stream(self, stage: Stage) -> Dataset:
         if self.plan.cut is not None and self.plan.cut.world > 1:
-            raise PlanError(
-                f"{stage.describe()} counts the whole stream, which is cut for {self.plan.cut.world} ranks"
-            )
+            raise PlanError(f"{stage.describe()} counts the whole stream, which is cut for {self.plan.cut.world} ranks")
         return self._then(stage)
 
     def repeat(self, n: int | None = None) -> Dataset:
@@ -277,8 +271,8 @@ class Dataset:
                 raise PlanError(f"{name} needs a Dataset, not {type(ds).__name__}")
             check_branch(ds.plan, name)
         plan = self.plan
-        branches = tuple(_branch(ds.plan) for ds in (self, *others))
-        return Dataset(Plan(kind(branches, **how), (), plan.seed, None, None, plan.errors, plan.engine))
+        branches = tuple(branch(ds.plan) for ds in (self, *others))
+        return Dataset(Plan(kind(branches, **how), (), plan.seed, plan.epoch, None, plan.errors, plan.engine))
 
     def train_test_split(
         self, test_size: float = 0.2, shuffle: bool = True, seed: int | None = None, by: str | None = None
@@ -296,11 +290,9 @@ class Dataset:
         if not self.plan.commutes:
             raise PlanError("train_test_split() cannot stand after a stage that joins samples; put it before")
         if by is not None:
-            sides = [FilterFn(_By(by, test_size, seed or 0, side)) for side in (False, True)]
+            sides = [SplitBy(by, test_size, seed or 0, side) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
-        train, test = (
-            self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True)
-        )
+        train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
         return train, test
 
     def _choose(self, choice: Choose) -> Dataset:
@@ -309,7 +301,7 @@ class Dataset:
         after = len(plan.stages)
         while after and not isinstance(plan.stages[after - 1], Slice | Choose):
             after -= 1
-        if isinstance(plan.source, Mix) and not after:
+        if isinstance(plan.source, Mix | Union) and not after:
             branches = tuple(Dataset(branch)._choose(choice).plan for branch in plan.source.branches)
             return Dataset(replace(plan, source=replace(plan.source, branches=branches)))
         return Dataset(replace(plan, stages=(*plan.stages[:after], choice, *plan.stages[after:])))
@@ -386,7 +378,10 @@ class Dataset:
 
     def _peek(self) -> Iterator[Any]:
         """The samples of the epoch that comes next, without making it the last."""
-        return self._run(self._epochs if self.plan.epoch is None else self.plan.epoch).items()
+        return self._run(self._coming()).items()
+
+    def _coming(self) -> int:
+        return self._epochs if self.plan.epoch is None else self.plan.epoch
 
     def _program(self) -> Program:
         """A program for questions that run nothing; kept, since such questions come in numbers."""
@@ -409,7 +404,7 @@ class Dataset:
         Raises:
             PlanError: there is nothing.
         """
-        for batch in self.batched(n)._peek():
+        for batch in self.batched(n)._run(self._coming()).items():
             return batch
         raise PlanError("the dataset is empty")
 
@@ -426,7 +421,7 @@ class Dataset:
     def show(self, n: int = 20) -> None:
         """Print the first ``n``, shortened."""
         for sample in self.take(n):
-            sys.stdout.write(f"{_brief(sample)}\n")
+            sys.stdout.write(f"{brief(sample)}\n")
 
     def __len__(self) -> int:
         """How many there are, where that is known without running.
@@ -435,7 +430,7 @@ class Dataset:
             TypeError: only ``count()`` can tell.
         """
         length = self._length()
-        if length is None or length >= 1 << 61:
+        if length is None:
             raise TypeError("the length is not known without running the dataset; use count()")
         return length
 
@@ -447,7 +442,9 @@ class Dataset:
 
     def count(self) -> int:
         """How many there are, running the dataset if need be."""
-        length = self._length()
+        length = self._length() if self.plan.errors.action == "raise" else None
+        if length is None and self._program().endless:
+            raise PlanError("the dataset has no end; use limit(n)")
         return sum(1 for _ in self._peek()) if length is None else length
 
     def schema(self) -> dict[str, str]:
@@ -461,17 +458,19 @@ class Dataset:
             sample = {str(i): value for i, value in enumerate(sample)}
         if not isinstance(sample, dict):
             sample = {"item": sample}
-        return {name: _type(value) for name, value in sample.items()}
+        return {name: type_of(value) for name, value in sample.items()}
 
-    def __getitem__(self, i: int) -> Any:
+    def __getitem__(self, i: SupportsIndex) -> Any:
         """The sample at place ``i`` of the unshuffled order, through every stage.
 
         Raises:
             IndexError: there is no such place.
             TypeError: a stage changes the count, so that places mean nothing.
         """
-        if not isinstance(i, int):
-            raise TypeError(f"ds[i] needs a number, not {type(i).__name__}")
+        try:
+            wanted = index(i)
+        except TypeError:
+            raise TypeError(f"ds[i] needs a number, not {type(i).__name__}") from None
         plan = relaxed(self.plan)
         if not plan.counted:
             raise TypeError("ds[i] needs stages that keep the count; filter, flat_map and batched do not")
@@ -480,9 +479,11 @@ class Dataset:
         program = self._ready
         epoch = self.plan.epoch or 0
         order = program.order(epoch)
+        if order.size < 0:
+            raise TypeError("ds[i] needs counts, which these shards do not tell; run `penstock index`")
         start = program.start(order, plan.cut)
         many = sum(max(0, -(-(p[1] - p[0]) // p[2])) for p in start.left)
-        place = i + many if i < 0 else i
+        place = wanted + many if wanted < 0 else wanted
         if not 0 <= place < many:
             raise IndexError(f"{i} is not a place in a dataset of {many}")
         for item in Run(program, order, epoch, start.only(place)).items():
@@ -518,6 +519,7 @@ class Dataset:
             PlanError: the dataset is cut already and another rank is given, or the plan cannot be cut.
         """
         check_count("epoch", epoch)
+        epoch = self.plan.epoch or epoch
         if self.plan.cut is not None:
             if rank is not None or world is not None:
                 raise PlanError("the dataset is already cut by shard(); give rank and world in one place")
@@ -545,7 +547,7 @@ class Dataset:
         """
         return write_shards(
             self.plan,
-            self._epochs if self.plan.epoch is None else self.plan.epoch,
+            self._coming(),
             url,
             max_bytes=max_bytes,
             max_samples=max_samples,
@@ -556,167 +558,17 @@ class Dataset:
 
     def explain(self) -> str:
         """The plan as it runs: what is fused, where, and with how many workers."""
-        program = Program(self.plan)
-        lines = [f"engine {self.plan.engine.name}, seed {program.seed}"]
-        for level in program.levels:
-            if level.head is not None:
-                lines.append(f"at the consumer: {level.head.stage.describe()}")
-            lines += [_explained(segment) for segment in level.segments]
-        wanted = program.fields[0]
-        if wanted.only is not None:
-            lines.append(f"fields read: {', '.join(sorted(wanted.only)) or 'none'}")
-        elif wanted.without:
-            lines.append(f"fields not read: {', '.join(sorted(wanted.without))}")
-        orders = [stage.describe() for stage in self.plan.ordering] or ["as stored"]
-        lines.insert(1, f"order: {' -> '.join(orders)}")
-        if self.plan.cut is not None and self.plan.cut.how == "step":
-            same = not self.plan.changes_count
-            lines.append(
-                f"global batches are{'' if same else ' not'} the same for every world with equal world x batch"
-            )
-        lines.append(program.recut_problem or "can be restored under any number of ranks")
-        return "\n".join(lines)
-
-
-def _explained(segment: Segment) -> str:
-    needs = segment.resources
-    if needs is None:
-        return f"inline: {segment.describe()}"
-    many = "as many workers as cores" if needs.workers is None else f"workers {needs.workers}"
-    return f"{needs.on}, {many}: {segment.describe()}"
+        return explained(Program(self.plan))
 
 
 def _resources(stage: str, given: dict[str, Any]) -> Resources:
-    try:
-        return Resources(**given)
-    except TypeError:
-        known = "workers, on, cpus, gpus, retries, timeout_s"
-        raise PlanError(f"{stage} has no argument {', '.join(given)}; it takes {known}") from None
+    known = [field.name for field in fields(Resources)]
+    if unknown := [name for name in given if name not in known]:
+        raise PlanError(f"{stage} has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
+    return Resources(**given)
 
 
-def _branch(plan: Plan) -> Plan:
+def branch(plan: Plan) -> Plan:
     """A plan as a branch: engine and error policy are those of the whole."""
     clean = Plan(plan.source)
     return replace(plan, engine=clean.engine, errors=clean.errors, epoch=None)
-
-
-class _By:
-    """Whether a sample is on one side of a split by a field's value."""
-
-    def __init__(self, field: str, share: float, seed: int, test: bool) -> None:
-        self.given = (field, share, seed, test)
-
-    @property
-    def __name__(self) -> str:
-        return f"split by {self.given[0]}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _By) and self.given == other.given
-
-    def __hash__(self) -> int:
-        return hash(self.given)
-
-    def __call__(self, sample: Any) -> bool:
-        field, share, seed, test = self.given
-        value = sample[field]
-        text = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else str(value)
-        return (name_hash(f"{seed}:{text}") < share * 2**64) == test
-
-
-def _type(value: Any) -> str:
-    shape = getattr(value, "shape", None)
-    dtype = getattr(value, "dtype", None)
-    if shape is not None and dtype is not None:
-        kind = "tensor" if type(value).__module__.startswith("torch") else "array"
-        return f"{kind}<{str(dtype).removeprefix('torch.')}>[{', '.join(map(str, shape))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_type(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return f"list<{_type(value[0])}>" if value else "list"
-    return type(value).__name__
-
-
-def _brief(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!r}: {_brief(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, tuple):
-        return "(" + ", ".join(map(_brief, value)) + ("," if len(value) == 1 else "") + ")"
-    if getattr(value, "shape", None):
-        return _type(value)
-    text = repr(value)
-    long = f"... ({len(value)} {type(value).__name__})" if hasattr(value, "__len__") else "..."
-    return text if len(text) <= 60 else text[:57] + long
-
-
-# Sources
-
-
-def read_tar(urls: Places, *, workers: Workers = None) -> Dataset:
-    """Read tar shards: ``"train-{0000..0147}.tar"``, ``"a.tar::b.tar"``, a glob, a folder, a list, ``"-"`` for stdin.
-
-    Raises:
-        PlanError: no path is given.
-    """
-    return _source(TarSource(spell(urls), workers))
-
-
-def read_files(urls: Places, *, workers: Workers = None) -> Dataset:
-    """Read whole files: fields ``path`` and ``bytes``."""
-    return _source(FilesSource(spell(urls), workers))
-
-
-def read_images(
-    folder: Places, mode: str | None = None, labels: str | None = None, *, workers: Workers = None
-) -> Dataset:
-    """Read image files in path order: ``image`` (uint8), ``path``, and with ``labels="folder"`` the class as ``label``.
-
-    Raises:
-        PlanError: an unknown mode.
-    """
-    return _source(ImagesSource(spell(folder), mode, labels, workers))
-
-
-def from_items(items: Sequence[Any]) -> Dataset:
-    """Read samples from a list.
-
-    Raises:
-        PlanError: it is no list.
-    """
-    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise PlanError(f"from_items needs a list, not {type(items).__name__}")
-    return _source(ItemsSource(ByObject(items if isinstance(items, Sequence) else list(items))))
-
-
-def _source(source: Any) -> Dataset:
-    resources = source.resources  # checks the number of workers where it is written
-    del resources
-    return Dataset(Plan(source))
-
-
-def mix(
-    datasets: Sequence[Dataset],
-    weights: Sequence[float] | None = None,
-    stop: Literal["first", "all"] = "first",
-) -> Dataset:
-    """Mix datasets by weight, counted in samples of their sources.
-
-    Nothing repeats unless a dataset says ``repeat()``. ``stop="first"`` ends where a dataset would be asked for a sample
-    it does not have; ``"all"`` goes on with the others.
-
-    Raises:
-        PlanError: the weights do not fit, or a dataset holds a stage that joins samples.
-    """
-    check_choice("stop", stop, ("first", "all"))
-    datasets = list(datasets)
-    if not datasets or not all(isinstance(ds, Dataset) for ds in datasets):
-        raise PlanError("mix needs a list of datasets")
-    shares = tuple(float(w) for w in (weights if weights is not None else [1.0] * len(datasets)))
-    if len(shares) != len(datasets) or not all(0 < share < float("inf") for share in shares):
-        raise PlanError(
-            f"weights={list(shares)}: give one positive number for each of {len(datasets)} datasets"
-        )
-    for ds in datasets:
-        check_branch(ds.plan, "mix")
-    first = datasets[0].plan
-    source = Mix(tuple(_branch(ds.plan) for ds in datasets), shares, stop)
-    return Dataset(Plan(source, (), None, None, None, first.errors, first.engine))

@@ -1,0 +1,87 @@
+"""The functions a dataset begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import Any, Literal
+
+from penstock.dataset.fluent import Dataset, Workers, branch
+from penstock.errors import PlanError
+from penstock.formats.files import FilesSource, ImagesSource
+from penstock.formats.items import ItemsSource
+from penstock.formats.tar.source import TarSource
+from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
+from penstock.storage import spell
+
+Places = str | Iterable[str]
+
+
+def read_tar(urls: Places, *, workers: Workers = None) -> Dataset:
+    """Read tar shards: ``"train-{0000..0147}.tar"``, ``"a.tar::b.tar"``, a glob, a folder, a list, ``"-"`` for stdin.
+
+    Raises:
+        PlanError: no path is given.
+    """
+    return _source(TarSource(spell(urls), workers))
+
+
+def read_files(urls: Places, *, workers: Workers = None) -> Dataset:
+    """Read whole files: fields ``path`` and ``bytes``."""
+    return _source(FilesSource(spell(urls), workers))
+
+
+def read_images(
+    folder: Places, mode: str | None = None, labels: str | None = None, *, workers: Workers = None
+) -> Dataset:
+    """Read image files in path order: ``image`` (uint8), ``path``, and with ``labels="folder"`` the class as ``label``.
+
+    Raises:
+        PlanError: an unknown mode.
+    """
+    return _source(ImagesSource(spell(folder), mode, labels, workers))
+
+
+def from_items(items: Sequence[Any]) -> Dataset:
+    """Read samples from a list.
+
+    Raises:
+        PlanError: it is no list.
+    """
+    if isinstance(items, str | bytes) or not isinstance(items, Iterable):
+        raise PlanError(f"from_items needs a list, not {type(items).__name__}")
+    return _source(ItemsSource(ByObject(items if isinstance(items, Sequence) else list(items))))
+
+
+def _source(source: Any) -> Dataset:
+    resources = source.resources  # checks the number of workers where it is written
+    del resources
+    return Dataset(Plan(source))
+
+
+def mix(
+    datasets: Sequence[Dataset],
+    weights: Sequence[float] | None = None,
+    stop: Literal["first", "all"] = "first",
+) -> Dataset:
+    """Mix datasets by weight, counted in samples of their sources.
+
+    Nothing repeats unless a dataset says ``repeat()``. ``stop="first"`` ends where a dataset would be asked for a
+    sample it does not have; ``"all"`` goes on with the others.
+
+    Raises:
+        PlanError: the weights do not fit, or a dataset holds a stage that joins samples.
+    """
+    check_choice("stop", stop, ("first", "all"))
+    datasets = list(datasets) if isinstance(datasets, Iterable) else []
+    if not datasets or not all(isinstance(ds, Dataset) for ds in datasets):
+        raise PlanError("mix needs a list of datasets")
+    given = [1.0] * len(datasets) if weights is None else list(weights)
+    if len(given) != len(datasets) or not all(isinstance(w, Real) and 0 < w < float("inf") for w in given):
+        raise PlanError(f"weights={given}: give one positive number for each of {len(datasets)} datasets")
+    shares = tuple(map(float, given))
+    for ds in datasets:
+        check_branch(ds.plan, "mix")
+    first = datasets[0].plan
+    source = Mix(tuple(branch(ds.plan) for ds in datasets), shares, stop)
+    return Dataset(Plan(source, (), None, None, None, first.errors, first.engine))

@@ -1,0 +1,61 @@
+"""Datasets in words: what a plan does, what a sample holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.engines import Program, Segment
+
+
+def explained(program: Program) -> str:
+    """The plan as it runs: what is fused, where, and with how many workers."""
+    plan = program.plan
+    orders = [stage.describe() for stage in plan.ordering] or ["as stored"]
+    lines = [f"engine {plan.engine.name}, seed {program.seed}", f"order: {' -> '.join(orders)}"]
+    for level in program.levels:
+        if level.head is not None:
+            lines.append(f"at the consumer: {level.head.stage.describe()}")
+        lines += [_segment(segment) for segment in level.segments]
+    wanted = program.fields[0]
+    if wanted.only is not None:
+        lines.append(f"fields read: {', '.join(sorted(wanted.only)) or 'none'}")
+    elif wanted.without:
+        lines.append(f"fields not read: {', '.join(sorted(wanted.without))}")
+    if plan.cut is not None and plan.cut.how == "step":
+        same = "" if not plan.changes_count else " not"
+        lines.append(f"global batches are{same} the same for every world with equal world x batch")
+    lines.append(program.recut_problem or "can be restored under any number of ranks")
+    return "\n".join(lines)
+
+
+def _segment(segment: Segment) -> str:
+    needs = segment.resources
+    if needs is None:
+        return f"inline: {segment.describe()}"
+    many = "as many workers as cores" if needs.workers is None else f"workers {needs.workers}"
+    return f"{needs.on}, {many}: {segment.describe()}"
+
+
+def type_of(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    dtype = getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        kind = "tensor" if type(value).__module__.startswith("torch") else "array"
+        return f"{kind}<{str(dtype).removeprefix('torch.')}>[{', '.join(map(str, shape))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name}: {type_of(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return f"list<{type_of(value[0])}>" if value else "list"
+    return type(value).__name__
+
+
+def brief(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {brief(inner)}" for name, inner in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(brief, value)) + ("," if len(value) == 1 else "") + ")"
+    if getattr(value, "shape", None):
+        return type_of(value)
+    text = repr(value)
+    long = f"... ({len(value)} {type(value).__name__})" if hasattr(value, "__len__") else "..."
+    return text if len(text) <= 60 else text[:57] + long

@@ -1,0 +1,172 @@
+"""Questions and consumers: take, first, len, count, schema, show, [i], iter_batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError
+from penstock.testing import numbers
+
+
+def _xs(ds: Any) -> list[int]:
+    return [int(sample["x"]) for sample in ds]
+
+
+def _odd(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] % 2)
+
+
+def test_take_gives_the_first_ones() -> None:
+    ds = numbers((30,))
+    assert _xs(ds.take(3)) == [0, 1, 2]
+    assert len(ds.take()) == 20
+    assert (ds.take(0), len(ds.take(99)), len(ds.take_all())) == ([], 30, 30)
+    assert ds.take_batch(3)["x"].tolist() == [0, 1, 2]
+    assert ds.first()["x"] == 0
+
+
+def test_take_reads_no_more_than_it_needs() -> None:
+    seen: list[int] = []
+    numbers((100_000,)).map(lambda s: seen.append(s["x"]), workers=1).take(1)
+    assert len(seen) < 2_000
+
+
+@pytest.mark.parametrize("question", ["first", "take_batch", "schema"])
+def test_asking_an_empty_dataset_is_an_error(question: str) -> None:
+    with pytest.raises(PlanError, match="empty"):
+        getattr(ps.from_items([]), question)()
+
+
+def test_len_is_known_while_stages_keep_the_count() -> None:
+    ds = numbers((7, 5))
+    assert len(ds.shuffle().map(dict).decode().select("x")) == 12
+    assert len(ds.repeat(3)) == 36
+    assert len(ds.union(numbers((3,), name="b"))) == 15
+    assert len(ds.batched(5)) == 3
+    assert len(ds.batched(5).shuffle(2)) == 3
+    assert len(ds.shard(1, 5)) == 2
+    assert len(ds.train_test_split(0.25)[0]) + len(ds.train_test_split(0.25)[1]) == 12
+
+
+@pytest.mark.parametrize(
+    "ds",
+    [
+        numbers((7,)).filter(_odd),
+        numbers((7,)).flat_map(list),
+        numbers((7,)).batched(2).unbatched(),
+        numbers((7,)).filter(_odd).batched(2),
+        numbers((7,)).filter(_odd).limit(2),
+        numbers((7,), hidden=True),
+        numbers((7,)).repeat(),
+    ],
+    ids=lambda ds: ds.plan.describe().replace("\n", ""),
+)
+def test_a_length_that_only_running_tells_points_to_count(ds: ps.Dataset) -> None:
+    with pytest.raises(TypeError, match=r"count\(\)"):
+        len(ds)
+
+
+def test_count_runs_the_dataset_if_need_be() -> None:
+    assert numbers((7,)).filter(_odd).count() == 3
+    assert numbers((7, 6), hidden=True).count() == 13
+    assert numbers((7,)).filter(_odd).limit(2).count() == 2
+
+
+def test_count_does_not_run_where_the_length_is_known() -> None:
+    def never(sample: Any) -> Any:
+        raise AssertionError("ran")
+
+    assert numbers((7,)).map(never).count() == 7
+
+
+def test_an_item_is_of_the_unshuffled_order() -> None:
+    ds = numbers((7, 5)).shuffle().map(lambda s: {**s, "x": s["x"] * 10})
+    assert [ds[i]["x"] for i in range(12)] == [10 * i for i in range(12)]
+    assert (ds[-1]["x"], ds[-12]["x"], ds[np.int64(3)]["x"]) == (110, 0, 30)
+
+
+def test_an_item_of_a_cut_or_combined_dataset() -> None:
+    assert numbers((10,)).shard(1, 2)[0]["x"] == 5
+    assert numbers((10,)).skip(3).limit(2)[1]["x"] == 4
+    assert numbers((3,)).union(numbers((3,), name="b"))[4]["x"] == 1
+    assert numbers((3,)).shuffle().zip(numbers((3,), name="b"), suffix="_b")[2]["x_b"] == 2
+
+
+def test_an_item_that_is_not_there_is_an_index_error() -> None:
+    for i in (12, -13):
+        with pytest.raises(IndexError, match="dataset of 12"):
+            numbers((7, 5))[i]
+
+
+@pytest.mark.parametrize("i", ["x", 1.5, None, slice(2)])
+def test_an_item_has_a_number(i: Any) -> None:
+    with pytest.raises(TypeError, match="needs a number"):
+        numbers((7,))[i]
+
+
+@pytest.mark.parametrize("ds", [numbers((7,)).filter(_odd), numbers((7,)).batched(2), numbers((7,)).flat_map(list)])
+def test_an_item_needs_stages_that_keep_the_count(ds: ps.Dataset) -> None:
+    with pytest.raises(TypeError, match="keep the count"):
+        ds[0]
+
+
+def test_an_item_needs_counts() -> None:
+    with pytest.raises(TypeError, match="penstock index"):
+        numbers((7,), hidden=True)[0]
+
+
+def test_a_schema_names_types_and_shapes() -> None:
+    sample = {"__key__": "a", "raw": b"", "n": 1, "v": np.zeros((2, 3), np.float32), "l": ["a"], "e": [], "d": {"k": 1}}
+    assert ps.from_items([sample]).schema() == {
+        "__key__": "str",
+        "raw": "bytes",
+        "n": "int",
+        "v": "array<float32>[2, 3]",
+        "l": "list<str>",
+        "e": "list",
+        "d": "{k: int}",
+    }
+    assert ps.from_items([(1, "a")]).schema() == {"0": "int", "1": "str"}
+    assert ps.from_items([1]).schema() == {"item": "int"}
+
+
+def test_a_schema_names_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    assert ps.from_items([{"t": torch.zeros(2)}]).schema() == {"t": "tensor<float32>[2]"}
+
+
+def test_show_prints_short_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    items = [{"raw": bytes(1000), "v": np.zeros((2, 3)), "n": 1}, ("a",), "x" * 100]
+    ps.from_items(items).show(3)
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("{'raw': b'\\x00")
+    assert first.endswith("... (1000 bytes), 'v': array<float64>[2, 3], 'n': 1}")
+    assert second == "('a',)"
+    assert third.endswith("... (100 str)")
+
+
+def test_show_prints_no_more_than_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers((30,)).show(2)
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_batches_of_columns() -> None:
+    batches = list(numbers((10,)).iter_batches(4))
+    assert [batch["x"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(list(numbers((10,)).iter_batches(4, drop_last=True))) == 2
+
+
+def test_a_run_that_is_left_ends_its_threads() -> None:
+    # The fixture that watches threads is what checks this.
+    for _ in numbers((1000,)).map(dict, workers=3):
+        break
+
+
+def test_iterating_twice_at_once_is_two_runs(tiny_shards: list[Path]) -> None:
+    ds = ps.read_tar(list(map(str, tiny_shards))).to_tuple("__key__").map(str)
+    assert [a == b for a, b in zip(ds, ds, strict=True)] == [True] * 100

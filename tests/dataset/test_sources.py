@@ -1,0 +1,138 @@
+"""Samples as they come out of sources: tar shards, standard input."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PlanError, StorageError
+
+
+def _tar(path: Path, *members: str) -> str:
+    with tarfile.open(path, "w") as tar:
+        for number, name in enumerate(members):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            tar.addfile(info, io.BytesIO(b"%d" % (number % 10)))
+    return str(path)
+
+
+def test_a_sample_has_a_key_a_url_and_one_field_per_extension(tmp_path: Path) -> None:
+    path = _tar(tmp_path / "a.tar", "d.x/0001.JPG", "d.x/0001.seg.Png", "d.x/0002.cls")
+    assert list(ps.read_tar(path)) == [
+        {"__key__": "d.x/0001", "__url__": path, "jpg": b"0", "seg.png": b"1"},
+        {"__key__": "d.x/0002", "__url__": path, "cls": b"2"},
+    ]
+
+
+def test_members_that_are_no_fields_are_left_out(tmp_path: Path) -> None:
+    path = _tar(tmp_path / "a.tar", "./1.cls", "README", ".DS_Store", "._1.cls", "./2.cls")
+    assert [(s["__key__"], s["cls"]) for s in ps.read_tar(path)] == [("1", b"0"), ("2", b"4")]
+
+
+@pytest.mark.parametrize("members", [("1.cls", "1.CLS"), ("1.cls", "2.cls", "1.txt")])
+def test_a_field_or_key_that_comes_again_is_an_error_with_shard_and_key(
+    tmp_path: Path, members: tuple[str, ...]
+) -> None:
+    path = _tar(tmp_path / "a.tar", *members)
+    with pytest.raises(DataError) as caught:
+        list(ps.read_tar(path))
+    assert (caught.value.shard, caught.value.key) == (path, "1")
+
+
+def test_shards_can_be_named_in_every_way(tmp_path: Path) -> None:
+    for number in range(3):
+        _tar(tmp_path / f"s-{number}.tar", f"{number}.cls")
+    ways: list[str | list[str]] = [
+        f"{tmp_path}/s-{{0..2}}.tar",
+        f"{tmp_path}/s-0.tar::{tmp_path}/s-1.tar::{tmp_path}/s-2.tar",
+        f"{tmp_path}/*.tar",
+        str(tmp_path),
+        [f"{tmp_path}/s-0.tar", f"{tmp_path}/s-{{1..2}}.tar"],
+        f"file:{tmp_path}/s-{{0..2}}.tar",
+    ]
+    for way in ways:
+        assert [s["__key__"] for s in ps.read_tar(way)] == ["0", "1", "2"], way
+
+
+def test_places_do_not_change_the_order(tmp_path: Path) -> None:
+    orders = []
+    for folder in ("here", "there"):
+        (tmp_path / folder).mkdir()
+        for number in range(6):
+            names = [f"{number}{i:02d}.cls" for i in range(20)]
+            _tar(tmp_path / folder / f"s-{number}.tar", *names)
+        orders.append([s["__key__"] for s in ps.read_tar(str(tmp_path / folder)).shuffle(10).epoch(1)])
+    assert orders[0] == orders[1]
+
+
+def test_a_shard_that_is_missing_is_a_storage_error_with_its_url(tmp_path: Path) -> None:
+    _tar(tmp_path / "a.tar", "1.cls")
+    with pytest.raises(StorageError, match="no such shard") as caught:
+        list(ps.read_tar(f"{tmp_path}/{{a,b}}.tar"))
+    assert caught.value.url == f"{tmp_path}/b.tar"
+
+
+def test_reading_with_workers_gives_the_same(tiny_shards: list[Path]) -> None:
+    urls = list(map(str, tiny_shards))
+    assert list(ps.read_tar(urls, workers=2)) == list(ps.read_tar(urls))
+
+
+def _piped(path: str, code: str) -> str:
+    script = f"import penstock as ps\nds = ps.read_tar('-')\n{code}"
+    with open(path, "rb") as stdin:
+        done = subprocess.run([sys.executable, "-c", script], stdin=stdin, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_standard_input_is_read_front_to_back(tmp_path: Path) -> None:
+    path = _tar(tmp_path / "a.tar", *(f"{i}.cls" for i in range(6)))
+    code = "print([s['__key__'] for s in ds.skip(1).limit(3).map(dict).filter(lambda s: s['cls'] != b'2')])"
+    assert _piped(path, code) == "['1', '3']\n"
+
+
+def test_a_stream_has_no_length_positions_or_state(tmp_path: Path) -> None:
+    path = _tar(tmp_path / "a.tar", "1.cls")
+    code = """
+cut = lambda d: list(d.shard(0, 2))
+for ask in (len, lambda d: list(d.shuffle()), cut, lambda d: list(d.loader()), lambda d: d[0]):
+    try:
+        ask(ds)
+    except Exception as exc:
+        print(type(exc).__name__, exc)
+"""
+    lines = _piped(path, code).splitlines()
+    assert [line.split()[0] for line in lines] == ["TypeError", *["PlanError"] * 4]
+    assert "count()" in lines[0]
+
+
+def test_a_failure_in_a_stream_names_the_key(tmp_path: Path) -> None:
+    path = _tar(tmp_path / "a.tar", *(f"{i}.cls" for i in range(6)))
+    code = """
+def fail(s):
+    if s["__key__"] == "3":
+        raise ValueError("three")
+    return s["__key__"]
+print(list(ds.map(fail)))
+"""
+    assert "StageError: ValueError: three (stage: map(fail), key: 3)" in _piped(path, code)
+
+
+def test_names_of_the_package_are_loaded_when_used() -> None:
+    assert set(ps.__all__) <= set(dir(ps))
+    assert all(getattr(ps, name) is not None for name in ps.__all__)
+    with pytest.raises(AttributeError, match=r"no 'read_tape'.*read_tar"):
+        ps.read_tape  # noqa: B018
+
+
+def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
+    with pytest.raises(PlanError, match=r"'local'.*'serial'"):
+        ps.from_items([]).on("spark")
+    with pytest.raises(PlanError, match="local engine has no option cpu; it has: cpus, memory, ordered"):
+        ps.from_items([]).on("local", cpu=2)

@@ -1,0 +1,348 @@
+"""Stages on items: what each makes of a sample, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, EngineError, PlanError, StageError
+from penstock.plan import Fields, Plan
+from penstock.testing import Numbers, numbers, outputs
+
+
+def _xs(ds: Any) -> list[int]:
+    return [int(sample["x"]) for sample in ds]
+
+
+def _odd(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] % 2)
+
+
+class Flaky:
+    """Fails the first ``times`` times it sees a sample."""
+
+    def __init__(self, times: int) -> None:
+        self.times, self.seen = times, Counter[Any]()
+
+    def __call__(self, sample: Any) -> Any:
+        key = str(sample)
+        self.seen[key] += 1
+        if self.seen[key] <= self.times:
+            raise OSError("not yet")
+        return sample
+
+
+def test_map_replaces_samples_by_anything() -> None:
+    assert list(numbers((3,)).map(lambda s: s["x"])) == [0, 1, 2]
+
+
+def test_filter_keeps_what_is_true() -> None:
+    assert _xs(numbers((6,)).filter(_odd)) == [1, 3, 5]
+
+
+def test_flat_map_joins_what_comes_out() -> None:
+    assert list(ps.from_items([[1, 2], [], [3]]).flat_map(lambda item: item)) == [1, 2, 3]
+    assert list(ps.from_items([2, 0, 1]).flat_map(lambda n: (n for _ in range(n)))) == [2, 2, 1]
+
+
+def test_select_keeps_fields_and_those_in_underscores() -> None:
+    ds = ps.from_items([{"__key__": "k", "a": 1, "b": 2, "c": 3}])
+    assert ds.select("c", "a").first() == {"__key__": "k", "a": 1, "c": 3}
+    assert ds.drop("a", "zzz").first() == {"__key__": "k", "b": 2, "c": 3}
+
+
+def test_rename_takes_the_first_field_that_is_there() -> None:
+    ds = ps.from_items([{"png": 1, "cls": 2}, {"jpg": 3, "png": 4}])
+    assert list(ds.rename(image="jpg;png")) == [{"image": 1, "cls": 2}, {"image": 3, "png": 4}]
+
+
+def test_rename_can_swap_and_replace_fields() -> None:
+    assert ps.from_items([{"a": 1, "b": 2}]).rename(a="b", b="a").first() == {"b": 1, "a": 2}
+    for sample in ({"jpg": 2, "image": 1}, {"image": 1, "jpg": 2}):
+        assert ps.from_items([sample]).rename(image="jpg").first() == {"image": 2}
+
+
+def test_to_tuple_takes_the_first_field_that_is_there() -> None:
+    ds = ps.from_items([{"png": 1, "cls": 2}, {"jpg": 3, "cls": 4}])
+    assert list(ds.to_tuple("jpg;png", "cls")) == [(1, 2), (3, 4)]
+    assert list(ds.to_tuple("jpg;png cls")) == [(1, 2), (3, 4)]
+
+
+def test_map_tuple_has_a_function_for_each_place() -> None:
+    ds = ps.from_items([(1, 2, 3)])
+    assert ds.map_tuple(str, None).first() == ("1", 2, 3)
+    drawn = [t[1] for t in ps.from_items([(1, 2)] * 5).map_tuple(None, lambda v, rng: rng.random()).epoch(0)]
+    assert len(set(drawn)) == 5
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        lambda ds: ds.select("nope"),
+        lambda ds: ds.rename(y="nope;neither"),
+        lambda ds: ds.to_tuple("x", "nope"),
+    ],
+)
+def test_a_field_that_is_not_there_is_a_data_error_with_shard_and_key(stage: Any) -> None:
+    with pytest.raises(DataError, match="no field 'nope'") as caught:
+        list(stage(numbers((3,))))
+    assert (caught.value.shard, caught.value.key) == ("shard-0000", "0")
+
+
+@pytest.mark.parametrize("stage", ["select", "drop", "to_tuple"])
+def test_field_stages_need_samples_with_fields(stage: str) -> None:
+    with pytest.raises(DataError, match=f"{stage} needs a sample with fields, not int"):
+        list(getattr(ps.from_items([1]), stage)("x"))
+
+
+def test_map_tuple_needs_tuples() -> None:
+    with pytest.raises(StageError, match="use to_tuple first"):
+        list(numbers((3,)).map_tuple(str))
+    with pytest.raises(StageError, match="2 functions for 1 values"):
+        list(ps.from_items([(1,)]).map_tuple(str, str))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda ds: ds.map(3),
+        lambda ds: ds.filter(None),
+        lambda ds: ds.flat_map("f"),
+        lambda ds: ds.map_batches(3),
+        lambda ds: ds.map_batches(len, 0),
+        lambda ds: ds.map_batches(len, fn_args=(1,)),
+        lambda ds: ds.map_batches(len, fn_kwargs={"a": 1}),
+        lambda ds: ds.map(len, workers=0),
+        lambda ds: ds.map(len, on="gpu"),
+        lambda ds: ds.map(len, wrokers=2),
+        lambda ds: ds.decode(retries=-1),
+        lambda ds: ds.select(),
+        lambda ds: ds.select(3),
+        lambda ds: ds.drop(""),
+        lambda ds: ds.rename(),
+        lambda ds: ds.rename(x=";"),
+        lambda ds: ds.rename(x=3),
+        lambda ds: ds.rename(x="a", y="a"),
+        lambda ds: ds.to_tuple(),
+        lambda ds: ds.to_tuple(3),
+        lambda ds: ds.map_tuple(3),
+        lambda ds: ds.batched(0),
+        lambda ds: ds.batched(2.0),
+        lambda ds: ds.batched(2, collate=3),
+        lambda ds: ds.batched_by(3, 3),
+        lambda ds: ds.batched_by(len, 0),
+        lambda ds: ds.batched_by(len, "many"),
+        lambda ds: ds.batched_by(len, 3, collate=3),
+        lambda ds: ds.shuffle(0),
+        lambda ds: ds.shuffle(shards=0),
+        lambda ds: ds.shuffle(seed="x"),
+        lambda ds: ds.limit(-1),
+        lambda ds: ds.skip(1.5),
+        lambda ds: ds.union(3),
+        lambda ds: ds.zip([1]),
+        lambda ds: ds.train_test_split(1),
+        lambda ds: ds.train_test_split(0.0),
+        lambda ds: ds.train_test_split(1.5),
+        lambda ds: ds.shard(2, 2),
+        lambda ds: ds.shard(0, 2, "hash"),
+        lambda ds: ds.shard(0, 2, uneven="cut"),
+        lambda ds: ds.split(0),
+        lambda ds: ds.on_error("ignore"),
+        lambda ds: ds.on_error("skip", -1),
+        lambda ds: ds.on("spark"),
+        lambda ds: ds.on("serial", cpus=2),
+        lambda ds: ds.take(-1),
+        lambda ds: ds.loader(epoch=-1),
+        lambda ds: ds.loader(2, 2),
+        lambda ds: ds.loader(rank=1),
+        lambda ds: ds.iter_batches(0),
+        lambda ds: ds.iter_batches(format="cupy"),
+        lambda ds: ps.mix([]),
+        lambda ds: ps.mix([ds, 3]),  # type: ignore[list-item]
+        lambda ds: ps.mix(3),  # type: ignore[arg-type]
+        lambda ds: ps.mix([ds], [1, 2]),
+        lambda ds: ps.mix([ds], [0]),
+        lambda ds: ps.mix([ds], ["much"]),  # type: ignore[list-item]
+        lambda ds: ps.mix([ds], stop="never"),  # type: ignore[arg-type]
+        lambda ds: ps.read_tar([]),
+        lambda ds: ps.read_tar("a.tar", workers=0),
+    ],
+)
+def test_a_wrong_argument_is_refused_where_it_is_written(wrong: Any) -> None:
+    with pytest.raises(PlanError):
+        wrong(numbers((3,)))
+
+
+def test_an_unknown_argument_is_named_with_those_there_are() -> None:
+    with pytest.raises(PlanError, match="map has no argument wrokers; it takes workers, on, cpus"):
+        numbers((3,)).map(len, wrokers=2, workers=1)
+
+
+def test_a_failing_function_names_stage_shard_and_key_and_is_the_cause() -> None:
+    with pytest.raises(StageError, match="KeyError") as caught:
+        list(numbers((2, 2)).map(lambda s: s["gone"] if s["x"] == 3 else s))
+    error = caught.value
+    assert (error.stage, error.shard, error.key) == ("map(<lambda>)", "shard-0001", "3")
+    assert isinstance(error.__cause__, KeyError)
+
+
+def test_a_function_that_stops_iteration_is_an_error_like_any_other() -> None:
+    with pytest.raises(StageError, match="StopIteration"):
+        list(numbers((3,)).map(lambda s: next(iter([]))))
+
+
+def test_a_device_is_given_to_who_asks_for_it() -> None:
+    assert list(numbers((2,)).map(lambda s, device: device)) == ["cpu", "cpu"]
+
+    class Model:
+        def __init__(self, device: str) -> None:
+            self.device = device
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {"device": [self.device] * len(batch["x"])}
+
+    assert list(numbers((2,)).map_batches(Model)) == [{"device": "cpu"}] * 2
+    assert list(numbers((1,)).map_batches(Model, fn_kwargs={"device": "mine"})) == [{"device": "mine"}]
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+@pytest.mark.parametrize("stage", ["map", "filter", "map_batches", "flat_map"])
+def test_a_failing_sample_is_tried_again(stage: str, engine: str) -> None:
+    def of(times: int, retries: int) -> ps.Dataset:
+        flaky = Flaky(times)
+        fn = (lambda s: [flaky(s)]) if stage == "flat_map" else flaky
+        return ps.Dataset(getattr(numbers((6,)), stage)(fn, retries=retries).on(engine).plan)
+
+    assert _xs(of(times=2, retries=2)) == list(range(6))
+    with pytest.raises(StageError, match="not yet"):
+        list(of(times=9, retries=2))
+
+
+def test_a_generator_function_is_tried_again_as_a_whole() -> None:
+    flaky = Flaky(1)
+
+    def twice(sample: Any) -> Any:
+        yield sample
+        yield flaky(sample)
+
+    assert _xs(numbers((3,)).flat_map(twice, retries=1)) == [0, 0, 1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_another_try_draws_the_same_numbers(batches: bool) -> None:
+    flaky = Flaky(1)
+
+    def draw(sample: Any, rng: np.random.Generator) -> Any:
+        number = int(rng.integers(1 << 40))
+        return {"x": number} if flaky(sample) else None
+
+    def draw_all(batch: Any, rng: list[np.random.Generator]) -> Any:
+        numbers_ = [int(r.integers(1 << 40)) for r in rng]
+        return {"x": numbers_} if flaky(batch["x"].tolist()) else None
+
+    ds = numbers((5,))
+    ds = ds.map_batches(draw_all, 2, retries=1) if batches else ds.map(draw, retries=1)
+    assert _xs(ds.epoch(0)) == _xs(ds.epoch(0))
+
+
+def test_only_the_local_engines_threads_are_there_to_be_asked_for() -> None:
+    for given in ({"on": "processes"}, {"gpus": 1}, {"timeout_s": 1.0}):
+        with pytest.raises((EngineError, PlanError)):
+            list(numbers((3,)).map(len, **given))
+
+
+class Counting:
+    """A source that notes which fields were asked of it."""
+
+    random_access = False
+    resources = None
+
+    def __init__(self) -> None:
+        self.asked: list[Fields] = []
+
+    def open(self) -> Any:
+        reader = Numbers((3,)).open()
+        locate = reader.locate
+
+        def noted(shard: Any, index: Any, fields: Fields) -> Any:
+            self.asked.append(fields)
+            return locate(shard, index, fields)
+
+        reader.locate = noted  # type: ignore[method-assign]
+        return reader
+
+    def describe(self) -> str:
+        return "counting()"
+
+
+@pytest.mark.parametrize(
+    ("chain", "wanted", "unwanted"),
+    [
+        (lambda ds: ds, {"a", "__key__"}, set()),
+        (lambda ds: ds.select("x"), {"x", "__key__"}, {"a"}),
+        (lambda ds: ds.decode().select("x"), {"x", "__key__"}, {"a"}),
+        (lambda ds: ds.select("x").map(dict), {"x", "__key__"}, {"a"}),
+        (lambda ds: ds.map(dict).select("x"), {"x", "a"}, set()),
+        (lambda ds: ds.drop("a"), {"x", "b"}, {"a"}),
+        (lambda ds: ds.to_tuple("x"), {"x"}, {"a", "__key__"}),
+        (lambda ds: ds.to_tuple("x;__key__"), {"x", "__key__"}, {"a", "__url__"}),
+        (lambda ds: ds.rename(y="x;z").select("y"), {"x", "z"}, {"y", "a"}),
+        (lambda ds: ds.batched(2).unbatched().to_tuple("x"), {"x"}, {"a"}),
+        (lambda ds: ds.shuffle().limit(2).select("x"), {"x"}, {"a"}),
+        (lambda ds: ds.flat_map(lambda s: [s]).limit(2).select("x"), {"x", "a"}, set()),
+        (lambda ds: ds.union(numbers((3,), name="b")).to_tuple("x"), {"x"}, {"a"}),
+        (lambda ds: ds.zip(numbers((3,), name="b"), suffix="_b").to_tuple("x"), {"x", "a"}, set()),
+    ],
+)
+def test_only_the_fields_somebody_asks_for_are_read(chain: Any, wanted: set[str], unwanted: set[str]) -> None:
+    source = Counting()
+    list(chain(ps.Dataset(Plan(source))))
+    assert source.asked
+    for fields in source.asked:
+        assert all(map(fields.wants, wanted))
+        assert not any(map(fields.wants, unwanted))
+
+
+def test_a_tar_sample_holds_only_the_fields_that_are_read(tiny_shards: list[Path]) -> None:
+    ds = ps.read_tar(str(tiny_shards[0]))
+    assert set(ds.select("cls").first()) == {"__key__", "__url__", "cls"}
+    assert set(ds.drop("jpg", "__url__").first()) == {"__key__", "png", "cls", "json"}
+    assert ds.to_tuple("cls", "__key__").first() == (b"0", "000000")
+
+
+def test_stages_run_in_the_threads_of_a_pool() -> None:
+    here = threading.get_ident()
+    assert here not in set(numbers((50,)).map(lambda s: threading.get_ident(), workers=2))
+    assert set(numbers((50,)).map(lambda s: threading.get_ident()).on("serial")) == {here}
+
+
+def test_shuffle_commutes_with_stages_on_single_samples() -> None:
+    ds = numbers((20, 10))
+    want = outputs(ds.shuffle(7).map(dict).filter(_odd).epoch(1))
+    assert outputs(ds.map(dict).filter(_odd).shuffle(7).epoch(1)) == want
+    assert outputs(ds.map(dict).shuffle(7).filter(_odd).epoch(1)) == want
+
+
+def test_shuffle_after_flat_map_permutes_windows_of_outputs() -> None:
+    ds = ps.from_items(range(10)).flat_map(lambda n: [2 * n, 2 * n + 1])
+    got = list(ds.shuffle(5).epoch(0))
+    assert got != list(range(20))
+    assert [sorted(got[i : i + 5]) for i in range(0, 20, 5)] == [list(range(i, i + 5)) for i in range(0, 20, 5)]
+    assert list(ds.shuffle(5).epoch(1)) != got
+
+
+def test_shuffle_after_batched_permutes_batches() -> None:
+    got = [tuple(batch["x"].tolist()) for batch in numbers((24,)).batched(2).shuffle(100).epoch(0)]
+    assert sorted(got) == [(i, i + 1) for i in range(0, 24, 2)]
+    assert got != sorted(got)
+
+
+def test_a_whole_shuffle_cannot_stand_after_flat_map() -> None:
+    with pytest.raises(PlanError, match=r"flat_map.*put it before, or give a window"):
+        numbers((3,)).flat_map(list).shuffle(all=True)

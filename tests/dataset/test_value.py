@@ -1,0 +1,192 @@
+"""A dataset is a value: immutable, readable, comparable, picklable; building one opens nothing."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.testing import CORPUS, numbers, outputs
+
+
+def double(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "x": 2 * sample["x"]}
+
+
+def keep(sample: dict[str, Any]) -> bool:
+    return True
+
+
+def columns(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch
+
+
+def size(sample: dict[str, Any]) -> int:
+    return 1
+
+
+STEPS: dict[str, Callable[[ps.Dataset], Any]] = {
+    "decode": lambda ds: ds.decode("rgb8", x="json"),
+    "map": lambda ds: ds.map(double, workers=2),
+    "filter": lambda ds: ds.filter(keep),
+    "flat_map": lambda ds: ds.flat_map(list),
+    "map_batches": lambda ds: ds.map_batches(columns, 4),
+    "select": lambda ds: ds.select("x"),
+    "drop": lambda ds: ds.drop("x"),
+    "rename": lambda ds: ds.rename(y="x;z"),
+    "to_tuple": lambda ds: ds.to_tuple("x", "y;z"),
+    "map_tuple": lambda ds: ds.map_tuple(double, None),
+    "batched": lambda ds: ds.batched(4, drop_last=True, collate=ps.pad()),
+    "batched_by": lambda ds: ds.batched_by(size, 10),
+    "unbatched": lambda ds: ds.unbatched(),
+    "shuffle": lambda ds: ds.shuffle(10, shards=2),
+    "late shuffle": lambda ds: ds.flat_map(list).shuffle(10),
+    "limit": lambda ds: ds.limit(3),
+    "skip": lambda ds: ds.skip(3),
+    "stream limit": lambda ds: ds.filter(keep).limit(3),
+    "stream skip": lambda ds: ds.filter(keep).skip(3),
+    "repeat": lambda ds: ds.repeat(2),
+    "union": lambda ds: ds.union(numbers((2,), name="b")),
+    "zip": lambda ds: ds.zip(numbers((2,), name="b"), strict=False, suffix="_b"),
+    "mix": lambda ds: ps.mix([ds, numbers((2,), name="b")], [1, 2], stop="all"),
+    "train": lambda ds: ds.train_test_split(0.5)[0],
+    "test by": lambda ds: ds.train_test_split(0.5, by="x")[1],
+    "shard": lambda ds: ds.shard(1, 2, "step", "pad"),
+    "split": lambda ds: ds.split(3)[1],
+    "seed": lambda ds: ds.seed(3),
+    "epoch": lambda ds: ds.epoch(3),
+    "on_error": lambda ds: ds.on_error("skip", 0.1),
+    "on": lambda ds: ds.on("serial"),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_method_gives_a_new_dataset_and_leaves_the_old_one(step: str) -> None:
+    ds = numbers((3,))
+    before = repr(ds)
+    after = STEPS[step](ds)
+    assert isinstance(after, ps.Dataset)
+    assert after is not ds
+    assert after != ds
+    assert repr(ds) == before
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_equal_calls_make_equal_datasets(step: str) -> None:
+    one, two = STEPS[step](numbers((3,))), STEPS[step](numbers((3,)))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one != STEPS[step](numbers((4,)))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_dataset_crosses_processes(step: str) -> None:
+    ds = STEPS[step](numbers((3,)))
+    assert pickle.loads(pickle.dumps(ds)) == ds
+    assert repr(pickle.loads(pickle.dumps(ds))) == repr(ds)
+
+
+def test_functions_are_compared_by_object() -> None:
+    assert numbers((3,)).map(lambda s: s) != numbers((3,)).map(lambda s: s)
+    assert numbers((3,)).map(double) == numbers((3,)).map(double)
+
+
+def test_in_memory_sources_are_compared_by_object() -> None:
+    items = [1, 2]
+    ds = ps.from_items(items)
+    assert ds != ps.from_items(items)
+    assert ds.limit(1) == ds.limit(1)
+
+
+def test_a_dataset_of_items_crosses_processes_with_its_items() -> None:
+    assert list(pickle.loads(pickle.dumps(ps.from_items([1, 2]).limit(1)))) == [1]
+
+
+def test_the_epoch_counter_is_no_part_of_the_value() -> None:
+    ds, fresh = numbers((9,)).shuffle(), numbers((9,)).shuffle()
+    list(ds)
+    assert ds == fresh
+    assert hash(ds) == hash(fresh)
+    again = pickle.loads(pickle.dumps(ds))
+    assert list(again) == list(fresh)
+
+
+def test_nothing_is_opened_before_something_is_asked() -> None:
+    ds = ps.read_tar("/nowhere/{0..9}.tar").shuffle().decode().batched(4).shard(0, 2)
+    assert "read_tar('/nowhere/{0..9}.tar')" in repr(ds)
+    with pytest.raises(ps.errors.StorageError, match="nowhere"):
+        list(ds)
+
+
+def test_no_attribute_can_be_added() -> None:
+    with pytest.raises(AttributeError):
+        numbers((3,)).note = 1  # type: ignore[attr-defined]
+
+
+def test_a_dataset_is_true_without_being_counted() -> None:
+    assert ps.from_items([])
+    assert ps.read_tar("/nowhere.tar")
+
+
+def test_repr_reads_like_the_code_that_made_it() -> None:
+    ds = ps.read_tar("a-{0..3}.tar").shuffle(100).map(double).batched(8).seed(3).epoch(1).shard(0, 2)
+    assert repr(ds) == (
+        "<Dataset\n"
+        "  read_tar('a-{0..3}.tar')\n"
+        "    .shuffle(window=100)\n"
+        "    .map(double)\n"
+        "    .batched(8)\n"
+        "    .seed(3)\n"
+        "    .epoch(1)\n"
+        "    .shard(0, 2, cut='range', uneven='keep')\n"
+        ">"
+    )
+
+
+def test_repr_shows_the_branches_of_a_combination() -> None:
+    text = repr(numbers((3,)).map(double).union(numbers((4,), name="b")).limit(2))
+    for part in ("union[", "numbers([3])", ".map(double)", "numbers([4])", ".limit(2)"):
+        assert part in text
+
+
+@pytest.mark.parametrize("name", CORPUS)
+def test_every_plan_of_the_corpus_can_be_shown(name: str) -> None:
+    ds = CORPUS[name]()
+    assert repr(ds).startswith("<Dataset\n")
+    assert ds.explain().startswith("engine local, seed 0")
+
+
+def test_explain_says_what_is_fused_and_where_it_runs() -> None:
+    ds = numbers((3,)).map(double, workers=2).filter(keep).map(double, workers=(1, 8)).batched(4).map(len)
+    text = ds.explain()
+    assert "threads, workers 2: read -> map(double) -> filter(keep)" in text
+    assert "threads, workers (1, 8): map(double)" in text
+    assert "at the consumer: batched(4)" in text
+    assert "threads, as many workers as cores: map(len)" in text
+
+
+def test_explain_says_what_runs_inline_and_in_which_order() -> None:
+    text = numbers((3,)).shuffle(5).limit(2).select("x").seed(7).on("serial").explain()
+    assert "engine serial, seed 7" in text
+    assert "order: shuffle(window=5) -> limit(2)" in text
+    assert "inline: read -> select('x')" in text
+    assert "fields read: x" in text
+
+
+def test_explain_says_whether_global_batches_keep_for_every_world() -> None:
+    ds = numbers((30,))
+    assert "global batches are the same" in ds.batched(2).shard(0, 2, "step").explain()
+    assert "global batches are not the same" in ds.filter(keep).batched(2).shard(0, 2, "step").explain()
+
+
+def test_explain_names_the_stage_that_forbids_other_worlds() -> None:
+    assert "can be restored under any number of ranks" in numbers((3,)).batched(2).explain()
+    assert "batched(2) keeps this plan" in numbers((3,)).batched(2).unbatched().explain()
+
+
+def test_a_copy_of_the_plan_gives_the_same_samples() -> None:
+    ds = numbers((9, 4)).shuffle().map(double)
+    assert outputs(pickle.loads(pickle.dumps(ds))) == outputs(ds)

@@ -1,0 +1,478 @@
+"""Whatever happens to an iteration, nothing is left behind and nothing hangs.
+
+Every test here is also watched by the fixture that fails a test which leaves a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.dataset import Dataset, from_items
+from penstock.errors import DataError, PenstockError, StageError
+from penstock.testing import numbers
+
+SOURCE = str(Path(penstock.__file__).parents[1])
+
+
+def ours() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def same(item: Any) -> Any:
+    return item
+
+
+def slow(item: Any) -> Any:
+    time.sleep(0.002)
+    return item
+
+
+def threaded(count: int = 1000) -> Dataset:
+    return from_items(list(range(count))).map(slow, workers=2).map(same, workers=3)
+
+
+def begun(ds: Dataset) -> Iterator[Any]:
+    run = iter(ds)
+    next(run)
+    assert ours()
+    return run
+
+
+def test_no_thread_is_left_after_the_end() -> None:
+    assert list(threaded(50)) == list(range(50))
+    assert not ours()
+
+
+def test_no_thread_is_left_after_a_break() -> None:
+    for item in threaded():
+        if item == 5:
+            break
+    assert not ours()
+
+
+def test_no_thread_is_left_after_an_error_of_the_consumer() -> None:
+    def consume() -> None:
+        for _ in threaded():
+            raise KeyError("the consumer's own")
+
+    with pytest.raises(KeyError):
+        consume()
+    assert not ours()
+
+
+def test_no_thread_is_left_after_an_error_in_a_stage() -> None:
+    ds = threaded().map(lambda x: 1 // (x - 20))
+    with pytest.raises(StageError, match="ZeroDivisionError"):
+        list(ds)
+    assert not ours()
+
+
+def test_no_thread_is_left_after_take_and_first() -> None:
+    assert threaded().take(3) == [0, 1, 2]
+    assert threaded().first() == 0
+    gc.collect()
+    assert not ours()
+
+
+def test_no_thread_is_left_after_a_loader_is_closed() -> None:
+    loader = threaded().loader()
+    run = iter(loader)
+    next(run)
+    assert ours()
+    loader.close()
+    assert not ours()
+    assert list(run) == []
+
+
+def test_a_new_iterator_of_a_loader_ends_the_one_before() -> None:
+    loader = threaded(40).loader()
+    first = iter(loader)
+    assert [next(first) for _ in range(3)] == [0, 1, 2]
+    second = iter(loader)
+    assert next(second) == 3
+    assert list(first) == [], "what the second one has is not given twice"
+    assert list(second) == list(range(4, 40))
+    assert loader.epoch == 1
+    assert not ours()
+
+
+def test_a_forgotten_iterator_is_ended_when_it_is_collected() -> None:
+    run = begun(threaded())
+    del run
+    gc.collect()
+    assert not ours()
+
+
+def test_a_forgotten_iterator_in_a_cycle_may_be_collected_by_its_own_worker(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", raised.append)
+    forgotten, collected = threading.Event(), threading.Event()
+
+    def collects(item: int) -> int:
+        if forgotten.is_set():
+            gc.collect()
+            collected.set()
+        time.sleep(0.001)
+        return item
+
+    cycle: list[Any] = [iter(from_items(list(range(5000))).map(collects, workers=2))]
+    cycle.append(cycle)
+    next(cycle[0])
+    gc.disable()
+    try:
+        del cycle
+        forgotten.set()
+        for _ in range(200):  # the worker goes on only where there is room for what it makes
+            if collected.wait(0.01):
+                break
+        gc.collect()
+    finally:
+        gc.enable()
+    deadline = time.monotonic() + 3
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not ours()
+    assert not raised
+    assert "left behind" not in caplog.text
+
+
+def test_a_worker_stuck_in_a_function_is_named_and_does_not_hold_up_the_close(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.engines.pool.PATIENCE_S", 0.1)
+    going, inside = threading.Event(), threading.Event()
+
+    def stuck(item: int) -> int:
+        if item == 5:
+            inside.set()
+            going.wait(30)
+        return item
+
+    run = iter(from_items(list(range(100))).map(stuck, workers=1))
+    assert next(run) == 0
+    assert inside.wait(5)
+    before = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        run.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - before < 2
+    assert "still inside a function" in caplog.text
+    assert "penstock map 0" in caplog.text
+    going.set()
+
+
+def test_a_collate_function_that_is_stuck_is_named_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.engines.pool.PATIENCE_S", 0.1)
+    going, inside = threading.Event(), threading.Event()
+
+    def stuck(samples: list[Any]) -> list[Any]:
+        if samples[0] == 4:
+            inside.set()
+            going.wait(30)
+        return samples
+
+    run = iter(from_items(list(range(100))).map(same).batched(2, collate=stuck))
+    assert next(run) == [0, 1]
+    assert inside.wait(5)
+    run.close()  # type: ignore[attr-defined]
+    assert "penstock driver" in caplog.text
+    going.set()
+
+
+def test_datasets_can_be_iterated_side_by_side() -> None:
+    sets = [numbers((7, 30)).map(same, workers=2).seed(n).shuffle() for n in range(3)]
+    runs = [iter(ds.epoch(0)) for ds in sets]
+    together = list(zip(*runs, strict=True))
+    assert [list(column) for column in zip(*together, strict=True)] == [list(ds.epoch(0)) for ds in sets]
+
+
+def test_one_dataset_can_be_iterated_twice_at_once() -> None:
+    ds = numbers((30,)).shuffle().map(same, workers=2).epoch(3)
+    assert all(a == b for a, b in zip(ds, ds, strict=True))
+
+
+def test_one_dataset_can_be_iterated_by_several_threads() -> None:
+    ds = numbers((40, 40)).shuffle().map(same, workers=2).epoch(0)
+    want = list(ds)
+    got: list[list[Any]] = []
+    threads = [threading.Thread(target=lambda: got.append(list(ds))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got == [want] * 4
+
+
+def test_every_thread_gets_an_epoch_of_its_own() -> None:
+    ds = from_items(list(range(50))).shuffle().map(same, workers=1)
+    orders: list[tuple[int, ...]] = []
+    threads = [threading.Thread(target=lambda: orders.append(tuple(ds))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(set(orders)) == 6
+    assert sorted(orders) == sorted(tuple(ds.epoch(epoch)) for epoch in range(6))
+
+
+def test_a_function_may_iterate_another_dataset() -> None:
+    inner = from_items([1, 2, 3]).map(same, workers=2)
+    outer = from_items(list(range(20))).map(lambda x: x + sum(inner), workers=2)
+    assert list(outer) == [x + 6 for x in range(20)]
+    assert list(from_items([0, 1]).flat_map(lambda x: inner.epoch(0))) == [1, 2, 3, 1, 2, 3]
+    assert not ours()
+
+
+def test_an_iterator_can_be_handed_to_another_thread() -> None:
+    run = begun(threaded(50))
+    got: list[int] = []
+    thread = threading.Thread(target=lambda: got.extend(run))
+    thread.start()
+    thread.join(20)
+    assert got == list(range(1, 50))
+    assert not ours()
+
+
+def test_an_iterator_can_be_closed_by_another_thread() -> None:
+    run = begun(threaded())
+    thread = threading.Thread(target=run.close)  # type: ignore[attr-defined]
+    thread.start()
+    thread.join(20)
+    assert not ours()
+
+
+def test_failing_samples_are_skipped_by_all_workers() -> None:
+    ds = from_items(list(range(300))).map(lambda x: 1 // (x % 7) + x, workers=4).on_error("skip")
+    loader = ds.loader()
+    assert len(list(loader)) == 300 - 43
+    assert [int(skip.place.key or -1) for skip in loader.skipped] == list(range(0, 300, 7))
+
+
+def test_too_many_failing_samples_end_the_run() -> None:
+    ds = from_items(list(range(300))).map(lambda x: 1 // (x % 7), workers=4).on_error("skip", limit=10)
+    with pytest.raises(DataError, match="more than on_error's limit of 10"):
+        list(ds)
+    assert not ours()
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+@pytest.mark.parametrize("how", ["map", "filter", "flat_map"])
+def test_a_function_that_raises_stop_iteration_does_not_end_the_stream_quietly(how: str, engine: str) -> None:
+    def stops(item: int) -> Any:
+        if item == 5:
+            raise StopIteration
+        return [item]
+
+    ds = getattr(from_items(list(range(9))), how)(stops).on(engine)
+    got: list[Any] = []
+    with pytest.raises(StageError, match="StopIteration"):
+        got.extend(ds)
+    assert len(got) == 5
+    assert len(list(ds.on_error("skip"))) == 8
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_a_generator_that_raises_stop_iteration_is_an_error(engine: str) -> None:
+    def stops(item: int) -> Iterator[int]:
+        yield item
+        if item == 2:
+            raise StopIteration
+
+    got: list[int] = []
+    with pytest.raises(StageError, match="StopIteration"):
+        got.extend(from_items([1, 2, 3]).flat_map(stops).on(engine))
+    assert got == [1, 2]
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_none_is_a_value_like_any_other(engine: str) -> None:
+    ds = from_items(list(range(5))).map(lambda x: None).map(lambda x: (x, 1), workers=2).on(engine)
+    assert list(ds) == [(None, 1)] * 5
+    assert list(from_items([None, None]).map(same).on(engine)) == [None, None]
+    assert list(from_items([None, 1]).filter(lambda x: None).on(engine)) == []
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_a_flat_map_that_gives_nothing_to_go_through_is_an_error(engine: str) -> None:
+    with pytest.raises(StageError, match="TypeError"):
+        list(from_items([1]).flat_map(lambda x: None).on(engine))  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_inside_a_worker_reaches_the_consumer(kind: type[BaseException]) -> None:
+    def interrupts(item: int) -> int:
+        if item == 30:
+            raise kind
+        return item
+
+    got: list[int] = []
+    with pytest.raises(kind):
+        got.extend(from_items(list(range(100))).map(interrupts, workers=2))
+    assert got == list(range(len(got)))
+    assert not ours()
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_a_retry_is_given_the_same_randomness(engine: str) -> None:
+    failed: set[int] = set()
+
+    def flaky(item: int, rng: Any) -> tuple[int, float]:
+        drawn = float(rng.random())
+        if item not in failed:
+            failed.add(item)
+            raise OSError("not this time")
+        return item, drawn
+
+    def sound(item: int, rng: Any) -> tuple[int, float]:
+        return item, float(rng.random())
+
+    items = from_items(list(range(20))).on(engine)
+    assert list(items.map(flaky, retries=1)) == list(items.map(sound))
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_a_generator_that_fails_midway_is_tried_again_as_a_whole(engine: str) -> None:
+    failed: set[int] = set()
+
+    def flaky(item: int) -> Iterator[tuple[int, int]]:
+        yield item, 0
+        if item not in failed:
+            failed.add(item)
+            raise OSError("not this time")
+        yield item, 1
+
+    got = list(from_items([1, 2]).flat_map(flaky, retries=1).on(engine))
+    assert got == [(1, 0), (1, 1), (2, 0), (2, 1)]
+
+
+# What needs a process of its own.
+
+
+def start(script: str) -> subprocess.Popen[str]:
+    head = "import os, sys, threading, time\nimport penstock as ps\nfrom penstock.dataset import from_items\n"
+    env = {**os.environ, "PYTHONPATH": SOURCE}
+    code = head + textwrap.dedent(script)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+
+
+def finish(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, str, float]:
+    """Its code, what it printed, and how long it took from now."""
+    before = time.monotonic()
+    try:
+        out, err = process.communicate(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        _, err = process.communicate()
+        pytest.fail(f"the process hangs; it said {err[-500:]!r}")
+    return process.returncode, out, err, time.monotonic() - before
+
+
+@pytest.mark.parametrize("work_s", [0.0, 0.2])
+def test_ctrl_c_ends_the_iteration_soon(work_s: float) -> None:
+    process = start(
+        f"""
+        def work(item):
+            time.sleep({work_s})
+            return item
+
+        try:
+            for item in from_items(list(range(10_000_000))).map(work, workers=2):
+                if item == 1:
+                    print("going", flush=True)
+        except KeyboardInterrupt:
+            print("left", [t.name for t in threading.enumerate() if t.name.startswith("penstock")])
+            raise
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "going\n"
+    time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    code, out, err, took_s = finish(process, 20)
+    assert code != 0
+    assert err.rstrip().endswith("KeyboardInterrupt")
+    assert out == "left []\n"
+    assert took_s < 4
+
+
+def test_an_iterator_that_lives_until_the_end_of_the_program_does_not_hold_it_up() -> None:
+    process = start(
+        """
+        def work(item):
+            time.sleep(0.001)
+            return item
+
+        run = iter(from_items(list(range(10_000_000))).map(work, workers=2).map(work, workers=1))
+        next(run)
+        print("end", flush=True)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "end\n"
+    code, _, err, took_s = finish(process, 20)
+    assert (code, err) == (0, "")
+    assert took_s < 3
+
+
+def test_a_forked_child_can_iterate_after_its_parent() -> None:
+    process = start(
+        """
+        ds = from_items(list(range(1000))).map(lambda x: x + 1, workers=2)
+        want = list(ds)
+        live = iter(ds)  # the parent is in the middle of another one
+        next(live)
+        child = os.fork()
+        if child == 0:
+            assert list(ds) == want
+            try:
+                list(live)
+            except ps.errors.EngineError as exc:
+                print(exc, flush=True)
+            sys.exit(7)  # an orderly end, with the parent's iterator still there
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert list(live) == want[1:]
+        """
+    )
+    code, out, err, _ = finish(process, 30)
+    assert (code, err) == (0, "")
+    assert "forked" in out
+
+
+def test_no_order_of_closing_and_reading_hangs() -> None:
+    for _ in range(20):
+        run = begun(from_items(list(range(2000))).map(same, workers=2).map(same, workers=2))
+        closer = threading.Thread(target=_close_quietly, args=(run,))
+        closer.start()
+        try:
+            for _ in run:
+                pass
+        except (PenstockError, ValueError):
+            pass
+        closer.join(10)
+        assert not closer.is_alive()
+    assert not ours()
+
+
+def _close_quietly(run: Any) -> None:
+    with contextlib.suppress(ValueError):  # the generator is running in the other thread
+        run.close()

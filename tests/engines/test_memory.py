@@ -1,0 +1,176 @@
+"""Memory is bounded by what is under way, never by the dataset.
+
+Every measurement is a process of its own. Pages of mapped shards count as resident but belong to the file cache, so
+what is compared is anonymous memory: what the program itself holds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock
+from penstock.dataset import from_items
+
+SOURCE = str(Path(penstock.__file__).parents[1])
+SAMPLE, SMALL, LARGE = 30_000, 8_000_000, 80_000_000
+
+HEAD = """
+import json, sys, time
+import numpy as np
+import penstock as ps
+from penstock.dataset import from_items, read_tar
+
+def anonymous():
+    with open("/proc/self/smaps_rollup") as lines:
+        return next(int(line.split()[1]) * 1000 for line in lines if line.startswith("Anonymous"))
+
+def peak(items, every):
+    "The most anonymous memory seen above that at the beginning, and the number of items."
+    before = most = anonymous()
+    count = 0
+    for count, _ in enumerate(items, 1):
+        if count % every == 0:
+            most = max(most, anonymous())
+    return most - before, count
+"""
+
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's smaps_rollup")
+
+
+def measured(script: str, *args: str) -> Any:
+    """What the script prints, as JSON."""
+    env = {**os.environ, "PYTHONPATH": SOURCE, "MALLOC_ARENA_MAX": "2"}
+    code = HEAD + textwrap.dedent(script)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Two folders of shards, the second ten times the first."""
+    folder = tmp_path_factory.mktemp("memory")
+    noise = np.random.default_rng(0).bytes(SAMPLE)
+    for name, size in (("small", SMALL), ("large", LARGE)):
+        (folder / name).mkdir()
+        for shard in range(4):
+            with tarfile.open(folder / name / f"{shard}.tar", "w") as tar:
+                for number in range(size // SAMPLE // 4):
+                    member = tarfile.TarInfo(f"{number:06}.bin")
+                    member.size = SAMPLE
+                    tar.addfile(member, BytesIO(noise))
+    return str(folder / "small"), str(folder / "large")
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        "",
+        ".shuffle()",
+        ".shuffle().map(lambda s: np.frombuffer(s['bin'], np.uint8).repeat(4), workers=2)",
+        ".shuffle().map(lambda s: s['bin'], workers=2).batched(16, collate=list)",
+        ".flat_map(lambda s: [s['bin'][i:] for i in range(3)]).shuffle(20)",
+    ],
+    ids=["inline", "shuffled", "decoded by two workers", "batched", "late shuffle"],
+)
+def test_an_epoch_needs_no_more_for_a_larger_dataset(shards: tuple[str, str], stages: str) -> None:
+    script = f"print(json.dumps(peak(read_tar(sys.argv[1]){stages}, 40)))"
+    small, _ = measured(script, shards[0])
+    large, count = measured(script, shards[1])
+    assert count > 160
+    assert large < small + 12_000_000
+    assert large < LARGE / 2
+
+
+def test_a_flat_map_is_not_collected_before_it_is_delivered() -> None:
+    grown, count = measured(
+        """
+        def frames(number):
+            for _ in range(200):
+                yield np.ones(1_000_000, np.uint8)
+
+        print(json.dumps(peak(from_items([0, 1]).flat_map(frames, workers=1), 1)))
+        """
+    )
+    assert count == 400
+    assert grown < 150_000_000, "one item gives 200 MB, two give 400 MB"
+
+
+def test_a_flat_map_may_go_on_for_ever() -> None:
+    def counting(start: int) -> Iterator[int]:
+        while True:
+            yield start
+            start += 1
+
+    run = iter(from_items([5]).flat_map(counting))
+    assert [next(run) for _ in range(10_000)] == list(range(5, 10_005))
+    run.close()  # type: ignore[attr-defined]
+
+
+def test_large_outputs_are_bounded_by_the_memory_that_was_given() -> None:
+    script = """
+        def grow(number):
+            return np.ones(5_000_000, np.uint8)
+
+        ds = from_items(list(range(60))).map(grow, workers=2).on("local", memory=sys.argv[1])
+        print(json.dumps(peak((time.sleep(0.01) for _ in ds), 1)))
+        """
+    grown, count = measured(script, "60MB")
+    assert count == 60
+    assert grown < 60_000_000 + 3 * 5_000_000, "two in the making and one with the consumer"
+
+
+def ahead_of_a_slow_consumer(size: int, count: int, **options: Any) -> int:
+    """How many samples at most were made but not delivered."""
+    made, lock = [0], threading.Lock()
+
+    def make(number: int) -> Any:
+        with lock:
+            made[0] += 1
+        return np.zeros(size, np.uint8)
+
+    most = 0
+    ds = from_items(list(range(count))).map(make, workers=2).on("local", **options)
+    for delivered, _ in enumerate(ds, 1):
+        if delivered <= 40:
+            time.sleep(0.005)
+        most = max(most, made[0] - delivered)
+    return most
+
+
+def test_a_fast_producer_does_not_run_away_from_a_slow_consumer() -> None:
+    assert ahead_of_a_slow_consumer(10, 20_000) <= 10 * 512
+
+
+def test_few_large_samples_are_made_ahead() -> None:
+    assert ahead_of_a_slow_consumer(5_000_000, 80) * 5_000_000 <= 250_000_000
+    assert ahead_of_a_slow_consumer(5_000_000, 60, memory="40MB") * 5_000_000 <= 50_000_000
+
+
+def slow(number: int) -> int:
+    time.sleep(0.05)
+    return number
+
+
+def test_the_first_sample_of_a_slow_function_does_not_wait_for_many() -> None:
+    begun = time.monotonic()
+    run = iter(from_items(list(range(1000))).map(slow, workers=2))
+    assert next(run) == 0
+    assert time.monotonic() - begun < 0.5
+    run.close()  # type: ignore[attr-defined]

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from penstock.dataset import Dataset, from_items
+from penstock.engines import Level, Program, Segment
+from penstock.engines.program import ANY, levels_of
+from penstock.errors import PlanError
+from penstock.plan import Placed, Resources
+from penstock.testing import numbers
+
+UNEVEN: tuple[Literal["drop", "pad"], ...] = ("drop", "pad")
+
+
+def f(sample: Any) -> Any:
+    return sample
+
+
+def levels(ds: Dataset) -> list[Level]:
+    return Program(ds.plan).levels
+
+
+def fused(ds: Dataset) -> list[list[str]]:
+    """The names of the stages, segment by segment, level by level."""
+    return [
+        [" ".join(placed.stage.name for placed in segment.stages) for segment in level.segments] for level in levels(ds)
+    ]
+
+
+def heads(ds: Dataset) -> list[str | None]:
+    return [level.head.stage.name if level.head else None for level in levels(ds)]
+
+
+def test_a_plan_of_reading_alone_is_not_worth_a_pool() -> None:
+    [level] = levels(numbers((3,)).select("x").rename(y="x"))
+    [segment] = level.segments
+    assert not segment.heavy
+
+
+def test_stages_that_ask_for_nothing_join_their_neighbours() -> None:
+    assert fused(numbers((3,)).select("x").map(f).drop("x").filter(f)) == [["read select map drop filter"]]
+
+
+def test_a_stage_without_a_number_of_workers_joins_one_that_has_it() -> None:
+    for ds in (numbers((3,)).map(f).map(f, workers=3), numbers((3,)).map(f, workers=3).map(f)):
+        [[segment]] = [level.segments for level in levels(ds)]
+        assert segment.resources == Resources(3)
+
+
+def test_stages_with_different_needs_have_pools_of_their_own() -> None:
+    ds = numbers((3,)).map(f, workers=1).map(f, workers=1).map(f, workers=2).map(f, on="processes")
+    assert fused(ds) == [["read map map", "map", "map"]]
+
+
+def test_retries_are_no_reason_for_another_pool() -> None:
+    assert fused(numbers((3,)).map(f, workers=2, retries=3).map(f, workers=2)) == [["read map map"]]
+
+
+def test_a_device_is_not_shared_with_a_stage_that_asked_for_none() -> None:
+    assert fused(numbers((3,)).map(f).map(f, gpus=1).map(f)) == [["read map", "map", "map"]]
+
+
+def test_a_stage_that_sees_several_items_begins_a_level() -> None:
+    ds = numbers((9,)).map(f).batched(2).map(f).unbatched().shuffle(3).limit(2)
+    assert heads(ds) == [None, "batched", "shuffle", "limit"]
+    assert fused(ds) == [["read map"], ["map unbatched"], [], []]
+
+
+def test_reading_with_workers_has_a_pool() -> None:
+    [level] = levels_of([], Resources(4))
+    assert level.segments[0].heavy
+
+
+def test_a_segment_describes_its_stages() -> None:
+    [[segment]] = [level.segments for level in levels(numbers((3,)).map(f).filter(f))]
+    assert segment.describe() == "read -> map(f) -> filter(f)"
+
+
+def test_adding_a_stage_that_asks_for_nothing_keeps_the_needs() -> None:
+    stage = from_items([1]).map(f, workers=2).plan.body[0]
+    light = from_items([1]).select("x").plan.body[0]
+    segment = Segment([Placed(stage, 0)], stage.resources)
+    segment.add(Placed(light, 1))
+    assert segment.resources == Resources(2)
+    assert segment.takes(ANY)
+    assert not segment.takes(Resources(3))
+
+
+@pytest.mark.parametrize(
+    ("ds", "stage"),
+    [
+        (numbers((9,)).map(f).flat_map(f).shuffle(3).batched(2), None),
+        (numbers((9,)).batched(2).map(f), "batched(2)"),
+        (numbers((9,)).flat_map(f).shuffle(3).map(f).flat_map(f).shuffle(4), "shuffle(window=4)"),
+        (numbers((9,)).filter(f).limit(2), "limit(2)"),
+        (numbers((9,)).batched_by(len, 3), "batched_by(len, 3)"),
+    ],
+)
+def test_a_plan_says_what_keeps_it_from_being_cut_again(ds: Dataset, stage: str | None) -> None:
+    problem = Program(ds.plan).recut_problem
+    assert problem is None if stage is None else problem is not None and problem.startswith(stage)
+
+
+def test_only_a_late_shuffle_that_can_be_cut_again_gives_its_windows_away() -> None:
+    copies = numbers((9,)).flat_map(f)
+    assert Program(copies.shuffle(3).map(f).plan).window_level == 1
+    assert Program(copies.shuffle(3).batched(2).unbatched().plan).window_level is None
+    assert Program(copies.plan).window_level is None
+
+
+def test_ranks_that_must_be_equal_stay_equal_after_a_limit_of_their_own() -> None:
+    for uneven in UNEVEN:
+        parts = [numbers((11,)).shard(rank, 2, uneven=uneven) for rank in range(2)]
+        assert len({len(list(part.limit(3))) for part in parts}) == 1
+        assert len({len(list(part.skip(2))) for part in parts}) == 1
+        assert len({len(list(part.skip(1).limit(99))) for part in parts}) == 1
+    assert [s["x"] for s in numbers((11,)).shard(0, 2, uneven="pad").limit(3)] == [0, 1, 2]
+    assert [s.get("__pad__") for s in numbers((3,)).shard(0, 2, uneven="pad").limit(2)] == [None, True]
+
+
+def test_ranks_cannot_be_equal_without_counts() -> None:
+    with pytest.raises(PlanError, match="needs to know the counts"):
+        list(numbers((3, 4), hidden=True).shard(0, 2, uneven="drop"))

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any, Literal
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError, StateError
+from penstock.feed import Loader
+from penstock.testing import numbers
+
+
+@pytest.fixture(autouse=True)
+def _no_ranks_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+def _xs(items: Any) -> list[int]:
+    return [int(sample["x"]) for sample in items]
+
+
+def _some(loader: Loader, many: int) -> list[int]:
+    out: list[int] = []
+    for sample in loader:
+        out.append(sample["x"])
+        if len(out) == many:
+            break
+    return out
+
+
+def _ds() -> ps.Dataset:
+    return numbers((30, 12, 20)).shuffle(10)
+
+
+def _odd(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] % 2)
+
+
+def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    loader = _ds().loader()
+    assert (loader.cut.rank, loader.cut.world) == (1, 4)
+    assert _xs(loader) == _xs(_ds().loader(1, 4))
+
+
+def test_one_rank_keeps_everything_and_several_are_equal_unless_told_otherwise() -> None:
+    assert _ds().loader().cut.uneven == "keep"
+    assert _ds().loader(0, 4).cut.uneven == "drop"
+    assert _ds().loader(0, 4, uneven="keep").cut.uneven == "keep"
+
+
+def test_a_dataset_that_is_cut_has_its_own_rank() -> None:
+    part = _ds().shard(2, 4, "step", "pad")
+    loader = part.loader()
+    assert loader.cut == part.plan.cut
+    assert _xs(loader) == _xs(part.epoch(0))
+
+
+def test_running_to_the_end_moves_to_the_next_epoch() -> None:
+    loader = _ds().loader(epoch=3)
+    assert loader.epoch == 3
+    assert [_xs(loader), _xs(loader)] == [_xs(_ds().epoch(3)), _xs(_ds().epoch(4))]
+    assert loader.epoch == 5
+
+
+def test_a_new_iterator_goes_on_where_the_one_before_stood() -> None:
+    loader = _ds().loader()
+    assert _some(loader, 5) + _some(loader, 7) + _xs(loader) == _xs(_ds().epoch(0))
+    assert loader.epoch == 1
+
+
+def test_there_is_one_live_iterator() -> None:
+    loader = _ds().map(dict).loader()
+    first = iter(loader)
+    got = [next(first)["x"]]
+    got += _xs(loader)
+    assert got == _xs(_ds().epoch(0))
+
+
+def test_the_length_is_that_of_a_whole_epoch() -> None:
+    loader = _ds().batched(4).loader(0, 3)
+    assert len(loader) == 5
+    _some_batches = next(iter(loader))
+    assert len(_some_batches["x"]) == 4
+    assert len(loader) == 5
+    with pytest.raises(TypeError, match="not known"):
+        len(_ds().filter(_odd).loader())
+
+
+@pytest.mark.parametrize("how", ["range", "step"])
+@pytest.mark.parametrize(("uneven", "each", "padded", "dropped"), [("drop", 20, 0, 2), ("pad", 21, 1, 0)])
+def test_ranks_are_equal_and_the_difference_is_counted(
+    how: Literal["range", "step"], uneven: Literal["drop", "pad"], each: int, padded: int, dropped: int
+) -> None:
+    loaders = [_ds().loader(rank, 3, cut=how, uneven=uneven) for rank in range(3)]
+    parts = [list(loader) for loader in loaders]
+    assert [len(part) for part in parts] == [each] * 3
+    assert [len(loader) for loader in loaders] == [each] * 3
+    assert sum(loader.padded for loader in loaders) == padded
+    assert sum(loader.dropped for loader in loaders) == dropped
+    own = Counter(s["x"] for part in parts for s in part if "__pad__" not in s)
+    assert max(own.values()) == 1
+    assert len(own) == 62 - dropped
+
+
+def test_keeping_makes_ranks_differ_by_one() -> None:
+    parts = [_xs(_ds().loader(rank, 3, uneven="keep")) for rank in range(3)]
+    assert sorted(map(len, parts)) == [20, 21, 21]
+    assert sorted(x for part in parts for x in part) == list(range(62))
+
+
+def test_equal_ranks_stay_equal_when_restored() -> None:
+    for uneven in ("drop", "pad"):
+        ds = _ds()
+        whole = [_xs(ds.loader(rank, 3, uneven=uneven)) for rank in range(3)]
+        for rank in range(3):
+            for done in (0, 1, 19, 20, len(whole[rank])):
+                loader = ds.loader(rank, 3, uneven=uneven)
+                got = _some(loader, done) if done else []
+                again = ds.loader(rank, 3, uneven=uneven)
+                again.load_state_dict(loader.state_dict())
+                loader.close()
+                assert got + _xs(again) == whole[rank], (uneven, rank, done)
+
+
+def test_equal_ranks_stay_equal_under_another_world() -> None:
+    states = []
+    got: Counter[int] = Counter()
+    for rank in range(2):
+        loader = _ds().loader(rank, 2, uneven="drop")
+        got.update(_some(loader, 10 + rank))
+        states.append(loader.state_dict())
+        loader.close()
+    rest = []
+    for rank in range(5):
+        loader = _ds().loader(rank, 5, uneven="drop")
+        loader.load_state_dict(states=states)
+        rest.append(_xs(loader))
+    assert {len(part) for part in rest} == {(62 - 21) // 5}
+    got.update(x for part in rest for x in part)
+    assert max(got.values()) == 1
+
+
+def test_a_filter_forbids_equal_ranks() -> None:
+    with pytest.raises(PlanError, match="uneven='keep'"):
+        _ds().filter(_odd).loader(0, 2)
+    assert _xs(_ds().filter(_odd).loader(0, 2, uneven="keep"))
+
+
+def test_a_state_is_small_json() -> None:
+    loader = numbers((10_000,) * 20).shuffle().batched(64).loader(3, 8)
+    run = iter(loader)
+    for _ in range(50):
+        next(run)
+    state = loader.state_dict()
+    loader.close()
+    assert json.loads(json.dumps(state)) == state
+    assert len(json.dumps(state)) < 400
+
+
+def test_a_state_after_the_last_batch_restores_to_an_empty_rest() -> None:
+    loader = _ds().batched(4).loader()
+    assert len(list(loader)) == 16
+    again = _ds().batched(4).loader()
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == []
+    assert again.epoch == 1
+    assert len(list(again)) == 16
+
+
+def test_a_state_taken_before_the_end_is_noticed_restores_to_an_empty_rest_too() -> None:
+    loader = numbers((8,)).batched(4).loader()
+    run = iter(loader)
+    next(run)
+    next(run)
+    state = loader.state_dict()
+    loader.close()
+    again = numbers((8,)).batched(4).loader()
+    again.load_state_dict(state)
+    assert list(again) == []
+
+
+def test_a_state_of_a_later_epoch_restores_that_epoch() -> None:
+    loader = _ds().loader()
+    list(loader)
+    got = _some(loader, 9)
+    again = _ds().loader()
+    again.load_state_dict(loader.state_dict())
+    assert again.epoch == 1
+    assert got + _xs(again) == _xs(_ds().epoch(1))
+
+
+def test_a_state_may_be_taken_before_anything_ran() -> None:
+    state = _ds().loader(epoch=2).state_dict()
+    again = _ds().loader()
+    again.load_state_dict(state)
+    assert _xs(again) == _xs(_ds().epoch(2))
+
+
+def test_workers_engine_batch_size_and_place_may_change() -> None:
+    loader = _ds().map(dict, workers=2).batched(4).loader()
+    run = iter(loader)
+    for _ in range(3):
+        next(run)
+    state = loader.state_dict()
+    loader.close()
+    again = _ds().map(dict, workers=1).on("serial").loader()
+    again.load_state_dict(state)
+    assert _xs(again) == _xs(_ds().epoch(0))[12:]
+
+
+@pytest.mark.parametrize(
+    ("other", "problem"),
+    [
+        (numbers((30, 12, 21)).shuffle(10), "another dataset or plan"),
+        (numbers((30, 12, 20), name="other").shuffle(10), "another dataset or plan"),
+        (numbers((30, 12, 20)), "another dataset or plan"),
+        (numbers((30, 12, 20)).shuffle(11), "another dataset or plan"),
+        (numbers((30, 12, 20)).shuffle(10).limit(60), "another dataset or plan"),
+        (numbers((30, 12, 20)).shuffle(10).filter(_odd), "another dataset or plan"),
+        (numbers((30, 12, 20)).shuffle(10).seed(1), "seed 0, this dataset has seed 1"),
+    ],
+    ids=["counts", "names", "order", "window", "limit", "filter", "seed"],
+)
+def test_a_state_refuses_another_dataset(other: ps.Dataset, problem: str) -> None:
+    with pytest.raises(StateError, match=problem):
+        other.loader().load_state_dict(_ds().loader().state_dict())
+
+
+def test_a_filter_in_a_branch_is_part_of_the_plan() -> None:
+    plain = numbers((9,)).union(numbers((9,), name="b"))
+    other = numbers((9,)).filter(_odd).union(numbers((9,), name="b"))
+    with pytest.raises(StateError, match="another dataset or plan"):
+        other.loader().load_state_dict(plain.loader().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ({"left": None}, "'left' is null"),
+        ({"left": [[0, 1]]}, "not a piece"),
+        ({"left": [[5, 1, 1, 0]]}, "impossible"),
+        ({"left": [[0, 1000, 1, 0]]}, "positions that this dataset does not have"),
+        ({"open": [{"of": [[0, 1000, 1, 0]], "n": 3, "done": 1, "sub": 0}]}, "positions that this dataset"),
+        ({"v": 99}, "version 99"),
+        ({"epoch": -1}, "negative"),
+        ({"cut": "hash"}, "hash"),
+        ({"rank": 7}, "rank 7"),
+        ({"seed": "0"}, "'seed'"),
+        ({"plan": 3}, "'plan'"),
+        ({"tail": [[1, 2]]}, "tail"),
+    ],
+    ids=str,
+)
+def test_a_damaged_state_is_refused_and_says_where(damage: dict[str, Any], problem: str) -> None:
+    loader = _ds().loader()
+    got = _some(loader, 4)
+    with pytest.raises(StateError, match=problem):
+        loader.load_state_dict({**loader.state_dict(), **damage})
+    assert got + _xs(loader) == _xs(_ds().epoch(0))  # nothing happened to the loader
+
+
+@pytest.mark.parametrize("key", ["v", "plan", "seed", "epoch", "cut", "rank", "world", "open", "left"])
+def test_a_state_without_a_part_names_it(key: str) -> None:
+    state = _ds().loader().state_dict()
+    del state[key]
+    with pytest.raises(StateError, match=f"'{key}'"):
+        _ds().loader().load_state_dict(state)
+
+
+@pytest.mark.parametrize("state", [[], "state", 3])
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    with pytest.raises(StateError):
+        _ds().loader().load_state_dict(state)
+
+
+def test_either_one_state_or_all_of_them() -> None:
+    state = _ds().loader().state_dict()
+    both: list[dict[str, Any]] = [{}, {"state": state, "states": [state]}]
+    for given in both:
+        with pytest.raises(StateError, match="give one state, or states="):
+            _ds().loader().load_state_dict(**given)
+    with pytest.raises(StateError, match="all ranks"):
+        _ds().loader().load_state_dict(states=[])
+
+
+def test_missing_ranks_are_named_and_nothing_changes() -> None:
+    states = [_ds().loader(rank, 4, epoch=6).state_dict() for rank in range(4)]
+    loader = _ds().loader(0, 2)
+    with pytest.raises(StateError, match="missing: 1, 3"):
+        loader.load_state_dict(states=[states[0], states[2]])
+    with pytest.raises(StateError, match="missing"):
+        loader.load_state_dict(states[1])
+    assert loader.epoch == 0
+
+
+def test_states_that_do_not_belong_together_are_refused() -> None:
+    states = [_ds().loader(rank, 2, epoch=rank).state_dict() for rank in range(2)]
+    with pytest.raises(StateError, match="epoch is 0 for rank 0 and 1 for rank 1"):
+        _ds().loader().load_state_dict(states=states)
+    twice = [_ds().loader(rank, 2).state_dict() for rank in (0, 1, 1)]
+    with pytest.raises(StateError, match=r"more than one state.*1"):
+        _ds().loader().load_state_dict(states=twice)
+
+
+def test_all_states_of_the_same_world_give_a_rank_its_own() -> None:
+    states, parts = [], []
+    for rank in range(2):
+        loader = _ds().loader(rank, 2)
+        parts.append(_some(loader, 3 + rank))
+        states.append(loader.state_dict())
+        loader.close()
+    for rank in range(2):
+        loader = _ds().loader(rank, 2)
+        loader.load_state_dict(states=states)
+        assert parts[rank] + _xs(loader) == _xs(_ds().loader(rank, 2))
+
+
+def test_an_unordered_engine_feeds_a_loader_in_order() -> None:
+    ds = _ds().map(dict, workers=3).on("local", ordered=False)
+    assert _xs(ds.loader()) == _xs(_ds().epoch(0))
+
+
+def test_closing_ends_the_threads_and_keeps_the_place() -> None:
+    loader = _ds().map(dict, workers=2).loader()
+    run = iter(loader)
+    first = next(run)["x"]
+    loader.close()
+    assert [first, *_xs(loader)] == _xs(_ds().epoch(0))
+
+
+def test_a_loader_without_counts_is_restored_too() -> None:
+    ds = numbers((9, 9, 9, 9), hidden=True).shuffle(4, shards=2)
+    loader = ds.loader()
+    got = _some(loader, 13)
+    again = ds.loader()
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert got + _xs(again) == _xs(ds.epoch(0))
+
+
+def test_equal_ranks_need_counts() -> None:
+    with pytest.raises(PlanError, match="penstock index"):
+        list(numbers((9, 9), hidden=True).loader(0, 2, uneven="drop"))

@@ -1,0 +1,384 @@
+"""Shards are deterministic, exact in size, whole or absent, and everybody can read them."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import DataError, PlanError
+from penstock.formats.manifest import read_manifest
+from penstock.formats.tar import ShardWriter, TarWriter, load_index, samples
+from penstock.formats.tar.scan import scan
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+
+
+class Everything:
+    def wants(self, name: str) -> bool:
+        return name != "__url__"
+
+
+def rows(count: int, size: int = 700) -> list[dict[str, Any]]:
+    return [{"__key__": f"a/{n:04d}", "jpg": os.urandom(size), "cls": b"%d" % n} for n in range(count)]
+
+
+def written(target: Any, given: list[dict[str, Any]], **more: Any) -> None:
+    with TarWriter(target, **more) as writer:
+        for row in given:
+            writer.write(row)
+
+
+def read(data: bytes) -> list[dict[str, Any] | None]:
+    found = list(samples(io.BytesIO(data), "x", Everything()))
+    assert all(error is None for _, error in found)
+    return [row for row, _ in found]
+
+
+def listed(data: bytes) -> list[tarfile.TarInfo]:
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        return archive.getmembers()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_same_samples_give_the_same_bytes_whatever_the_order_of_fields(tmp_path: Path) -> None:
+    given = rows(5)
+    turned = [dict(reversed(row.items())) for row in given]
+    first, second = io.BytesIO(), io.BytesIO()
+    written(first, given)
+    written(second, turned)
+    assert first.getvalue() == second.getvalue()
+    members = listed(first.getvalue())
+    assert [member.name for member in members[:2]] == ["a/0000.cls", "a/0000.jpg"]
+    assert {(m.mtime, m.mode, m.uid, m.gid, m.uname, m.gname) for m in members} == {(0, 0o644, 0, 0, "", "")}
+    assert first.getvalue()[257:265] == b"ustar\00000"
+    assert first.getvalue().endswith(bytes(1024))
+    assert len(first.getvalue()) == 5 * (512 + 1024 + 1024) + 1024
+
+
+@pytest.mark.parametrize("compress", ["gz", "zst", "bz2", "xz"])
+def test_compressed_shards_are_deterministic_and_read_back(compress: str, tmp_path: Path) -> None:
+    given = rows(30, 90)
+    with (
+        ShardWriter(tmp_path / "one", compress=compress) as one,
+        ShardWriter(tmp_path / "two", compress=compress) as two,
+    ):
+        for row in given:
+            one.write(row)
+            two.write(row)
+    name = f"shard-000000.tar.{compress}"
+    data = (tmp_path / "one" / name).read_bytes()
+    assert data == (tmp_path / "two" / name).read_bytes()
+    assert read(data) == given
+    entry = read_manifest(tmp_path / "one")
+    assert entry is not None
+    assert entry.shards[0].sha256 == hashlib.sha256(data).hexdigest()
+    assert entry.shards[0].bytes == len(data)
+    index = load_index(str(tmp_path / "one" / name))
+    assert index.content_size == 30 * 4 * 512 + 1024
+
+
+keys = st.text(st.characters(exclude_characters="./\0", exclude_categories=["Cs"]), min_size=1, max_size=60)
+fields = st.from_regex(r"[a-z0-9_]{1,8}(\.[a-z0-9]{1,4})?", fullmatch=True).filter(
+    lambda name: not name.startswith("__")
+)
+
+
+@given(
+    st.dictionaries(
+        st.lists(keys, min_size=1, max_size=5).map("/".join),
+        st.dictionaries(fields, st.binary(max_size=1500), min_size=1, max_size=4),
+        max_size=12,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_what_is_written_is_read_by_us_and_by_tarfile(given: dict[str, dict[str, bytes]]) -> None:
+    target = io.BytesIO()
+    rows_ = [{"__key__": key, **dict(sorted(content.items()))} for key, content in given.items()]
+    written(target, rows_)
+    assert read(target.getvalue()) == rows_
+    index = scan(target.getvalue())
+    assert index.keys() == list(given)
+    assert not index.bad
+    with tarfile.open(fileobj=io.BytesIO(target.getvalue())) as archive:
+        theirs = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert theirs == {
+        f"{key}.{name}": data for key, content in given.items() for name, data in content.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "extended"),
+    [
+        ("k" * 96, False),
+        ("k" * 97, True),
+        (f"{'p' * 155}/{'k' * 96}", False),
+        (f"{'p' * 156}/{'k' * 96}", True),
+        ("\u00fc", True),
+    ],
+)
+def test_pax_headers_are_written_only_where_a_plain_one_does_not_do(key: str, extended: bool) -> None:
+    target = io.BytesIO()
+    written(target, [{"__key__": key, "jpg": b"x"}])
+    assert (target.getvalue()[156:157] == b"x") is extended
+    assert [member.name for member in listed(target.getvalue())] == [f"{key}.jpg"]
+    assert scan(target.getvalue()).keys() == [key]
+
+
+def test_a_size_beyond_plain_headers_is_said_in_a_pax_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.formats.tar.writer._MAX_OCTAL", 1000)
+    target = io.BytesIO()
+    written(target, [{"__key__": "a", "jpg": b"x" * 1000, "cls": b"1"}])
+    assert read(target.getvalue()) == [{"__key__": "a", "cls": b"1", "jpg": b"x" * 1000}]
+    assert [member.size for member in listed(target.getvalue())] == [1, 1000]
+
+
+def test_max_bytes_is_never_exceeded_and_well_used(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    given = [{"__key__": f"{n}", "jpg": bytes(int(rng.integers(0, 9000)))} for n in range(200)]
+    with ShardWriter(tmp_path, max_bytes=40_000) as writer:
+        for row in given:
+            writer.write(row)
+    sizes = [entry.bytes for entry in writer.entries]
+    assert max(sizes) <= 40_000
+    for size, following in zip(sizes, writer.entries[1:], strict=False):
+        first = load_index(str(tmp_path / following.name)).size[0]
+        assert size + 512 + (first + 511) // 512 * 512 > 40_000
+    whole = [row for entry in writer.entries for row in read((tmp_path / entry.name).read_bytes())]
+    assert whole == given
+
+
+def test_a_shard_may_be_filled_to_the_last_byte(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, max_bytes=4 * 1024 + 1024) as writer:
+        for n in range(8):
+            writer.write({"__key__": f"{n}", "txt": b"x"})
+    assert [(entry.samples, entry.bytes) for entry in writer.entries] == [(4, 5120), (4, 5120)]
+
+
+def test_a_sample_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, max_bytes=4000) as writer:
+        for n, size in enumerate([10, 9000, 10]):
+            writer.write({"__key__": f"{n}", "txt": bytes(size)})
+    assert [entry.samples for entry in writer.entries] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("compress", ["gz", "zst", "bz2", "xz"])
+def test_compressed_shards_stay_within_max_bytes_even_of_noise(compress: str, tmp_path: Path) -> None:
+    with ShardWriter(tmp_path, max_bytes=100_000, compress=compress) as writer:
+        for row in rows(60, 8191):
+            writer.write(row)
+    assert max(entry.bytes for entry in writer.entries) <= 100_000
+    assert sum(entry.samples for entry in writer.entries) == 60
+
+
+def test_max_samples_is_exact(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "train-%03d.tar", max_samples=4, start=7) as writer:
+        for row in rows(10, 5):
+            writer.write(row)
+    assert [(entry.name, entry.samples) for entry in writer.entries] == [
+        ("train-007.tar", 4),
+        ("train-008.tar", 4),
+        ("train-009.tar", 2),
+    ]
+
+
+def test_a_shard_comes_with_an_index_that_is_trusted_and_a_manifest(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path) as writer:
+        for row in rows(10):
+            writer.write(row)
+    assert names(tmp_path) == ["manifest.json", "shard-000000.tar", "shard-000000.tar.index"]
+    shard = tmp_path / "shard-000000.tar"
+    index = load_index(str(shard))
+    scanned = scan(shard.read_bytes())
+    for name in ("kinds", "bad", "skipped", "content_size", "text"):
+        assert getattr(index, name) == getattr(scanned, name)
+    for name in ("kind", "first", "start", "size", "edges"):
+        assert getattr(index, name).tolist() == getattr(scanned, name).tolist()
+    assert not (tmp_path / "cache").exists()
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    entry = manifest.entry("shard-000000.tar")
+    assert entry is not None
+    assert (entry.samples, entry.bytes) == (10, shard.stat().st_size)
+    assert entry.sha256 == hashlib.sha256(shard.read_bytes()).hexdigest()
+
+
+def test_one_path_takes_everything(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "all.tar", max_samples=2, max_bytes=2000) as writer:
+        for row in rows(9):
+            writer.write(row)
+    assert [(entry.name, entry.samples) for entry in writer.entries] == [("all.tar", 9)]
+
+
+def test_nothing_appears_before_a_shard_is_complete_nor_after_an_error(tmp_path: Path) -> None:
+    def run() -> None:
+        with ShardWriter(tmp_path, max_samples=3) as writer:
+            for row in rows(5):
+                writer.write(row)
+            visible = [name for name in names(tmp_path) if not name.startswith(".")]
+            assert visible == ["shard-000000.tar", "shard-000000.tar.index"]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert names(tmp_path) == ["shard-000000.tar", "shard-000000.tar.index"]
+
+
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        written(tmp_path / "a.tar", rows(3))
+    assert names(tmp_path) == []
+
+
+def test_replacing_a_shard_replaces_its_index_and_its_entry(tmp_path: Path) -> None:
+    for count in (5, 3):
+        with ShardWriter(tmp_path) as writer:
+            for row in rows(count):
+                writer.write(row)
+    index = load_index(str(tmp_path / "shard-000000.tar"))
+    assert (index.samples, index.bad) == (3, {})
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert [entry.samples for entry in manifest.shards] == [3]
+
+
+@pytest.mark.parametrize("key", ["", "a.b", "d/a.b", "/a", "../a", "a/../b", "a/", "a\0b", "./a", ".a", 7])
+def test_keys_that_would_not_come_back_are_refused_by_name(key: Any) -> None:
+    target = io.BytesIO()
+    with TarWriter(target) as writer:
+        writer.write({"__key__": "good", "jpg": b"1"})
+        with pytest.raises(DataError) as caught:
+            writer.write({"__key__": key, "jpg": b"1"})
+        writer.write({"__key__": "good2", "jpg": b"1"})
+    assert caught.value.key is not None
+    assert [row and row["__key__"] for row in read(target.getvalue())] == ["good", "good2"]
+
+
+@pytest.mark.parametrize("field", ["", "a/b", "JPG", ".jpg", "a\0"])
+def test_fields_that_would_not_come_back_are_refused(field: str) -> None:
+    with pytest.raises(DataError, match=r"cannot be the name of a field.*key: k"):
+        written(io.BytesIO(), [{"__key__": "k", field: b""}])
+
+
+@pytest.mark.parametrize("value", ["text", 3, None, [b"x"]])
+def test_values_that_are_not_bytes_are_refused(value: Any) -> None:
+    with pytest.raises(DataError, match=r"'txt' must be bytes, not .*key: k"):
+        written(io.BytesIO(), [{"__key__": "k", "txt": value}])
+
+
+def test_a_key_twice_in_one_shard_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"written before.*key: k"):
+        written(tmp_path / "a.tar", [{"__key__": "k", "txt": b""}] * 2)
+    assert names(tmp_path) == []
+
+
+def test_a_sample_without_fields_is_refused() -> None:
+    with pytest.raises(DataError, match="without fields"):
+        written(io.BytesIO(), [{"__key__": "k", "__url__": "x"}])
+
+
+def test_buffers_are_copied_when_they_are_given() -> None:
+    target = io.BytesIO()
+    buffer = bytearray(b"one")
+    with TarWriter(target) as writer:
+        writer.write({"__key__": "a", "x": buffer, "y": memoryview(buffer)})
+        buffer[:] = b"two"
+    assert read(target.getvalue()) == [{"__key__": "a", "x": b"one", "y": b"one"}]
+
+
+def test_values_are_encoded_by_the_function_given(tmp_path: Path) -> None:
+    target = io.BytesIO()
+    written(target, [{"__key__": "a", "n": 7}], encode=lambda field, value: f"{field}={value}".encode())
+    assert read(target.getvalue()) == [{"__key__": "a", "n": b"n=7"}]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"max_bytes": 0}, {"max_samples": 0}, {"compress": "rar"}],
+    ids=["bytes", "samples", "compression"],
+)
+def test_senseless_arguments_are_plan_errors(bad: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(PlanError):
+        ShardWriter(tmp_path, **bad)
+
+
+@pytest.mark.parametrize("pattern", ["a-%s-%s.tar", "100%.tar", "a-%%.tar"])
+def test_a_pattern_without_one_number_is_a_plan_error(pattern: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="no pattern"):
+        ShardWriter(tmp_path / pattern)
+
+
+def test_an_empty_archive_is_read_as_no_samples(tmp_path: Path) -> None:
+    written(tmp_path / "a.tar", [])
+    index = load_index(str(tmp_path / "a.tar"))
+    assert (index.samples, index.bad) == (0, {})
+    assert scan((tmp_path / "a.tar").read_bytes()).samples == 0
+
+
+def test_gnu_tar_reads_our_shards(tmp_path: Path) -> None:
+    given = [*rows(3), {"__key__": "\u00fc" * 90, "txt": b"long"}]
+    written(tmp_path / "a.tar", given)
+    (tmp_path / "out").mkdir()
+    told = subprocess.run(
+        ["tar", "-xf", tmp_path / "a.tar", "-C", tmp_path / "out"], check=True, capture_output=True
+    )
+    assert not told.stderr
+    for row in given:
+        for field in set(row) - {"__key__"}:
+            assert (tmp_path / "out" / f"{row['__key__']}.{field}").read_bytes() == row[field]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it leaves its files open
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
+    wds = pytest.importorskip("webdataset")
+    given = rows(7)
+    written(tmp_path / "a.tar", given)
+    theirs = [
+        {name: value for name, value in row.items() if name not in ("__url__", "__local_path__")}
+        for row in wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+    ]
+    gc.collect()
+    assert theirs == given
+
+
+def test_tarproc_reads_our_shards(tmp_path: Path) -> None:
+    reader = pytest.importorskip("tarproclib.reader")
+    given = rows(7)
+    written(tmp_path / "a.tar", given)
+    with open(tmp_path / "a.tar", "rb") as file:
+        theirs = [{k: row[k] for k in ("__key__", "cls", "jpg")} for row in reader.tariterator(file)]
+    assert theirs == given
+
+
+def test_a_smaller_set_leaves_no_shard_of_the_larger_one_before_it(tmp_path: Path) -> None:
+    (tmp_path / "shard-000007.tar").write_bytes(b"not ours")
+    for many in (40, 20):
+        with ShardWriter(tmp_path, max_samples=10) as writer:
+            for number in range(many):
+                writer.write({"__key__": f"{many}-{number:02d}", "txt": b"x"})
+    names = sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".tar")
+    assert names == ["shard-000000.tar", "shard-000001.tar", "shard-000007.tar"]
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert [shard.name for shard in manifest.shards] == names[:2]

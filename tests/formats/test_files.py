@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock.codecs import Limits
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats import files
+from penstock.testing import fingerprint
+
+
+def _save(path: Path, mode: str, format: str = "PNG") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    out = io.BytesIO()
+    Image.new(mode, (6, 4), 7 if mode == "L" else (1, 2, 3) if mode == "RGB" else (1, 2, 3, 4)).save(out, format)
+    path.write_bytes(out.getvalue())
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    root = tmp_path / "photos"
+    _save(root / "dog" / "2.png", "RGB")
+    _save(root / "dog" / "1.PNG", "L")
+    _save(root / "cat" / "deep" / "9.jpeg", "RGB", "JPEG")
+    _save(root / "cat" / "1.png", "RGBA")
+    (root / "cat" / "notes.txt").write_text("no image")
+    (root / "cat" / ".hidden.png").write_bytes(b"")
+    return root
+
+
+def _names(ds: ps.Dataset, root: Path) -> list[str]:
+    return [os.path.relpath(sample["path"], root) for sample in ds]
+
+
+def test_images_come_in_the_order_of_their_paths(photos: Path) -> None:
+    assert _names(ps.read_images(str(photos)), photos) == ["cat/1.png", "cat/deep/9.jpeg", "dog/1.PNG", "dog/2.png"]
+
+
+def test_images_come_as_they_are_stored(photos: Path) -> None:
+    images = {Path(s["path"]).name: s["image"] for s in ps.read_images(str(photos))}
+    assert {name: image.shape for name, image in images.items()} == {
+        "1.png": (4, 6, 4),
+        "9.jpeg": (4, 6, 3),
+        "1.PNG": (4, 6),
+        "2.png": (4, 6, 3),
+    }
+    assert {image.dtype for image in images.values()} == {np.dtype(np.uint8)}
+
+
+@pytest.mark.parametrize(("mode", "shape"), [("RGB", (4, 6, 3)), ("L", (4, 6)), ("RGBA", (4, 6, 4))])
+def test_a_mode_makes_all_images_alike(photos: Path, mode: str, shape: tuple[int, ...]) -> None:
+    assert {s["image"].shape for s in ps.read_images(str(photos), mode=mode)} == {shape}
+
+
+def test_labels_number_the_class_folders_by_name(photos: Path) -> None:
+    found = ps.read_images([f"{photos}/dog", f"{photos}/cat/*.png"], labels="folder")
+    assert [s["label"] for s in found] == [1, 1, 0]
+
+
+def test_there_is_no_label_unless_it_is_asked_for(photos: Path) -> None:
+    assert set(ps.read_images(str(photos)).first()) == {"image", "path"}
+    assert set(ps.read_images(str(photos), labels="folder").first()) == {"image", "path", "label"}
+
+
+def test_an_unknown_mode_or_kind_of_labels_is_refused_where_it_is_written() -> None:
+    with pytest.raises(PlanError, match=r"mode='CMYK'.*'RGB'"):
+        ps.read_images("photos", mode="CMYK")
+    with pytest.raises(PlanError, match=r"labels='name'.*'folder'"):
+        ps.read_images("photos", labels="name")
+    with pytest.raises(PlanError, match="workers=0"):
+        ps.read_images("photos", workers=0)
+
+
+def test_an_image_nobody_asks_for_is_not_decoded(photos: Path) -> None:
+    (photos / "cat" / "1.png").write_bytes(b"no image at all")
+    paths = ps.read_images(str(photos), labels="folder").select("path", "label")
+    assert len(list(paths)) == 4
+    assert next(iter(ps.read_images(str(photos), labels="folder").to_tuple("label"))) == (0,)
+
+
+def test_a_broken_image_is_named(photos: Path) -> None:
+    (photos / "dog" / "2.png").write_bytes(b"no image at all")
+    with pytest.raises(DataError) as caught:
+        list(ps.read_images(str(photos)))
+    assert (caught.value.shard, caught.value.key) == (str(photos / "dog"), "2.png")
+    assert len(list(ps.read_images(str(photos)).on_error("skip"))) == 3
+
+
+def test_images_are_the_same_with_any_number_of_workers(photos: Path) -> None:
+    want = [fingerprint(s) for s in ps.read_images(str(photos)).on("serial")]
+    for workers in (1, 4):
+        assert [fingerprint(s) for s in ps.read_images(str(photos), workers=workers)] == want
+
+
+def test_pixels_are_bounded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "Limits", lambda: Limits(pixels=10))
+    with pytest.raises(DataError, match="pixels"):
+        list(ps.read_images(str(photos)))
+
+
+def test_files_come_with_path_and_bytes(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    for name in ("z.bin", "a.txt", "b/c"):
+        (tmp_path / name).write_bytes(name.encode())
+    found = list(ps.read_files(str(tmp_path)))
+    assert found == [{"path": str(tmp_path / n), "bytes": n.encode()} for n in ("a.txt", "b/c", "z.bin")]
+
+
+def test_files_keep_the_order_of_a_list(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "cab"]
+    for path in paths:
+        path.write_bytes(b"")
+    assert [s["path"] for s in ps.read_files(map(str, paths))] == list(map(str, paths))
+
+
+def test_files_are_counted_without_being_read(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}").symlink_to("nowhere")
+    ds = ps.read_files(str(tmp_path))
+    assert len(ds) == ds.count() == 5
+
+
+def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
+    ds = ps.read_files([str(tmp_path / "a"), str(tmp_path / "gone")])
+    (tmp_path / "a").write_bytes(b"x")
+    with pytest.raises(DataError) as caught:
+        list(ds)
+    assert caught.value.key == "gone"
+    assert [s["bytes"] for s in ds.on_error("skip")] == [b"x"]
+
+
+def test_a_folder_without_files_of_the_kind_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(StorageError, match="wanted kind"):
+        list(ps.read_images(str(tmp_path)))
+
+
+def test_nothing_is_listed_before_it_is_needed() -> None:
+    ds: Any = ps.read_files("/nowhere/at/all").limit(3)
+    assert "read_files('/nowhere/at/all')" in repr(ds)
+
+
+def test_reading_describes_itself_as_it_was_written() -> None:
+    ds = ps.read_images("photos", mode="RGB", labels="folder")
+    assert "read_images('photos', mode='RGB', labels='folder')" in repr(ds)

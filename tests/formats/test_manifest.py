@@ -1,0 +1,125 @@
+"""The manifest is merged, atomic, quick to load and strict about what it holds."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DataError
+from penstock.formats.manifest import MANIFEST, ShardEntry, read_manifest, write_manifest
+
+
+def entry(name: str, samples: int = 1) -> ShardEntry:
+    return ShardEntry(name, samples, 100, "ab" * 32)
+
+
+def test_what_is_written_is_read_sorted_by_name(tmp_path: Path) -> None:
+    write_manifest(tmp_path, [entry("b.tar", 2), entry("a.tar", 1)])
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert manifest.shards == (entry("a.tar", 1), entry("b.tar", 2))
+    assert manifest.entry("b.tar") == entry("b.tar", 2)
+    assert manifest.entry("c.tar") is None
+    assert manifest.format == "tar"
+    raw = json.loads((tmp_path / MANIFEST).read_text())
+    assert raw["v"] == 1
+    assert raw["shards"][0] == {"name": "a.tar", "samples": 1, "bytes": 100, "sha256": "ab" * 32}
+
+
+def test_other_shards_stay_and_the_same_are_replaced(tmp_path: Path) -> None:
+    write_manifest(tmp_path, [entry("a.tar", 1), entry("b.tar", 2)])
+    manifest = write_manifest(tmp_path, [entry("b.tar", 5), entry("c.tar", 3)])
+    assert [shard.samples for shard in manifest.shards] == [1, 5, 3]
+    again = read_manifest(tmp_path)
+    assert again is not None
+    assert again.shards == manifest.shards
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
+
+
+def test_a_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path) is None
+    assert read_manifest(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "7",
+        "{}",
+        '{"v": 2, "format": "tar", "shards": []}',
+        '{"v": 1, "format": 3, "shards": []}',
+        '{"v": 1, "format": "tar", "shards": {}, "x": 1, "shards": 5}',
+        '{"v": 1, "format": "tar", "shards": [{"name": "a"}]}',
+        '{"v": 1, "format": "tar", "shards": [{"name": "a", "samples": -1, "bytes": 1, "sha256": ""}]}',
+        '{"v": 1, "format": "tar", "shards": [{"name": "a", "samples": true, "bytes": 1, "sha256": ""}]}',
+        '{"v": 1, "format": "tar", "shards": [{"name": "../a", "samples": 1, "bytes": 1, "sha256": ""}]}',
+        '{"v": 1, "format": "tar", "shards": [{"name": 3, "samples": 1, "bytes": 1, "sha256": ""}]}',
+        '{"v": 1, "format": "tar", "shards": [1]}',
+        "[" * 100_000,
+    ],
+    ids=range(15),
+)
+def test_a_malformed_manifest_is_a_data_error_that_names_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(DataError, match=r"manifest.*manifest\.json"):
+        read_manifest(tmp_path)
+
+
+def test_a_shard_listed_twice_is_a_data_error(tmp_path: Path) -> None:
+    shard = {"name": "a", "samples": 1, "bytes": 1, "sha256": ""}
+    (tmp_path / MANIFEST).write_text(json.dumps({"v": 1, "format": "tar", "shards": [shard, shard]}))
+    with pytest.raises(DataError, match="twice"):
+        read_manifest(tmp_path)
+
+
+def test_shards_of_another_format_are_not_mixed_in(tmp_path: Path) -> None:
+    write_manifest(tmp_path, [entry("a.tar")])
+    with pytest.raises(DataError, match="holds tar shards, not parquet"):
+        write_manifest(tmp_path, [entry("a.parquet")], "parquet")
+
+
+def test_a_changed_manifest_is_read_again(tmp_path: Path) -> None:
+    for count in (1, 2, 3):
+        write_manifest(tmp_path, [entry("a.tar", count)])
+        manifest = read_manifest(tmp_path)
+        assert manifest is not None
+        assert manifest.shards[0].samples == count
+
+
+def test_ten_thousand_shards_load_in_50_ms(tmp_path: Path) -> None:
+    write_manifest(tmp_path, [entry(f"shard-{n:06d}.tar", n) for n in range(10_000)])
+    times = []
+    for copy in range(10):
+        folder = tmp_path / str(copy)
+        folder.mkdir()
+        (folder / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes())
+        start = time.process_time()  # of this process alone: others may keep the machine busy
+        manifest = read_manifest(folder)
+        times.append(time.process_time() - start)
+        assert manifest is not None
+        assert len(manifest.shards) == 10_000
+    assert min(times) < 0.05
+
+
+def _add(folder: str, worker: int) -> None:
+    for number in range(10):
+        write_manifest(folder, [entry(f"{worker}-{number}.tar")])
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_add, args=(str(tmp_path), worker)) for worker in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert len(manifest.shards) == 30

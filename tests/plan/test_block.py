@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.errors import DataError
+from penstock.plan import Block, Place, Skipped, Slot
+
+
+class Where:
+    """An origin that answers with what it was asked."""
+
+    def cursor(self, done: int, sub: int) -> Any:
+        return (done, sub)
+
+    def place(self, number: int) -> Place:
+        return Place("s", str(number))
+
+    def slot(self, number: int) -> Slot:
+        raise NotImplementedError
+
+
+def _block(many: int = 4) -> Block:
+    items: list[Any] = [f"i{n}" for n in range(many)]
+    return Block(items, np.arange(many, dtype=np.uint64), Where(), many)
+
+
+def test_one_to_one_the_cursor_counts_items() -> None:
+    assert [_block().cursor(n) for n in range(5)] == [(n, 0) for n in range(5)]
+
+
+def test_inputs_that_gave_nothing_are_passed_with_the_item_before() -> None:
+    block = _block(5).keep([1, 3], ["i1", "i3"])
+    assert [block.cursor(n) for n in range(3)] == [(1, 0), (3, 0), (5, 0)]
+
+
+def test_outputs_of_one_input_are_counted_below_it() -> None:
+    block = _block(3).keep([0, 0, 2, 2, 2], list("abcde"))
+    assert [block.cursor(n) for n in range(6)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (3, 0)]
+
+
+def test_an_item_knows_where_it_came_from() -> None:
+    block = _block(5).keep([1, 3], ["i1", "i3"])
+    assert [block.place(n).key for n in range(2)] == ["1", "3"]
+    assert block.keep([1], ["x"]).place(0).key == "3"
+
+
+def test_survivors_keep_their_keys() -> None:
+    assert _block(5).keep([1, 3], ["i1", "i3"]).keys.tolist() == [1, 3]
+    assert _block(3).become([0, 0, 0]).keys.tolist() == [0, 1, 2]
+
+
+def test_skips_are_passed_with_the_cursor() -> None:
+    block = _block(5).keep([1, 4], ["i1", "i4"])
+    block.skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (0, 2, 3)]
+    assert [[skip.input for skip in block.passed(n)] for n in range(3)] == [[0], [0, 2, 3], [0, 2, 3]]
+
+
+def test_an_error_ends_a_block_before_its_item() -> None:
+    block = _block(5)
+    block.skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (1, 4)]
+    error = DataError("bad")
+    block.stop(3, error)
+    assert (block.inputs, block.error, [skip.input for skip in block.skips]) == (3, error, [1])
+
+
+def test_a_generator_follows_from_key_and_place_alone() -> None:
+    block = _block(4)
+    first = [g.integers(1 << 40) for g in block.generators(1)]
+    assert first == [g.integers(1 << 40) for g in block.generators(1)]
+    assert first != [g.integers(1 << 40) for g in block.generators(2)]
+    part = block.keep([2], ["i2"]).generators(1)[0]
+    assert part.integers(1 << 40) == pytest.approx(first[2], abs=0)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from penstock.errors import PlanError
+from penstock.plan import ByObject, Cut, EngineOptions, Fields, OnError, Resources, name_of, size_in_bytes, takes
+
+
+@pytest.mark.parametrize(
+    ("written", "many"),
+    [
+        (1, 1), (1e9, 10**9), (1.5, 1), ("500MB", 5 * 10**8), ("500 mb", 5 * 10**8), ("1.5GB", 15 * 10**8),
+        ("2KB", 2000), ("3tb", 3 * 10**12), ("10b", 10), ("77", 77), ("1e3", 1000), ("1e3kb", 10**6),
+    ],
+)  # fmt: skip
+def test_sizes_are_numbers_or_texts_in_powers_of_1000(written: float | str, many: int) -> None:
+    assert size_in_bytes("max_bytes", written) == many
+
+
+@pytest.mark.parametrize(
+    "written",
+    [0, -1, True, None, "", "MB", "1.2.3MB", "5XB", "five", "-5MB", "0MB", "k", float("nan"), float("inf")],
+)
+def test_what_is_no_size_is_refused_by_name(written: Any) -> None:
+    with pytest.raises(PlanError, match="max_bytes="):
+        size_in_bytes("max_bytes", written)
+
+
+@pytest.mark.parametrize("workers", [None, 1, 8, (1, 8), (2, 2)])
+def test_workers_are_a_number_or_a_span(workers: Any) -> None:
+    assert Resources(workers).workers == workers
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"workers": 0}, {"workers": -1}, {"workers": True}, {"workers": "4"}, {"workers": (2, 1)},
+        {"workers": (1, 2, 3)}, {"workers": (0, 2)}, {"workers": 1.5}, {"on": "gpu"}, {"cpus": 0}, {"cpus": "all"},
+        {"gpus": -1}, {"gpus": "one"}, {"retries": -1}, {"retries": 1.5}, {"timeout_s": 0}, {"timeout_s": "1m"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_resources_that_cannot_be_meant_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=f"{next(iter(given))}="):
+        Resources(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rank": 2, "world": 2}, {"rank": -1, "world": 2}, {"rank": 0, "world": 0}, {"rank": 0.0, "world": 1},
+        {"rank": 0, "world": 1, "how": "hash"}, {"rank": 0, "world": 1, "uneven": "cut"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_cut_that_cannot_be_made_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(PlanError):
+        Cut(**given)
+
+
+@pytest.mark.parametrize("limit", [-1, True, "10%", float("nan")])
+def test_a_limit_of_skips_is_a_number_or_a_share(limit: Any) -> None:
+    with pytest.raises(PlanError, match="limit="):
+        OnError("skip", limit)
+    assert OnError("skip", 0.1).limit == 0.1
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PlanError, match="'raise', 'skip'"):
+        OnError("ignore")  # type: ignore[arg-type]
+
+
+def test_fields_are_wanted_unless_something_says_otherwise() -> None:
+    everything = Fields()
+    assert everything.wants("jpg")
+    assert everything.wants("__key__")
+    assert not everything.but(["jpg"]).wants("jpg")
+    assert everything.but(["jpg"]).also(["jpg"]).wants("jpg")
+    assert not everything.but(["__url__"]).wants("__url__")
+
+
+def test_chosen_fields_bring_those_in_underscores_along() -> None:
+    chosen = Fields(frozenset({"jpg"}))
+    assert [chosen.wants(name) for name in ("jpg", "cls", "__key__")] == [True, False, True]
+    bare = Fields(frozenset({"jpg", "__key__"}), meta=False)
+    assert [bare.wants(name) for name in ("jpg", "__key__", "__url__")] == [True, True, False]
+    assert [chosen.also(["cls"]).wants("cls"), chosen.but(["jpg"]).wants("jpg")] == [True, False]
+
+
+def test_a_function_is_asked_for_its_parameters() -> None:
+    class Call:
+        def __call__(self, item: object, rng: object) -> None: ...
+
+    assert takes(Call(), "rng")
+    assert takes(partial(lambda item, rng: None, 1), "rng")
+    assert not takes(len, "rng")
+    assert not takes(int, "rng")
+
+
+def test_functions_are_named_for_messages() -> None:
+    assert name_of(len) == "len"
+    assert name_of(partial(len)) == "partial(len)"
+    assert name_of(EngineOptions()) == "EngineOptions"
+
+
+def test_a_value_held_by_object_is_equal_to_itself_alone() -> None:
+    one = ByObject([1])
+    assert one == one
+    assert one != ByObject([1])
+    assert repr(one) == "[1]"
+
+
+def test_engine_options_are_asked_by_name() -> None:
+    options = EngineOptions("local", (("cpus", 3),))
+    assert (options.get("cpus"), options.get("memory", 5)) == (3, 5)

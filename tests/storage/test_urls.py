@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PlanError, StorageError
+from penstock.storage import braces, expand, local_path, relative, spell, urls
+
+BASH = shutil.which("bash")
+PATTERNS = [
+    "train-{0000..0003}.tar", "a{01..3}b", "{3..01}", "{-05..5}", "{0..10..5}", "{10..0..3}", "{0..10..-5}",
+    "{0..10..0}", "{000..9..3}", "{-9..-11}", "{0..-03}", "{5..-5..5}", "{1..1}", "{-1..01}", "{a,b}", "{a,b{1,2}}",
+    "{{a,b},c}", "{{1..3},x}", "{1..2}{a,b}", "x{a}y", "x{}y", "a{b", "a}b", "{a{1,2}}", "a{b{1,2}", "{a,b}}",
+    "{1..3}{", "}{1..3}", "{1..2,3}", "{1..}", "{1..a}", "{a..e}", "{e..a..2}", "{A..C}", "{{a}}", "{a,{b}}", "plain",
+]  # fmt: skip
+
+
+def _bash(pattern: str) -> list[str]:
+    script = f"printf '%s\\n' {pattern}"
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.skipif(BASH is None, reason="compares with bash, which is not installed")
+def test_braces_expand_as_in_bash() -> None:
+    # One shell for all: each pattern ends with a word that no pattern holds.
+    told = _bash(" == ".join(PATTERNS))
+    want = " ".join(told).split(" == ")
+    assert {p: " ".join(braces(p)) for p in PATTERNS} == dict(zip(PATTERNS, want, strict=True))
+
+
+@pytest.mark.skipif(BASH is None, reason="compares with bash, which is not installed")
+def test_random_patterns_expand_as_in_bash() -> None:
+    words = st.lists(st.sampled_from(["{", "}", ",", "a", "b", "{1..3}", "{x,y}", "{09..11}"]), min_size=1, max_size=7)
+    patterns: list[str] = []
+
+    @given(words)
+    def collect(parts: list[str]) -> None:
+        # A lone "{}" and empty words are a matter of a shell's quoting, not of names.
+        pattern = "w" + "".join(parts)
+        if "{}" not in pattern:
+            patterns.append(pattern)
+
+    collect()
+    told = " ".join(_bash(" == ".join(patterns))).split(" == ")
+    assert [" ".join(braces(p)) for p in patterns] == told
+
+
+def test_a_pattern_of_far_too_many_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_MOST", 1000)
+    assert len(list(braces("{0..999}"))) == 1000
+    with pytest.raises(PlanError, match="more than 1,000 names"):
+        list(braces("{0..999}{0..9}"))
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("a.tar", ("a.tar",)),
+        ("a.tar::b.tar", ("a.tar", "b.tar")),
+        (["a.tar", "b.tar::c.tar"], ("a.tar", "b.tar", "c.tar")),
+        (Path("x/a.tar"), ("x/a.tar",)),
+        ([Path("a.tar"), "b.tar"], ("a.tar", "b.tar")),
+        ("-", ("-",)),
+    ],
+)
+def test_places_are_read_as_patterns(written: str | Path | list[str | Path], read: tuple[str, ...]) -> None:
+    assert spell(written) == read
+
+
+@pytest.mark.parametrize("written", ["", [], "::", 3, b"a.tar", None, [3]])
+def test_what_names_no_place_is_refused(written: object) -> None:
+    with pytest.raises(PlanError):
+        spell(written)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("a.tar", "a.tar"),
+        ("/d/a.tar", "/d/a.tar"),
+        ("file:/d/a.tar", "/d/a.tar"),
+        ("file:///d/a.tar", "/d/a.tar"),
+        ("file:a.tar", "a.tar"),
+    ],
+)
+def test_file_urls_are_local_paths(url: str, path: str) -> None:
+    assert local_path(url) == path
+
+
+def test_a_scheme_without_storage_is_named() -> None:
+    with pytest.raises(StorageError, match="nfs9") as caught:
+        local_path("nfs9://bucket/a.tar")
+    assert caught.value.url == "nfs9://bucket/a.tar"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("b.tar", "a.tar", "a.tar.json", ".hidden.tar", "c.tgz"):
+        (tmp_path / name).touch()
+    (tmp_path / "sub.tar").mkdir()
+    return tmp_path
+
+
+def test_a_folder_lists_its_shards_by_name(folder: Path) -> None:
+    found = expand([str(folder)], (".tar", ".tgz"))
+    assert [os.path.basename(path) for path in found] == ["a.tar", "b.tar", "c.tgz"]
+
+
+def test_a_glob_lists_files_by_name(folder: Path) -> None:
+    assert expand([f"{folder}/*.tar"], (".tar",)) == [f"{folder}/a.tar", f"{folder}/b.tar"]
+
+
+def test_patterns_keep_the_order_they_were_given_in(folder: Path) -> None:
+    assert expand([f"{folder}/b.tar", f"{folder}/a.tar"], ()) == [f"{folder}/b.tar", f"{folder}/a.tar"]
+
+
+def test_names_spelled_out_are_not_looked_for() -> None:
+    assert expand(["nowhere/x-{0..1}.tar"], ()) == ["nowhere/x-0.tar", "nowhere/x-1.tar"]
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a[1].tar").touch()
+    assert expand([f"{tmp_path}/a[1].tar"], ()) == [f"{tmp_path}/a[1].tar"]
+
+
+@pytest.mark.parametrize("pattern", ["*.parquet", ""])
+def test_a_glob_or_folder_without_shards_is_an_error(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "a.txt").touch()
+    with pytest.raises(StorageError, match="nothing is there"):
+        expand([f"{tmp_path}/{pattern}"], (".tar",))
+
+
+def test_names_are_relative_to_the_common_root() -> None:
+    assert relative(["/d/a.tar", "/d/b.tar"]) == ["a.tar", "b.tar"]
+    assert relative(["/d/x/a.tar", "/d/y/a.tar"]) == ["x/a.tar", "y/a.tar"]
+    assert relative(["/d/a.tar"]) == ["a.tar"]
+
+
+def test_a_name_that_comes_twice_gets_a_number() -> None:
+    assert relative(["/d/a.tar", "/d/a.tar", "/d/a.tar"]) == ["a.tar", "a.tar#2", "a.tar#3"]

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from penstock import errors
+from penstock.errors import (
+    DataError,
+    EngineError,
+    MissingExtra,
+    PenstockError,
+    PlanError,
+    StageError,
+    StateError,
+    StorageError,
+)
+
+EVERY = [
+    PenstockError("broken"),
+    PlanError("a bad argument"),
+    StateError("not here"),
+    EngineError("closed"),
+    DataError("bad header", "a.tar", "0001"),
+    DataError("bad header"),
+    StageError("KeyError: 'x'", "map(f)", "0001", "a.tar"),
+    StageError("KeyError: 'x'"),
+    StorageError("not found", "s3://b/a.tar"),
+    StorageError("not found"),
+    MissingExtra("decoding flac", "audio"),
+]
+
+
+@pytest.mark.parametrize("error", EVERY, ids=repr)
+def test_an_error_crosses_processes_with_its_facts(error: PenstockError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert (again.args, again.__dict__, str(again)) == (error.args, error.__dict__, str(error))
+
+
+@pytest.mark.parametrize(
+    ("kind", "builtin"),
+    [
+        (PlanError, ValueError),
+        (DataError, ValueError),
+        (StageError, RuntimeError),
+        (StorageError, OSError),
+        (StateError, ValueError),
+        (MissingExtra, ImportError),
+        (EngineError, RuntimeError),
+    ],
+)
+def test_an_error_is_caught_by_the_root_and_by_the_builtin_a_caller_expects(
+    kind: type[PenstockError], builtin: type[Exception]
+) -> None:
+    assert issubclass(kind, PenstockError)
+    assert issubclass(kind, builtin)
+
+
+def test_every_error_of_the_module_is_tried_here() -> None:
+    there = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert {type(error) for error in EVERY} == there
+
+
+def test_the_text_names_the_places_that_are_known() -> None:
+    assert str(DataError("bad header", "a.tar", "0001")) == "bad header (shard: a.tar, key: 0001)"
+    assert str(DataError("bad header", key="0001")) == "bad header (key: 0001)"
+    assert str(DataError("bad header")) == "bad header"
+    error = StageError("KeyError: 'x'", "map(f)", "0001", "a.tar")
+    assert str(error) == "KeyError: 'x' (stage: map(f), shard: a.tar, key: 0001)"
+    assert str(StorageError("not found", "a.tar")) == "not found (url: a.tar)"
+
+
+def test_a_missing_extra_says_what_to_install() -> None:
+    assert "pip install 'penstock[audio]'" in str(MissingExtra("decoding flac", "audio"))
+
+
+def test_facts_are_attributes() -> None:
+    data = DataError("p", "s", "k")
+    assert (data.problem, data.shard, data.key) == ("p", "s", "k")
+    stage = StageError("p", "map(f)", "k", "s")
+    assert (stage.problem, stage.stage, stage.key, stage.shard) == ("p", "map(f)", "k", "s")
+    assert StorageError("p", "u").url == "u"
+    assert (MissingExtra("w", "e").what, MissingExtra("w", "e").extra) == ("w", "e")
