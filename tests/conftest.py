@@ -27,9 +27,7 @@ PHOTO_SIZE = (48, 32)
 # How long a thread that was told to end may take to be gone.
 THREAD_GRACE_S = 3.0
 
-settings.register_profile(
-    "penstock", derandomize=True, deadline=None, max_examples=EXAMPLES * 10 if FULL else EXAMPLES
-)
+settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=EXAMPLES * 10 if FULL else EXAMPLES)
 settings.load_profile("penstock")
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()

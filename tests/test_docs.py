@@ -89,9 +89,7 @@ def test_an_indented_block_is_shown_too() -> None:
 
 
 def test_a_marked_block_and_other_languages_are_not_run() -> None:
-    page = _page(
-        "Text", "<!-- not run: needs a GPU -->", "```python", "a = 1", "```", "```toml", "b = 2", "```"
-    )
+    page = _page("Text", "<!-- not run: needs a GPU -->", "```python", "a = 1", "```", "```toml", "b = 2", "```")
     assert not any(_script(page).splitlines()[1:])
     assert not _wrongly_marked(page)
 

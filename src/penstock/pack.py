@@ -85,9 +85,5 @@ def _check_elsewhere(program: Program, writer: ShardWriter) -> None:
         return
     written = os.path.realpath(writer.folder)
     for reader in program.readers:
-        if isinstance(reader, TarReader) and any(
-            os.path.realpath(folder) == written for folder in reader.folders()
-        ):
-            raise PlanError(
-                f"the dataset reads from {writer.folder}, where it is to be written; choose another folder"
-            )
+        if isinstance(reader, TarReader) and any(os.path.realpath(folder) == written for folder in reader.folders()):
+            raise PlanError(f"the dataset reads from {writer.folder}, where it is to be written; choose another folder")

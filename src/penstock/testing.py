@@ -114,9 +114,7 @@ class NumberSpots:
         return items, bad
 
 
-def numbers(
-    counts: Iterable[int], *, hidden: bool = False, bad: Iterable[int] = (), name: str = "shard"
-) -> Dataset:
+def numbers(counts: Iterable[int], *, hidden: bool = False, bad: Iterable[int] = (), name: str = "shard") -> Dataset:
     """A dataset of made-up shards with these counts."""
     return Dataset(Plan(Numbers(tuple(counts), hidden, frozenset(bad), name)))
 
@@ -195,17 +193,11 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     "repeat": lambda: numbers(BASE).shuffle(8).repeat(3).map(_noise),
     "union": lambda: numbers(BASE).map(_noise).union(numbers(OTHER, name="other").filter(_odd)).shuffle(6),
     "mix": lambda: mix([numbers(BASE).shuffle(), numbers(OTHER, name="other").map(_noise)], [0.7, 0.3]),
-    "mix all": lambda: mix(
-        [numbers(BASE), numbers(OTHER, name="o").flat_map(_copies)], [1, 2], stop="all"
-    ).map(_noise),
+    "mix all": lambda: mix([numbers(BASE), numbers(OTHER, name="o").flat_map(_copies)], [1, 2], stop="all").map(_noise),
     "mix repeated": lambda: mix([numbers(OTHER).shuffle().repeat(), numbers(BASE, name="b")], [0.5, 0.5]),
     "zip": lambda: numbers(BASE).zip(numbers((67,), name="b").map(_noise).select("noise")).shuffle(9),
     "zip with skips": lambda: (
-        numbers(BASE)
-        .map(_fails)
-        .zip(numbers((67,), name="b", bad=(2,)), suffix="_b")
-        .map(_noise)
-        .on_error("skip")
+        numbers(BASE).map(_fails).zip(numbers((67,), name="b", bad=(2,)), suffix="_b").map(_noise).on_error("skip")
     ),
     "zip of three": lambda: (
         numbers(BASE)
@@ -250,9 +242,7 @@ RECUT = tuple(
 
 
 # What a stage makes of its neighbours depends on who they are.
-UNORDERED_DIFFERS = frozenset(
-    name for name in CORPUS if "batch" in name or "late" in name or "stream" in name
-)
+UNORDERED_DIFFERS = frozenset(name for name in CORPUS if "batch" in name or "late" in name or "stream" in name)
 
 
 def outputs(ds: Iterable[Any]) -> list[Any]:

@@ -30,9 +30,7 @@ any_array = hnp.arrays(
     hnp.array_shapes(min_dims=0, min_side=0, max_side=5),
 )
 plain_array = hnp.arrays(
-    hnp.integer_dtypes(endianness="=")
-    | hnp.unsigned_integer_dtypes()
-    | hnp.floating_dtypes(sizes=(16, 32, 64)),
+    hnp.integer_dtypes(endianness="=") | hnp.unsigned_integer_dtypes() | hnp.floating_dtypes(sizes=(16, 32, 64)),
     hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=5),
 )
 

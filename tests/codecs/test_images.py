@@ -236,9 +236,7 @@ def webp_claiming(width: int, height: int) -> bytes:
 @pytest.mark.parametrize("make", [png_claiming, webp_claiming])
 @pytest.mark.parametrize("spec", [None, "rgb8", "pil", "torch"])
 def test_an_image_bomb_is_refused(make: Any, spec: str | None) -> None:
-    with pytest.raises(
-        OverLimit, match=r"image of 30000x30000 pixels exceeds the limit of 179000000 pixels; .*"
-    ):
+    with pytest.raises(OverLimit, match=r"image of 30000x30000 pixels exceeds the limit of 179000000 pixels; .*"):
         decode(make(30_000, 30_000), spec)
 
 
@@ -292,9 +290,7 @@ def test_spoiled_data_gives_an_image_or_a_value_error(name: str, data: st.DataOb
         assert isinstance(decode(bytes(spoiled), limits=Limits(pixels=10_000)), np.ndarray)
     except ValueError:
         pass
-    except (
-        UserWarning
-    ) as warning:  # damaged TIFF tags: Pillow's own, an exception only because tests make it one
+    except UserWarning as warning:  # damaged TIFF tags: Pillow's own, an exception only because tests make it one
         pytest.fail(f"a warning came out: {warning}")
 
 

@@ -178,9 +178,7 @@ def test_a_field_asked_for_by_name_is_decoded_whatever_its_extension() -> None:
     assert explicit("dat", "cls", b"7") == 7
     assert explicit("dat", "jpg", png()).shape == (4, 5, 3)
     assert explicit("dat", "npy", codecs.encode("npy", PIXELS)).shape == (4, 5, 3)
-    assert (
-        explicit("dat", "wav", codecs.encode("wav", (np.zeros(3, np.int16), 8000)))["sampling_rate"] == 8000
-    )
+    assert explicit("dat", "wav", codecs.encode("wav", (np.zeros(3, np.int16), 8000)))["sampling_rate"] == 8000
     assert explicit("json", "bytes", b"[1]") == b"[1]"
     assert explicit("json", "txt", b"[1]") == "[1]"
     assert explicit("json", None, b"[1]") == [1]
@@ -201,9 +199,7 @@ def test_every_image_spec_is_accepted_everywhere(spec: str) -> None:
 
 
 def test_an_unknown_spec_is_refused_with_what_is_known() -> None:
-    with pytest.raises(
-        PlanError, match=r"unknown decode spec 'rgb9': did you mean 'rgb\w?'\? known are pil, "
-    ):
+    with pytest.raises(PlanError, match=r"unknown decode spec 'rgb9': did you mean 'rgb\w?'\? known are pil, "):
         check_spec("rgb9")
     with pytest.raises(PlanError, match="did you mean 'json'"):
         check_spec("jsn8", by_field=True)
@@ -267,9 +263,7 @@ def test_a_value_without_encoder_is_told_a_name_that_has_one(value: Any, fitting
     [("cls", 1.5), ("txt", 3), ("json", object()), ("npy", [1]), ("seg.png", "x"), ("wav", 3)],
 )
 def test_a_value_that_does_not_fit_names_its_field(field: str, value: Any) -> None:
-    with pytest.raises(
-        ValueError, match=rf"field '{field}' \({type(value).__name__}\) cannot be encoded: \w"
-    ):
+    with pytest.raises(ValueError, match=rf"field '{field}' \({type(value).__name__}\) cannot be encoded: \w"):
         codecs.encode(field, value)
 
 

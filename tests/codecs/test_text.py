@@ -182,9 +182,7 @@ def test_damaged_or_hostile_cbor_is_an_error(data: bytes) -> None:
         text.decode_cbor(data)
 
 
-@pytest.mark.parametrize(
-    ("package", "build"), [("msgpack", text.msgpack_decoder), ("cbor2", text.cbor_decoder)]
-)
+@pytest.mark.parametrize(("package", "build"), [("msgpack", text.msgpack_decoder), ("cbor2", text.cbor_decoder)])
 def test_a_missing_package_is_named_when_the_decoder_is_made(
     monkeypatch: pytest.MonkeyPatch, package: str, build: Any
 ) -> None:

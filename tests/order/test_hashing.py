@@ -78,9 +78,7 @@ def test_folding_into_keys_is_folding_one_part_more(parts: list[int], part: int)
 def test_parts_are_taken_modulo_two_to_the_64() -> None:
     assert fold(2**64 + 5) == fold(5)
     assert fold(-1) == fold(2**64 - 1)
-    assert (
-        int(fold_into(np.array([9], np.uint64), -1)[0]) == fold_into(np.array([9], np.uint64), 2**64 - 1)[0]
-    )
+    assert int(fold_into(np.array([9], np.uint64), -1)[0]) == fold_into(np.array([9], np.uint64), 2**64 - 1)[0]
 
 
 def test_one_changed_bit_changes_half_of_a_key() -> None:

@@ -74,10 +74,7 @@ def test_cuts_fall_between_groups_and_cover(pair: tuple[Lazy, Order], world: int
         return
     shares = [walked(lazy, lazy.cut(lazy.whole(), rank, world, how)) for rank in range(world)]
     assert Counter(s for share in shares for s in share) == Counter(walked(known, known.whole()))
-    touched = [
-        {p // V for c in lazy.cut(lazy.whole(), r, world, how) for p in _starts(lazy, c)}
-        for r in range(world)
-    ]
+    touched = [{p // V for c in lazy.cut(lazy.whole(), r, world, how) for p in _starts(lazy, c)} for r in range(world)]
     assert sum(map(len, touched)) == len(set().union(*touched))
 
 
@@ -107,9 +104,7 @@ def test_shards_are_counted_when_their_group_is_opened() -> None:
 
 
 @given(twins(), st.data())
-def test_what_is_left_can_be_taken_up_with_counts(
-    pair: tuple[Lazy, Shards | Shuffled], data: st.DataObject
-) -> None:
+def test_what_is_left_can_be_taken_up_with_counts(pair: tuple[Lazy, Shards | Shuffled], data: st.DataObject) -> None:
     lazy, known = pair
     world = data.draw(st.integers(1, lazy.group_count))
     how = data.draw(st.sampled_from(["range", "step"]))

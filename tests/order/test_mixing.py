@@ -32,9 +32,7 @@ SOURCES = st.lists(st.tuples(st.integers(0, 300), st.floats(0.01, 1)), min_size=
 
 
 @given(SOURCES, st.sampled_from(["first", "all"]), st.integers(0, 3))
-def test_every_source_is_read_in_its_own_order(
-    sources: list[tuple[int, float]], stop: str, epoch: int
-) -> None:
+def test_every_source_is_read_in_its_own_order(sources: list[tuple[int, float]], stop: str, epoch: int) -> None:
     order = mixed([n for n, _ in sources], [w for _, w in sources], stop, epoch)
     refs = order.at(np.arange(order.size, dtype=np.int64))
     for leaf, (count, _) in enumerate(sources):

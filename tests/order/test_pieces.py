@@ -107,8 +107,7 @@ def test_drifted_ranks_leave_a_few_pieces_each(how: str) -> None:
     for world in (8, 6, 16, 3, 64):
         ranks += world
         shares = [
-            runs_of.tail(runs_of.cut(left, rank, world, how), 1000 + chance.randrange(50))
-            for rank in range(world)
+            runs_of.tail(runs_of.cut(left, rank, world, how), 1000 + chance.randrange(50)) for rank in range(world)
         ]
         left = runs_of.merge([piece for share in shares for piece in share], world)
         assert len(left) <= (ranks if how == "range" else 2 * world)
@@ -136,9 +135,7 @@ def test_endless_pieces_stay_endless_through_a_merge() -> None:
     assert runs_of.merge([piece for share in shares for piece in share], 3) == [[30, ENDLESS, 1, 0]]
 
 
-@pytest.mark.parametrize(
-    ("rank", "world", "how"), [(2, 2, "range"), (-1, 2, "step"), (0, 0, "range"), (0, 1, "zip")]
-)
+@pytest.mark.parametrize(("rank", "world", "how"), [(2, 2, "range"), (-1, 2, "step"), (0, 0, "range"), (0, 1, "zip")])
 def test_an_impossible_cut_is_refused(rank: int, world: int, how: str) -> None:
     with pytest.raises(PlanError):
         runs_of.cut([[0, 9, 1, 0]], rank, world, how)

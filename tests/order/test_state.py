@@ -47,9 +47,7 @@ def outputs_of(order: Order, piece: Piece) -> list[tuple[int, int, int]]:
     return [(p, j, later) for p, j, later in out if p != piece[0] or j >= piece[3]]
 
 
-def advance(
-    order: Order, left: list[Piece], n: int, chance: random.Random
-) -> tuple[list[Output], list[Piece]]:
+def advance(order: Order, left: list[Piece], n: int, chance: random.Random) -> tuple[list[Output], list[Piece]]:
     """Deliver ``n`` outputs; give them and what is left, in one of the forms a reader may write it."""
     done: list[Output] = []
     for number, piece in enumerate(left):
@@ -60,7 +58,8 @@ def advance(
                     return done, [[p, stop, step, 0], *left[number + 1 :]]
                 if chance.random() < 0.5:
                     return done, [[p, stop, step, j], *left[number + 1 :]]
-                return done, [[p, p + 1, 1, j], [later, stop, step, 0], *left[number + 1 :]]
+                rest = [[later, stop, step, 0]] if later < stop else []
+                return done, [[p, p + 1, 1, j], *rest, *left[number + 1 :]]
             done.append((p, j))
     return done, []
 
@@ -72,9 +71,7 @@ def orders(draw: st.DrawFn) -> Order:
     kind = draw(st.sampled_from(["shards", "shuffle", "mix", "repeat", "lazy"]))
     if kind == "lazy":
         names = name_hashes(map(str, range(len(counts))))
-        return Lazy(
-            names, counts.__getitem__, 0, 0, 0, window=window, shards=per, shuffle=draw(st.booleans())
-        )
+        return Lazy(names, counts.__getitem__, 0, 0, 0, window=window, shards=per, shuffle=draw(st.booleans()))
     plain = shards(counts)
     shuffled = Shuffled(plain, 0, 0, window=window, shards=per)
     made: dict[str, Order] = {
@@ -232,9 +229,7 @@ def test_a_rank_given_twice_is_named() -> None:
         recut([*states, states[2]], 0, 2, "range", shards([40]))
 
 
-@pytest.mark.parametrize(
-    "change", [{"plan": "beef"}, {"seed": 9}, {"epoch": 9}, {"world": 5}, {"lazy": True}], ids=str
-)
+@pytest.mark.parametrize("change", [{"plan": "beef"}, {"seed": 9}, {"epoch": 9}, {"world": 5}, {"lazy": True}], ids=str)
 def test_states_that_do_not_belong_together_are_refused(change: dict[str, Any]) -> None:
     states = states_of(4)
     states[2] = replace(states[2], **change)

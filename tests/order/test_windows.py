@@ -13,9 +13,7 @@ from penstock.order.windows import Group, by_label
     st.integers(0, 3),
     st.integers(0, 9),
 )
-def test_a_window_is_the_same_slice_of_every_span(
-    counts: list[int], window: int, seed: int, number: int
-) -> None:
+def test_a_window_is_the_same_slice_of_every_span(counts: list[int], window: int, seed: int, number: int) -> None:
     group = Group(np.array(counts, np.int64), window, (seed, 0, number))
     total = sum(counts)
     slices = max(1, -(-total // window))

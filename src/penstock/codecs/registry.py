@@ -80,28 +80,20 @@ def _encode_pickle(value: Any, request: _Request) -> bytes:
 
 CODECS: Mapping[str, _Codec] = MappingProxyType(
     {
-        "txt": _Codec(
-            ("txt", "text", "transcript"), _plainly(text.decode_text), _value_only(text.encode_text)
-        ),
+        "txt": _Codec(("txt", "text", "transcript"), _plainly(text.decode_text), _value_only(text.encode_text)),
         "int": _Codec(
             ("cls", "cls2", "class", "count", "index", "inx", "id"),
             _int_decoder,
             _value_only(text.encode_int),
         ),
         "json": _Codec(("json", "jsn"), _plainly(text.decode_json), _value_only(text.encode_json)),
-        "msgpack": _Codec(
-            ("msgpack", "mp", "msg"), lambda _: text.msgpack_decoder(), _value_only(text.encode_msgpack)
-        ),
+        "msgpack": _Codec(("msgpack", "mp", "msg"), lambda _: text.msgpack_decoder(), _value_only(text.encode_msgpack)),
         "cbor": _Codec(("cbor",), lambda _: text.cbor_decoder(), _value_only(text.encode_cbor)),
         "npy": _Codec(("npy",), _within_limits(arrays.decode_npy), _value_only(arrays.encode_npy)),
         "npz": _Codec(("npz",), _within_limits(arrays.decode_npz), _value_only(arrays.encode_npz)),
-        "ten": _Codec(
-            ("ten", "tb", "tenbin"), _plainly(arrays.decode_tenbin), _value_only(arrays.encode_tenbin)
-        ),
+        "ten": _Codec(("ten", "tb", "tenbin"), _plainly(arrays.decode_tenbin), _value_only(arrays.encode_tenbin)),
         "pth": _Codec(("pth",), _pth_decoder, _value_only(arrays.encode_pth)),
-        "audio": _Codec(
-            audio.EXTENSIONS, lambda r: audio.decoder(r.limits), _for_extension(audio.encode_audio)
-        ),
+        "audio": _Codec(audio.EXTENSIONS, lambda r: audio.decoder(r.limits), _for_extension(audio.encode_audio)),
         "image": _Codec(
             images.EXTENSIONS, lambda r: images.decoder(None, r.limits), _for_extension(images.encode_image)
         ),

@@ -29,9 +29,7 @@ class Decode(Map):
     def __post_init__(self) -> None:
         if self.spec is not None:
             if not isinstance(self.spec, str):
-                raise PlanError(
-                    f"decode({self.spec!r}): give a spec such as 'rgb8', or name the field it is for"
-                )
+                raise PlanError(f"decode({self.spec!r}): give a spec such as 'rgb8', or name the field it is for")
             check_spec(self.spec)
         for _, spec in self.by_field:
             if isinstance(spec, str):
@@ -42,8 +40,7 @@ class Decode(Map):
     def describe(self) -> str:
         shown = [repr(self.spec)] * bool(self.spec)
         shown += [
-            f"{name}={spec!r}" if isinstance(spec, str) else f"{name}={_word(spec)}"
-            for name, spec in self.by_field
+            f"{name}={spec!r}" if isinstance(spec, str) else f"{name}={_word(spec)}" for name, spec in self.by_field
         ]
         return f"decode({', '.join(shown)})"
 

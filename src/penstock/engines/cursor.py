@@ -83,9 +83,7 @@ class Start:
     opens: tuple[Part, ...] = ()
     groups: dict[int, tuple[int, int]] = field(default_factory=dict)  # level -> (done, sub) of its first group
     seen: dict[int, int] = field(default_factory=dict)  # level -> items a counting stage has seen
-    quota: int | None = (
-        None  # positions to deliver, where ranks must be equal; more than left: the rest is padding
-    )
+    quota: int | None = None  # positions to deliver, where ranks must be equal; more than left: the rest is padding
     pad: Piece | None = None  # what is repeated as padding
 
     def parts(self) -> list[Part]:
@@ -102,9 +100,7 @@ class Start:
 
     def padded_from(self) -> int:
         """The number of the first piece that is padding."""
-        return (
-            len(self.left) if self.quota is not None and self.quota > sum(map(size, self.left)) else 1 << 60
-        )
+        return len(self.left) if self.quota is not None and self.quota > sum(map(size, self.left)) else 1 << 60
 
     def after(self, cursor: AnyCursor | None, window_level: int | None) -> Start:
         """Where a run would begin that goes on at ``cursor`` (``None``: at the end).

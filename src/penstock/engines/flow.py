@@ -68,9 +68,7 @@ class Pace:
             self.count = min(self.count, self.most)
 
 
-def flow(
-    program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace
-) -> Iterator[Block]:
+def flow(program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace) -> Iterator[Block]:
     """The blocks that come out at the end of the plan.
 
     ``order`` is ``None`` for a stream. A block with an error is the last one.
@@ -197,9 +195,7 @@ class _Passed:
         return self.block.origin.slot(number)
 
 
-def streamed(
-    blocks: Iterator[Block], stage: StreamStage, level: int, seen: int, sub: int
-) -> Iterator[Block]:
+def streamed(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int, sub: int) -> Iterator[Block]:
     """Take a stream through a stage that counts it; ``sub`` outputs of its first item are out already."""
     if stage.finished(seen):
         return
@@ -216,9 +212,7 @@ def streamed(
 def _by_item(block: Block) -> list[Skipped]:
     """The skips of a block by the last item before them, where its items are the inputs of what follows."""
     owner = np.arange(len(block)) if block.owner is None else block.owner
-    return [
-        skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in block.skips
-    ]
+    return [skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in block.skips]
 
 
 @dataclass(slots=True)
@@ -403,9 +397,7 @@ class _Grouping:
             if isinstance(exc, DataError):
                 error = DataError(exc.problem, exc.shard or place.shard, exc.key or place.key)
             else:
-                error = StageError(
-                    f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard
-                )
+                error = StageError(f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard)
             error.__cause__ = exc
             if not ctx.skip:
                 group.error = error
@@ -414,9 +406,7 @@ class _Grouping:
             gone.skips = [Skipped(0, place, self.stage.name, str(error))]
             return gone
 
-    def _blocks(
-        self, out: Block, origin: _Members, before: list[Skipped], skips: list[Skipped]
-    ) -> Iterator[Block]:
+    def _blocks(self, out: Block, origin: _Members, before: list[Skipped], skips: list[Skipped]) -> Iterator[Block]:
         """Cut the outputs into blocks, without those delivered before this run."""
         done, sub = self._resume()
         low = min(done, len(out))

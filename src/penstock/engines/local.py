@@ -158,9 +158,7 @@ class _Run:
 
     def _rows_wanted(self) -> int:
         """The rows that stages on batches of rows would like to see together."""
-        sizes = [
-            p.stage.batch_size or 1 for p in self.program.arrangement.body if isinstance(p.stage, MapBatches)
-        ]
+        sizes = [p.stage.batch_size or 1 for p in self.program.arrangement.body if isinstance(p.stage, MapBatches)]
         return max(sizes, default=1)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:

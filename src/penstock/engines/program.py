@@ -49,6 +49,9 @@ class Segment:
     stages: list[Placed]
     resources: Resources | None = None
 
+    def __post_init__(self) -> None:
+        self.resources = self.resources and self.resources.pooled()
+
     @property
     def heavy(self) -> bool:
         """Whether it is worth workers of its own: it holds a function of the user's, or decodes."""
@@ -67,7 +70,7 @@ class Segment:
     def add(self, placed: Placed) -> None:
         """Join a stage."""
         self.stages.append(placed)
-        mine, its = self.resources, placed.stage.resources
+        mine, its = self.resources, placed.stage.resources and placed.stage.resources.pooled()
         self.resources = its if mine is None or (its is not None and mine == ANY) else mine
 
 
@@ -131,9 +134,7 @@ class Program:
             return None
         slices = all(isinstance(stage, Slice) for stage in self.plan.ordering)
         if len(self.opened) > 1 or not slices or self.plan.cut is not None:
-            raise PlanError(
-                "a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined"
-            )
+            raise PlanError("a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined")
         reader = self.opened[0]
         assert isinstance(reader, StreamReader)
         return reader
@@ -156,9 +157,7 @@ class Program:
     def _leaf_order(self, leaf: int, seed: int, epoch: int) -> Order:
         counts = self.readers[leaf].counts(scan=True)
         if counts is None:
-            raise PlanError(
-                f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`"
-            )
+            raise PlanError(f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`")
         return Shards(self._hashes[leaf], counts, leaf, seed, epoch)
 
     @cached_property
@@ -276,9 +275,7 @@ class Program:
     def _kinds(self) -> list[str]:
         stages = [placed.stage for placed in self.arrangement.body]
         last = [stages[-1]] if stages and isinstance(stages[-1], Batched) else []
-        kinds = [
-            s.name if s.scope is Scope.EACH else s.describe() for s in stages if not s.keeps_count or _late(s)
-        ]
+        kinds = [s.name if s.scope is Scope.EACH else s.describe() for s in stages if not s.keeps_count or _late(s)]
         return kinds[: len(kinds) - len(last)]
 
     @property
@@ -311,9 +308,7 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
     if cut.uneven == "keep":
         return None, None
     if isinstance(order, Lazy):
-        raise PlanError(
-            f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'"
-        )
+        raise PlanError(f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'")
     if cut.uneven == "drop" or not order.size:
         return order.size // cut.world, None
     first = cut.rank % order.size

@@ -93,9 +93,7 @@ class Loader:
     def _order(self, epoch: int) -> Order:
         if self._orders is None or self._orders[0] != epoch:
             if self._program.stream is not None:
-                raise PlanError(
-                    "a stream has no positions, so there is no loader for it; iterate it, or store it"
-                )
+                raise PlanError("a stream has no positions, so there is no loader for it; iterate it, or store it")
             self._orders = (epoch, self._program.order(epoch))
         return self._orders[1]
 
@@ -123,8 +121,7 @@ class Loader:
             world=self.cut.world,
             open=[{"of": p.pieces, "n": p.n or 0, "done": p.done, "sub": p.sub} for p in start.opens],
             left=start.left,
-            tail=[[level, *start.groups.get(level, (0, 0)), start.seen.get(level, 0)] for level in levels]
-            or None,
+            tail=[[level, *start.groups.get(level, (0, 0)), start.seen.get(level, 0)] for level in levels] or None,
             counted=None if start.quota is None else {"quota": start.quota},
             lazy=lazy,
         ).to_json()
@@ -165,17 +162,13 @@ class Loader:
                 "are not the same"
             )
         if state.seed != self._program.seed:
-            raise StateError(
-                f"the state was made with seed {state.seed}, this dataset has seed {self._program.seed}"
-            )
+            raise StateError(f"the state was made with seed {state.seed}, this dataset has seed {self._program.seed}")
 
     def _counted(self, state: State, order: Order) -> State:
         """The state in this order's kind of positions."""
         if not state.lazy or isinstance(order, Lazy):
             if isinstance(order, Lazy) and not state.lazy:
-                raise StateError(
-                    "the state counts samples, but the shards' counts are not known; run `penstock index`"
-                )
+                raise StateError("the state counts samples, but the shards' counts are not known; run `penstock index`")
             return state
         assert isinstance(order, Shards | Shuffled)
         groups = order.groups()
@@ -200,9 +193,7 @@ class Loader:
         return kept if isinstance(kept, int) else total(state.left)
 
     def _recut(self, states: list[State], order: Order) -> Start:
-        mine = recut(
-            states, self.cut.rank, self.cut.world, self.cut.how, order, why_not=self._program.recut_problem
-        )
+        mine = recut(states, self.cut.rank, self.cut.world, self.cut.how, order, why_not=self._program.recut_problem)
         start = self._own(replace(mine, counted=None))
         if self.cut.uneven == "keep":
             return start

@@ -134,7 +134,7 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
             out += found
         else:
             out += [local_path(name) for name in expand((pattern,), suffixes)]
-    if not any(map(os.path.exists, out)):  # one that is gone is its own sample's fault
+    if not any(map(os.path.lexists, out)):  # one that is gone is its own sample's fault
         raise StorageError("no such file or folder", patterns[0])
     return out
 

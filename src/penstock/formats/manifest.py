@@ -81,9 +81,7 @@ def write_manifest(
     with _locked(folder):
         known = read_manifest(folder)
         if known is not None and known.format != format:
-            raise DataError(
-                f"the folder holds {known.format} shards, not {format}", os.path.join(folder, MANIFEST)
-            )
+            raise DataError(f"the folder holds {known.format} shards, not {format}", os.path.join(folder, MANIFEST))
         merged = {shard.name: shard for shard in known.shards} if known else {}
         merged |= {shard.name: shard for shard in entries}
         for name in without:

@@ -108,9 +108,7 @@ class _Words(ISeedSequence):
     def __init__(self, words: U64) -> None:
         self.words = words
 
-    def generate_state(
-        self, n_words: int, dtype: npt.DTypeLike = np.uint32
-    ) -> npt.NDArray[np.uint32 | np.uint64]:
+    def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[np.uint32 | np.uint64]:
         if n_words == _WORDS and dtype is np.uint64:
             return self.words
         return mix(self.words[0] + np.arange(1, n_words + 1, dtype=np.uint64) * _U_GOLDEN).astype(dtype)

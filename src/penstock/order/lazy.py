@@ -71,9 +71,7 @@ class Lazy(Order):
         self.group_count = -(-len(names) // self._per_group)
 
     def at(self, p: I64) -> Refs:
-        return scatter(
-            len(p), [(places, self._in_group(g, p[places] - g * V)) for g, places in by_label(p // V)]
-        )
+        return scatter(len(p), [(places, self._in_group(g, p[places] - g * V)) for g, places in by_label(p // V)])
 
     def shards_of(self, group: int) -> list[int]:
         """Say which shards are read for a group, so that they can be fetched ahead."""
@@ -181,9 +179,7 @@ def to_known(pieces: Iterable[Piece], groups: I64) -> list[Piece]:
             continue
         for g in range(first, end, stride):
             begin = start if g == first else g * V
-            out.append(
-                [_known(begin, bounds), _known(min(stop, (g + 1) * V), bounds), 1, sub if g == first else 0]
-            )
+            out.append([_known(begin, bounds), _known(min(stop, (g + 1) * V), bounds), 1, sub if g == first else 0])
     return runs_of.join(out)
 
 

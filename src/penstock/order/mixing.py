@@ -74,17 +74,13 @@ class Mixed(Order):
 
     fixed = False
 
-    def __init__(
-        self, orders: Sequence[Order], weights: Sequence[float], stop: str, seed: int, epoch: int
-    ) -> None:
+    def __init__(self, orders: Sequence[Order], weights: Sequence[float], stop: str, seed: int, epoch: int) -> None:
         self._orders = [counted(order, "mix") for order in orders]
         self._weights, self._stop, self._seed, self._epoch = list(weights), stop, seed, epoch
         self._phases = list(self._plan_phases())
         self._starts = np.array([phase.start for phase in self._phases], np.int64)
         self.size, used = self._end()
-        self.stable = all(
-            o.fixed or (o.stable and taken == o.size) for o, taken in zip(orders, used, strict=True)
-        )
+        self.stable = all(o.fixed or (o.stable and taken == o.size) for o, taken in zip(orders, used, strict=True))
 
     def at(self, p: I64) -> Refs:
         source, inner = np.empty_like(p), np.empty_like(p)
@@ -102,9 +98,7 @@ class Mixed(Order):
             left = [ENDLESS if s >= ENDLESS else s - had for s, had in zip(sizes, given, strict=True)]
             blocks = min(_blocks_within(have, rate) for have, rate in zip(left, rates, strict=True) if rate)
             if blocks >= ENDLESS:
-                yield _Phase(
-                    number, start, _ints(given), _ints(rates), ENDLESS, np.zeros(len(sizes), np.int64)
-                )
+                yield _Phase(number, start, _ints(given), _ints(rates), ENDLESS, np.zeros(len(sizes), np.int64))
                 return
             whole = [blocks * rate >> _FRACTION for rate in rates]
             more = [(blocks + 1) * rate >> _FRACTION for rate in rates]
@@ -121,13 +115,9 @@ class Mixed(Order):
     def _rates(self, left: Sequence[int]) -> list[int]:
         """Fixed-point samples per block of the sources that are alive; empty when none is."""
         first = self._stop == "first"
-        alive = [
-            w if w > 0 and (first or have > 0) else 0.0 for w, have in zip(self._weights, left, strict=True)
-        ]
+        alive = [w if w > 0 and (first or have > 0) else 0.0 for w, have in zip(self._weights, left, strict=True)]
         whole = sum(alive)
-        return (
-            [max(1, round(_BLOCK * w / whole * (1 << _FRACTION))) if w else 0 for w in alive] if whole else []
-        )
+        return [max(1, round(_BLOCK * w / whole * (1 << _FRACTION))) if w else 0 for w in alive] if whole else []
 
     def _end(self) -> tuple[int, list[int]]:
         """The size, and how many samples each source gives in all."""
@@ -140,9 +130,7 @@ class Mixed(Order):
         used = [a + b for a, b in zip(phase.given.tolist(), whole, strict=True)]
         begin = phase.start + sum(whole)
         if self._stop == "all":
-            return begin + int(phase.last.sum()), [
-                a + b for a, b in zip(used, phase.last.tolist(), strict=True)
-            ]
+            return begin + int(phase.last.sum()), [a + b for a, b in zip(used, phase.last.tolist(), strict=True)]
         block = np.array([phase.blocks], np.int64)
         source, ordinal = self._arranged(phase, block, phase.last[None, :])
         left = _ints([order.size - had for order, had in zip(self._orders, used, strict=True)])
@@ -179,9 +167,7 @@ class Mixed(Order):
         return placed, rank - np.take_along_axis(firsts, placed, 1)
 
     def _keys(self, phase: _Phase, block: I64) -> U64:
-        keys = fold_into(
-            np.full(len(block), fold(self._seed, self._epoch, 3, phase.number), np.uint64), block
-        )
+        keys = fold_into(np.full(len(block), fold(self._seed, self._epoch, 3, phase.number), np.uint64), block)
         if self._stop == "first":
             # The arrangement of the last block decides the size, which must not differ between epochs.
             keys[block == phase.blocks] = fold(self._seed, 3, phase.number, phase.blocks)

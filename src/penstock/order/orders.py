@@ -19,7 +19,7 @@ from penstock.order.pieces import ENDLESS, Piece
 from penstock.order.windows import DEFAULT_WINDOW, Group, bounds_of, by_label, containing, shuffled_spans
 
 UNKNOWN = -1  # the size of an order whose shards have not been counted
-FIRST_CHUNK, LARGEST_CHUNK = 256, 8192  # the first samples come soon, the rest cost little
+FIRST_CHUNK, LARGEST_CHUNK = 1, 8192  # the first sample touches its own shard only, the rest cost little
 _PASSES = 4  # passes of a repeat kept: neighbours, also when a zip asks for two places at once
 _SPANS, _SELECTED = 64, 1 << 20  # selections a split keeps: of the shards a shuffle reads at once, 8 MB
 
@@ -107,7 +107,7 @@ class Order(ABC):
     def walk(self, piece: Piece) -> Iterator[tuple[I64, Refs, int]]:
         """Go through a piece in chunks of (positions, samples, the position that comes after).
 
-        ``[after, stop, step, 0]`` is what is left when a chunk is used up. The first chunk is small and the
+        ``[after, stop, step, 0]`` is what is left when a chunk is used up. The first chunk is one position and the
         next ones double, up to 8192. ``sub`` is left to the caller.
         """
         start, stop, step, _ = piece
@@ -159,9 +159,7 @@ def counted(order: Order, what: str) -> Order:
         PlanError: the order's size is unknown.
     """
     if order.size == UNKNOWN:
-        raise PlanError(
-            f"{what} needs the number of samples in every shard: run `penstock index` on the shards first"
-        )
+        raise PlanError(f"{what} needs the number of samples in every shard: run `penstock index` on the shards first")
     return order
 
 
@@ -241,9 +239,7 @@ class Shuffled(Order):
         inner = np.empty_like(p)
         for g, places in by_label(containing(self._groups, p)):
             first = g * self._shards
-            group = Group(
-                self._counts[first : first + self._shards], self._window, (self._seed, self._epoch, g)
-            )
+            group = Group(self._counts[first : first + self._shards], self._window, (self._seed, self._epoch, g))
             span, index = group.locate(p[places] - self._groups[g])
             inner[places] = self._starts[first + span] + index
         return self._inner.at(inner)
@@ -314,9 +310,7 @@ def chain_spans(parts: Sequence[tuple[int, Spans]]) -> Spans:
     """Put spans that begin at the given positions one after the other."""
     bounds = [spans.bounds[1:] + start for start, spans in parts]
     keys = [spans.keys for _, spans in parts]
-    return Spans(
-        np.concatenate([np.zeros(1, np.int64), *bounds]), np.concatenate([np.zeros(0, np.uint64), *keys])
-    )
+    return Spans(np.concatenate([np.zeros(1, np.int64), *bounds]), np.concatenate([np.zeros(0, np.uint64), *keys]))
 
 
 class Zipped(Order):

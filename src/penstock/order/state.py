@@ -96,9 +96,7 @@ class State:
         if state.cut not in CUTS:
             raise StateError(f'the state\'s cut {state.cut!r} is not known: it is "range" or "step"')
         if state.rank >= state.world:
-            raise StateError(
-                f"the state is of rank {state.rank} in a world of {state.world}: there is no such rank"
-            )
+            raise StateError(f"the state is of rank {state.rank} in a world of {state.world}: there is no such rank")
         return state
 
 
@@ -150,9 +148,7 @@ def _complete(states: Sequence[State]) -> list[State]:
             )
     ranks = [state.rank for state in states]
     if missing := sorted(set(range(first.world)) - set(ranks)):
-        raise StateError(
-            f"another world needs the states of all {first.world} ranks; missing: {_listed(missing)}"
-        )
+        raise StateError(f"another world needs the states of all {first.world} ranks; missing: {_listed(missing)}")
     if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
         raise StateError(f"there is more than one state of these ranks: {_listed(twice)}")
     return sorted(states, key=lambda state: state.rank)
@@ -219,18 +215,13 @@ def _window(obj: Any, lazy: bool) -> OpenWindow:
         sub=_natural(obj, "sub"),
     )
     if window["done"] > window["n"]:
-        raise StateError(
-            f"an open window of the state has delivered {window['done']} of {window['n']} outputs"
-        )
+        raise StateError(f"an open window of the state has delivered {window['done']} of {window['n']} outputs")
     return window
 
 
 def _pieces(values: list[Any], where: str, lazy: bool) -> list[Piece]:
     read: Callable[[list[Any]], list[Any]] = _read_pairs if lazy else list
-    return [
-        _piece(read(value) if isinstance(value, list) and len(value) == 4 else value, where)
-        for value in values
-    ]
+    return [_piece(read(value) if isinstance(value, list) and len(value) == 4 else value, where) for value in values]
 
 
 def _piece(value: Any, where: str) -> Piece:

@@ -77,9 +77,9 @@ class Group:
         high = np.minimum((offsets + len(self.counts)) * rate + slack, slices - 1).astype(np.int64)
         while (unsure := np.flatnonzero(low < high)).size:
             middle = (low[unsure] + high[unsure] + 1) // 2
-            distinct, which = np.unique(middle, return_inverse=True)
-            begins = np.array([int(self._edges(j, slices).sum()) for j in distinct.tolist()], np.int64)
-            inside = begins[which] <= offsets[unsure]
+            distinct = sorted(set(middle.tolist()))  # np.unique would import half of numpy for a few numbers
+            begins = np.array([int(self._edges(j, slices).sum()) for j in distinct], np.int64)
+            inside = begins[np.searchsorted(distinct, middle)] <= offsets[unsure]
             low[unsure] = np.where(inside, middle, low[unsure])
             high[unsure] = np.where(inside, high[unsure], middle - 1)
         return low

@@ -150,9 +150,10 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def _listed(folder: str, suffixes: Sequence[str]) -> list[str]:
-    names = sorted(os.listdir(folder))
-    wanted = [n for n in names if not n.startswith(".") and n.endswith(tuple(suffixes or ("",)))]
-    return [path for name in wanted if os.path.isfile(path := os.path.join(folder, name))]
+    ends = tuple(suffixes or ("",))
+    with os.scandir(folder) as entries:  # which knows what is a file without asking for each
+        names = [e.name for e in entries if not e.name.startswith(".") and e.name.endswith(ends) and e.is_file()]
+    return [os.path.join(folder, name) for name in sorted(names)]
 
 
 def _nothing(name: str) -> list[str]:

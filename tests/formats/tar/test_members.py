@@ -23,9 +23,7 @@ def test_numbers_are_read_in_every_form(field: bytes, value: int) -> None:
     assert number(field) == value
 
 
-@pytest.mark.parametrize(
-    "field", [b"0000000008\0\0", b"-1\0", b"0x10\0", b"1_0\0", b"\xff" * 12, b"\x81" + bytes(11)]
-)
+@pytest.mark.parametrize("field", [b"0000000008\0\0", b"-1\0", b"0x10\0", b"1_0\0", b"\xff" * 12, b"\x81" + bytes(11)])
 def test_what_is_no_number_is_refused(field: bytes) -> None:
     with pytest.raises(ValueError, match="number"):
         number(field)

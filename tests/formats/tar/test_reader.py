@@ -71,9 +71,7 @@ def read_all(path: Path) -> list[dict[str, Any]]:
     count = reader.count(0)
     found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), Only()).read()
     assert not errors
-    return [
-        {name: value for name, value in sample.items() if name != "__url__"} for sample in found if sample
-    ]
+    return [{name: value for name, value in sample.items() if name != "__url__"} for sample in found if sample]
 
 
 def test_samples_come_in_the_order_asked_for_across_shards(tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ def test_more_shards_than_stay_open_can_be_read(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.tar", rows(n % 256, 2)) for n in range(80)]
     reader = reader_of(*paths)
     held: list[Spots] = [reader.locate(np.array([n]), np.array([1]), Only()) for n in range(80)]
-    assert len(reader._open) == 64
+    assert len(reader._open) == 32
     assert [spots.read()[0][0]["__key__"] for spots in held] == [f"{n}/1" for n in range(80)]  # type: ignore[index]
 
 
@@ -243,9 +241,7 @@ def test_several_compressed_streams_in_a_row_are_one_archive(tmp_path: Path) -> 
         assert read_all(path) == rows(0, 20)
 
 
-def test_counting_a_compressed_shard_again_does_not_unpack_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_counting_a_compressed_shard_again_does_not_unpack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     assert reader_of(path).count(0) == 20
     monkeypatch.setattr(scan, "open_content", lambda *_: pytest.fail("unpacked again"))

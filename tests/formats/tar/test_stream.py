@@ -104,7 +104,5 @@ def test_standard_input_of_a_process_is_read(tmp_path: Path) -> None:
         "sys.stdout.write(' '.join(row['__key__'] for row, _ in samples(sys.stdin.buffer, '-', All())))"
     )
     with open(tmp_path / "a.tar.gz", "rb") as file:
-        told = subprocess.run(
-            [sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True
-        )
+        told = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True)
     assert told.stdout.split() == [row["__key__"] for row in ROWS]

@@ -118,9 +118,7 @@ def test_what_is_written_is_read_by_us_and_by_tarfile(given: dict[str, dict[str,
     assert not index.bad
     with tarfile.open(fileobj=io.BytesIO(target.getvalue())) as archive:
         theirs = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
-    assert theirs == {
-        f"{key}.{name}": data for key, content in given.items() for name, data in content.items()
-    }
+    assert theirs == {f"{key}.{name}": data for key, content in given.items() for name, data in content.items()}
 
 
 @pytest.mark.parametrize(
@@ -339,9 +337,7 @@ def test_gnu_tar_reads_our_shards(tmp_path: Path) -> None:
     given = [*rows(3), {"__key__": "\u00fc" * 90, "txt": b"long"}]
     written(tmp_path / "a.tar", given)
     (tmp_path / "out").mkdir()
-    told = subprocess.run(
-        ["tar", "-xf", tmp_path / "a.tar", "-C", tmp_path / "out"], check=True, capture_output=True
-    )
+    told = subprocess.run(["tar", "-xf", tmp_path / "a.tar", "-C", tmp_path / "out"], check=True, capture_output=True)
     assert not told.stderr
     for row in given:
         for field in set(row) - {"__key__"}:

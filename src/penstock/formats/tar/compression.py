@@ -119,14 +119,10 @@ def _spill(spool: BinaryIO, chunk: bytes, shard: str) -> None:
     try:
         spool.write(chunk)
     except OSError as exc:
-        raise StorageError(
-            f"cannot unpack the shard to {tempfile.gettempdir()}: {exc.strerror or exc}", shard
-        ) from exc
+        raise StorageError(f"cannot unpack the shard to {tempfile.gettempdir()}: {exc.strerror or exc}", shard) from exc
 
 
-def unpacked(
-    file: BinaryIO, kind: str | None, packed: Callable[[], int], limits: ArchiveLimits
-) -> Iterator[bytes]:
+def unpacked(file: BinaryIO, kind: str | None, packed: Callable[[], int], limits: ArchiveLimits) -> Iterator[bytes]:
     """Give the bytes of an archive in chunks, unpacked, front to back.
 
     Args:

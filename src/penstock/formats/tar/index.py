@@ -86,6 +86,11 @@ class Index:
         """Bytes of the shard file."""
         return self.stamp.size
 
+    def begin(self, i: int) -> int:
+        """Give where the bytes of sample ``i`` begin; 0 if it has none."""
+        row = int(self.first[i])
+        return int(self.start[row]) if row < len(self.start) else 0
+
     def key(self, i: int) -> str:
         """Give the key of sample ``i``; of an entry for a lost stretch, the last good key before it."""
         return self.text[self.edges[i] : self.edges[i + 1]]
@@ -94,9 +99,7 @@ class Index:
         """Give the keys of the chosen samples, all by default."""
         rows = np.arange(self.samples)[slice(None) if sel is None else sel]
         text = self.text
-        return [
-            text[i:j] for i, j in zip(self.edges[rows].tolist(), self.edges[rows + 1].tolist(), strict=True)
-        ]
+        return [text[i:j] for i, j in zip(self.edges[rows].tolist(), self.edges[rows + 1].tolist(), strict=True)]
 
     def stamped(self, stamp: Stamp) -> Index:
         """Give this index with the stamp of its file."""
@@ -164,9 +167,7 @@ class Index:
             "text": len(text),
         }
         head = json.dumps(about, separators=(",", ":")).encode()
-        arrays = [
-            getattr(self, name).astype(np.dtype(kind).newbyteorder("<")) for name, kind in _ARRAYS.items()
-        ]
+        arrays = [getattr(self, name).astype(np.dtype(kind).newbyteorder("<")) for name, kind in _ARRAYS.items()]
         aligned = [part + bytes(-len(part) % 8) for part in (head, *(array.tobytes() for array in arrays))]
         body = b"".join([_MAGIC, len(head).to_bytes(8, "little"), *aligned, text])
         return body + zlib.crc32(body).to_bytes(4, "little")
@@ -178,11 +179,7 @@ class Index:
         Raises:
             DataError: The bytes are no index, are damaged, or point outside the shard.
         """
-        if (
-            data[:8] != _MAGIC
-            or len(data) < 24
-            or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little")
-        ):
+        if data[:8] != _MAGIC or len(data) < 24 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
             raise DataError("the index is damaged, or of another version", shard)
         try:
             index = cls._parsed(data)

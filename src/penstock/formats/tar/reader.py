@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,10 +19,10 @@ from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.scan import open_shard
 
-_OPEN_SHARDS = 64  # a window reads 16 at once; several windows may be under way
+_OPEN_SHARDS = 32  # a window reads 16 at once, and the next one may be begun
+_PAGE = mmap.PAGESIZE
+_STEP = 1 << 20  # what a shard lets go of at once
 _BAD = -1
-
-T = TypeVar("T")
 
 
 class Fields(Protocol):
@@ -31,13 +32,25 @@ class Fields(Protocol):
         """Tell whether a field (or ``__key__``, ``__url__``) is wanted."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Shard:
     """One open shard; the map lives as long as a Spots of it."""
 
     url: str
     index: Index
     content: Content
+    released: int = 0
+
+    def release(self, upto: int | None = None) -> None:
+        """Let go of the pages before ``upto``: they count as the process's memory until somebody says so.
+
+        Reading them again is allowed: they come back from the page cache.
+        """
+        data = self.content.bytes
+        upto = (len(data) if upto is None else upto) // _PAGE * _PAGE
+        if upto - self.released >= _STEP and isinstance(data, mmap.mmap):
+            data.madvise(mmap.MADV_DONTNEED, self.released, upto - self.released)
+            self.released = upto
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +71,7 @@ class Spots:
     _stop: I64
     _keys: tuple[I64, I64] | None
     _with_url: bool
+    _ascending: bool
 
     def __len__(self) -> int:
         return len(self._index)
@@ -77,6 +91,7 @@ class Spots:
             self._stop,
             None if keys is None else (keys[0][sel], keys[1][sel]),
             self._with_url,
+            self._ascending,
         )
 
     def read(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
@@ -95,15 +110,17 @@ class Spots:
             if kind == _BAD:
                 errors = {int(place): self._error(int(place)) for place in places}
             else:
-                for place, sample in zip(
-                    places.tolist(), self.take(places)._rows(self._kinds[kind]), strict=True
-                ):
+                for place, sample in zip(places.tolist(), self.take(places)._rows(self._kinds[kind]), strict=True):
                     samples[place] = sample
         return samples, errors
 
     def _rows(self, fields: tuple[str, ...]) -> list[dict[str, Any]]:
         """Read samples that all have the same fields: column by column, then one dict a row."""
         slots = self._slot.tolist()
+        if self._ascending and fields:
+            for shard in self._shards[: slots[0]]:
+                shard.release()
+            self._shards[slots[0]].release(int(self._start[self._first[0]]))
         names: list[str] = []
         columns: list[Any] = []
         if self._keys is not None:
@@ -127,13 +144,6 @@ class Spots:
     def _error(self, place: int) -> DataError:
         shard, index = self._shards[self._slot[place]], int(self._index[place])
         return DataError(shard.index.bad[index], shard.url, shard.index.key(index) or None)
-
-
-def _spread(values: list[T], slots: list[int]) -> Iterable[T]:
-    """Give the value of each slot; there are often many slots alike."""
-    if slots.count(slots[0]) == len(slots):
-        return repeat(values[slots[0]])
-    return list(map(values.__getitem__, slots))
 
 
 def _per_row(values: list[Any], slots: list[int]) -> Any:
@@ -160,7 +170,7 @@ def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
 class TarReader:
     """Finds and reads the samples of local tar shards by number.
 
-    Opens a shard when a sample of it is first asked for and keeps the last 64 open. Safe to use from several
+    Opens a shard when a sample of it is first asked for and keeps the last 32 open. Safe to use from several
     threads; pickles as its arguments.
 
     Args:
@@ -184,6 +194,7 @@ class TarReader:
         self._given = counts
         self._found: dict[int, int] = {}
         self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted and not yet opened
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -270,7 +281,16 @@ class TarReader:
             if not (int(rows.min()) >= 0 and int(rows.max()) < found.index.samples):
                 raise IndexError(f"sample {int(rows.max())} of {found.index.samples} in {self._urls[which]}")
             chart.add(found, places, rows)
+            found.release(found.index.begin(int(rows.min())))
+        self._release_others(chart)
         return chart.spots(index)
+
+    def _release_others(self, chart: _Chart) -> None:
+        """Let go of the shards that are open and not being read."""
+        with self._lock:
+            idle = [shard for shard in self._open.values() if not chart.holds(shard)]
+        for shard in idle:
+            shard.release()
 
     def _size(self, shard: int) -> int:
         folder, name = os.path.split(self._paths[shard])
@@ -300,7 +320,12 @@ class TarReader:
         url = self._urls[shard]
         expected = self._found.get(shard) if self._given is None else int(self._given[shard])
         index, content = open_shard(
-            self._paths[shard], expected=expected, shard=url, mapped=mapped, limits=self._limits
+            self._paths[shard],
+            expected=expected,
+            shard=url,
+            mapped=mapped,
+            limits=self._limits,
+            known=self._indexes.pop(shard, None),
         )
         if expected is not None and index.samples != expected:
             told = "the manifest" if self._given is not None else "the first look"
@@ -313,6 +338,9 @@ class TarReader:
         index, content = loaded
         self._found[shard] = index.samples
         if content is None:
+            self._indexes[shard] = index
+            if len(self._indexes) > _OPEN_SHARDS:
+                self._indexes.popitem(last=False)
             return None
         kept = self._open[shard] = _Shard(self._urls[shard], index, content)
         if len(self._open) > _OPEN_SHARDS:
@@ -334,12 +362,16 @@ class _Chart:
         self._starts: list[I64] = []
         self._stops: list[I64] = []
         self._members = 0
+        self._ascending = True  # the samples were asked for as they lie
+        self._last = -1  # place of the last sample asked for of the shards so far
         keys = fields.wants("__key__")
         self._keys = (np.zeros(count, np.int64), np.zeros(count, np.int64)) if keys else None
 
     def add(self, shard: _Shard, places: I64, rows: I64) -> None:
         """Find the samples ``rows`` of a shard; they are asked for at ``places``."""
         index = shard.index
+        inward = int(places[0]) > self._last and bool((np.diff(rows) > 0).all())
+        self._ascending, self._last = self._ascending and inward, int(places[-1])
         self._slot[places] = len(self._shards)
         self._shards.append(shard)
         if self._keys is not None:
@@ -368,6 +400,10 @@ class _Chart:
         self._nbytes[places] = size.reshape(len(rows), len(wanted)).sum(axis=1)
         self._members += len(members)
 
+    def holds(self, shard: _Shard) -> bool:
+        """Tell whether samples of a shard were added."""
+        return any(shard is one for one in self._shards)
+
     def spots(self, index: I64) -> Spots:
         """Give the spots of all that was added."""
         none = np.zeros(0, np.int64)
@@ -383,4 +419,5 @@ class _Chart:
             np.concatenate([none, *self._stops]),
             self._keys,
             self._fields.wants("__url__"),
+            self._ascending,
         )

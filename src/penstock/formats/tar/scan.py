@@ -71,8 +71,11 @@ def open_shard(
     shard: str | None = None,
     mapped: bool = True,
     limits: ArchiveLimits = LIMITS,
+    known: Index | None = None,
 ) -> tuple[Index, Content | None]:
     """Give the index of a shard and (``mapped``) its content; a compressed one is unpacked at most once.
+
+    ``known`` is its index from a moment ago, taken if the file is still the same.
 
     Raises:
         StorageError: The file cannot be read.
@@ -83,9 +86,10 @@ def open_shard(
         stamp = Stamp.of(os.stat(path))
     except OSError as exc:
         raise StorageError(f"cannot read the shard: {exc.strerror or exc}", name) from exc
-    beside = read_beside(path)
-    index = beside
-    if beside is None or (beside.stamp.size, beside.stamp.mtime_ns) != (stamp.size, stamp.mtime_ns):
+    known = known if known is not None and known.stamp == stamp else None
+    beside = read_beside(path) if known is None else None
+    index = known or beside
+    if known is None and (beside is None or (beside.stamp.size, beside.stamp.mtime_ns) != (stamp.size, stamp.mtime_ns)):
         index = read_cached(path, stamp)
     content = open_content(path, name, limits) if mapped or index is None else None
     if content is not None and (index is None or len(content.bytes) != index.content_size):
@@ -179,9 +183,7 @@ class _Grouper(Grouper[int]):
         super().__init__()
         self._barren = 0
 
-    def run(
-        self, names: list[bytes], at: int, base: int
-    ) -> tuple[list[bytes], tuple[str, ...], list[int]] | None:
+    def run(self, names: list[bytes], at: int, base: int) -> tuple[list[bytes], tuple[str, ...], list[int]] | None:
         """Take samples with the fields of the open one, if whole samples are all that follows.
 
         Args:
@@ -195,13 +197,7 @@ class _Grouper(Grouper[int]):
         """
         kind = tuple(self._sample)
         count = (len(names) - at) // len(kind) if kind else 0
-        if (
-            count < 8
-            or at < self._barren
-            or kind not in self._whole
-            or self._problem
-            or self._loss is not None
-        ):
+        if count < 8 or at < self._barren or kind not in self._whole or self._problem or self._loss is not None:
             return None
         self._barren = 0
         keys = self._alike(names[at : at + count * len(kind)], [b"." + name.encode() for name in kind])
@@ -212,9 +208,7 @@ class _Grouper(Grouper[int]):
         done = [self._key, *keys[:-1]]
         self._raw = self._key = keys[-1]
         self._last = done[-1]
-        self._sample = dict(
-            zip(kind, range(base + (count - 1) * len(kind), base + count * len(kind)), strict=True)
-        )
+        self._sample = dict(zip(kind, range(base + (count - 1) * len(kind), base + count * len(kind)), strict=True))
         return done, kind, rows
 
     def _alike(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:

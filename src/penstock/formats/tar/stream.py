@@ -60,9 +60,7 @@ def _entries(source: _Stream, grouper: Grouper[bytes]) -> Iterator[Entry[bytes]]
             if item.problem is None:
                 yield from _ending(source, grouper, extensions)
                 break
-            yield from grouper.push(
-                GAP, b"", item.problem if item.goes_on else source.problem or item.problem
-            )
+            yield from grouper.push(GAP, b"", item.problem if item.goes_on else source.problem or item.problem)
             extensions.forget()
             if not item.goes_on or not source.resync():
                 break

@@ -116,9 +116,7 @@ class TarWriter:
         OSError: The file cannot be made.
     """
 
-    def __init__(
-        self, target: Target | BinaryIO, encode: Encode | None = None, compress: str | None = None
-    ) -> None:
+    def __init__(self, target: Target | BinaryIO, encode: Encode | None = None, compress: str | None = None) -> None:
         self.path = Path(target) if isinstance(target, str | os.PathLike) else None
         self.samples = 0
         self.nbytes = 0
@@ -147,9 +145,7 @@ class TarWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             self.close()
         else:
@@ -179,9 +175,7 @@ class TarWriter:
         key = sample["__key__"]
         _check_key(key)
         parts = []
-        for field in sorted(
-            field for field in sample if not (field.startswith("__") and field.endswith("__"))
-        ):
+        for field in sorted(field for field in sample if not (field.startswith("__") and field.endswith("__"))):
             value = sample[field] if self._encode is None else self._encode(field, sample[field])
             data = _checked(value, field, key)
             name = f"{key}.{field}".encode("utf-8", "surrogateescape")
@@ -330,9 +324,7 @@ class ShardWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if kind is None:
             self.close()
         else:
@@ -349,9 +341,7 @@ class ShardWriter:
             raise ValueError("the writer is closed")
         writer = self._open or self._begin()
         key, parts = writer.parts(sample)
-        if writer.samples and self._over(
-            writer, sum(len(head) + padded(len(data)) for _, head, data in parts)
-        ):
+        if writer.samples and self._over(writer, sum(len(head) + padded(len(data)) for _, head, data in parts)):
             self._finish(writer)
             writer = self._begin()
         writer.write_parts(key, parts)
@@ -473,9 +463,7 @@ def _check_key(key: Any) -> None:
 def _checked(value: Any, field: str, key: str) -> Any:
     """Give the bytes of a field, refusing names and values that cannot be stored."""
     if not field or field[0] == "." or field != field.lower() or "/" in field or "\0" in field:
-        raise DataError(
-            f"{field!r} cannot be the name of a field: lower case, no slash, no leading dot", key=key
-        )
+        raise DataError(f"{field!r} cannot be the name of a field: lower case, no slash, no leading dot", key=key)
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
