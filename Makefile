@@ -33,8 +33,8 @@ check: $(STAMP) ## lint, format, types and floors
 	@$(call quietly,$(BIN)/mypy)
 	@$(call quietly,$(BIN)/lint-imports --no-logo)
 
-bench: $(STAMP) ## measure beside the peers
-	@$(BIN)/python benchmarks/run.py
+bench: $(STAMP) ## measure beside the peers; CASE=raw-tiny for one table
+	@$(BIN)/python benchmarks/run.py $(CASE)
 
 fix: $(STAMP) ## mend what lint and format can mend by themselves
 	@$(call quietly,$(BIN)/ruff check --fix .)

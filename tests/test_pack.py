@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,12 @@ def test_a_wrong_argument_is_refused_before_anything_is_written(tmp_path: Path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_progress_is_shown_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_on_request_and_on_a_terminal_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ps.from_items(_samples(5)).write_tar(str(tmp_path / "quiet"), progress=True)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     ps.from_items(_samples(5)).write_tar(str(tmp_path / "a"))
     assert capsys.readouterr().err == ""
     ps.from_items(_samples(5)).write_tar(str(tmp_path / "b"), progress=True)

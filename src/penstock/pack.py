@@ -35,7 +35,7 @@ def write_shards(
     max_samples: int,
     compress: str | None,
     trust_pickle: bool,
-    progress: bool | None,
+    progress: bool,
 ) -> Packed:
     """Run a plan and write what comes out into tar shards, in order.
 
@@ -58,7 +58,7 @@ def write_shards(
         with ShardWriter(target, max_bytes=limit, max_samples=max_samples, compress=compress) as writer:
             _check_elsewhere(program, writer)
             total = None if stream else program.length(plan.cut)
-            with Progress("writing", total, shown=progress) as bar:
+            with Progress("writing", total, shown=None if progress else False) as bar:
                 for number, sample in enumerate(Run(program, order, epoch, start).items()):
                     writer.write(_keyed(sample, number))
                     bar.add()

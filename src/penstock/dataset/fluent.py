@@ -535,7 +535,7 @@ class Dataset:
         compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
         *,
         trust_pickle: bool = False,
-        progress: bool | None = None,
+        progress: bool = False,
     ) -> Packed:
         """Write the samples into tar shards, in order.
 

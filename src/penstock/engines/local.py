@@ -25,10 +25,11 @@ from penstock.engines.pool import Channel, Closed, Done, Job, ThreadPool, as_fin
 from penstock.engines.program import Program, Segment, run_segment
 from penstock.errors import EngineError
 from penstock.order import Order
-from penstock.plan import Block, MapBatches, size_in_bytes, weight
+from penstock.plan import Block, size_in_bytes, weight
 
 READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY = 1_000_000_000
+INLINE = 1_000_000  # raw bytes of a block that no other thread waits for
 FEW = 4  # samples a block, until it is known what they cost
 
 
@@ -45,7 +46,7 @@ def run(
     segments = [segment for level in program.levels for segment in level.segments]
     _check(segments)
     if not any(segment.heavy for segment in segments):
-        return flow(program, order, epoch, start, _inline(program, epoch), Pace())
+        return flow(program, order, epoch, start, _inline(program, epoch), Pace(nbytes=INLINE))
     cores = options.get("cpus") or cores_at_hand()
     asked = options.get("memory")
     memory = MEMORY if asked is None else size_in_bytes("memory", asked)
@@ -158,8 +159,7 @@ class _Run:
 
     def _rows_wanted(self) -> int:
         """The rows that stages on batches of rows would like to see together."""
-        sizes = [p.stage.batch_size or 1 for p in self.program.arrangement.body if isinstance(p.stage, MapBatches)]
-        return max(sizes, default=1)
+        return max((placed.stage.prefers for placed in self.program.arrangement.body), default=1)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         if not segment.heavy:

@@ -23,7 +23,6 @@ from penstock.plan import (
     Context,
     Cut,
     Fields,
-    FlatMap,
     LateShuffle,
     Placed,
     Plan,
@@ -344,9 +343,11 @@ def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iter
 def _through(steps: list[tuple[Stage, Context]], block: Block) -> Iterator[Block]:
     if block.inputs or block.items:  # else it only marks the end of a part
         for number, (stage, ctx) in enumerate(steps):
-            if isinstance(stage, FlatMap):
-                for part in stage.parts(block, ctx):
+            parts = stage.parts(block, ctx)
+            block = next(parts)
+            if block.more:
+                yield from _through(steps[number + 1 :], block)
+                for part in parts:
                     yield from _through(steps[number + 1 :], part)
                 return
-            block = stage.run(block, ctx)
     yield block

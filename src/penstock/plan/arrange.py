@@ -102,6 +102,10 @@ class At(Stage):
     def name(self) -> str:
         return self.inner.name
 
+    @property
+    def prefers(self) -> int:
+        return self.inner.prefers
+
     def describe(self) -> str:
         return self.inner.describe()
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
+from penstock.errors import EngineError, MissingExtra, PenstockError, PlanError, StageError
 from penstock.order import ENDLESS, fold_into
 from penstock.plan.block import Block, Context, Place, Skipped, weight
 from penstock.plan.values import Fields, Resources, Scope
@@ -44,6 +44,15 @@ class Stage(ABC):
 
         A failing item ends the block (``block.error``) or, where ``ctx.skip``, is left out and noted.
         """
+
+    def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
+        """The same in blocks of bounded size: for stages that can make much of little."""
+        yield self.run(block, ctx)
+
+    @property
+    def prefers(self) -> int:
+        """How many items the stage would like to see together, for speed."""
+        return 1
 
     def needs(self, after: Fields) -> Fields:
         """Which fields must come in so that ``after`` can go out; every field unless the stage knows better."""
@@ -311,9 +320,3 @@ class StreamStage(Stage):
     def finished(self, seen: int) -> bool:
         """Whether nothing more can come out after ``seen`` items."""
         return False
-
-
-def missing_field(name: str, sample: Any) -> DataError:
-    """The error for a field that is not there."""
-    has = ", ".join(map(str, sample)) if isinstance(sample, dict) else type(sample).__name__
-    return DataError(f"no field {name!r}; the sample has {has}")

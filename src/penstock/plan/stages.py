@@ -93,6 +93,10 @@ class MapBatches(Map):
         return f"map_batches({name_of(self.fn)}{size})"
 
     @property
+    def prefers(self) -> int:
+        return self.batch_size or 1
+
+    @property
     def wants_rng(self) -> bool:
         return takes(self.fn.__call__ if isinstance(self.fn, type) else self.fn, "rng")
 

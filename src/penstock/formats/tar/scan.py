@@ -240,6 +240,7 @@ class _Walk:
         self._heads = np.empty((_AHEAD, BLOCK), np.uint8)
         self._ahead = 16
         self._dense = False
+        self._pattern: I64 | None = None  # blocks of the members to come, where they repeat themselves
         self._starts: list[I64] = []
         self._sizes: list[I64] = []
         self._members = 0
@@ -292,6 +293,8 @@ class _Walk:
             if not good:
                 return
             self._dense = int(offsets[good - 1] - offsets[0]) <= good * _DENSE * BLOCK
+            if not whole or self._pattern is None:
+                self._pattern = _repeating(sizes[:good]) if self._dense else None
             self.offset = min(int(offsets[good - 1]) + BLOCK + padded(int(sizes[good - 1])), self.total)
             chosen = slice(good) if member[:good].all() else np.flatnonzero(member[:good])
             base = self._listed(offsets[chosen] + BLOCK, sizes[chosen])
@@ -300,6 +303,8 @@ class _Walk:
 
     def _guessed(self) -> tuple[I64, I64]:
         """Walk on as if all members were ordinary; the guess is tested afterwards, for all together."""
+        if self._pattern is not None:
+            return self._guessed_alike(self._pattern)
         if self._dense:
             return self._guessed_densely()
         offsets: list[int] = []
@@ -318,6 +323,19 @@ class _Walk:
         if offsets and offsets[-1] + BLOCK > self.total:
             offsets.pop()
         return np.array(offsets, np.int64), np.array(sizes[: len(offsets)], np.int64)
+
+    def _guessed_alike(self, pattern: I64) -> tuple[I64, I64]:
+        """Walk like ``_guessed`` where sizes repeat themselves: all at once, up to the first that is another."""
+        steps = np.tile(pattern, -(-self._ahead // len(pattern)))
+        places = self.offset // BLOCK + np.cumsum(steps) - steps
+        places = places[places < len(self._blocks)]
+        digits = self._blocks[places, 124:135] - np.uint8(48)
+        sizes = (digits.astype(np.float64) @ _SIZE_DIGITS).astype(np.int64)
+        fine: Bools = np.all(digits <= 7, axis=1)
+        alike = fine & (_blocks_of(sizes) == steps[: len(places)])
+        good = len(places) if alike.all() else int(alike.argmin())
+        good += good < len(places) and bool(fine[good])  # the other one is where it should be; what follows is not
+        return places[:good] * BLOCK, sizes[:good]
 
     def _guessed_densely(self) -> tuple[I64, I64]:
         """Walk like ``_guessed`` where headers are close: read every block's size as if it were a header."""
@@ -374,6 +392,20 @@ class _Walk:
             at += width
             width = min(width * 2, 1 << 14)
         return False
+
+
+def _blocks_of(sizes: I64) -> I64:
+    """How many blocks members of these sizes take with their headers."""
+    return 1 + (sizes + BLOCK - 1) // BLOCK
+
+
+def _repeating(sizes: I64) -> I64 | None:
+    """The blocks that members take, where they repeat themselves every few members: what is to be expected next."""
+    taken = _blocks_of(sizes)
+    for period in range(1, 9):
+        if len(taken) >= 4 * period and bool((taken[period:] == taken[:-period]).all()):
+            return taken[-period:]
+    return None
 
 
 def _names(heads: U8) -> list[bytes]:
