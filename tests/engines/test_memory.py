@@ -26,7 +26,8 @@ import penstock
 from penstock.dataset import from_items
 
 SOURCE = str(Path(penstock.__file__).parents[1])
-SAMPLE, SMALL, LARGE = 30_000, 8_000_000, 80_000_000
+# The small one is large enough to fill every queue: below that, more data is more under way.
+SAMPLE, SMALL, LARGE = 30_000, 24_000_000, 240_000_000
 
 HEAD = """
 import json, sys, time
@@ -38,14 +39,18 @@ def anonymous():
     with open("/proc/self/smaps_rollup") as lines:
         return next(int(line.split()[1]) * 1000 for line in lines if line.startswith("Anonymous"))
 
-def peak(items, every):
-    "The most anonymous memory seen above that at the beginning, and the number of items."
-    before = most = anonymous()
-    count = 0
+def readings(items, every):
+    "Anonymous memory above that at the beginning, every so many items, and the number of items."
+    before, count, seen = anonymous(), 0, [0]
     for count, _ in enumerate(items, 1):
         if count % every == 0:
-            most = max(most, anonymous())
-    return most - before, count
+            seen.append(anonymous() - before)
+    return sorted(seen), count
+
+def peak(items, every):
+    "The most of it."
+    seen, count = readings(items, every)
+    return seen[-1], count
 """
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's smaps_rollup")
@@ -90,12 +95,13 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     ids=["inline", "shuffled", "decoded by two workers", "batched", "late shuffle"],
 )
 def test_an_epoch_needs_no_more_for_a_larger_dataset(shards: tuple[str, str], stages: str) -> None:
-    script = f"print(json.dumps(peak(read_tar(sys.argv[1]){stages}, 40)))"
+    script = f"print(json.dumps(readings(read_tar(sys.argv[1]){stages}, 40)))"
     small, _ = measured(script, shards[0])
     large, count = measured(script, shards[1])
     assert count > 160
-    assert large < small + 12_000_000
-    assert large < LARGE / 2
+    # A peak is the largest of many readings that go up and down, so what is usual is compared, and the peak bounded.
+    assert large[len(large) // 2] < small[len(small) // 2] + 12_000_000
+    assert large[-1] < 40_000_000
 
 
 def test_a_flat_map_is_not_collected_before_it_is_delivered() -> None:
