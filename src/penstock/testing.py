@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -259,12 +260,12 @@ def _load(ds: Dataset, state: Any, **where: Any) -> Loader:
     return loader
 
 
-class UnorderedEngineTests:
+class UnorderedEngineTests(ABC):
     """What every engine promises for every plan, in whatever order it delivers."""
 
+    @abstractmethod
     def on(self, ds: Dataset) -> Dataset:
         """The dataset on the engine that is tested."""
-        raise NotImplementedError
 
     def same(self, got: list[Any], want: list[Any]) -> bool:
         """Whether the engine delivered what it should."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -130,7 +131,7 @@ def test_map_batches_may_answer_columns_or_rows(answer: Any) -> None:
 
 
 def test_map_batches_may_answer_tensors() -> None:
-    torch = pytest.importorskip("torch")
+    torch = import_module("torch")
     assert _xs(numbers((5,)).map_batches(lambda b: {"x": torch.from_numpy(b["x"])}, 2)) == list(range(5))
 
 

@@ -53,8 +53,6 @@ def peak(items, every):
     return seen[-1], count
 """
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux's smaps_rollup")
-
 
 def measured(script: str, *args: str) -> Any:
     """What the script prints, as JSON."""

@@ -10,6 +10,7 @@ import pickle
 import subprocess
 import tarfile
 import threading
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -257,12 +258,9 @@ def test_limits_hold_for_compressed_shards(tmp_path: Path) -> None:
 
 def test_an_xz_that_asks_for_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.xz"
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 0, "dict_size": 1 << 30}]
     squeezed = subprocess.run(
-        ["xz", "--lzma2=preset=0,dict=1GiB", "-T1", "-c"], input=b"x" * 1000, capture_output=True, check=False
+        ["xz", "--lzma2=preset=0,dict=1GiB", "-T1", "-c"], input=b"x" * 1000, capture_output=True, check=True
     )
-    if squeezed.returncode:
-        pytest.skip(f"no xz with filters here: {filters}")
     path.write_bytes(squeezed.stdout)
     _, errors = reader_of(path).locate(np.array([0]), np.array([0]), Only()).read()
     assert "xz stream is damaged" in str(errors[0])
@@ -303,7 +301,7 @@ def test_shards_of_gnu_tar_are_read(format: str, blocks: int, tmp_path: Path) ->
 
 
 def test_shards_of_webdataset_are_read(tmp_path: Path) -> None:
-    wds = pytest.importorskip("webdataset")
+    wds = import_module("webdataset")
     expected = rows(1, 20)
     with wds.ShardWriter(str(tmp_path / "w-%03d.tar"), maxcount=50, verbose=0, encoder=False) as sink:
         for row in expected:
@@ -312,7 +310,7 @@ def test_shards_of_webdataset_are_read(tmp_path: Path) -> None:
 
 
 def test_shards_of_tarproc_are_read(tmp_path: Path) -> None:
-    writer = pytest.importorskip("tarproclib.writer")
+    writer = import_module("tarproclib.writer")
     sink = writer.TarWriter(str(tmp_path / "t.tar"))
     for row in rows(1, 20):
         sink.write(row)
