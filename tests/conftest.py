@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import signal
 import tarfile
 import tempfile
 import threading
@@ -38,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A fixture would miss the doctests, which lie outside this folder.
     """
+    # A shell starts background jobs deaf to Ctrl-C, and their children too: the tests that send it must be heard.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="penstock-cache-")
     os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
 
