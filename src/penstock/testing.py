@@ -330,6 +330,19 @@ class EngineTests(UnorderedEngineTests):
                 assert fingerprint(next(run)) == want[done]
         loader.close()
 
+    @pytest.mark.parametrize("name", [name for name in CORPUS if "flat_map" in name or "late" in name])
+    def test_a_restored_run_can_be_restored_after_every_item(self, name: str) -> None:
+        """Law 2a again and again: a new loader for each item, also in the middle of what one sample gave."""
+        ds = CORPUS[name]()
+        want = outputs(ds.epoch(0).on("serial"))
+        state: Any = None
+        for number, expected in enumerate(want):
+            loader = _load(self.on(ds), state)
+            assert _some_of(loader, 1) == [expected], f"item {number} of {len(want)}"
+            state = loader.state_dict()
+            loader.close()
+        assert outputs(_load(self.on(ds), state)) == []
+
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("name", RECUT)
     def test_other_worlds_take_over(self, name: str, seed: int) -> None:
