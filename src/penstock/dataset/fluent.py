@@ -12,7 +12,7 @@ from typing import Any, Literal, SupportsIndex
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
 from penstock.dataset.words import brief, explained, type_of
-from penstock.engines import Program, Run, engine_options
+from penstock.engines import Meters, Program, Run, Stats, engine_options, snapshot
 from penstock.errors import PlanError
 from penstock.feed import Loader, find_rank
 from penstock.pack import Packed, write_shards
@@ -63,13 +63,14 @@ class Dataset:
     Iterating starts the engine: every ``for`` is the next epoch.
     """
 
-    __slots__ = ("__weakref__", "_epochs", "_ready", "plan")
+    __slots__ = ("__weakref__", "_epochs", "_meters", "_ready", "plan")
 
     def __init__(self, plan: Plan) -> None:
         """Made by the functions that read, and by a dataset's methods."""
         self.plan = plan
         self._epochs = 0
         self._ready: Program | None = None
+        self._meters = Meters()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Dataset) and self.plan == other.plan
@@ -346,7 +347,11 @@ class Dataset:
         return Dataset(replace(self.plan, errors=OnError(action, limit)))
 
     def on(self, engine: str, **options: Any) -> Dataset:
-        """Choose the engine: ``"local"`` (``cpus=``, ``memory=``, ``ordered=``) or ``"serial"``.
+        """Choose the engine: ``"local"`` or ``"serial"``.
+
+        The local engine takes ``cpus=`` (cores it may use), ``memory=`` (bytes under way), ``ordered=False`` (whatever
+        is finished comes first) and ``devices=["cuda:0"]`` (for stages with ``gpus=``); both take ``report=True`` (a
+        live table) and ``observer=`` (a function that is told of every ``Event``).
 
         Raises:
             PlanError: there is no such engine or option.
@@ -371,10 +376,14 @@ class Dataset:
     def _run(self, epoch: int) -> Run:
         program = Program(self.plan)
         if program.stream is not None:
-            return Run(program, None, epoch, program.front())
+            return self._noted(Run(program, None, epoch, program.front()))
         alone = self.plan.cut is None or self.plan.cut.world == 1
         order = program.order(epoch, counts=not alone)
-        return Run(program, order, epoch, program.start(order, self.plan.cut))
+        return self._noted(Run(program, order, epoch, program.start(order, self.plan.cut)))
+
+    def _noted(self, run: Run) -> Run:
+        self._meters = run.meters
+        return run
 
     def _peek(self) -> Iterator[Any]:
         """The samples of the epoch that comes next, without making it the last."""
@@ -555,6 +564,10 @@ class Dataset:
             trust_pickle=trust_pickle,
             progress=progress,
         )
+
+    def stats(self) -> Stats:
+        """What the last run of this dataset did, or does: rates, where the time goes, and the bottleneck in words."""
+        return snapshot(self._meters)
 
     def explain(self) -> str:
         """The plan as it runs: what is fused, where, and with how many workers."""

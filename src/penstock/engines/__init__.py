@@ -1,16 +1,20 @@
-"""HOW a plan runs: serial (the meaning) and local (threads). An engine reads scopes and resources, never stages."""
+"""HOW a plan runs: serial (the meaning), local (threads, processes). Engines read scopes and needs, never stages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.engines.cursor import AnyCursor, Part, Start
+from penstock.engines.meter import Event, Meters
 from penstock.engines.program import Level, Program, Segment
 from penstock.engines.run import ENGINES, Run
+from penstock.engines.stats import Stats, snapshot
 from penstock.errors import PlanError
-from penstock.plan import EngineOptions, check_choice, check_count, size_in_bytes
+from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
 
 OPTIONS: dict[str, frozenset[str]] = {
-    "local": frozenset({"cpus", "memory", "ordered"}),
-    "serial": frozenset(),
+    "local": frozenset({"cpus", "devices", "memory", "observer", "ordered", "report"}),
+    "serial": frozenset({"observer", "report"}),
 }
 
 
@@ -28,19 +32,34 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
         check_count("cpus", options["cpus"], least=1)
     if "memory" in options:
         size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
-    if not isinstance(options.get("ordered", True), bool):
-        raise PlanError(f"ordered={options['ordered']!r}: give True or False")
+    for flag in ("ordered", "report"):
+        if not isinstance(options.get(flag, True), bool):
+            raise PlanError(f"{flag}={options[flag]!r}: give True or False")
+    if options.get("observer") is not None:
+        check_callable("observer", options["observer"])
+    if options.get("devices") is not None:
+        options = {**options, "devices": _devices(options["devices"])}
     return EngineOptions(name, tuple(sorted(options.items())))
+
+
+def _devices(given: object) -> tuple[object, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise PlanError(f"devices={given!r}: give a list, such as ['cuda:0', 'cuda:1']")
+    return tuple(given)
 
 
 __all__ = [
     "ENGINES",
     "AnyCursor",
+    "Event",
     "Level",
+    "Meters",
     "Part",
     "Program",
     "Run",
     "Segment",
     "Start",
+    "Stats",
     "engine_options",
+    "snapshot",
 ]

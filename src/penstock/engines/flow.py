@@ -6,6 +6,7 @@ item, is settled here once.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import AnyCursor, Counted, Inside, Start
+from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
 from penstock.engines.reading import Held, Span
 from penstock.errors import DataError, PenstockError, StageError
@@ -68,7 +70,9 @@ class Pace:
             self.count = min(self.count, self.most)
 
 
-def flow(program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace) -> Iterator[Block]:
+def flow(
+    program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace, meters: Meters
+) -> Iterator[Block]:
     """The blocks that come out at the end of the plan.
 
     ``order`` is ``None`` for a stream. A block with an error is the last one.
@@ -76,11 +80,40 @@ def flow(program: Program, order: Order | None, epoch: int, start: Start, each: 
     blocks = _stream(program) if order is None else walk(program, order, start, pace)
     for number, level in enumerate(program.levels):
         if level.head is not None:
-            blocks = _headed(program, blocks, level.head, number, epoch, start)
+            meter = Meter(level.head.stage.describe(), "inline")
+            meters.segments.append(meter)
+            blocks = _headed(program, _starving(blocks, meter), level.head, number, epoch, start)
+            blocks = _busy(blocks, meter)
         for segment in level.segments:
             blocks = each(blocks, segment)
         blocks = settled(blocks)
     return blocks
+
+
+def _starving(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
+    """The blocks, with the time it takes to get them counted as waiting for input."""
+    while True:
+        begun = time.perf_counter()
+        block = next(blocks, None)
+        meter.starved += time.perf_counter() - begun
+        if block is None:
+            return
+        yield block
+        del block
+
+
+def _busy(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
+    """The blocks, with the time it takes to make them, but for waiting, counted as busy."""
+    while True:
+        begun, starved = time.perf_counter(), meter.starved
+        block = next(blocks, None)
+        meter.busy += time.perf_counter() - begun - (meter.starved - starved)
+        if block is None:
+            return
+        meter.blocks += 1
+        meter.items += len(block)
+        yield block
+        del block
 
 
 def settled(blocks: Iterator[Block]) -> Iterator[Block]:

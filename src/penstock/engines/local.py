@@ -1,10 +1,12 @@
-"""The local engine: a pool of threads for each segment, in order, bounded, nothing left behind.
+"""The local engine: a pool of threads or processes for each segment, in order, bounded, nothing left behind.
 
 What is meant to happen:
-- success: every block is delivered, then all threads have ended before the iteration does;
-- failure: what came before the failing sample is delivered, then its error is raised, threads ended;
+- success: every block is delivered, then all threads and processes have ended before the iteration does;
+- failure: what came before the failing sample is delivered, then its error is raised, workers ended;
+- a worker process dies: it is replaced and its block done again, the stream does not change;
 - close, Ctrl-C or a forgotten iterator: no new block begins, the one in every worker's hands is finished and thrown
-  away, threads ended. A thread that does not come back from a user's function is named and left as a daemon.
+  away, workers ended. A thread that does not come back from a user's function is named and left as a daemon; a process
+  is killed.
 Anything else is a bug. A plan that only reads runs in the caller's thread.
 """
 
@@ -15,42 +17,50 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from penstock.engines.board import Board
+from penstock.engines.child import Cargo, ProcessHand
 from penstock.engines.cursor import Start
+from penstock.engines.devices import shared_out, with_moves
 from penstock.engines.flow import Each, Pace, flow
-from penstock.engines.pool import Channel, Closed, Done, Job, ThreadPool, as_finished, in_order, join_all
+from penstock.engines.meter import Meter, Meters
+from penstock.engines.monitor import Monitor
+from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
 from penstock.engines.program import Program, Segment, run_segment
-from penstock.errors import EngineError
+from penstock.errors import EngineError, StageError
 from penstock.order import Order
-from penstock.plan import Block, size_in_bytes, weight
+from penstock.plan import Block, Context, Place, size_in_bytes, weight
 
 READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY = 1_000_000_000
 INLINE = 1_000_000  # raw bytes of a block that no other thread waits for
 FEW = 4  # samples a block, until it is known what they cost
+THREADS = 32  # what a pool of threads may grow to where nobody says: most of them wait for something
 
 
 def run(
-    program: Program, order: Order | None, epoch: int, start: Start, *, ordered: bool | None = None
+    program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool | None = None
 ) -> Iterator[Block]:
     """Run the plan.
 
     Raises:
-        EngineError: a stage asks for something this engine does not have.
+        EngineError: a stage asks for something this machine does not have, or cannot be sent to a process.
     """
     options = program.plan.engine
     ordered = options.get("ordered", True) if ordered is None else ordered
     segments = [segment for level in program.levels for segment in level.segments]
-    _check(segments)
     if not any(segment.heavy for segment in segments):
-        return flow(program, order, epoch, start, _inline(program, epoch), Pace(nbytes=INLINE))
+        return flow(program, order, epoch, start, _inline(program, epoch, meters), Pace(nbytes=INLINE), meters)
     cores = options.get("cpus") or cores_at_hand()
     asked = options.get("memory")
     memory = MEMORY if asked is None else size_in_bytes("memory", asked)
-    return _Run(program, epoch, ordered, cores, memory, asked is not None).blocks(order, start)
+    crews = _crews(program, segments, epoch, cores, options.get("devices"))
+    return _Run(program, epoch, ordered, cores, memory, asked is not None, meters, crews).blocks(order, start)
 
 
 def cores_at_hand() -> int:
@@ -58,31 +68,91 @@ def cores_at_hand() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check(segments: list[Segment]) -> None:
-    for needs, segment in ((segment.resources, segment) for segment in segments):
-        if needs is None:
+@dataclass(slots=True)
+class _Crew:
+    """How a segment is worked on: by how many, where, and on which devices."""
+
+    segment: Segment
+    least: int
+    most: int
+    begin: int
+    devices: list[Any]
+    cargo: Cargo | None  # for processes
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long one item may take."""
+        return self.segment.resources.timeout_s if self.segment.resources else None
+
+
+def _crews(program: Program, segments: list[Segment], epoch: int, cores: int, devices: Any) -> dict[int, _Crew]:
+    """The crew of every heavy segment, by the segment's identity; whatever cannot be had is refused here.
+
+    Raises:
+        EngineError: a device or a function that cannot travel.
+    """
+    shares = shared_out(segments, devices)
+    crews = {}
+    for number, segment in enumerate(segments):
+        if not segment.heavy:
             continue
-        asked = {"on='processes'": needs.on == "processes", "gpus": needs.gpus, "timeout_s": needs.timeout_s}
-        for what, wanted in asked.items():
-            if wanted:
-                raise EngineError(f"{what} in {segment.describe()}: the local engine runs on threads only")
+        assert segment.resources is not None
+        ready, share = with_moves(segment), shares.get(number, ["cpu"])
+        processes = segment.resources.on == "processes"
+        least, most, begin = _bounds(segment.resources.workers, cores, processes)
+        if number in shares:
+            most = len(share)
+            begin = most if segment.resources.workers is None else min(begin, most)
+        cargo = Cargo.of(ready, program.contexts(ready, epoch), share) if processes else None
+        crews[id(segment)] = _Crew(ready, least, most, begin, share, cargo)
+    return crews
 
 
-def _inline(program: Program, epoch: int) -> Each:
+def _bounds(workers: int | tuple[int, int] | None, cores: int, processes: bool) -> tuple[int, int, int]:
+    """The fewest workers, the most, and how many to begin with."""
+    if workers is None:
+        return 1, cores if processes else max(cores, THREADS), cores
+    if isinstance(workers, tuple):
+        return *workers, max(workers[0], min(workers[1], cores))
+    return workers, workers, workers
+
+
+def _inline(program: Program, epoch: int, meters: Meters) -> Each:
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
-        contexts = program.contexts(segment, epoch)
-        return (part for block in blocks for part, _ in run_segment(segment, contexts, block))
+        meter = Meter(segment.describe(), "inline")
+        meters.segments.append(meter)
+        return _worked(blocks, segment, program.contexts(segment, epoch), meter)
 
     return each
+
+
+def _worked(blocks: Iterator[Block], segment: Segment, contexts: list[Context], meter: Meter) -> Iterator[Block]:
+    """The blocks, worked on where they are asked for."""
+    try:
+        for block in blocks:
+            begun = time.perf_counter()
+            for part, _ in run_segment(segment, contexts, block):
+                meter.busy += time.perf_counter() - begun
+                meter.blocks += 1
+                meter.items += len(part)
+                yield part
+                begun = time.perf_counter()
+    finally:
+        _finish(segment, contexts)
+
+
+def _finish(segment: Segment, contexts: list[Context]) -> None:
+    for placed, ctx in zip(segment.stages, contexts, strict=True):
+        placed.stage.finish(ctx)
 
 
 @dataclass(slots=True)
 class _Gauge:
     """What finished blocks of a segment weigh, so that only so many bytes are under way."""
 
-    workers: int
+    meter: Meter
     memory: int
-    least: int  # blocks that may be under way however large they are
+    strict: bool
     nbytes: float = 0
 
     def add(self, nbytes: int) -> None:
@@ -90,14 +160,15 @@ class _Gauge:
 
     def ahead(self) -> int:
         """Blocks that may be under way: two for each worker (one in hand, one to go on with) while they fit."""
-        return max(self.least, min(2 * self.workers, self._fit()))
+        workers = self.meter.workers
+        return max(1 if self.strict else workers + 1, min(2 * workers, self._fit()))
 
     def ready(self) -> int:
         """Finished blocks that may wait for the consumer."""
         return max(1, min(READY, self._fit()))
 
     def _fit(self) -> int:
-        return int(self.memory / self.nbytes) if self.nbytes else READY + 2 * self.workers
+        return int(self.memory / self.nbytes) if self.nbytes else READY + 2 * self.meter.workers
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -110,10 +181,13 @@ class _Run:
     cores: int
     memory: int
     strict: bool  # the memory was asked for: rather let workers wait than use more
-    pools: list[ThreadPool] = field(default_factory=list)
+    meters: Meters
+    crews: dict[int, _Crew]
+    pools: list[Pool] = field(default_factory=list)
     pace: Pace = field(default_factory=lambda: Pace(count=1))
     channel: Channel = field(default_factory=lambda: Channel(lambda: READY))
     driver: threading.Thread | None = None
+    monitor: Monitor | None = None
     pid: int = field(default_factory=os.getpid)
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
@@ -122,14 +196,17 @@ class _Run:
         self.pace.most = 1 if self.strict else FEW
         _live.add(self)
         try:
-            chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace)
+            self.monitor = Monitor(self.cores, self.meters)
+            chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace, self.meters)
             self.driver = threading.Thread(
                 target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True
             )
             del chain
             self.driver.start()
+            self.monitor.start()
             while (block := self._next()) is not None:
                 yield block
+                del block
         finally:
             self.close()
 
@@ -151,11 +228,18 @@ class _Run:
         if os.getpid() != self.pid:  # a fork has none of the threads, and their locks as they were
             return
         self.channel.close()
+        if self.monitor is not None:
+            self.monitor.stop()
         for pool in self.pools:
             pool.stop()
         here = threading.current_thread()  # one of ours, when the collector finds a forgotten iterator there
         if self.driver not in (None, here) and not any(pool.owns(here) for pool in self.pools):
-            join_all([self.driver], self.pools)
+            join_all([self.driver, *self.monitor_threads()], self.pools)
+
+    def monitor_threads(self) -> list[threading.Thread]:
+        """The thread that watches over the pools, where it must be waited for."""
+        thread = self.monitor.thread if self.monitor is not None else None
+        return [] if thread is None or thread is threading.current_thread() else [thread]
 
     def _rows_wanted(self) -> int:
         """The rows that stages on batches of rows would like to see together."""
@@ -163,51 +247,116 @@ class _Run:
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         if not segment.heavy:
-            return _inline(self.program, self.epoch)(blocks, segment)
-        workers = self._workers(segment)
-        gauge = _Gauge(workers, self._share(), 1 if self.strict else workers + 1)
-        self.pace.large = min(self.pace.large, max(1, gauge.memory // (2 * workers)))
+            return _inline(self.program, self.epoch, self.meters)(blocks, segment)
+        crew = self.crews[id(segment)]
+        on = "processes" if crew.cargo is not None else "threads"
+        meter = Meter(segment.describe(), on, crew.least, crew.most, crew.begin)
+        self.meters.segments.append(meter)
+        gauge = _Gauge(meter, self._share(), self.strict)
+        self.pace.large = min(self.pace.large, max(1, gauge.memory // (2 * crew.begin)))
         self.channel.room = gauge.ready
-        pool = ThreadPool(
-            segment.stages[-1].stage.name,
-            gauge.workers,
-            _worker(self.program, segment, self.epoch, self.pace, gauge),
-        )
+        pool = Pool(segment.stages[-1].stage.name, crew.begin, partial(self._hand, crew, gauge), meter, self.meters)
         self.pools.append(pool)
+        assert self.monitor is not None
+        self.monitor.watch(pool, crew.timeout_s if crew.cargo is None else None)
         return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
+
+    def _hand(self, crew: _Crew, gauge: _Gauge, number: int) -> Hand:
+        device = crew.devices[number % len(crew.devices)]
+        if crew.cargo is not None:
+            inner: Hand = ProcessHand(crew.cargo, device, gauge.meter, self.meters, number)
+        else:
+            contexts = self.program.contexts(crew.segment, self.epoch)
+            for ctx in contexts:
+                ctx.device = device
+            inner = ThreadHand(crew.segment, contexts, gauge.meter, crew.timeout_s is not None)
+        return _Measured(inner, gauge, self.pace)
 
     def _share(self) -> int:
         """What one pool may hold of the memory; what waits for the consumer has a share too."""
-        pools = sum(segment.heavy for level in self.program.levels for segment in level.segments)
-        return self.memory // (pools + 1)
-
-    def _workers(self, segment: Segment) -> int:
-        asked = segment.resources.workers if segment.resources else None
-        if isinstance(asked, tuple):
-            return max(asked[0], min(asked[1], self.cores))
-        return asked or self.cores
+        return self.memory // (len(self.crews) + 1)
 
 
-def _worker(
-    program: Program, segment: Segment, epoch: int, pace: Pace, gauge: _Gauge
-) -> Callable[[], Callable[[Job], Done]]:
-    """What a thread of the pool makes for itself: the segment with contexts of its own."""
+@dataclass(slots=True, eq=False)
+class ThreadHand:
+    """What a worker thread works with when it does the work itself."""
 
-    def make() -> Callable[[Job], Done]:
-        contexts = program.contexts(segment, epoch)
+    segment: Segment
+    contexts: list[Context]
+    meter: Meter
+    watched: bool
+    board: Board = field(default_factory=Board)
+    block: Block | None = None  # in hand, where somebody watches
+    retried: int = 0
 
-        def work(job: Job) -> Done:
-            begun = time.perf_counter()
-            parts = run_segment(segment, contexts, job) if isinstance(job, Block) else job
+    def __post_init__(self) -> None:
+        if self.watched:
+            for number, ctx in enumerate(self.contexts):
+                ctx.watch = partial(self.board.enter, number)
+
+    def __call__(self, job: Job) -> Done:
+        """Work on a block, or go on with one."""
+        self.block = job if self.watched and isinstance(job, Block) else None
+        parts = run_segment(self.segment, self.contexts, job) if isinstance(job, Block) else job
+        try:
             done, again = next(parts)
-            nbytes = weight(done.items)
-            gauge.add(nbytes)
-            pace.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
-            return done, parts if again else None
+        finally:
+            if self.watched:
+                self.board.leave()
+            retried = sum(ctx.retried for ctx in self.contexts)
+            self.meter.retries += retried - self.retried
+            self.retried = retried
+        return done, parts if again else None
 
-        return work
+    def cpu(self) -> float:
+        """Seconds of a processor that this thread has used."""
+        return time.thread_time()
 
-    return make
+    def close(self) -> None:
+        """Let go of what the stages kept."""
+        _finish(self.segment, self.contexts)
+
+    def abort(self) -> None:
+        """A thread cannot be ended."""
+
+    def overdue(self, limit: float) -> Exception | None:
+        """What to say if it has been at one item for longer."""
+        at, block = self.board.read(), self.block
+        if at is None or at[2] <= limit:
+            return None
+        place = block.origin.place(at[1]) if block is not None else Place(None, None)
+        stage = self.segment.stages[at[0]].stage
+        return StageError(f"it takes longer than timeout_s={limit:g}", stage.describe(), place.key, place.shard)
+
+
+@dataclass(slots=True, eq=False)
+class _Measured:
+    """A hand whose blocks are weighed and timed, so that the next ones have the right size."""
+
+    hand: Hand
+    gauge: _Gauge
+    pace: Pace
+
+    def __call__(self, job: Job) -> Done:
+        begun = time.perf_counter()
+        done, parts = self.hand(job)
+        nbytes = weight(done.items)
+        self.gauge.add(nbytes)
+        self.gauge.meter.nbytes += nbytes
+        self.pace.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
+        return done, parts
+
+    def cpu(self) -> float:
+        return self.hand.cpu()
+
+    def close(self) -> None:
+        self.hand.close()
+
+    def abort(self) -> None:
+        self.hand.abort()
+
+    def overdue(self, limit: float) -> Exception | None:
+        return self.hand.overdue(limit)
 
 
 def _drive(chain: Iterator[Block], channel: Channel) -> None:

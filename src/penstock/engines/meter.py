@@ -6,10 +6,13 @@ readings is what happened between them; a reading in the middle of a write is of
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+log = logging.getLogger(__name__)
 
 Observer = Callable[["Event"], Any]
 
@@ -62,7 +65,13 @@ class Meters:
     ended: float | None = None
     items: int = 0  # delivered
     waited: float = 0.0  # seconds the consumer waited for the next block
+    since: float | None = None  # when it began to wait, while it does
     observer: Observer | None = None
+
+    def waiting(self) -> float:
+        """Seconds the consumer has waited, this moment included."""
+        since = self.since
+        return self.waited + (time.perf_counter() - since if since is not None else 0.0)
 
     @property
     def seconds(self) -> float:
@@ -71,5 +80,10 @@ class Meters:
 
     def tell(self, kind: str, segment: Meter | None = None, **facts: Any) -> None:
         """Tell the observer, if there is one."""
-        if self.observer is not None:
-            self.observer(Event(kind, self.seconds, segment.name if segment else None, **facts))
+        if (observer := self.observer) is None:
+            return
+        try:
+            observer(Event(kind, self.seconds, segment.name if segment else None, **facts))
+        except Exception:  # no fault of the run's: it goes on unobserved
+            self.observer = None
+            log.exception("the observer failed and is not told anything more")

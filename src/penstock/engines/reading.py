@@ -10,7 +10,7 @@ import numpy as np
 from penstock.engines.cursor import Cursor
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
-from penstock.plan import Block, Context, ItemStage, Place, Reader, Row, Slot, Spots
+from penstock.plan import Block, Context, Place, Reader, Row, Slot, Spots, Stage
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Read(ItemStage):
+class Read(Stage):
     """Reads the samples of a block, in place."""
 
     def describe(self) -> str:
@@ -93,7 +93,7 @@ class Read(ItemStage):
 
     def _without(self, block: Block, bad: dict[int, DataError], ctx: Context) -> Block:
         for item in sorted(bad):
-            if not self._fail(block, item, bad[item], ctx):
+            if not self.fail(block, item, bad[item], ctx):
                 kept = [i for i in range(item) if i not in bad]
                 return block.keep(kept, [block.items[i] for i in kept])
         kept = [i for i in range(len(block.items)) if i not in bad]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.engines import local, serial
 from penstock.engines.cursor import Start
+from penstock.engines.meter import Meters
 from penstock.engines.program import Program
+from penstock.engines.report import Report
+from penstock.engines.stats import Stats, snapshot
 from penstock.errors import DataError
 from penstock.order import Order, total
 from penstock.plan import Block, Skipped
@@ -26,11 +30,14 @@ class Run:
     ) -> None:
         """Start the engine; it stops when the run is exhausted or closed."""
         self.start = start
+        options = program.plan.engine
+        self.meters = Meters(engine=options.name, observer=options.get("observer"))
+        self._report = Report(self.meters) if options.get("report") else None
         self.skipped: list[Skipped] = []
         self._program, self._order = program, order
-        engine = ENGINES[program.plan.engine.name]
-        options = {} if ordered is None or program.plan.engine.name == "serial" else {"ordered": ordered}
-        self._blocks = engine(program, order, epoch, start, **options)
+        engine = ENGINES[options.name]
+        asked = {} if ordered is None or options.name == "serial" else {"ordered": ordered}
+        self._blocks = engine(program, order, epoch, start, self.meters, **asked)
         self._block: Block | None = None
         self._delivered = 0
         self._given = 0  # items of whole blocks
@@ -40,9 +47,10 @@ class Run:
     def items(self) -> Iterator[Any]:
         """The items, without keeping track of each: for those who ask for no state."""
         try:
-            for block in self._blocks:
+            for block in self._arriving():
                 yield from block.items
                 self._finish(block)
+                del block
         finally:
             self.close()
         self._end()
@@ -50,7 +58,7 @@ class Run:
     def __iter__(self) -> Iterator[Any]:
         """The items; ``here()`` is exact after each. Once the run is closed nothing more comes."""
         try:
-            for block in self._blocks:
+            for block in self._arriving():
                 if block.inputs or block.items:
                     self._block, self._delivered, self._midway = block, 0, True
                 for item in block.items:
@@ -64,6 +72,24 @@ class Run:
         finally:
             self.close()
         self._end()
+
+    def _arriving(self) -> Iterator[Block]:
+        """The blocks, with the time that waiting for them takes."""
+        meters = self.meters
+        meters.begun = time.perf_counter()
+        meters.tell("begin")
+        if self._report is not None:
+            self._report.start()
+        while True:
+            meters.since = begun = time.perf_counter()
+            block = next(self._blocks, None)
+            meters.since = None
+            meters.waited += time.perf_counter() - begun
+            if block is None:
+                return
+            meters.items += len(block)
+            yield block
+            del block
 
     def _finish(self, block: Block) -> None:
         self.skipped += block.skips
@@ -130,3 +156,12 @@ class Run:
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()
+        if self.meters.ended is None:
+            self.meters.ended = time.perf_counter()
+            self.meters.tell("end")
+            if self._report is not None:
+                self._report.stop()
+
+    def stats(self) -> Stats:
+        """What the run did so far."""
+        return snapshot(self.meters)

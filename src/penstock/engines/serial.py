@@ -6,16 +6,23 @@ from collections.abc import Iterator
 
 from penstock.engines.cursor import Start
 from penstock.engines.flow import Pace, flow
+from penstock.engines.meter import Meters
 from penstock.engines.program import Program, Segment, run_segment
 from penstock.order import Order
 from penstock.plan import Block
 
 
-def run(program: Program, order: Order | None, epoch: int, start: Start) -> Iterator[Block]:
+def run(program: Program, order: Order | None, epoch: int, start: Start, meters: Meters) -> Iterator[Block]:
     """Run the plan in the caller's thread, sample by sample, stage by stage."""
 
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         contexts = program.contexts(segment, epoch)
-        return (part for block in blocks for part, _ in run_segment(segment, contexts, block))
+        try:
+            for block in blocks:
+                for part, _ in run_segment(segment, contexts, block):
+                    yield part
+        finally:
+            for placed, ctx in zip(segment.stages, contexts, strict=True):
+                placed.stage.finish(ctx)
 
-    return flow(program, order, epoch, start, each, Pace(count=1, most=1))
+    return flow(program, order, epoch, start, each, Pace(count=1, most=1), meters)

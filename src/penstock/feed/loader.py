@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.engines import Part, Program, Run, Start
+from penstock.engines import Meters, Part, Program, Run, Start, Stats, snapshot
 from penstock.errors import PlanError, StateError
 from penstock.order import Lazy, Order, Piece, Shards, Shuffled, State, recut, to_known, total
 from penstock.plan import Cut, Plan, Skipped
@@ -36,6 +36,7 @@ class Loader:
         self._skipped: list[Skipped] = []
         self._orders: tuple[int, Order] | None = None
         self._run: Run | None = None
+        self._meters = Meters()
         # Where it stands while no iterator is live: (epoch, start). None: at the beginning of the epoch.
         self._rest: tuple[int, Start] | None = None
 
@@ -58,6 +59,7 @@ class Loader:
         order = self._order(self.epoch)
         start = self._rest[1] if self._rest is not None else self._program.start(order, self.cut)
         run = self._run = Run(self._program, order, self.epoch, start, ordered=True)
+        self._meters = run.meters
         return self._items(run)
 
     def _items(self, run: Run) -> Iterator[Any]:
@@ -85,6 +87,10 @@ class Loader:
     def skipped(self) -> list[Skipped]:
         """The samples that failed and were passed."""
         return self._skipped + (self._run.passed() if self._run is not None else [])
+
+    def stats(self) -> Stats:
+        """What the last epoch's run did, or does."""
+        return snapshot(self._meters)
 
     def close(self) -> None:
         """End the live iterator."""

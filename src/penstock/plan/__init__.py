@@ -18,7 +18,7 @@ from penstock.plan.ordering import (
     check_branch,
 )
 from penstock.plan.plan import Plan, Reader, Source, Spots, StreamReader
-from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, ItemStage, Map, Stage, StreamStage
+from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, Map, Stage, StreamStage
 from penstock.plan.stages import (
     Drop,
     FilterFn,
@@ -69,7 +69,6 @@ __all__ = [
     "FlatMap",
     "FlatMapFn",
     "GroupStage",
-    "ItemStage",
     "LateShuffle",
     "Make",
     "Map",

@@ -109,6 +109,14 @@ class At(Stage):
     def describe(self) -> str:
         return self.inner.describe()
 
+    def failure(self, exc: Exception, place: Place) -> Exception:
+        """As the stage itself words it."""
+        return self.inner.failure(exc, place)
+
+    def finish(self, ctx: Context) -> None:
+        """Let go of what the stage kept."""
+        self.inner.finish(ctx)
+
     def run(self, block: Block, ctx: Context) -> Block:
         """Run the stage on the part of the block that is its own, and put the parts together in order."""
         slot = block.origin.slot(self.slot)

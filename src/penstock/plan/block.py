@@ -8,7 +8,7 @@ and key that an error names, without a stage having to know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -192,3 +192,5 @@ class Context:
     skip: bool = False  # failing samples are skipped
     device: Any = None
     local: dict[str, Any] = field(default_factory=dict)  # what this worker keeps for this stage
+    watch: Callable[[int], Any] | None = None  # told which input the stage is at, where somebody watches
+    retried: int = 0  # calls that were made again

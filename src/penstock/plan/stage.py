@@ -73,9 +73,9 @@ class Stage(ABC):
         shown = [f"{f.name}={value!r}" for f, value in values if value != f.default]
         return f"{self.name}({', '.join(shown)})"
 
-
-class ItemStage(Stage):
-    """A stage that can fail on one item: words the failure, and leaves the item out or ends the block."""
+    def finish(self, ctx: Context) -> None:
+        """Let go of what a worker kept for this stage; called once, when the worker ends."""
+        ctx.local.clear()
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """What the user sees when ``exc`` came up at ``place``."""
@@ -83,7 +83,7 @@ class ItemStage(Stage):
         error.__cause__ = exc
         return error
 
-    def _fail(self, block: Block, item: int, exc: Exception, ctx: Context) -> bool:
+    def fail(self, block: Block, item: int, exc: Exception, ctx: Context) -> bool:
         """Note that ``item`` failed; say whether the block goes on without it."""
         place = block.place(item)
         own = block.items[item]
@@ -98,7 +98,7 @@ class ItemStage(Stage):
         return True
 
 
-class EachStage(ItemStage):
+class EachStage(Stage):
     """A stage that calls a function on every item."""
 
     @abstractmethod
@@ -117,7 +117,19 @@ class EachStage(ItemStage):
         if self.wants_rng:
             columns.append(block.generators(ctx.place))
         retries = self.resources.retries if self.resources else 0
-        return (_retried(self._attempt(call), retries) if retries else call), columns
+        if retries:
+            call = _retried(self._attempt(call), retries, ctx)
+        return (call if ctx.watch is None else self._watched(call, block, ctx.watch)), columns
+
+    def _watched(self, call: Callable[..., Any], block: Block, watch: Callable[[int], Any]) -> Callable[..., Any]:
+        """The function, saying which input it is called for."""
+        inputs = iter(range(len(block.items)) if block.owner is None else block.owner.tolist())
+
+        def step(*args: Any) -> Any:
+            watch(next(inputs))
+            return call(*args)
+
+        return step
 
     def _attempt(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """What is tried again when it fails."""
@@ -128,7 +140,7 @@ def _located(exc: PenstockError) -> bool:
     return bool(getattr(exc, "key", None) or getattr(exc, "shard", None))
 
 
-def _retried(call: Callable[..., Any], retries: int) -> Callable[..., Any]:
+def _retried(call: Callable[..., Any], retries: int, ctx: Context) -> Callable[..., Any]:
     def attempt(item: Any, *rngs: np.random.Generator) -> Any:
         states = [rng.bit_generator.state for rng in rngs]
         for _ in range(retries):
@@ -137,6 +149,7 @@ def _retried(call: Callable[..., Any], retries: int) -> Callable[..., Any]:
             except _FATAL:
                 raise
             except Exception:  # the last attempt below speaks for all of them
+                ctx.retried += 1
                 for rng, state in zip(rngs, states, strict=True):
                     rng.bit_generator.state = state
         return call(item, *rngs)
@@ -171,7 +184,7 @@ class Map(EachStage):
                     raise RuntimeError("the function raised StopIteration")
             except Exception as exc:
                 item = len(out) + len(failed)
-                if not self._fail(block, item, exc, ctx):
+                if not self.fail(block, item, exc, ctx):
                     break
                 failed.append(item)
         return out, failed
@@ -224,7 +237,7 @@ class FlatMap(EachStage):
                     going = lot.take(results)
                 except Exception as exc:  # what came before it stays
                     going = False
-                    if not self._fail(block, item, exc, ctx):
+                    if not self.fail(block, item, exc, ctx):
                         lot.note(item, made)
                         yield lot.block(block)
                         return

@@ -113,10 +113,21 @@ class MapBatches(Map):
             args = self.args.value if self.args else ()
             kwargs = self.kwargs.value if self.kwargs else {}
             try:
-                return self.fn(*args, **{**device, **kwargs})  # type: ignore[no-any-return]
+                made = ctx.local["made"] = self.fn(*args, **{**device, **kwargs})
+                return made  # type: ignore[no-any-return]
             except Exception as exc:  # no sample's fault
                 raise StageError(f"{type(exc).__name__}: {exc}", self.describe()) from exc
         return partial(self.fn, **device) if device else self.fn
+
+    def _watched(self, call: Callable[..., Any], block: Block, watch: Callable[[int], Any]) -> Callable[..., Any]:
+        """As it is: ``_results`` says which chunk it is at."""
+        return call
+
+    def finish(self, ctx: Context) -> None:
+        """Close what was constructed for this worker, where it can be closed."""
+        made = ctx.local.pop("made", None)
+        if (close := getattr(made, "close", None)) is not None:
+            close()
 
     def _results(self, block: Block, ctx: Context) -> tuple[list[Any], list[int]]:
         call, columns = self._calls(block, ctx)
@@ -126,6 +137,8 @@ class MapBatches(Map):
         size = self.batch_size or len(block.items) or 1
         for start in range(0, len(block.items), size):
             chunk = slice(start, min(start + size, len(block.items)))
+            if ctx.watch is not None:
+                ctx.watch(block.input_of(start))
             try:
                 out += _rows_of(call, block.items[chunk], rngs and rngs[chunk])
             except Exception as problem:  # one row is to blame: ask row by row, whatever its neighbours
@@ -136,7 +149,7 @@ class MapBatches(Map):
                     try:
                         out += _rows_of(call, block.items[alone], rngs and rngs[alone])
                     except Exception as exc:
-                        if not self._fail(block, item, exc, ctx):
+                        if not self.fail(block, item, exc, ctx):
                             return out, failed
                         failed.append(item)
                 if isinstance(problem, RowCountError) and len(failed) == blamed:  # it is the function's fault
