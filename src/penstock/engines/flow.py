@@ -249,7 +249,7 @@ def _by_item(block: Block) -> list[Skipped]:
 
 
 @dataclass(slots=True)
-class _Members:
+class Members:
     """The origin of a group being collected, and of what its stage makes of it."""
 
     level: int
@@ -408,7 +408,7 @@ class _Grouping:
         assert self.start is not None
         assert self.end is not None
         n = len(self.items)
-        origin = _Members(self.level, self.start, self.end, n, self.members, n)
+        origin = Members(self.level, self.start, self.end, n, self.members, n)
         keys = np.concatenate(self.keys)
         group = Block(self.items, keys, origin, n)
         before, skips, self.before, self.skips = self.before, self.skips, [], []
@@ -417,7 +417,7 @@ class _Grouping:
         if out.error is not None:
             yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error)
             return
-        made = _Members(self.level, origin.start, origin.end, n, origin.members, len(out), 0, out.owner)
+        made = Members(self.level, origin.start, origin.end, n, origin.members, len(out), 0, out.owner)
         yield from self._blocks(out, made, before, skips + out.skips)
 
     def _made(self, group: Block) -> Block:
@@ -439,7 +439,7 @@ class _Grouping:
             gone.skips = [Skipped(0, place, self.stage.name, str(error))]
             return gone
 
-    def _blocks(self, out: Block, origin: _Members, before: list[Skipped], skips: list[Skipped]) -> Iterator[Block]:
+    def _blocks(self, out: Block, origin: Members, before: list[Skipped], skips: list[Skipped]) -> Iterator[Block]:
         """Cut the outputs into blocks, without those delivered before this run."""
         done, sub = self._resume()
         low = min(done, len(out))
@@ -450,9 +450,7 @@ class _Grouping:
             return
         while True:
             high = min(len(out), low + 256)
-            own = _Members(
-                origin.level, origin.start, origin.end, origin.n, origin.members, len(out), low, origin.owner
-            )
+            own = Members(origin.level, origin.start, origin.end, origin.n, origin.members, len(out), low, origin.owner)
             if last := high == len(out):
                 before += [skip._replace(input=high - low - 1) for skip in skips]
             yield Block(

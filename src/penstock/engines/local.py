@@ -44,7 +44,7 @@ THREADS = 32  # what a pool of threads may grow to where nobody says: most of th
 
 
 def run(
-    program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool | None = None
+    program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
 ) -> Iterator[Block]:
     """Run the plan.
 
@@ -52,7 +52,6 @@ def run(
         EngineError: a stage asks for something this machine does not have, or cannot be sent to a process.
     """
     options = program.plan.engine
-    ordered = options.get("ordered", True) if ordered is None else ordered
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.heavy for segment in segments):
         return flow(program, order, epoch, start, _inline(program, epoch, meters), Pace(nbytes=INLINE), meters)

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.engines import local, serial
 from penstock.engines.cursor import Start
+from penstock.engines.ledger import Ledger, accountable
 from penstock.engines.meter import Meters
 from penstock.engines.program import Program
 from penstock.engines.report import Report
@@ -26,18 +27,24 @@ class Run:
     """An engine at work on a program, from ``start`` on."""
 
     def __init__(
-        self, program: Program, order: Order | None, epoch: int, start: Start, *, ordered: bool | None = None
+        self, program: Program, order: Order | None, epoch: int, start: Start, *, tracked: bool = False
     ) -> None:
-        """Start the engine; it stops when the run is exhausted or closed."""
+        """Start the engine; it stops when the run is exhausted or closed.
+
+        A run that is ``tracked`` can say where it stands: it keeps the order where it could not otherwise.
+        """
         self.start = start
         options = program.plan.engine
         self.meters = Meters(engine=options.name, observer=options.get("observer"))
         self._report = Report(self.meters) if options.get("report") else None
         self.skipped: list[Skipped] = []
         self._program, self._order = program, order
-        engine = ENGINES[options.name]
-        asked = {} if ordered is None or options.name == "serial" else {"ordered": ordered}
-        self._blocks = engine(program, order, epoch, start, self.meters, **asked)
+        loose = options.name != "serial" and not options.get("ordered", True)
+        if tracked and loose and not accountable(program, start):
+            loose = False
+        self._ledger = Ledger(start) if tracked and loose else None
+        asked = {"ordered": False} if loose else {}
+        self._blocks = ENGINES[options.name](program, order, epoch, start, self.meters, **asked)
         self._block: Block | None = None
         self._delivered = 0
         self._given = 0  # items of whole blocks
@@ -66,6 +73,9 @@ class Run:
                     yield item
                     if self._closed:
                         return
+                if self._ledger is not None and (block.inputs or block.items):
+                    self._ledger.note(block, len(block))
+                    self._ledger.tidy()
                 self._finish(block)
             if self._closed:
                 return
@@ -138,6 +148,10 @@ class Run:
             return self.start.after(None, None)
         if self._block is None:
             return self.start
+        if self._ledger is not None:
+            if self._midway:
+                self._ledger.note(self._block, self._delivered)
+            return self._ledger.left()
         return self.start.after(self._block.cursor(self._delivered), self._program.window_level)
 
     @property

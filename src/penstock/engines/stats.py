@@ -135,10 +135,12 @@ class Picture:
 
     @property
     def slowest(self) -> int:
-        """The segment that is waited for most; between equals the busier one."""
+        """The segment that is waited for most, if it does not itself wait for another; between equals the busier one."""
+        all_ = range(len(self.loads))
         most = max(load.awaited for load in self.loads)
-        near = [at for at, load in enumerate(self.loads) if load.awaited >= most - NEAR]
-        return max(near, key=lambda at: self.loads[at].share)
+        at = max(all_, key=lambda at: (self.loads[at].awaited >= most - NEAR, self.loads[at].share))
+        waits = self.loads[at].share < HIGH and self.loads[at].blocked < IDLE * self.loads[at].size
+        return max(all_, key=lambda at: self.loads[at].share) if waits else at
 
     @property
     def inline(self) -> float:
@@ -308,9 +310,8 @@ def _order(picture: Picture) -> str | None:
 
 def _lock(picture: Picture) -> str | None:
     """Threads that use one core between them."""
-    load = picture.loads[picture.slowest]
-    wanting = sum(each.busy for each in picture.loads if each.on == "threads")
-    held = LOCKED[0] <= picture.locked <= LOCKED[1] and wanting >= 1.5 and load.cpu >= 0.4 * picture.locked
+    load = max(picture.loads, key=lambda load: load.cpu * (load.on == "threads"))
+    held = LOCKED[0] <= picture.locked <= LOCKED[1] and load.busy >= 1.5 * load.cpu >= 0.6 * picture.locked
     if load.on != "threads" or load.share < HIGH or not held:
         return None
     gain = _apart(picture, load)

@@ -16,8 +16,8 @@ class Loader:
     """Feeds one rank.
 
     Iterating gives what is still to come of the epoch at hand; running to the end moves on to the next. There is one
-    live iterator: a new one ends the one before and goes on where it stood. Always in order, whatever the engine's
-    options say.
+    live iterator: a new one ends the one before and goes on where it stood. With ``ordered=False`` the state has gaps,
+    and what follows is the rest as a set; plans whose state cannot have gaps are run in order all the same.
 
     Attributes:
         epoch: The epoch at hand.
@@ -58,7 +58,7 @@ class Loader:
             self._rest = None  # the epoch before is over
         order = self._order(self.epoch)
         start = self._rest[1] if self._rest is not None else self._program.start(order, self.cut)
-        run = self._run = Run(self._program, order, self.epoch, start, ordered=True)
+        run = self._run = Run(self._program, order, self.epoch, start, tracked=True)
         self._meters = run.meters
         return self._items(run)
 
