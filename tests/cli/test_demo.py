@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.cli import demo, main
 
 SMALL = ["--samples", "200", "--epochs", "1"]
-RATE = re.compile(r"[\d,.]+(  samples/s| MB/s| s\.)")
+RATE = re.compile(r"[\d,.]+(  samples/s| MB/s| s\.)|bottleneck.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,8 @@ def test_it_prints_the_rates_of_writing_reading_decoding_and_training(run: Demo)
     shown.has(r"encoded and written +[\d,]+  samples/s, [\d.,]+ MB/s\n")
     for what in ("read, shuffled", "decoded, augmented", "trained on"):
         shown.has(rf"{what} +[\d,]+  samples/s\n")
+    shown.has(r"bottleneck: \S+")
+    shown.has(r"bottleneck of the last epoch: \S+")
     shown.has(r"Done in [\d.]+ s\.\n$")
 
 

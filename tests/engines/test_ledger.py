@@ -18,7 +18,7 @@ from penstock.testing import fingerprint, numbers
 
 
 def unsteady(sample: dict[str, Any]) -> dict[str, Any]:
-    time.sleep(0.02 if sample["x"] % 9 == 0 else 0.0005)
+    time.sleep(0.01 if sample["x"] % 9 == 0 else 0.0002)
     return sample
 
 

@@ -109,6 +109,7 @@ def _stream(stored: ps.Dataset, train: ps.Dataset) -> Seen:
     seconds = time.perf_counter() - began
     seen = [one for batch in batches for one in _seen(batch)]
     _rate("decoded, augmented", len(seen), seconds)
+    _say(f"  bottleneck: {train.stats().bottleneck}")
     return seen
 
 
@@ -130,6 +131,7 @@ def _train(train: ps.Dataset, epochs: int, net: Net, trial: Trial) -> None:
         name = f"after epoch {epoch}" if epoch else "before"
         _say(f"  {name:<20}  {accuracy:9.1%}  {'#' * round(40 * accuracy)}")
     _rate("trained on", count, seconds)
+    _say(f"  bottleneck of the last epoch: {train.stats().bottleneck}")
 
 
 @dataclass(frozen=True, slots=True)
