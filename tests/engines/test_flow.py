@@ -47,30 +47,31 @@ def test_a_stage_on_rows_gets_as_many_as_it_likes() -> None:
 
 def test_blocks_that_take_long_become_smaller() -> None:
     pace = Pace(count=64)
-    pace.measured(64, 0.5, 0)
+    pace.limit().measured(64, 0.5, 0)
     assert pace.most == 6
     assert pace.count == 6
 
 
 def test_blocks_that_grow_large_become_smaller() -> None:
     pace = Pace(count=64, large=16_000_000)
-    pace.measured(64, 0.0, 320_000_000)
+    pace.limit().measured(64, 0.0, 320_000_000)
     assert pace.most == 3
-    pace.measured(1, 0.0, 900_000_000)
+    pace.limit().measured(1, 0.0, 900_000_000)
     assert pace.most == 1
 
 
 def test_cheap_blocks_may_grow_again_up_to_the_limit() -> None:
     pace = Pace(count=1, most=1)
+    limit = pace.limit()
     for _ in range(20):
         assert sum(1 for _ in pace.cuts(np.zeros(600, np.int64)))
-        pace.measured(pace.count, 0.0001, 10)
+        limit.measured(pace.count, 0.0001, 10)
     assert pace.most == 512
 
 
 def test_blocks_of_middling_cost_stay_as_they_are() -> None:
     pace = Pace(count=8, most=16)
-    pace.measured(8, 0.03, 0)
+    pace.limit().measured(8, 0.03, 0)
     assert (pace.count, pace.most) == (8, 16)
 
 
@@ -198,3 +199,12 @@ def test_ranks_that_must_be_equal_are_restored_at_every_item(uneven: Any, stages
             assert outputs(again) == want[done:], f"rank {rank} after {done}"
             next(run, None)
         loader.close()
+
+
+def test_the_slowest_of_those_who_work_on_a_block_decides_how_large_it_is() -> None:
+    pace = Pace(count=64)
+    slow, quick = pace.limit(), pace.limit()
+    slow.measured(64, 0.5, 0)
+    for _ in range(5):
+        quick.measured(6, 0.0, 0)
+    assert pace.most == 6

@@ -35,10 +35,17 @@ def inline(name: str = "read", busy: float = 0.9, cpu: float = 1.0, **facts: Any
     return made
 
 
-def run(*segments: Meter, waited: float = 1.0, cores: float = 16, engine: str = "local", items: int = 800) -> Stats:
+def run(
+    *segments: Meter,
+    waited: float = 1.0,
+    cores: float = 16,
+    crowded: bool = False,
+    engine: str = "local",
+    items: int = 800,
+) -> Stats:
     """The stats of a run of ten seconds, in which the consumer waited for a share of the time."""
     meters = Meters(list(segments), engine, begun=5.0, ended=5.0 + SECONDS, items=items, waited=waited * SECONDS)
-    return snapshot(meters, cores)
+    return snapshot(meters, cores, crowded)
 
 
 def said(*segments: Meter, **facts: Any) -> str:
@@ -72,6 +79,14 @@ class TestNumbers:
     def test_the_consumer_is_busy_while_it_does_not_wait(self) -> None:
         assert run(meter(), waited=0.2).consumer == pytest.approx(0.8)
         assert run(meter(), waited=1.3).consumer == 0
+
+    def test_a_wait_that_goes_on_counts(self) -> None:
+        meters = Meters([meter()], begun=time.perf_counter() - 10)
+        assert snapshot(meters).consumer == 1
+        meters.since = time.perf_counter() - 8
+        assert snapshot(meters).consumer == pytest.approx(0.2, abs=0.05)
+        meters.ended = meters.begun + 10  # it was closed meanwhile
+        assert snapshot(meters).consumer == 1
 
     def test_a_pool_that_ended_shows_the_workers_it_had(self) -> None:
         assert run(replace(meter(), workers=0, sizes=[(0.0, 3), (10.0, 0)])).segments[0].workers == 3
@@ -196,8 +211,9 @@ class TestConsumer:
             "decode('rgb8') is busy 97%: workers 2 -> 3 would give about 1.5x"
         )
 
-    def test_where_both_are_busy_the_consumer_is_named(self) -> None:
-        assert said(meter(busy=0.99, awaited=0.08), waited=0.08).startswith("the consumer takes 92% of the time")
+    def test_where_everything_is_busy_the_consumer_is_named(self) -> None:
+        busy = meter(busy=0.99, cpu=0.99, awaited=0.08)
+        assert said(busy, waited=0.08, cores=2).startswith("the consumer takes 92% of the time")
 
 
 class TestMachine:
@@ -225,6 +241,9 @@ class TestInline:
             "would help"
         )
 
+    def test_where_no_cpu_was_counted_nothing_is_known_of_storage(self) -> None:
+        assert said(inline(busy=0.9, cpu=0.0)) == "reading takes 90% of the time, in one thread"
+
     def test_reading_that_computes_is_stated_without_advice(self) -> None:
         assert said(inline("read -> select('jpg')", busy=0.9)) == "reading takes 90% of the time, in one thread"
 
@@ -241,9 +260,11 @@ class TestInline:
 
     def test_the_serial_engine_is_one_thread(self) -> None:
         segments = (inline("read", 0.2), inline("decode('rgb8')", 0.7))
-        takes = "decode('rgb8') takes 70% of the time, in the one thread of the serial engine"
-        assert said(*segments, engine="serial") == f'{takes}: on("local") would use 16 cores'
-        assert said(*segments, engine="serial", cores=1.2) == f'{takes}: on("local") would use 1.2 cores'
+        takes = "decode('rgb8') takes 70% of the time: the serial engine does all in one thread"
+        assert said(*segments, engine="serial") == f'{takes}, on("local") in 16 cores'
+        assert said(waited=0.9, engine="serial", cores=1) == (
+            "the consumer waits 90% of the time: the serial engine does all in one thread"
+        )
 
     def test_little_work_inline_explains_nothing(self) -> None:
         assert said(inline(busy=0.1), waited=0.6) == (
@@ -262,6 +283,9 @@ class TestOrder:
         sentence = said(meter(busy=0.4, blocked=0.55, awaited=0.0), meter("map(f)", 4, 0.98, awaited=0.9))
         assert sentence.startswith("map(f) is busy 98%")
 
+    def test_workers_that_nobody_waits_for_are_not(self) -> None:
+        assert "ordered" not in said(meter(busy=0.4, blocked=0.55, awaited=0.1), waited=0.6)
+
 
 class TestLock:
     def test_threads_that_use_one_core_between_them_should_be_processes(self) -> None:
@@ -269,6 +293,28 @@ class TestLock:
             "map(tokenize) is busy 98%, but the threads of this run use one core between them: it looks held by the "
             'interpreter lock, and on="processes" would give up to 2.0x'
         )
+
+    def test_the_one_that_computes_is_named_where_all_wait_for_the_lock(self) -> None:
+        both = (meter("map(tokenize)", 4, 0.98, 0.23, awaited=0.3), meter("map(fetch)", 2, 0.95, 0.01, awaited=0.9))
+        assert said(*both, cores=2).startswith("map(tokenize) is busy 98%, but the threads of this run use one core")
+
+    def test_threads_that_wait_for_nothing_are_not_held_by_it(self) -> None:
+        assert "looks held" not in said(meter("map(f)", 1, 0.98, 0.95, awaited=0.9), meter("map(g)", 4, 0.9, 0.02))
+
+    def test_on_a_crowded_machine_threads_may_wait_for_a_core_instead(self) -> None:
+        assert said(meter("map(f)", 2, 0.98, 0.5, awaited=0.9), crowded=True) == (
+            "map(f) is busy 98%: workers 2 -> 8 would give about 4.0x "
+            "(perhaps less: other programs keep the machine busy)"
+        )
+
+    @pytest.mark.parametrize(("load", "told"), [(0.5, False), (1.4, False), (1.6, True)])
+    def test_the_load_of_the_machine_says_whether_it_is_crowded(
+        self, load: float, told: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("os.cpu_count", lambda: 8)
+        monkeypatch.setattr("os.getloadavg", lambda: (8 * load, 0.0, 0.0))
+        meters = Meters([meter("map(f)", 2, 0.98, 0.1, awaited=0.9)], begun=0.0, ended=SECONDS, waited=SECONDS)
+        assert ("other programs" in snapshot(meters, cores=8).bottleneck) == told
 
     def test_the_gain_of_processes_is_what_the_cores_allow(self) -> None:
         assert said(meter("map(f)", 4, 0.98, 0.25), cores=8).endswith("up to 8.2x")
@@ -288,8 +334,12 @@ class TestLock:
     def test_one_thread_cannot_tell(self) -> None:
         assert said(meter("map(f)", 1, 0.98, 1.0, awaited=0.9), cores=2) == (
             "map(f) is busy 98%: workers 1 -> 2 would give about 2.0x, then the cores are the limit "
-            '(if it is pure Python, with on="processes")'
+            '(if the interpreter lock lets it: pure Python needs on="processes")'
         )
+
+    def test_one_that_waits_beside_one_that_computes_cannot_tell_either(self) -> None:
+        both = (meter("map(fetch)", 4, 0.98, 0.02, awaited=0.9), meter("map(f)", 1, 0.6, 1.0))
+        assert said(*both).endswith('(if the interpreter lock lets it: pure Python needs on="processes")')
 
 
 class TestWorkers:
@@ -338,10 +388,19 @@ class TestWorkers:
         )
 
     def test_the_one_that_is_waited_for_is_named_and_not_the_busiest(self) -> None:
-        assert said(meter(busy=0.9, awaited=0.8), meter("map(f)", 8, 0.99, awaited=0.1)).startswith("decode")
+        assert said(meter(busy=0.93, awaited=0.8), meter("map(f)", 8, 0.95, awaited=0.1)).startswith("decode")
+
+    def test_one_that_would_gain_nothing_by_itself_is_not_named(self) -> None:
+        assert said(meter(busy=0.8, awaited=0.8), meter("map(f)", 4, 0.99, awaited=0.1)) == (
+            "map(f) is busy 99%: workers 4 -> 5 would give about 1.2x, then decode('rgb8') is the limit"
+        )
 
     def test_between_equals_the_busiest_is_named(self) -> None:
         assert said(meter(busy=0.9, awaited=0.42), meter("map(f)", 8, 0.99, awaited=0.4)).startswith("map(f)")
+
+    def test_one_that_waits_itself_is_not_to_blame(self) -> None:
+        both = (meter("map(fetch)", 4, 0.98, 0.02, awaited=0.1), meter("map(f)", 4, 0.3, awaited=0.9))
+        assert said(*both, cores=64).startswith("map(fetch) is busy 98%, mostly waiting: workers 4 -> ")
 
     def test_a_gain_is_measured_against_the_workers_of_now(self) -> None:
         grown = meter(workers=4)

@@ -51,9 +51,10 @@ def shared_out(segments: Sequence[Segment], declared: Sequence[Any] | None) -> d
 
 
 def _shown(devices: tuple[Any, ...], declared: Sequence[Any] | None) -> str:
-    told = ", ".join(map(str, devices)) or "no GPU"
-    where = "is here; on('local', devices=[...]) declares devices" if declared is None else "is declared"
-    return f"{told} {where}"
+    if declared is None:
+        told = f"torch sees {', '.join(map(str, devices))}" if devices else "torch sees no GPU"
+        return f"{told}; on('local', devices=[...]) declares devices"
+    return f"devices={list(devices)} are declared"
 
 
 @dataclass(frozen=True)

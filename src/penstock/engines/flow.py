@@ -46,6 +46,7 @@ class Pace:
     least: int = 1  # what a stage that works on several rows at once would like
     nbytes: int = 500_000  # raw bytes: larger blocks fall out of the processor's cache
     large: int = 16_000_000  # bytes of what comes out
+    limits: list[Limit] = field(default_factory=list)
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
         """Cut a chunk of samples of these sizes into blocks."""
@@ -59,15 +60,34 @@ class Pace:
             low = high
             self.count = min(self.most, self.count * 2)
 
+    def limit(self) -> Limit:
+        """A limit of its own for one of those who work on the blocks."""
+        limit = Limit(self, self.most)
+        self.limits.append(limit)
+        return limit
+
+    def settle(self) -> None:
+        """Take the tightest limit: every block passes them all."""
+        self.most = min(limit.most for limit in self.limits)
+        self.count = min(self.count, self.most)
+
+
+@dataclass(slots=True)
+class Limit:
+    """How many samples a block may have for one of those who work on it."""
+
+    pace: Pace
+    most: int
+
     def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
         """Learn from a finished block: none should take long or grow large."""
         if inputs:
-            costly = max(seconds / 0.05, nbytes / self.large)  # 50 ms: what a close may have to wait for
+            costly = max(seconds / 0.05, nbytes / self.pace.large)  # 50 ms: what a close may have to wait for
             if costly > 1:
                 self.most = max(1, int(inputs / costly))
             elif costly < 0.25:
                 self.most = min(512, max(self.most, 2 * inputs))
-            self.count = min(self.count, self.most)
+            self.pace.settle()
 
 
 def flow(

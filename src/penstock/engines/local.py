@@ -27,7 +27,7 @@ from penstock.engines.board import Board
 from penstock.engines.child import Cargo, ProcessHand
 from penstock.engines.cursor import Start
 from penstock.engines.devices import shared_out, with_moves
-from penstock.engines.flow import Each, Pace, flow
+from penstock.engines.flow import Each, Limit, Pace, flow
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.monitor import Monitor
 from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
@@ -129,13 +129,14 @@ def _worked(blocks: Iterator[Block], segment: Segment, contexts: list[Context], 
     """The blocks, worked on where they are asked for."""
     try:
         for block in blocks:
-            begun = time.perf_counter()
+            begun, cpu = time.perf_counter(), time.thread_time()
             for part, _ in run_segment(segment, contexts, block):
                 meter.busy += time.perf_counter() - begun
+                meter.cpu += time.thread_time() - cpu
                 meter.blocks += 1
                 meter.items += len(part)
                 yield part
-                begun = time.perf_counter()
+                begun, cpu = time.perf_counter(), time.thread_time()
     finally:
         _finish(segment, contexts)
 
@@ -254,13 +255,16 @@ class _Run:
         gauge = _Gauge(meter, self._share(), self.strict)
         self.pace.large = min(self.pace.large, max(1, gauge.memory // (2 * crew.begin)))
         self.channel.room = gauge.ready
-        pool = Pool(segment.stages[-1].stage.name, crew.begin, partial(self._hand, crew, gauge), meter, self.meters)
+        # Behind a group the items are others, which the size of the source's blocks says nothing about.
+        limit = self.pace.limit() if any(segment is one for one in self.program.levels[0].segments) else None
+        make = partial(self._hand, crew, gauge, limit)
+        pool = Pool(segment.stages[-1].stage.name, crew.begin, make, meter, self.meters)
         self.pools.append(pool)
         assert self.monitor is not None
         self.monitor.watch(pool, crew.timeout_s if crew.cargo is None else None)
         return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
 
-    def _hand(self, crew: _Crew, gauge: _Gauge, number: int) -> Hand:
+    def _hand(self, crew: _Crew, gauge: _Gauge, limit: Limit | None, number: int) -> Hand:
         device = crew.devices[number % len(crew.devices)]
         if crew.cargo is not None:
             inner: Hand = ProcessHand(crew.cargo, device, gauge.meter, self.meters, number)
@@ -269,7 +273,7 @@ class _Run:
             for ctx in contexts:
                 ctx.device = device
             inner = ThreadHand(crew.segment, contexts, gauge.meter, crew.timeout_s is not None)
-        return _Measured(inner, gauge, self.pace)
+        return _Measured(inner, gauge, limit)
 
     def _share(self) -> int:
         """What one pool may hold of the memory; what waits for the consumer has a share too."""
@@ -334,7 +338,7 @@ class _Measured:
 
     hand: Hand
     gauge: _Gauge
-    pace: Pace
+    limit: Limit | None
 
     def __call__(self, job: Job) -> Done:
         begun = time.perf_counter()
@@ -342,7 +346,8 @@ class _Measured:
         nbytes = weight(done.items)
         self.gauge.add(nbytes)
         self.gauge.meter.nbytes += nbytes
-        self.pace.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
+        if self.limit is not None:
+            self.limit.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
         return done, parts
 
     def cpu(self) -> float:

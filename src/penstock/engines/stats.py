@@ -24,7 +24,8 @@ WORTH = 1.1  # a smaller gain is no advice: it drowns in the noise of a machine
 IDLE = 0.25  # of the time: from here on waiting for the order is what costs
 LEAP = 4  # what was measured says little about more than so many times the workers
 NEAR = 0.05  # of the time: waits closer to each other than this are the same
-LOCKED = (0.85, 1.1)  # cores that threads use between them where the interpreter lock lets only one run
+LOCKED = (0.75, 1.1)  # cores that threads use between them where the interpreter lock lets only one run
+CROWD = 1.5  # times the cores: a load from here on is more than one run's
 WIDTH = 44  # of a segment's name in a table
 
 READING = "reading"
@@ -85,8 +86,8 @@ class Stats:
 
     def __str__(self) -> str:
         """A table: a line for each segment, then the sentence."""
-        lines = [self.summary, *_aligned([HEADINGS, *map(_cells, self.segments)]), self.bottleneck]
-        return "\n".join(lines if self.segments else (lines[0], lines[-1]))
+        table = _aligned([HEADINGS, *map(_cells, self.segments)]) if self.segments else []
+        return "\n".join([self.summary, *table, self.bottleneck])
 
     @property
     def summary(self) -> str:
@@ -118,8 +119,8 @@ class Load:
 
     @property
     def waits(self) -> bool:
-        """Whether its work is mostly waiting, so that more workers need no more cores."""
-        return self.cpu < WAITING * self.busy
+        """Whether its work is mostly waiting, so that more workers need no more cores; no, where cpu is not counted."""
+        return 0 < self.cpu < WAITING * self.busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +133,16 @@ class Picture:
     cores: float
     engine: str = "local"
     items: int = 0
+    crowded: bool = False  # other programs want the cores too, so that waiting for one looks like any waiting
 
     @property
     def slowest(self) -> int:
-        """The segment that is waited for most, if it does not itself wait for another; between equals the busier one."""
-        all_ = range(len(self.loads))
+        """The segment that is waited for most, if it waits for no other itself; between equals the busier one."""
+        busiest = sorted(range(len(self.loads)), key=lambda at: -self.loads[at].share)
         most = max(load.awaited for load in self.loads)
-        at = max(all_, key=lambda at: (self.loads[at].awaited >= most - NEAR, self.loads[at].share))
-        waits = self.loads[at].share < HIGH and self.loads[at].blocked < IDLE * self.loads[at].size
-        return max(all_, key=lambda at: self.loads[at].share) if waits else at
+        first = next(at for at in busiest if self.loads[at].awaited >= most - NEAR)
+        waits = self.loads[first].share < HIGH and self.loads[first].blocked < IDLE * self.loads[first].size
+        return busiest[0] if waits else first
 
     @property
     def inline(self) -> float:
@@ -179,25 +181,28 @@ def ceiling(picture: Picture, workers: Mapping[int, float] | None = None) -> Cei
         Ceiling(_per(picture.cores, picture.cpu + picture.consumer, inf), CORES),
         Ceiling(_per(1, picture.inline, inf), MOVER),
     ]
-    for at, load in enumerate(picture.loads):
-        if load.on != "inline":
-            limits.append(Ceiling(_per((workers or {}).get(at, load.workers), load.busy, inf), at))
+    pools = [(at, load) for at, load in enumerate(picture.loads) if load.on != "inline"]
+    limits += [Ceiling(_per((workers or {}).get(at, load.workers), load.busy, inf), at) for at, load in pools]
     least = min(limits, key=lambda limit: limit.gain)
     return least._replace(gain=max(1.0, least.gain))  # it does deliver what it does: less is noise
 
 
-def snapshot(meters: Meters, cores: float | None = None) -> Stats:
+def snapshot(meters: Meters, cores: float | None = None, crowded: bool | None = None) -> Stats:
     """What the meters of a run say now; cheap, and safe while others write them.
 
     Args:
         meters: Of the run.
         cores: What the run may use; by default what this process may.
+        crowded: Whether other programs keep the machine busy; by default as its load says.
     """
+    cores = _cores() if cores is None else cores
+    crowded = os.getloadavg()[0] > CROWD * (os.cpu_count() or 1) if crowded is None else crowded
     segments = [replace(meter, sizes=list(meter.sizes)) for meter in list(meters.segments)]
-    seconds, waited, items, running = meters.seconds, meters.waited, meters.items, meters.ended is None
+    running, seconds, items = meters.ended is None, meters.seconds, meters.items
+    waited = meters.waiting() if running else meters.waited
     consumer = min(1.0, max(0.0, 1 - _per(waited, seconds, 1.0)))
     loads = tuple(_load(meter, seconds) for meter in segments)
-    picture = Picture(loads, seconds, consumer, _cores() if cores is None else cores, meters.engine, items)
+    picture = Picture(loads, seconds, consumer, cores, meters.engine, items, crowded)
     stats = tuple(_segment(meter, seconds) for meter in segments)
     return Stats(meters.engine, seconds, items, _per(items, seconds), consumer, stats, bottleneck(picture), running)
 
@@ -287,13 +292,17 @@ def _moving(picture: Picture, sure: bool = False) -> str | None:
     load = max((load for load in picture.loads if load.on == "inline"), key=lambda load: load.busy)
     takes = f"{load.name} takes {percent(min(1.0, load.busy))} of the time"
     if picture.engine == "serial":
-        more = f': on("local") would use {picture.cores:g} cores' if picture.cores > 1 else ""
-        return f"{takes}, in the one thread of the serial engine{more}"
+        return takes + _serial(picture)
     if load.name != READING:
         return f"{takes}, in the one thread that moves blocks: what a map before it can do is done by workers"
     if load.waits:
         return f"{takes}, mostly waiting for storage: workers= at the source or a nearer copy would help"
     return f"{takes}, in one thread"
+
+
+def _serial(picture: Picture) -> str:
+    more = f', on("local") in {picture.cores:g} cores' if picture.cores > 1 else ""
+    return f": the serial engine does all in one thread{more}" if picture.engine == "serial" else ""
 
 
 def _order(picture: Picture) -> str | None:
@@ -304,7 +313,7 @@ def _order(picture: Picture) -> str | None:
         return None
     return (
         f"{load.name} is held up by single slow blocks, its workers are busy {percent(load.share)} and wait "
-        f"{percent(idle)} for those to be taken: ordered=False would give up to {times(gain)}"
+        f"{percent(idle)} for those to be taken: ordered=False would give up to {number(gain)}x"
     )
 
 
@@ -312,10 +321,10 @@ def _lock(picture: Picture) -> str | None:
     """Threads that use one core between them."""
     load = max(picture.loads, key=lambda load: load.cpu * (load.on == "threads"))
     held = LOCKED[0] <= picture.locked <= LOCKED[1] and load.busy >= 1.5 * load.cpu >= 0.6 * picture.locked
-    if load.on != "threads" or load.share < HIGH or not held:
+    if load.on != "threads" or load.share < 0.5 or not held or picture.crowded:
         return None
     gain = _apart(picture, load)
-    cure = f', and on="processes" would give up to {times(gain)}' if gain >= WORTH else ""
+    cure = f', and on="processes" would give up to {number(gain)}x' if gain >= WORTH else ""
     says = "but the threads of this run use one core between them: it looks held by the interpreter lock"
     return f"{load.name} is busy {percent(load.share)}, {says}{cure}"
 
@@ -331,16 +340,15 @@ def _apart(picture: Picture, load: Load) -> float:
 
 def _more(picture: Picture) -> str | None:
     """Too few workers, in one segment or in several that are equally busy."""
-    if picture.loads[picture.slowest].share < HIGH:
+    slowest, enough = picture.loads[picture.slowest], WORTH * ceiling(picture).gain
+    if slowest.share < HIGH:
         return None
-    raised, now = [picture.slowest], ceiling(picture).gain
-    while True:
-        best = ceiling(picture, dict.fromkeys(raised, inf))
-        if best.gain >= WORTH * now:
-            return _say_more(picture, raised, best.gain)
+    raised = [picture.slowest] if slowest.workers < enough * slowest.busy else []  # else another one is too slow too
+    while (best := ceiling(picture, dict.fromkeys(raised, inf))).gain < enough:
         if not isinstance(best.by, int):
-            return _say_no_room(picture, raised, best.by)
+            return _say_no_room(picture, raised or [picture.slowest], best.by)
         raised.append(best.by)
+    return _say_more(picture, raised, best.gain)
 
 
 def _say_more(picture: Picture, raised: list[int], most: float) -> str:
@@ -348,8 +356,8 @@ def _say_more(picture: Picture, raised: list[int], most: float) -> str:
     wanted = [_wanted(load, most) for load in loads]
     reached = ceiling(picture, dict(zip(raised, wanted, strict=True)))
     change = " and ".join(f"{load.workers} -> {workers}" for load, workers in zip(loads, wanted, strict=True))
-    gain = times(reached.gain / ceiling(picture).gain)
-    promise = f"would give about {gain}{_then(picture, reached.by, raised)}{_unless(picture, loads)}"
+    gain = number(reached.gain / ceiling(picture).gain)
+    promise = f"would give about {gain}x{_then(picture, reached.by, raised)}{_unless(picture, loads)}"
     first = loads[0]
     if len(loads) > 1:
         return f"{_busy(loads)}: more workers for all of them, {change}, {promise}"
@@ -362,10 +370,8 @@ def _say_more(picture: Picture, raised: list[int], most: float) -> str:
 
 def _wanted(load: Load, gain: float) -> int:
     """Workers for so many times the rate; a pool with room to grow is asked for no more than that."""
-    most = LEAP * load.workers
-    if load.workers < load.bounds[1]:
-        most = min(most, load.bounds[1])
-    return max(load.workers + 1, min(most, round(min(load.busy * gain, most))))
+    most = min(LEAP * load.workers, load.bounds[1] if load.workers < load.bounds[1] else inf)
+    return max(load.workers + 1, round(min(load.busy * gain, most)))
 
 
 def _say_no_room(picture: Picture, raised: list[int], by: str) -> str | None:
@@ -385,23 +391,22 @@ def _busy(loads: list[Load]) -> str:
 
 
 def _then(picture: Picture, by: int | str, raised: list[int]) -> str:
-    if by in raised:
-        return ""
-    if isinstance(by, int):
-        return f", then {picture.loads[by].name} is the limit"
-    return f", then {_LAST[by]} the limit"
+    last = f"{picture.loads[by].name} is" if isinstance(by, int) else _LAST[by]
+    return "" if by in raised else f", then {last} the limit"
 
 
 def _unless(picture: Picture, loads: list[Load]) -> str:
-    """What cannot be seen from so few threads: whether they let go of the interpreter lock."""
-    unseen = picture.locked <= LOCKED[1] and any(load.on == "threads" and load.cpu >= 0.5 for load in loads)
-    return ' (if it is pure Python, with on="processes")' if unseen else ""
+    """What cannot be seen: who takes the cores, and, with few threads, whether they let go of the interpreter lock."""
+    if picture.crowded:
+        return " (perhaps less: other programs keep the machine busy)"
+    unseen = 0.5 <= picture.locked <= LOCKED[1] and any(load.on == "threads" for load in loads)
+    return ' (if the interpreter lock lets it: pure Python needs on="processes")' if unseen else ""
 
 
 def _unclear(picture: Picture) -> str:
     waits = f"the consumer waits {percent(1 - picture.consumer)} of the time"
     if not picture.loads:
-        return waits
+        return waits + _serial(picture)
     busiest = max(picture.loads, key=lambda load: load.share)
     return f"{waits}, but no segment is busy throughout: {busiest.name} is the busiest, with {percent(busiest.share)}"
 
@@ -419,13 +424,8 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f}%"
 
 
-def times(gain: float) -> str:
-    """A factor, as people write it."""
-    return f"{gain:.1f}x" if gain < 9.95 else f"{gain:.0f}x"
-
-
 def number(value: float) -> str:
-    """A rate, with as many digits as mean something."""
+    """A rate or a factor, with as many digits as mean something."""
     return f"{value:,.0f}" if value >= 9.95 or not value else f"{value:.1f}"
 
 

@@ -1,0 +1,174 @@
+"""Draws the timeline of a run from what its observer was told: one lane a worker, one bar a block.
+
+``python docs/pictures/timeline.py`` runs a small pipeline for some seconds, ends one of its worker processes on the
+way, and writes ``timeline.svg`` beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from penstock.engines import Event
+
+SAMPLES = 1300
+FAR = 520  # so many come from a slow place, the others from a near one
+KILL_S = 5.0  # into the run
+
+LEFT, WIDTH, RIGHT = 150, 790, 20  # of the names, of the time, of what is free beside it
+BAR, LANE, TOP, GAP = 9, 12, 30, 24  # a bar, a lane with its distance to the next, above a group, below it
+COLOURS = ("#4a8fdc", "#d18a2c", "#4aa36c")  # by segment; like the grey they can be read on white and on black
+GREY, RED = "#7d858f", "#e0485a"
+
+
+def fetch(sample: dict[str, Any]) -> dict[str, Any]:
+    """Wait, as for a network."""
+    time.sleep(0.06 if sample["x"] < FAR else 0.004)
+    return sample
+
+
+def resize(sample: dict[str, Any]) -> dict[str, Any]:
+    """Compute without the interpreter's lock."""
+    numbers = np.full(80_000, float(sample["x"]))
+    return {**sample, "sum": float(np.sin(numbers).sum() + np.cos(numbers).sum())}
+
+
+def tokenize(sample: dict[str, Any]) -> dict[str, Any]:
+    """Compute in pure Python."""
+    return {**sample, "total": sum(number % 7 for number in range(70_000)), "pid": os.getpid()}
+
+
+def events_of_a_run() -> list[Event]:
+    """Run the pipeline, end one of its processes, and return what the observer was told."""
+    events: list[Event] = []
+    samples = ps.from_items([{"x": number} for number in range(SAMPLES)])
+    ds = samples.map(fetch, workers=(1, 8)).map(resize, workers=2).map(tokenize, workers=2, on="processes")
+    begun, killed = time.monotonic(), False
+    for sample in ds.on("local", observer=events.append):
+        if not killed and time.monotonic() - begun > KILL_S:
+            os.kill(sample["pid"], signal.SIGKILL)
+            killed = True
+    return events
+
+
+@dataclass(slots=True)
+class Group:
+    """What happened in the pool of one segment."""
+
+    name: str
+    blocks: list[Event]
+    sizes: list[tuple[float, int]]
+    deaths: list[Event]
+    end: float
+
+    def stays(self) -> Iterator[tuple[int, float, float]]:
+        """The stay of every worker: its lane, from when to when.
+
+        Only the number of workers is told. New ones take the lowest lanes that are free; gone are those that are not
+        seen at work again.
+        """
+        since: dict[int, float] = {}
+        for at, size in self.sizes:
+            while len(since) < size:
+                since[min(set(range(size)) - since.keys())] = at
+            for lane in sorted(since, key=lambda lane: self._seen_after(lane, at))[: len(since) - size]:
+                yield lane, since.pop(lane), at
+        for lane, at in since.items():
+            yield lane, at, self.end
+
+    def _seen_after(self, lane: int, at: float) -> float:
+        return min((block.seconds for block in self.blocks if block.worker == lane and block.seconds > at), default=0.0)
+
+
+def groups_of(events: list[Event]) -> list[Group]:
+    """What happened, by segment, in the order of the stream."""
+    names = list(dict.fromkeys(event.segment for event in events if event.segment is not None))
+    groups = []
+    for name in names:
+        own = [event for event in events if event.segment == name]
+        sizes = [(max(0.0, event.seconds), event.items) for event in own if event.kind == "workers"]
+        blocks = [event for event in own if event.kind == "block"]
+        groups.append(Group(name, blocks, sizes, [e for e in own if e.kind == "death"], events[-1].seconds))
+    return groups
+
+
+class Picture:
+    """An SVG that grows from top to bottom."""
+
+    def __init__(self, seconds: float) -> None:
+        self._per_s = WIDTH / seconds
+        self._seconds = seconds
+        self._shapes: list[str] = []
+        self._y = 10
+
+    def add(self, group: Group, where: str, colour: str) -> None:
+        """Draw a group: its name, its number of workers as it changes, its lanes."""
+        lanes = max(size for _, size in group.sizes)
+        top = self._y + TOP
+        self._text(0, top + BAR, group.name.removeprefix("read -> "), colour, "bold 13px")
+        self._text(0, top + BAR + 16, where, GREY, "12px")
+        for number, (at, size) in enumerate(group.sizes):
+            self._text(self._x(at), top - 7, f"{size} workers" if not number else str(size), GREY, "12px")
+            self._path(f"M{self._x(at):.1f} {top - 4}v{lanes * LANE + 2}", GREY, 1, 'stroke-dasharray="2 3"')
+        for lane, start, stop in group.stays():
+            at = top + lane * LANE + BAR / 2
+            self._path(f"M{self._x(start):.1f} {at}H{self._x(stop):.1f}", colour, BAR, 'opacity=".22"')
+        self._path("".join(self._bar(block, top) for block in group.blocks), colour, BAR)
+        for death in group.deaths:
+            self._death(self._x(death.seconds), top + (death.worker or 0) * LANE + BAR / 2, top - 7)
+        self._y = top + max(lanes * LANE, BAR + 16) + GAP - LANE
+
+    def svg(self) -> str:
+        """The whole, with the axis of the time below."""
+        axis = self._y + 12
+        self._path(f"M{LEFT} {axis}h{WIDTH}", GREY, 1)
+        for second in range(int(self._seconds) + 1):
+            self._path(f"M{self._x(second):.1f} {axis}v5", GREY, 1)
+            self._text(self._x(second), axis + 19, f"{second} s", GREY, "12px", "middle")
+        size = f"{LEFT + WIDTH + RIGHT} {axis + 28}"
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" role="img">'
+        title = "<title>Timeline of a run: one lane a worker, one bar a block</title>"
+        return "\n".join([head, title, *self._shapes, "</svg>\n"])
+
+    def _x(self, seconds: float) -> float:
+        return LEFT + seconds * self._per_s
+
+    def _bar(self, block: Event, top: int) -> str:
+        start, stop = self._x(max(0.0, block.seconds - block.took)), self._x(block.seconds)
+        width = max(0.3, stop - start - 0.5)  # so that neighbours can be told apart
+        return f"M{start:.1f} {top + (block.worker or 0) * LANE + BAR / 2:g}h{width:.1f}"
+
+    def _death(self, x: float, y: float, words_at: float) -> None:
+        self._path(f"M{x - 5:.1f} {y - 5:g}l10 10m0 -10l-10 10", RED, 2.5)
+        self._path(f"M{x:.1f} {y - 5:g}V{words_at - 4:g}h6", RED, 1)
+        self._text(x + 9, words_at, "killed: another one is started, the block is done again", RED, "12px")
+
+    def _path(self, d: str, colour: str, width: float, more: str = "") -> None:
+        self._shapes.append(f'<path d="{d}" stroke="{colour}" stroke-width="{width:g}" fill="none" {more}/>')
+
+    def _text(self, x: float, y: float, words: str, colour: str, font: str, anchor: str = "start") -> None:
+        weight, size = font.split() if " " in font else ("normal", font)
+        style = f'font-weight="{weight}" font-size="{size}" text-anchor="{anchor}"'
+        self._shapes.append(f'<text x="{x:.1f}" y="{y:g}" fill="{colour}" {style}>{escape(words)}</text>')
+
+
+def draw(events: list[Event]) -> str:
+    """The timeline of a run as an SVG."""
+    picture = Picture(events[-1].seconds)
+    where = ("threads, (1, 8)", "threads, 2", "processes, 2")
+    for group, told, colour in zip(groups_of(events), where, COLOURS, strict=True):
+        picture.add(group, told, colour)
+    return picture.svg()
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("timeline.svg").write_text(draw(events_of_a_run()))
