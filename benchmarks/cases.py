@@ -470,15 +470,15 @@ CASES = {
 }
 
 
-def main() -> None:
+def main(cases: dict[str, Case]) -> None:
     """Measure one row once."""
     parser = argparse.ArgumentParser(description="Measure one row of a case and print the result as JSON.")
-    parser.add_argument("case", choices=CASES)
+    parser.add_argument("case", choices=cases)
     parser.add_argument("row")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    row = next(row for row in CASES[args.case].rows if row.name == args.row)
+    row = next(row for row in cases[args.case].rows if row.name == args.row)
     scratch = HOME / f"scratch-{os.getpid()}"
     try:
         result = row.measure(Task(QUICK if args.quick else FULL, args.check, scratch))
@@ -488,4 +488,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(CASES)

@@ -23,13 +23,28 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import cases
 import data
-from cases import CASES, Case, Result, Row
+import engine_cases
+from cases import Case, Result, Row
+
+CASES = cases.CASES | engine_cases.CASES
 
 PEERS = sorted(path.stem for path in (data.HERE / "peers").glob("*.txt"))
 ENVS = data.HERE / ".envs"
 TIMEOUT_S = 300
-SHOWN = {"files opened", "shards touched", "numpy imported", "own MB"}
+SHOWN = {
+    "files opened",
+    "shards touched",
+    "numpy imported",
+    "own MB",
+    "private MB",
+    "us over a loop",
+    "with start, samples/s",
+    "threads, at the end",
+    "processes, at the end",
+    "slowest pool busy",
+}
 
 Rounds = list[Result | str]  # what a row gave in each round; a text is what went wrong
 
@@ -60,6 +75,10 @@ def _raw_targets(at_least: float, first: float) -> tuple[Target, ...]:
     )
 
 
+# Of the pipeline. Which of the two is the best depends on what else the two cores have to do.
+BEST = ("hand-set: 16, 1, 1", "hand-set: 16, 2, 2")
+SELF = "sizes its pools itself"
+
 PROMISES: dict[str, tuple[Target, ...]] = {
     "raw-photos": _raw_targets(12, 12),
     "raw-tiny": _raw_targets(40, 20),
@@ -77,6 +96,32 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         Target(f"{value} for 10x the {what}, times", f"penstock, {what}", 1.1, f"penstock, 10x {what}", value)
         for what in ("photos", "tiny")
         for value in ("own MB", "peak MB")
+    ),
+    "hop": tuple(
+        Target(f"us a sample over a plain loop, {what}", f"{what}, threads", 2.0, value="us over a loop")
+        for what in ("ints", "photos in memory")
+    ),
+    "process": (
+        Target("made in the worker, to DataLoader", "penstock, made in the worker", 1.5, "DataLoader", at_least=True),
+        Target(
+            "images sent to the worker, to DataLoader",
+            "penstock, images sent to the worker",
+            1.0,
+            "DataLoader",
+            at_least=True,
+        ),
+    ),
+    "process-memory": tuple(
+        Target(f"{value} of DataLoader, times", "DataLoader", 1.0, "penstock, made in the worker", value)
+        for value in ("peak MB", "private MB")
+    ),
+    "pipeline": (
+        Target("share of its time that the slowest pool works", BEST[0], 0.9, value="slowest pool busy", at_least=True),
+        *(Target(f"sizes its pools itself, to {best}", SELF, 0.8, best, at_least=True) for best in BEST),
+    ),
+    "first": (
+        Target("seconds to the first sample, threads", "penstock, threads", 0.020),
+        Target("seconds to the first sample, processes", "penstock, processes", 1.0),
     ),
 }
 
@@ -154,7 +199,7 @@ def _machine(pythons: dict[str, str | Path]) -> dict[str, str]:
         "load": f"{os.getloadavg()[0]:.1f} at the start",
         "python": platform.python_version(),
     }
-    for package in ("penstock", "numpy", "pillow", "webdataset"):
+    for package in ("penstock", "numpy", "pillow", "torch", "webdataset"):
         try:
             found[package] = version(package)
         except PackageNotFoundError:
@@ -212,7 +257,8 @@ def _once(name: str, row: Row, pythons: dict[str, str | Path], quick: bool, *mor
         if isinstance(python, str):
             return python
         env.pop("PYTHONPATH", None)
-    call = [python, data.HERE / "cases.py", name, row.name, *more, *["--quick"] * quick]
+    script = "engine_cases.py" if name in engine_cases.CASES else "cases.py"
+    call = [python, data.HERE / script, name, row.name, *more, *["--quick"] * quick]
     os.sync()  # what one row has written is not the next one's to wait for
     try:
         done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -14,11 +14,13 @@ _WHERE = {
     "Dataset": "dataset",
     "Limits": "codecs",
     "Loader": "feed",
-    "Packed": "pack",
+    "Packed": "packing",
     "TarWriter": "formats.tar",
     "errors": "errors",
     "from_items": "dataset",
+    "from_torch": "dataset",
     "mix": "dataset",
+    "pack": "packing",
     "pad": "plan",
     "read_files": "dataset",
     "read_images": "dataset",
@@ -30,13 +32,15 @@ if TYPE_CHECKING:
     from penstock.codecs import Limits as Limits
     from penstock.dataset import Dataset as Dataset
     from penstock.dataset import from_items as from_items
+    from penstock.dataset import from_torch as from_torch
     from penstock.dataset import mix as mix
     from penstock.dataset import read_files as read_files
     from penstock.dataset import read_images as read_images
     from penstock.dataset import read_tar as read_tar
     from penstock.feed import Loader as Loader
     from penstock.formats.tar import TarWriter as TarWriter
-    from penstock.pack import Packed as Packed
+    from penstock.packing import Packed as Packed
+    from penstock.packing import pack as pack
     from penstock.plan import pad as pad
 
 __all__ = ["__version__", *_WHERE]

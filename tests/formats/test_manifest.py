@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DataError
-from penstock.formats.manifest import MANIFEST, ShardEntry, read_manifest, write_manifest
+from penstock.formats.manifest import (
+    MANIFEST,
+    ShardEntry,
+    read_manifest,
+    read_manifest_at,
+    write_manifest,
+    write_manifest_at,
+)
+from penstock.storage import Memory
 
 
 def entry(name: str, samples: int = 1) -> ShardEntry:
@@ -123,3 +131,41 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     assert len(manifest.shards) == 30
+
+
+def test_classes_and_what_it_was_made_of_are_kept(tmp_path: Path) -> None:
+    write_manifest(tmp_path, [entry("a.tar")], classes=("cat", "d\u00f6g"), made="abc")
+    manifest = read_manifest(tmp_path)
+    assert manifest is not None
+    assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), "abc")
+    manifest = write_manifest(tmp_path, [entry("b.tar")])
+    assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), "")
+
+
+def test_a_manifest_elsewhere_is_that_of_a_folder(tmp_path: Path) -> None:
+    url = "memory://manifest/out"
+    assert read_manifest_at(url) is None
+    for place, write in ((tmp_path, write_manifest), (url, None)):
+        for entries, without in (([entry("a.tar"), entry("b.tar")], ()), ([entry("c.tar", 9)], ("a.tar",))):
+            if write is not None:
+                write(place, entries, without=without, classes=["x"])
+            else:
+                write_manifest_at(str(place), Memory(), entries, without=without, classes=["x"])
+    assert b"".join(Memory().stream(f"{url}/{MANIFEST}")) == (tmp_path / MANIFEST).read_bytes()
+    manifest = read_manifest_at(url, Memory())
+    assert manifest is not None
+    assert [shard.name for shard in manifest.shards] == ["b.tar", "c.tar"]
+    here = read_manifest_at(str(tmp_path))
+    assert here is not None
+    assert here.shards == manifest.shards
+
+
+def test_a_malformed_manifest_elsewhere_is_a_data_error() -> None:
+    with Memory().put("memory://manifest/bad/manifest.json") as upload:
+        upload.write(b"{}")
+        upload.commit()
+    with pytest.raises(DataError, match=r"malformed.*memory://manifest/bad/manifest\.json"):
+        read_manifest_at("memory://manifest/bad")
+    write_manifest_at("memory://manifest/tar", None, [entry("a.tar")])
+    with pytest.raises(DataError, match="holds tar shards"):
+        write_manifest_at("memory://manifest/tar", None, [entry("a.parquet")], "parquet")

@@ -14,6 +14,9 @@ from penstock.errors import PenstockError
 COMMANDS = {
     "demo": "pack a small dataset, stream it, train on it, interrupt and resume, print the rates",
     "index": "make the index of shards that other tools wrote, and put it beside them",
+    "info": "tell what shards hold: samples, bytes, fields and their sizes, classes",
+    "pack": "pack a folder, a list or shards into shards, here or elsewhere",
+    "verify": "compare every checksum, key and count of shards with their manifest and index",
 }
 
 

@@ -8,15 +8,15 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from penstock.engines.progress import Progress
-from penstock.formats.tar.index import write_beside
-from penstock.formats.tar.scan import load_index
 from penstock.formats.tar.source import SUFFIXES
-from penstock.storage import expand, local_path, spell
+from penstock.packing.checking import make_index, put_index
+from penstock.storage import expand, shown, spell
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="shards, folders, globs or brace patterns")
+    parser.add_argument("--out", metavar="DIR", help="put indexes there, where their shards' place cannot be written")
     parser.add_argument("--json", action="store_true", help="one JSON line for each shard")
     parser.add_argument("--workers", type=int, default=2, help="shards looked into at a time (2)")
     parser.epilog = "example: penstock index 'train-{0000..0147}.tar'"
@@ -24,14 +24,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Index every shard; 1 if one of them is damaged."""
-    paths = [local_path(url) for url in expand(spell(args.urls), SUFFIXES)]
+    urls = expand(spell(args.urls), SUFFIXES)
     damaged = 0
-    with Progress("indexing", len(paths), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:
-        for path, index in zip(paths, pool.map(load_index, paths), strict=True):
-            write_beside(path, index)
+    with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:
+        for url, index in zip(urls, pool.map(make_index, urls), strict=True):
+            put_index(url, index, folder=args.out)
             damaged += bool(index.bad)
-            found = {"shard": path, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}
+            name = shown(url)
+            found = {"shard": name, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}
             trouble = f", {len(index.bad)} of them bad" if index.bad else ""
-            sys.stdout.write(f"{json.dumps(found) if args.json else f'{path}: {index.samples} samples{trouble}'}\n")
+            sys.stdout.write(f"{json.dumps(found) if args.json else f'{name}: {index.samples} samples{trouble}'}\n")
             bar.add()
     return 1 if damaged else 0

@@ -15,7 +15,7 @@ from penstock.dataset.words import brief, explained, type_of
 from penstock.engines import Meters, Program, Run, Stats, engine_options, snapshot
 from penstock.errors import PlanError
 from penstock.feed import Loader, find_rank
-from penstock.pack import Packed, write_shards
+from penstock.packing import Packed, write_shards
 from penstock.plan import (
     Batched,
     BatchedBy,
@@ -52,6 +52,7 @@ from penstock.plan import (
     check_count,
     relaxed,
 )
+from penstock.storage import Storage
 
 Workers = int | tuple[int, int] | None
 On = Literal["threads", "processes"]
@@ -545,10 +546,12 @@ class Dataset:
         *,
         trust_pickle: bool = False,
         progress: bool = False,
+        storage: Storage | None = None,
     ) -> Packed:
         """Write the samples into tar shards, in order.
 
-        ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file.
+        ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
+        path, or a URL that ``storage`` or its scheme knows how to write to.
 
         Raises:
             DataError: a sample cannot be stored.
@@ -563,6 +566,7 @@ class Dataset:
             compress=compress,
             trust_pickle=trust_pickle,
             progress=progress,
+            storage=storage,
         )
 
     def stats(self) -> Stats:

@@ -11,6 +11,7 @@ from penstock.errors import PlanError
 from penstock.formats.files import FilesSource, ImagesSource
 from penstock.formats.items import ItemsSource
 from penstock.formats.tar.source import TarSource
+from penstock.formats.torch import TorchSource
 from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
 from penstock.storage import spell
 
@@ -51,6 +52,22 @@ def from_items(items: Sequence[Any]) -> Dataset:
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise PlanError(f"from_items needs a list, not {type(items).__name__}")
     return _source(ItemsSource(ByObject(items if isinstance(items, Sequence) else list(items))))
+
+
+def from_torch(dataset: Any, fields: Sequence[str] = ("image", "label"), *, workers: Workers = None) -> Dataset:
+    """Read the items of a map-style dataset: a tuple's values under the names in ``fields``, a dict as it is.
+
+    One thread asks it for items, since nobody promises that several may; ``workers`` says how many may.
+
+    Raises:
+        PlanError: it has no length or no items by number, or ``fields`` are no names.
+    """
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise PlanError(f"from_torch needs a dataset with a length and items by number, not {type(dataset).__name__}")
+    names = tuple(fields) if not isinstance(fields, str) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise PlanError(f"fields={fields!r}: give names, such as ('image', 'label')")
+    return _source(TorchSource(ByObject(dataset), names, workers))
 
 
 def _source(source: Any) -> Dataset:

@@ -11,8 +11,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,17 +23,17 @@ import numpy as np
 
 from penstock.engines.board import SIZE, Board
 from penstock.engines.meter import Meter, Meters
+from penstock.engines.nursery import Nursery
 from penstock.engines.parcel import answer, packed, unpacked, unpacked_error
 from penstock.engines.pool import ABORT_S, Closed, Done, Job, Parts
 from penstock.engines.program import Segment
 from penstock.engines.reading import Read
-from penstock.engines.wire import Wire, dumps, memory_file
-from penstock.errors import EngineError, StageError
+from penstock.engines.wire import CannotTravel, Wire, dumps, memory_file
+from penstock.errors import EngineError, PenstockError, StageError
 from penstock.plan import Block, Context, Origin, Placed, Resources
 
 TRIES = 2  # of a block, and then of each of its items alone
 _POLL_S = 0.05  # how often a worker with a time limit is looked at, at least
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class WorkerDied(Exception):
@@ -46,6 +44,17 @@ class WorkerStuck(WorkerDied):
     """A worker process was ended since it took too long."""
 
 
+class _Replaced(WorkerDied):
+    """It died over another block, in between two parts of this one."""
+
+
+class _Left(Exception):
+    """The hand that began with a block is gone, after so many of its parts."""
+
+    def __init__(self, block: Any, given: int) -> None:
+        self.block, self.given = block, given
+
+
 @dataclass(frozen=True, slots=True)
 class Cargo:
     """What a worker process needs: the stages, pickled once for all workers, and what it may use."""
@@ -53,12 +62,11 @@ class Cargo:
     before: list[tuple[Placed, Context]]  # what is done here: reading, whose maps of files stay in their process
     stages: list[Placed]
     contexts: list[Context]
-    data: dict[Any, bytes]  # by device
-    threads: int
+    nursery: Nursery
     timeout_s: float | None
 
     @staticmethod
-    def of(segment: Segment, contexts: list[Context], devices: list[Any]) -> Cargo:
+    def of(segment: Segment, contexts: list[Context]) -> Cargo:
         """Pack a segment.
 
         Raises:
@@ -69,14 +77,9 @@ class Cargo:
         there = [(one, ctx) for one, ctx in placed if not isinstance(one.stage, Read)]
         for one, _ in there:
             _check_travels(one)
-        data = {}
-        for device in devices:
-            for _, ctx in there:
-                ctx.device = device
-            data[device] = dumps(([one for one, _ in there], [ctx for _, ctx in there]))
         needs = segment.resources or Resources()
         stages, its = [one for one, _ in there], [ctx for _, ctx in there]
-        return Cargo(before, stages, its, data, ceil(needs.cpus or 1), needs.timeout_s)
+        return Cargo(before, stages, its, Nursery(dumps((stages, its)), ceil(needs.cpus or 1)), needs.timeout_s)
 
 
 def _check_travels(placed: Placed) -> None:
@@ -91,49 +94,54 @@ class Child:
     """One worker process. One thread at a time, but for ``kill``."""
 
     def __init__(self, cargo: Cargo, device: Any) -> None:
-        """Start it and wait until it is ready.
+        """Start it.
 
         Raises:
-            WorkerDied: it ended before that.
-            EngineError: it cannot be started, or cannot load its stages.
+            EngineError: it cannot be started.
         """
         here, there = socket.socketpair()
         board_fd = memory_file(SIZE)
         self._board = Board(mmap.mmap(board_fd, SIZE))
-        self._timeout_s = cargo.timeout_s
+        self._nursery, self._timeout_s = cargo.nursery, cargo.timeout_s
+        self._code: int | None = None
         self.cpu = 0.0
         self.retried = 0
         try:
-            self._process = _spawn(there.fileno(), board_fd, cargo.threads)
-        except OSError as exc:
+            self.pid = cargo.nursery.fork(there.fileno(), board_fd, device)
+        except BaseException:
             here.close()
-            raise EngineError(f"cannot start a worker process: {exc}") from exc
+            raise
         finally:
             there.close()
             os.close(board_fd)
         self._wire = Wire(here)
+
+    def load(self) -> None:
+        """Wait until it is ready.
+
+        Raises:
+            WorkerDied: it ended before that.
+            EngineError: it cannot make its functions.
+            StageError: the constructor of one of them fails.
+        """
         try:
-            self._wire.send(cargo.data[device])
             word, *facts = self._wire.recv()
         except (EOFError, OSError):
             raise self.died("at its start") from None
         if word == "raise":
             self.close()
             problem = unpacked_error(facts[0])
-            raise EngineError(
-                f"a worker process cannot load its stages: {type(problem).__name__}: {problem}"
-            ) from problem
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+            if isinstance(problem, PenstockError):
+                raise problem
+            words = f"{type(problem).__name__}: {problem}"
+            raise EngineError(f"a worker process cannot make its functions: {words}") from problem
 
     def ask(self, origin: Origin, *words: Any) -> tuple[tuple[Any, ...], bool]:
         """Have it work; answer its questions about ``origin`` meanwhile.
 
         Raises:
             WorkerDied: it did, or was ended since it took too long.
+            CannotTravel: what was sent, or its answer, could not be made again at the other end.
         """
         try:
             self._wire.send(words)
@@ -145,6 +153,8 @@ class Child:
                     return facts[0], facts[1]
                 if word == "raise":
                     raise unpacked_error(facts[0])
+                if word == "unreadable":
+                    raise CannotTravel(facts[0])
                 self._wire.send(answer(origin, word, *facts))
         except (EOFError, OSError) as exc:
             if isinstance(exc, OSError) and not isinstance(exc, ConnectionError):
@@ -172,44 +182,31 @@ class Child:
     def died(self, when: str) -> WorkerDied:
         """Bury it, and say how it went."""
         self._wire.close()
-        try:
-            code = self._process.wait(ABORT_S)
-        except subprocess.TimeoutExpired:  # it closed its end and lives on
-            self.kill()
-            code = self._process.wait()
+        code = self._ended()
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
         return WorkerDied(f"its worker process ended {when}: {how}")
 
     def kill(self) -> None:
         """End it at once; whoever waits for it is told."""
-        self._process.kill()
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let it clean up and end; one that does not is killed."""
         with suppress(OSError):
             self._wire.send(("stop", 0, None))
-        try:
-            self._process.wait(ABORT_S)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
+        self._ended()
         self._wire.close()
 
-
-def _spawn(fd: int, board_fd: int, threads: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that sees the modules this one sees, and nothing of its main module."""
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from penstock.engines.worker import main; main({fd}, {board_fd}, {os.getpid()})"
-    )
-    env = {**dict.fromkeys(_THREADS, str(threads)), **os.environ}
-    return subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(fd, board_fd),
-        env=env,
-        start_new_session=True,  # Ctrl-C is the run's to handle
-    )
+    def _ended(self) -> int:
+        """Wait for its end, which is soon; how it ended."""
+        if self._code is None:
+            self._code = self._nursery.wait(self.pid, ABORT_S)
+        if self._code is None:  # it lives on
+            self.kill()
+            self._code = self._nursery.wait(self.pid, 10 * ABORT_S)
+        return -signal.SIGKILL if self._code is None else self._code
 
 
 @dataclass(slots=True, eq=False)
@@ -222,16 +219,30 @@ class ProcessHand:
     meters: Meters
     number: int
     _child: Child | None = None
-    _closed: bool = False
+    _closed: bool = False  # the run is over
+    _left: bool = False  # its thread is gone; whoever goes on with a block begun here begins it anew
     _used: float = 0.0  # by children that are gone
     _last_stage: int | None = None  # that the last of them was at
     _lock: threading.Lock = field(default_factory=threading.Lock)  # other threads go on with blocks begun here
     _numbers: Iterator[int] = field(default_factory=count)
 
+    def __post_init__(self) -> None:
+        self.cargo.nursery.enter()
+
+    def prepare(self) -> None:
+        """Start the process."""
+        with self._lock:
+            if not (self._closed or self._left):
+                self._started()
+
     def __call__(self, job: Job) -> Done:
         """Work on a block, or go on with one."""
-        parts = self._parts(job) if isinstance(job, Block) else job
-        done, again = next(parts)
+        parts = self._parts(self._read(job)) if isinstance(job, Block) else job
+        try:
+            done, again = next(parts)
+        except _Left as exc:
+            parts = self._parts(exc.block, exc.given)
+            done, again = next(parts)
         return done, parts if again else None
 
     def cpu(self) -> float:
@@ -240,38 +251,49 @@ class ProcessHand:
 
     def close(self) -> None:
         """End the process."""
-        self._closed = True
         with self._lock:
+            self._left = True
             if self._child is not None:
                 self._child.close()
+            self.cargo.nursery.leave()
 
     def abort(self) -> None:
         """End the process at once."""
         self._closed = True
         if (child := self._child) is not None:
             child.kill()
+        else:
+            self.cargo.nursery.abort()
 
     def overdue(self, limit: float) -> Exception | None:
         """Never: it ends a process that takes too long by itself."""
         return None
 
-    def _parts(self, block: Block) -> Parts:
+    def _read(self, block: Block) -> Block:
         for placed, ctx in self.cargo.before:
             block = placed.stage.run(block, ctx)
+        return block
+
+    def _parts(self, block: Block, given: int = 0) -> Parts:
+        """The parts of a block, but for the first ``given``."""
         if not (block.inputs or block.items):  # it only marks the end of a part
             yield block, False
             return
-        given = 0
-        for _ in range(TRIES):
+        tries = 0  # since the last part that came
+        while tries < TRIES:
             try:
                 for number, part in enumerate(self._sent(block)):
                     if number >= given:
                         given += 1
+                        tries = 0
                         yield part
                 return
-            except WorkerDied as exc:
+            except _Left:
+                raise _Left(block, given) from None
+            except (WorkerDied, CannotTravel) as exc:
                 last = exc
-                if isinstance(exc, WorkerStuck):
+                tries += not isinstance(exc, _Replaced)
+                if isinstance(exc, WorkerStuck | CannotTravel):
                     break
         if given:
             place = block.place(0)
@@ -301,17 +323,45 @@ class ProcessHand:
         with self._lock:
             if self._closed:
                 raise Closed
+            if self._left:
+                raise _Left(None, 0)
             if child is not None and child is not self._child:
-                raise WorkerDied("its worker process was replaced")
+                raise _Replaced("its worker process was replaced")
             try:
-                child = self._child = self._child or Child(self.cargo, self.device)
+                child = self._child or self._started()
                 before = child.retried
                 reply = child.ask(origin, *words)
             except WorkerDied as exc:
                 self._bury(exc)
                 raise
+            except CannotTravel:
+                self._last_stage = None
+                raise
             self.meter.retries += child.retried - before
             return child, reply
+
+    def _started(self) -> Child:
+        """A new process; that it dies before it has seen a sample is no sample's fault."""
+        for attempt in range(TRIES):
+            try:
+                child = self._child = Child(self.cargo, self.device)
+            except EngineError:
+                if self._closed:
+                    raise Closed from None
+                raise
+            if self._closed:  # while it was being started, when there was nobody to kill
+                child.kill()
+            try:
+                child.load()
+                break
+            except WorkerDied as exc:
+                self._bury(exc)
+                if attempt == TRIES - 1:
+                    raise EngineError(f"{self._blamed().describe()}: {exc}, again and again") from None
+            except PenstockError:
+                self._child = None
+                raise
+        return child
 
     def _bury(self, exc: WorkerDied) -> None:
         if self._closed:
@@ -337,7 +387,7 @@ class ProcessHand:
             alone.error, alone.skips, alone.more = None, [], False
             try:
                 part = self._insisted(alone)
-            except WorkerDied as exc:
+            except (WorkerDied, CannotTravel) as exc:
                 stage = self._blamed()
                 if not stage.fail(block, item, exc, self.cargo.contexts[-1]):
                     break

@@ -31,7 +31,7 @@ from penstock.engines.flow import Each, Limit, Pace, flow
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.monitor import Monitor
 from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
-from penstock.engines.program import Program, Segment, run_segment
+from penstock.engines.program import Program, Segment, prepare, run_segment
 from penstock.errors import EngineError, StageError
 from penstock.order import Order
 from penstock.plan import Block, Context, Place, size_in_bytes, weight
@@ -102,7 +102,7 @@ def _crews(program: Program, segments: list[Segment], epoch: int, cores: int, de
         if number in shares:
             most = len(share)
             begin = most if segment.resources.workers is None else min(begin, most)
-        cargo = Cargo.of(ready, program.contexts(ready, epoch), share) if processes else None
+        cargo = Cargo.of(ready, program.contexts(ready, epoch)) if processes else None
         crews[id(segment)] = _Crew(ready, least, most, begin, share, cargo)
     return crews
 
@@ -297,6 +297,10 @@ class ThreadHand:
             for number, ctx in enumerate(self.contexts):
                 ctx.watch = partial(self.board.enter, number)
 
+    def prepare(self) -> None:
+        """Make the functions."""
+        prepare(self.segment, self.contexts)
+
     def __call__(self, job: Job) -> Done:
         """Work on a block, or go on with one."""
         self.block = job if self.watched and isinstance(job, Block) else None
@@ -339,6 +343,9 @@ class _Measured:
     hand: Hand
     gauge: _Gauge
     limit: Limit | None
+
+    def prepare(self) -> None:
+        self.hand.prepare()
 
     def __call__(self, job: Job) -> Done:
         begun = time.perf_counter()

@@ -7,7 +7,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Protocol
 
@@ -32,6 +33,9 @@ class Closed(Exception):
 
 class Hand(Protocol):
     """What a worker thread works with; made, used and closed in that thread."""
+
+    def prepare(self) -> None:
+        """Get ready: a block should not wait for a worker that is being made."""
 
     def __call__(self, job: Job) -> Done:
         """Work on a block, or go on with one."""
@@ -113,7 +117,8 @@ class Pool:
                 self._gone.add(number)
                 self.meter.timeouts += 1
                 self._meters.tell("timeout", self.meter, worker=number, problem=str(problem))
-                future.set_exception(problem)
+                with suppress(InvalidStateError):  # it came back at this very moment
+                    future.set_exception(problem)
 
     @property
     def size(self) -> int:
@@ -159,10 +164,14 @@ class Pool:
         return thread in self._threads.values()
 
     def _work(self, number: int) -> None:
+        trouble = self._prepared(number)
         while (task := self._next()) is not None:
             job, future = task
             if self._closed:
                 future.cancel()
+                continue
+            if trouble is not None:
+                self._settle(future, trouble)
                 continue
             self._hold(number, future)
             try:
@@ -172,6 +181,15 @@ class Pool:
             self._hold(number, None)
             del task, job, future  # an idle worker holds no samples
         self._leave(number)
+
+    def _prepared(self, number: int) -> BaseException | None:
+        """Make the worker's hand; what went wrong belongs to whoever waits for a block."""
+        try:
+            hand = self._hands[number] = self._make(number)
+            hand.prepare()
+        except BaseException as exc:
+            return exc
+        return None
 
     def _settle(self, future: Future[Done], result: Done | BaseException) -> None:
         if future.done():  # somebody lost patience with it
@@ -191,14 +209,10 @@ class Pool:
         with self._lock:
             self.meter.starved += starved
             self.meter.blocked += now - begun - starved
-            if task is None and not self._closed:
-                self._leaving -= 1
         return task
 
     def _timed(self, number: int, job: Job) -> Done:
-        hand = self._hands.get(number)
-        if hand is None:
-            hand = self._hands[number] = self._make(number)
+        hand = self._hands[number]
         begun, cpu = time.perf_counter(), hand.cpu()
         try:
             done = hand(job)
@@ -225,6 +239,7 @@ class Pool:
         with self._lock:
             if not self._closed:
                 self._threads.pop(number, None)
+                self._leaving -= 1
 
     def stop(self) -> None:
         """Let nothing new begin."""

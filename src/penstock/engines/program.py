@@ -17,11 +17,13 @@ from penstock.errors import PlanError
 from penstock.order import ENDLESS, I64, Lazy, Order, Piece, Refs, Shards, head, name_hash, tail
 from penstock.plan import (
     Arrangement,
+    At,
     Batched,
     Block,
     Combination,
     Context,
     Cut,
+    EachStage,
     Fields,
     LateShuffle,
     Placed,
@@ -121,6 +123,12 @@ class Program:
             StorageError: one is not there.
         """
         return [leaf.open() for leaf in self.arrangement.leaves]
+
+    def rest(self) -> None:
+        """Have the sources do nothing in the background any more."""
+        for reader in self.__dict__.get("opened", ()):
+            if (rest := getattr(reader, "rest", None)) is not None:
+                rest()
 
     @cached_property
     def stream(self) -> StreamReader | None:
@@ -325,6 +333,14 @@ def _shape(plan: Plan) -> list[Any]:
     if isinstance(plan.source, Combination):
         own.append([plan.source.describe(), [_shape(branch) for branch in plan.source.branches]])
     return own
+
+
+def prepare(segment: Segment, contexts: list[Context]) -> None:
+    """Make the functions of a segment, before there is a sample that could be blamed for what happens."""
+    for placed, ctx in zip(segment.stages, contexts, strict=True):
+        stage = placed.stage.inner if isinstance(placed.stage, At) else placed.stage
+        if isinstance(stage, EachStage):
+            stage.function(ctx)
 
 
 def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iterator[tuple[Block, bool]]:

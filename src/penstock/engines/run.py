@@ -170,6 +170,7 @@ class Run:
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()
+        self._program.rest()
         if self.meters.ended is None:
             self.meters.ended = time.perf_counter()
             self.meters.tell("end")

@@ -96,6 +96,7 @@ class _Pool:
     cpu: float = 0.0
     awaited: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY))  # since a pool last grew
+    silent: int = 0  # ticks since it last finished something
     idle_ticks: int = 0
     pause: int = PAUSE[0]
     alone_until: int = 0  # the tick
@@ -106,6 +107,7 @@ class _Pool:
         self.cpu += SMOOTH * (reading.cpu - self.cpu)
         self.awaited += SMOOTH * (reading.awaited - self.awaited)
         self.rates.append(reading.rate)
+        self.silent = 0 if reading.rate else self.silent + 1
 
     @property
     def share(self) -> float:
@@ -118,7 +120,7 @@ class _Pool:
 
     @property
     def turn(self) -> int:
-        """Ticks in which every worker finishes something, or fewer: as if no tick saw more than one finish."""
+        """The most ticks it takes until every worker has finished something: as if never two did in one tick."""
         return math.ceil(self.busy * len(self.rates) / max(1, sum(rate > 0 for rate in self.rates)))
 
     def refuse(self, now: int) -> None:
@@ -127,8 +129,10 @@ class _Pool:
         self.pause = min(2 * self.pause, PAUSE[1])
 
     def refused(self, now: int) -> bool:
+        if now >= self.alone_until:
+            return False
         surplus, doubt = self.rate.surplus_over(1.25, self.refused_at)
-        return now < self.alone_until and surplus <= doubt
+        return surplus <= doubt
 
 
 @dataclass(slots=True)
@@ -189,14 +193,15 @@ class Tuner:
 
     def _begin(self, holders: list[int], readings: Sequence[Reading], sizes: list[int]) -> None:
         """Give the first pool that may have them more workers, and remember how it was."""
-        if not holders or not (before := (teller := self._teller()).rate).certain:
+        teller = self._teller() if holders else None
+        if teller is None or not teller.rate.certain:
             return
         for number in holders:
             more, fit = self._room(number, readings[number])
             if more and not self._pools[number].refused(self._now):
                 hoped = min(more, fit) / sizes[number]
                 goal = 1 + max(PAYS * hoped, min(NOTICED, hoped / 2))
-                self._trial = _Trial(teller, before, goal)
+                self._trial = _Trial(teller, teller.rate, goal)
                 self._grow(self._trial, number, more, readings, sizes)
                 return
 
@@ -210,8 +215,11 @@ class Tuner:
                 self._grow(trial, number, more, readings, sizes)
 
     def _grow(self, trial: _Trial, number: int, more: int, readings: Sequence[Reading], sizes: list[int]) -> None:
+        pool = self._pools[number]
         trial.sizes.setdefault(number, sizes[number])
-        trial.warm = max(trial.warm, WARM[readings[number].processes], self._pools[number].turn)
+        trial.warm = max(trial.warm, WARM[readings[number].processes], pool.turn)
+        pool.cpu += more * pool.share  # taken at once, so that these cores are not given away twice
+        pool.busy += more
         trial.age = 0
         sizes[number] += more
         self._measure_anew()
@@ -266,14 +274,11 @@ class Tuner:
         return more if more <= fit else min(more, int(fit + 0.75)), fit
 
     def _teller(self) -> _Pool:
-        """The pool whose rate is the run's: the last one, or the last that more than next to nothing reaches.
+        """The pool whose rate is the run's: the last one, or the last that anything reaches.
 
         Earlier ones tell less, as they are ahead of the run while the queues between them fill.
         """
-        for pool in reversed(self._pools):
-            if pool.rate.certain or len(pool.rates) < RECENT:
-                return pool
-        return self._pools[-1]
+        return next((pool for pool in reversed(self._pools) if pool.silent < RECENT), self._pools[-1])
 
     def _measure_anew(self) -> None:
         """Forget what was finished by fewer workers, or by more."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,6 +80,10 @@ def memory_file(size: int) -> int:
     return fd
 
 
+class CannotTravel(Exception):
+    """What the other end sent cannot be made again at this one."""
+
+
 class Wire:
     """One end of a connection. One thread at a time."""
 
@@ -97,10 +102,15 @@ class Wire:
 
         Raises:
             OSError: the other end is gone.
+            CannotTravel: it cannot be pickled; nothing was sent.
         """
         parts: list[Any] = []
         buffers: list[memoryview] = []
-        _Pickler(SimpleNamespace(write=parts.append), 5, buffer_callback=lambda b: _in_band(b, buffers)).dump(obj)
+        pickler = _Pickler(SimpleNamespace(write=parts.append), 5, buffer_callback=lambda b: _in_band(b, buffers))
+        try:
+            pickler.dump(obj)
+        except Exception as exc:
+            raise CannotTravel(f"it cannot be sent to another process: {type(exc).__name__}: {exc}") from exc
         length = sum(map(len, parts))
         if not buffers and length <= INLINE:
             self._post(-1, 0, length, 0, b"".join(parts))
@@ -160,6 +170,7 @@ class Wire:
 
         Raises:
             EOFError: the other end is gone.
+            CannotTravel: the object cannot be made again here; the connection is as good as before.
         """
         try:
             first, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, 1)
@@ -171,9 +182,9 @@ class Wire:
         numbers = struct.unpack_from(f"<{freed + dropped}q", body, at)
         self._idle += numbers[:freed]
         for number in numbers[freed:]:
-            self._theirs.pop(number).close()
+            del self._theirs[number]
         if segment == -1:
-            return pickle.loads(memoryview(body)[at + 8 * len(numbers) :])
+            return _loads(memoryview(body)[at + 8 * len(numbers) :], ())
         if fds:
             self._theirs[segment] = mmap.mmap(fds[0], capacity)
             os.close(fds[0])
@@ -194,18 +205,24 @@ class Wire:
         buffers: list[Any] = [whole[start : start + size] for start, size in table]
         if copied := len(self._leases) >= LEASES:
             buffers = [bytearray(buffer) for buffer in buffers]
-        obj = pickle.loads(whole[16 * many : 16 * many + length].data, buffers=buffers)
         if copied or not buffers:
             self._freed.append(segment)
         else:
             # An array, since whatever numpy makes of a buffer keeps the array it was cut from.
             freed = self._freed
             self._leases[segment] = weakref.ref(whole, lambda _: freed.append(segment))
-        return obj
+        return _loads(whole[16 * many : 16 * many + length].data, buffers)
 
     def close(self) -> None:
         """End the connection; what was received stays readable."""
         self.sock.close()
+
+
+def _loads(data: memoryview, buffers: Sequence[Any]) -> Any:
+    try:
+        return pickle.loads(data, buffers=buffers)
+    except Exception as exc:
+        raise CannotTravel(f"it cannot be made again in another process: {type(exc).__name__}: {exc}") from exc
 
 
 def _in_band(buffer: pickle.PickleBuffer, large: list[memoryview]) -> bool:

@@ -1,70 +1,42 @@
-"""The other side of a process pool: a fresh interpreter that runs one segment's stages on the blocks it is sent."""
+"""The other side of a process pool: a process that runs one segment's stages on the blocks it is sent."""
 
 from __future__ import annotations
 
 import mmap
 import os
-import pickle
-import signal
 import socket
-import sys
-import threading
 import time
 from functools import partial
 from typing import Any
 
 from penstock.engines.board import SIZE, Board
+from penstock.engines.nursery import tend
 from penstock.engines.parcel import Afar, packed, packed_error, unpacked
-from penstock.engines.program import Segment, run_segment
-from penstock.engines.wire import Wire, dumps
-from penstock.errors import StageError
-from penstock.plan import Block, Context
-
-_DEATH_SIGNAL = 1  # prctl's number for: send me a signal when my parent dies
+from penstock.engines.program import Segment, prepare, run_segment
+from penstock.engines.wire import CannotTravel, Wire, dumps
+from penstock.plan import Block, Context, Placed
 
 
-def main(fd: int, board_fd: int, parent: int) -> None:
+def nursery(fd: int, parent: int) -> None:
+    """Fork workers for the run at the other end of the socket."""
+    tend(fd, parent, _serve)
+
+
+def _serve(sock: socket.socket, board_fd: int, cargo: tuple[list[Placed], list[Context]], device: Any) -> None:
     """Serve until told to stop, or until the run is gone."""
-    _die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run decides when to stop
+    stages, contexts = cargo
     board = Board(mmap.mmap(board_fd, SIZE))
     os.close(board_fd)
-    wire = Wire(socket.socket(fileno=fd))
+    wire = Wire(sock)
+    for number, ctx in enumerate(contexts):
+        ctx.device = device
+        ctx.watch = partial(board.enter, number)
     try:
-        _serve(wire, board)
-    except (EOFError, OSError):  # the run is gone
-        os._exit(1)
-
-
-def _die_with(parent: int) -> None:
-    """End with the run even when it is killed, and whatever this process is in the middle of."""
-    if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-    else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
-
-
-def _watch(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
-def _serve(wire: Wire, board: Board) -> None:
-    try:
-        stages, contexts = pickle.loads(wire.recv())
-    except (EOFError, OSError):
-        raise
+        prepare(Segment(stages), contexts)
     except BaseException as exc:
         wire.send(("raise", packed_error(exc)))
         return
     wire.send(("ready",))
-    for number, ctx in enumerate(contexts):
-        ctx.watch = partial(board.enter, number)
     try:
         _work(wire, board, Segment(stages), contexts)
     finally:
@@ -79,7 +51,11 @@ def _work(wire: Wire, board: Board, segment: Segment, contexts: list[Context]) -
 
     going: dict[int, Any] = {}
     while True:
-        word, number, facts = wire.recv()
+        try:
+            word, number, facts = wire.recv()
+        except CannotTravel as exc:
+            wire.send(("unreadable", str(exc)))
+            continue
         if word == "stop":
             return
         if word == "run":
@@ -104,9 +80,7 @@ def _send(wire: Wire, part: Block, again: bool, segment: Segment, contexts: list
     counts = (time.process_time(), sum(ctx.retried for ctx in contexts))
     try:
         wire.send(("done", packed(part), again, counts))
-    except (BrokenPipeError, ConnectionError):
-        raise
-    except Exception:  # one of the items cannot travel
+    except CannotTravel:  # one of the items
         wire.send(("done", packed(_sendable(part, segment, contexts)), again, counts))
 
 
@@ -118,8 +92,7 @@ def _sendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
         try:
             dumps(item)
         except Exception as exc:
-            problem = StageError(f"what it gives cannot be sent from its process: {exc}", stage.describe())
-            if not stage.fail(part, number, problem, ctx):
+            if not stage.fail(part, number, CannotTravel(f"what it gives cannot be sent back: {exc}"), ctx):
                 break
         else:
             kept.append(number)

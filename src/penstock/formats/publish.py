@@ -1,14 +1,85 @@
 """Files that appear whole or not at all.
 
 They are written under a hidden ``.partial`` name in the same folder and renamed when complete. A run that is
-killed leaves such a file behind; no reader looks at it, and it can be deleted at any time.
+killed leaves such a file behind; no reader looks at it, and it can be deleted at any time. Elsewhere than on this
+machine's disks the storage keeps the same promise.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+from penstock.storage import NotFound, Storage, Upload
+
+
+class Draft(Protocol):
+    """A file on its way: nothing is visible before ``publish``."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append bytes."""
+
+    def publish(self) -> os.stat_result | None:
+        """Make it visible, whole; what the system says about it, where it is a file of this machine."""
+
+    def drop(self) -> None:
+        """Leave nothing behind; a second time, or after ``publish``, it does nothing."""
+
+
+class FileDraft:
+    """A hidden file beside its target.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+
+    def __init__(self, target: Path, before: Callable[[], object]) -> None:
+        """Begin.
+
+        Args:
+            target: The name it will have.
+            before: Called right before it gets that name.
+        """
+        self._target, self._before = target, before
+        self._partial = partial_path(target)
+        self._file = cast(BinaryIO, open(self._partial, "xb", buffering=0))  # noqa: SIM115
+
+    def write(self, data: bytes | memoryview) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) :]
+
+    def publish(self) -> os.stat_result | None:
+        os.fsync(self._file.fileno())
+        status = os.fstat(self._file.fileno())
+        self._file.close()
+        self._before()
+        self._partial.replace(self._target)
+        return status
+
+    def drop(self) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+class UploadDraft:
+    """An object of a storage on its way."""
+
+    def __init__(self, upload: Upload, before: Callable[[], object]) -> None:
+        """Begin; ``before`` is called right before the object becomes visible."""
+        self._upload, self._before = upload, before
+        self.write = upload.write
+
+    def publish(self) -> os.stat_result | None:
+        self._before()
+        self._upload.commit()
+        return None
+
+    def drop(self) -> None:
+        self._upload.abort()
 
 
 def partial_path(target: Path) -> Path:
@@ -38,3 +109,26 @@ def replace_file(target: Path, data: bytes, durable: bool = True) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def put_object(storage: Storage, url: str, data: bytes) -> None:
+    """Write a small object at once.
+
+    Raises:
+        StorageError: It cannot be written.
+    """
+    with storage.put(url, size_hint=len(data)) as upload:
+        upload.write(data)
+        upload.commit()
+
+
+def read_object(storage: Storage, url: str) -> bytes | None:
+    """Read a small object; None where there is none.
+
+    Raises:
+        StorageError: It is there and cannot be read.
+    """
+    try:
+        return b"".join(storage.stream(url))
+    except NotFound:
+        return None

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.errors import PlanError, StorageError
+from penstock.storage.protocol import Storage, open_storage, scheme, shown
 
 STDIN = "-"
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
@@ -122,7 +123,7 @@ def local_path(url: str) -> str:
     return url
 
 
-def expand(patterns: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
     """List the files that patterns mean, in the order they were given; folders and globs by name.
 
     Names spelled out are not looked for: whoever opens them finds out.
@@ -130,6 +131,7 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     Args:
         patterns: What ``spell`` gave.
         suffixes: What a file in a folder must end with; none: any.
+        storage: Where URLs other than ``file:`` lie; ``None``: as their scheme says.
 
     Raises:
         StorageError: a folder or a glob holds nothing.
@@ -138,6 +140,9 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     for pattern in patterns:
         names = list(braces(pattern))
         for name in names:
+            if scheme(name) != "file":
+                out += _remote(name, suffixes, open_storage(name, storage), may_be_folder=len(names) < 100)
+                continue
             path = local_path(name)
             if glob.has_magic(path) and not os.path.exists(path):
                 found = sorted(glob.glob(path, recursive=True))
@@ -154,6 +159,46 @@ def _listed(folder: str, suffixes: Sequence[str]) -> list[str]:
     with os.scandir(folder) as entries:  # which knows what is a file without asking for each
         names = [e.name for e in entries if not e.name.startswith(".") and e.name.endswith(ends) and e.is_file()]
     return [os.path.join(folder, name) for name in sorted(names)]
+
+
+def _remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
+    """What a URL means elsewhere; over HTTP, where nothing can be listed, itself."""
+    if scheme(name) in ("http", "https"):
+        return [name]
+    if glob.has_magic(name):
+        folder = name[: re.search(r"[*?[]", name).start()].rpartition("/")[0]  # type: ignore[union-attr]
+        shape = _shape(name)
+        return [one.url for one in storage.list(folder) if shape.fullmatch(one.url)] or _nothing(shown(name))
+    ends, last = tuple(suffixes), name.rsplit("/", 1)[-1]
+    is_file = last.endswith(ends) if ends else "." in last
+    if last and (is_file or not may_be_folder):
+        return [name]
+    below = name.rstrip("/") + "/"
+    inside = ((one.url, one.url.removeprefix(below)) for one in storage.list(below))
+    found = [url for url, rest in inside if "/" not in rest and rest[:1] != "." and rest.endswith(ends or ("",))]
+    return found or ([name] if last else _nothing(shown(name)))
+
+
+def _shape(pattern: str) -> re.Pattern[str]:
+    """A glob as a regular expression: a star stays within a folder, two alone mean any folders; hidden is hidden."""
+    *folders, last = pattern.split("/")
+    out = [r"(?:[^/.][^/]*/)*" if part == "**" else f"{_segment(part)}/" for part in folders]
+    return re.compile("".join([*out, r"(?:[^/.][^/]*/)*[^/.][^/]*" if last == "**" else _segment(last)]))
+
+
+def _segment(part: str) -> str:
+    hidden = "" if part.startswith(".") else r"(?!\.)"
+    letters = re.sub(r"\*+", "*", part)
+    out = ""
+    while letters:
+        match = re.match(r"\[(!?)(\]?[^\]]*)\]|.", letters, re.DOTALL)
+        assert match is not None
+        whole, letters = match[0], letters[match.end() :]
+        if match[2]:
+            out += f"[{'^/' if match[1] else ''}{match[2].replace(chr(92), chr(92) * 2).replace('[', chr(92) + '[')}]"
+        else:
+            out += {"*": "[^/]*", "?": "[^/]"}.get(whole) or re.escape(whole)
+    return hidden + out
 
 
 def _nothing(name: str) -> list[str]:

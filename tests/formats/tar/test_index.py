@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import random
 import time
 import zlib
 from dataclasses import replace
@@ -13,7 +15,14 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.formats.tar import Index, TarWriter, load_index, scan
-from penstock.formats.tar.index import SUFFIX, Stamp, cache_folder
+from penstock.formats.tar.index import GRID, SUFFIX, GridSum, Stamp, cache_folder
+
+# Written before indexes had a grid: two samples, "a" with txt and "b" with cls and txt.
+BEFORE_GRIDS = (
+    "eJwLCA7x9owwMOxggIBqpezMvJRiJavoaKWSihKlWJ1opeScYiUdCC9WRykpMQUoC2Tk5BeXQFjF2ZkFBalAYQMdpeT8vJLUvJL4"
+    "4syqVCUrEwNLM6B8SWJuAVApmGeqYwbSAhTJSQXaY6SjlJuam5RaBGQbA21JBVpjZVQLcgsjAwLA2UxQmg1Kc6EKM6IpQ9cPE09M"
+    "clZfxwQAEeAvAw=="
+)
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +55,7 @@ def told(index: Index) -> list[object]:
         index.skipped,
         index.content_size,
         index.stamp,
+        index.grid.tolist(),
     ]
 
 
@@ -182,3 +192,34 @@ def test_an_index_beside_a_shard_that_has_grown_is_out_of_date(shard: Path) -> N
     Path(str(shard) + SUFFIX).write_bytes(small.to_bytes())
     index = load_index(str(shard))
     assert (index.samples, index.bad) == (9, {})
+
+
+def test_an_index_from_before_grids_is_read_without_one() -> None:
+    index = Index.from_bytes(zlib.decompress(base64.b64decode(BEFORE_GRIDS)))
+    assert index.keys() == ["a", "b"]
+    assert index.kinds == [("txt",), ("cls", "txt")]
+    assert (index.stamp, index.grid.tolist()) == (Stamp(4096, 5, 6), [])
+    again = Index.from_bytes(index.to_bytes())
+    assert told(again) == told(index)
+
+
+def test_a_grid_is_the_checksum_of_every_mebibyte_however_the_bytes_come() -> None:
+    chance = random.Random(1)
+    data = chance.randbytes(3 * GRID + 12345)
+    for step in (4 * GRID, GRID, GRID - 1, 100_003):
+        grid = GridSum()
+        for at in range(0, len(data), step):
+            grid.update(data[at : at + step])
+        assert grid.grid().tolist() == [zlib.crc32(data[at : at + GRID]) for at in range(0, len(data), GRID)]
+    assert GridSum().grid().tolist() == []
+
+
+def test_a_grid_survives_the_file_form(shard: Path) -> None:
+    index = load_index(str(shard)).stamped(Stamp(2 * GRID + 1), np.array([1, 2**32 - 1, 3], np.uint32))
+    assert told(Index.from_bytes(index.to_bytes())) == told(index)
+
+
+def test_a_grid_of_another_size_than_the_shard_is_refused(shard: Path) -> None:
+    index = load_index(str(shard)).stamped(Stamp(2 * GRID), np.array([1, 2, 3], np.uint32))
+    with pytest.raises(DataError, match="points outside"):
+        Index.from_bytes(index.to_bytes())

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DataError, PlanError
-from penstock.formats.manifest import read_manifest
-from penstock.formats.tar import ShardWriter, TarWriter, load_index, samples
+from penstock.formats.manifest import ShardEntry, read_manifest
+from penstock.formats.tar import Index, ShardWriter, TarWriter, load_index, samples
 from penstock.formats.tar.scan import scan
+from penstock.storage import Memory, NotFound
 
 
 @pytest.fixture(autouse=True)
@@ -141,7 +142,7 @@ def test_pax_headers_are_written_only_where_a_plain_one_does_not_do(key: str, ex
 
 
 def test_a_size_beyond_plain_headers_is_said_in_a_pax_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.formats.tar.writer._MAX_OCTAL", 1000)
+    monkeypatch.setattr("penstock.formats.tar.headers._MAX_OCTAL", 1000)
     target = io.BytesIO()
     written(target, [{"__key__": "a", "jpg": b"x" * 1000, "cls": b"1"}])
     assert read(target.getvalue()) == [{"__key__": "a", "cls": b"1", "jpg": b"x" * 1000}]
@@ -379,3 +380,61 @@ def test_a_smaller_set_leaves_no_shard_of_the_larger_one_before_it(tmp_path: Pat
     manifest = read_manifest(tmp_path)
     assert manifest is not None
     assert [shard.name for shard in manifest.shards] == names[:2]
+
+
+def test_an_archive_appears_elsewhere_when_it_is_closed_or_never(tmp_path: Path) -> None:
+    given, url = rows(5), "memory://writer/a.tar"
+    with pytest.raises(KeyboardInterrupt), TarWriter(url) as writer:
+        writer.write(given[0])
+        raise KeyboardInterrupt
+    with pytest.raises(NotFound):
+        Memory().info(url)
+    written(url, given)
+    written(tmp_path / "a.tar", given)
+    data = b"".join(Memory().stream(url))
+    assert data == (tmp_path / "a.tar").read_bytes()
+    index = Index.from_bytes(b"".join(Memory().stream(url + ".index")))
+    assert (index.samples, index.shard_size, len(index.grid)) == (5, len(data), 1)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_every_shard_is_announced_in_order_with_its_note(background: bool, tmp_path: Path) -> None:
+    told: list[tuple[str, int, bool]] = []
+    asked = 0
+
+    def published(entry: ShardEntry, note: Any) -> None:
+        told.append((entry.name, note, (tmp_path / entry.name).exists()))
+
+    with ShardWriter(tmp_path, max_samples=2, background=background, published=published) as writer:
+        for asked, row in enumerate(rows(7)):
+            writer.write(row, lambda: asked)
+        writer.close(lambda: asked + 1)
+    assert told == [(f"shard-{n:06d}.tar", at, True) for n, at in enumerate([2, 4, 6, 7])]
+
+
+def test_a_failure_in_the_background_is_raised_and_leaves_nothing_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    def run() -> None:
+        with ShardWriter(tmp_path, max_samples=2, background=True) as writer:
+            for row in rows(400):
+                writer.write(row)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run()
+    assert names(tmp_path) == []
+
+
+def test_shards_written_in_the_background_are_the_same(tmp_path: Path) -> None:
+    given = rows(50)
+    for name, background in (("a", False), ("b", True)):
+        with ShardWriter(tmp_path / name, max_samples=7, background=background) as writer:
+            for row in given:
+                writer.write(row)
+    for name in names(tmp_path / "a"):
+        if not name.endswith(".index"):
+            assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()

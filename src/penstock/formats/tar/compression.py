@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from penstock.errors import DataError, MissingExtra, StorageError
+from penstock.formats.arriving import Arriving
 from penstock.formats.tar.members import BLOCK, checksum_holds
 
 Buffer = mmap.mmap | bytes
@@ -60,8 +61,14 @@ class Content:
         problem: Why there is no more, where the compressed stream is damaged or refused.
     """
 
-    bytes: Buffer
+    bytes: Buffer | Arriving
     problem: str | None = None
+
+    @property
+    def buffer(self) -> Buffer:
+        """The bytes, where they are all here."""
+        assert not isinstance(self.bytes, Arriving)
+        return self.bytes
 
     def grown_or_shrunk(self) -> bool:
         """Tell whether the mapped file has another size than when it was mapped (reading on could crash)."""

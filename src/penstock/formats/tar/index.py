@@ -20,10 +20,20 @@ from penstock.formats.publish import replace_file
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
 
 SUFFIX = ".index"
-_MAGIC = b"PSTKIX01"
-_ARRAYS = {"kind": np.int32, "first": np.int64, "start": np.int64, "size": np.int64, "edges": np.int64}
+GRID = 1 << 20  # bytes of the shard file that one checksum of the grid speaks for
+_MAGIC = b"PSTKIX02"
+_BEFORE_GRIDS = b"PSTKIX01"
+_ARRAYS: dict[str, type[np.generic]] = {
+    "kind": np.int32,
+    "first": np.int64,
+    "start": np.int64,
+    "size": np.int64,
+    "edges": np.int64,
+    "grid": np.uint32,
+}
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +71,8 @@ class Index:
         skipped: How many members belong to no sample.
         content_size: Bytes of the archive, decompressed.
         stamp: The file this index was made of.
+        grid: CRC-32 of every ``GRID`` bytes of the file as it is stored, so that any part can be checked as it
+            arrives; empty where nobody has made it.
     """
 
     kinds: list[tuple[str, ...]]
@@ -75,6 +87,7 @@ class Index:
     skipped: int = 0
     content_size: int = 0
     stamp: Stamp = Stamp()
+    grid: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @property
     def samples(self) -> int:
@@ -101,9 +114,9 @@ class Index:
         text = self.text
         return [text[i:j] for i, j in zip(self.edges[rows].tolist(), self.edges[rows + 1].tolist(), strict=True)]
 
-    def stamped(self, stamp: Stamp) -> Index:
-        """Give this index with the stamp of its file."""
-        return replace(self, stamp=stamp)
+    def stamped(self, stamp: Stamp, grid: U32 | None = None) -> Index:
+        """Give this index with the stamp of its file, and the checksums where they are known."""
+        return replace(self, stamp=stamp, grid=np.zeros(0, np.uint32) if grid is None else grid)
 
     def expecting(self, count: int | None, source: str) -> Index:
         """Give an index of ``count`` entries, where the shard was known to have as many.
@@ -165,6 +178,7 @@ class Index:
             "samples": self.samples,
             "members": len(self.start),
             "text": len(text),
+            "grid": len(self.grid),
         }
         head = json.dumps(about, separators=(",", ":")).encode()
         arrays = [getattr(self, name).astype(np.dtype(kind).newbyteorder("<")) for name, kind in _ARRAYS.items()]
@@ -179,7 +193,11 @@ class Index:
         Raises:
             DataError: The bytes are no index, are damaged, or point outside the shard.
         """
-        if data[:8] != _MAGIC or len(data) < 24 or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        if (
+            data[:8] not in (_MAGIC, _BEFORE_GRIDS)
+            or len(data) < 24
+            or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little")
+        ):
             raise DataError("the index is damaged, or of another version", shard)
         try:
             index = cls._parsed(data)
@@ -194,6 +212,7 @@ class Index:
         about: dict[str, Any] = json.loads(data[16 : 16 + length])
         samples, members = about["samples"], about["members"]
         counts = {"kind": samples, "first": samples, "start": members, "size": members, "edges": samples + 1}
+        counts["grid"] = 0 if data[:8] == _BEFORE_GRIDS else about["grid"]
         at = 16 + length + -length % 8
         arrays: dict[str, Any] = {}
         for name, kind in _ARRAYS.items():
@@ -223,9 +242,33 @@ class Index:
             and (self.edges[0], self.edges[-1]) == (0, len(self.text))
             and all(0 <= i < self.samples and not lengths[self.kind[i]] for i in self.bad)
             and self.lost <= self.bad.keys()
+            and len(self.grid) in (0, -(-self.stamp.size // GRID))
         )
         if not fits:
             raise DataError("the index points outside of its shard", shard)
+
+
+class GridSum:
+    """Makes the grid of a file from its bytes as they pass."""
+
+    def __init__(self) -> None:
+        self._done: list[int] = []
+        self._open, self._room = 0, GRID
+
+    def update(self, data: bytes | memoryview) -> None:
+        """Take the next bytes."""
+        rest = memoryview(data)
+        while len(rest) >= self._room:
+            self._done.append(zlib.crc32(rest[: self._room], self._open))
+            rest = rest[self._room :]
+            self._open, self._room = 0, GRID
+        if len(rest):
+            self._open = zlib.crc32(rest, self._open)
+            self._room -= len(rest)
+
+    def grid(self) -> U32:
+        """Give the checksums of all that was taken."""
+        return np.array(self._done + [self._open] * (self._room < GRID), np.uint32)
 
 
 class IndexBuilder:

@@ -14,10 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.manifest import read_manifest
+from penstock.formats.arriving import Arriving, Fetcher
+from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content
 from penstock.formats.tar.index import I64, Index
+from penstock.formats.tar.remote import open_remote
 from penstock.formats.tar.scan import open_shard
+from penstock.storage import Storage, open_storage
+from penstock.storage.protocol import scheme
 
 _OPEN_SHARDS = 32  # a window reads 16 at once, and the next one may be begun
 _PAGE = mmap.PAGESIZE
@@ -168,7 +172,7 @@ def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
 
 
 class TarReader:
-    """Finds and reads the samples of local tar shards by number.
+    """Finds and reads the samples of tar shards by number.
 
     Opens a shard when a sample of it is first asked for and keeps the last 32 open. Safe to use from several
     threads; pickles as its arguments.
@@ -176,9 +180,10 @@ class TarReader:
     Args:
         urls: What the shards are called in samples and errors.
         names: What they are called in the dataset's identity.
-        paths: Where they are, as local files.
+        paths: Where they are: local files, or URLs.
         counts: How many samples each has, where a manifest says so for all.
         limits: How far compressed shards may unpack.
+        storage: Where those lie that are URLs; ``None``: as their schemes say.
     """
 
     def __init__(
@@ -188,8 +193,12 @@ class TarReader:
         paths: Sequence[str],
         counts: I64 | None = None,
         limits: ArchiveLimits = LIMITS,
+        storage: Storage | None = None,
     ) -> None:
         self.names = list(names)
+        self._storage = storage
+        self._fetcher = Fetcher()
+        self._manifests: dict[str, Manifest | None] = {}  # of remote folders
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._given = counts
         self._found: dict[int, int] = {}
@@ -198,7 +207,7 @@ class TarReader:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TarReader, (self._urls, self.names, self._paths, self._given, self._limits)
+        return TarReader, (self._urls, self.names, self._paths, self._given, self._limits, self._storage)
 
     def counts(self, scan: bool) -> I64 | None:
         """Give the number of samples of every shard; None where one is unknown and may not be looked for.
@@ -242,8 +251,12 @@ class TarReader:
         return self._urls[shard]
 
     def folders(self) -> set[str]:
-        """Give the folders the shards lie in."""
-        return {os.path.dirname(path) or "." for path in self._paths}
+        """Give the local folders the shards lie in."""
+        return {os.path.dirname(path) or "." for path in self._paths if scheme(path) == "file"}
+
+    def rest(self) -> None:
+        """Fetch nothing ahead any more."""
+        self._fetcher.rest()
 
     def key(self, shard: int, index: int) -> str:
         """Give the key of a sample.
@@ -282,6 +295,7 @@ class TarReader:
                 raise IndexError(f"sample {int(rows.max())} of {found.index.samples} in {self._urls[which]}")
             chart.add(found, places, rows)
             found.release(found.index.begin(int(rows.min())))
+        chart.ask()
         self._release_others(chart)
         return chart.spots(index)
 
@@ -293,15 +307,29 @@ class TarReader:
             shard.release()
 
     def _size(self, shard: int) -> int:
-        folder, name = os.path.split(self._paths[shard])
-        manifest = read_manifest(folder or ".")
-        entry = manifest.entry(name) if manifest is not None else None
+        entry = self._entry(shard)
         if entry is not None:
             return entry.bytes
+        if scheme(self._paths[shard]) != "file":
+            place = self._paths[shard]
+            size = open_storage(place, self._storage).info(place).size
+            return -1 if size is None else size
         try:
             return os.stat(self._paths[shard]).st_size
         except OSError as exc:
             raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._urls[shard]) from exc
+
+    def _entry(self, shard: int) -> ShardEntry | None:
+        """What a manifest says about the shard."""
+        path = self._paths[shard]
+        if scheme(path) == "file":
+            manifest = read_manifest(os.path.dirname(path) or ".")
+            return manifest.entry(os.path.basename(path)) if manifest is not None else None
+        folder, _, name = path.rpartition("/")
+        if folder not in self._manifests:
+            self._manifests[folder] = read_manifest_at(folder, open_storage(path, self._storage))
+        manifest = self._manifests[folder]
+        return manifest.entry(name) if manifest is not None else None
 
     def _shard(self, shard: int) -> _Shard:
         """Give an open shard, opening it if need be."""
@@ -319,14 +347,26 @@ class TarReader:
         """Load the index of a shard, and its content if it is asked for or had to be looked at."""
         url = self._urls[shard]
         expected = self._found.get(shard) if self._given is None else int(self._given[shard])
-        index, content = open_shard(
-            self._paths[shard],
-            expected=expected,
-            shard=url,
-            mapped=mapped,
-            limits=self._limits,
-            known=self._indexes.pop(shard, None),
-        )
+        place, known = self._paths[shard], self._indexes.pop(shard, None)
+        storage = None if scheme(place) == "file" else open_storage(place, self._storage)
+        path = place if storage is None else storage.local_path(place)
+        if path is not None:
+            index, content = open_shard(
+                path, expected=expected, shard=url, mapped=mapped, limits=self._limits, known=known
+            )
+        else:
+            assert storage is not None
+            entry = self._entry(shard)
+            index, content = open_remote(
+                place,
+                storage,
+                self._fetcher,
+                expected=expected,
+                sha256=entry.sha256 if entry is not None else None,
+                mapped=mapped,
+                limits=self._limits,
+                known=known,
+            )
         if expected is not None and index.samples != expected:
             told = "the manifest" if self._given is not None else "the first look"
             problem = f"{told} says {expected} samples, the shard holds {index.samples}: index it again"
@@ -344,7 +384,9 @@ class TarReader:
             return None
         kept = self._open[shard] = _Shard(self._urls[shard], index, content)
         if len(self._open) > _OPEN_SHARDS:
-            self._open.popitem(last=False)
+            _, gone = self._open.popitem(last=False)
+            if isinstance(gone.content.bytes, Arriving):
+                gone.content.bytes.close()
         return kept
 
 
@@ -362,6 +404,7 @@ class _Chart:
         self._starts: list[I64] = []
         self._stops: list[I64] = []
         self._members = 0
+        self._asked: list[tuple[Arriving, I64, I64]] = []  # ranges of shards that are not here
         self._ascending = True  # the samples were asked for as they lie
         self._last = -1  # place of the last sample asked for of the shards so far
         keys = fields.wants("__key__")
@@ -379,13 +422,14 @@ class _Chart:
             self._keys[1][places] = index.edges[rows + 1]
         kinds = index.kind[rows]
         if bool((kinds == kinds[0]).all()):
-            self._add_kind(index, int(kinds[0]), places, rows)
+            self._add_kind(shard, int(kinds[0]), places, rows)
             return
         for kind in np.unique(kinds).tolist():
             chosen = kinds == kind
-            self._add_kind(index, kind, places[chosen], rows[chosen])
+            self._add_kind(shard, kind, places[chosen], rows[chosen])
 
-    def _add_kind(self, index: Index, kind: int, places: I64, rows: I64) -> None:
+    def _add_kind(self, shard: _Shard, kind: int, places: I64, rows: I64) -> None:
+        index = shard.index
         names = index.kinds[kind]
         if not names:
             return  # a sample without fields is a bad one
@@ -395,10 +439,17 @@ class _Chart:
         start, size = index.start[members], index.size[members]
         self._starts.append(start)
         self._stops.append(start + size)
+        if isinstance(shard.content.bytes, Arriving):
+            self._asked.append((shard.content.bytes, start, start + size))
         self._kind[places] = self._kinds.setdefault(fields, len(self._kinds))
         self._first[places] = np.arange(len(rows)) * len(wanted) + self._members
         self._nbytes[places] = size.reshape(len(rows), len(wanted)).sum(axis=1)
         self._members += len(members)
+
+    def ask(self) -> None:
+        """Have the bytes of shards that are not here fetched, in the order they were added."""
+        for arriving, starts, stops in self._asked:
+            arriving.want(starts, stops, ascending=self._ascending)
 
     def holds(self, shard: _Shard) -> bool:
         """Tell whether samples of a shard were added."""

@@ -93,7 +93,7 @@ def open_shard(
         index = read_cached(path, stamp)
     content = open_content(path, name, limits) if mapped or index is None else None
     if content is not None and (index is None or len(content.bytes) != index.content_size):
-        index = scan(content.bytes, content.problem).stamped(stamp)
+        index = scan(content.buffer, content.problem).stamped(stamp)
         write_cached(path, index)
     assert index is not None
     if beside is not None:

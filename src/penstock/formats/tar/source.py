@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.manifest import read_manifest
+from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits
 from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.stream import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import STDIN, expand, local_path, relative
+from penstock.storage import STDIN, Storage, expand, local_path, relative, shown
+from penstock.storage.protocol import scheme
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
@@ -29,6 +30,7 @@ class TarSource:
     patterns: tuple[str, ...]
     workers: int | tuple[int, int] | None = None
     limits: ArchiveLimits = LIMITS
+    storage: Storage | None = None
 
     random_access = False
 
@@ -45,9 +47,19 @@ class TarSource:
         """
         if self.patterns == (STDIN,):
             return StdinReader()
-        urls = expand(self.patterns, SUFFIXES)
-        paths = [local_path(url) for url in urls]
-        return TarReader(urls, relative(paths), paths, _known_counts(urls, paths), self.limits)
+        urls = expand([one for pattern in self.patterns for one in self._listed(pattern)], SUFFIXES, self.storage)
+        paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
+        counts = _known_counts(urls, paths, self.storage)
+        return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, self.storage)
+
+    def _listed(self, pattern: str) -> list[str]:
+        """The shards of a folder that can only be listed by its manifest; anything else as it is."""
+        if scheme(pattern) in ("http", "https") and not pattern.partition("?")[0].endswith(SUFFIXES):
+            manifest = read_manifest_at(pattern.rstrip("/"), self.storage)
+            if manifest is None:
+                raise StorageError("a folder cannot be listed by HTTP, and there is no manifest in it", shown(pattern))
+            return [f"{pattern.rstrip('/')}/{entry.name}" for entry in manifest.shards]
+        return [pattern]
 
     def describe(self) -> str:
         """The call that made it."""
@@ -55,18 +67,26 @@ class TarSource:
         return f"read_tar({shown})"
 
 
-def _known_counts(urls: list[str], paths: list[str]) -> I64 | None:
-    """What manifests say; shards that none names must at least be there."""
-    manifests = {folder: read_manifest(folder or ".") for folder in {os.path.dirname(path) for path in paths}}
+def _known_counts(urls: list[str], paths: list[str], storage: Storage | None) -> I64 | None:
+    """What manifests say; files that none names must at least be there."""
+    manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
     counts: list[int] = []
     for url, path in zip(urls, paths, strict=True):
-        manifest = manifests[os.path.dirname(path)]
-        entry = manifest.entry(os.path.basename(path)) if manifest is not None else None
+        manifest = manifests[_folder(path)]
+        entry = manifest.entry(path.rpartition("/")[2]) if manifest is not None else None
         if entry is not None:
             counts.append(entry.samples)
-        elif not os.path.isfile(path):
+        elif scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such shard", url)
     return np.array(counts, np.int64) if len(counts) == len(paths) else None
+
+
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0] if "/" in path else ""
+
+
+def _manifest(folder: str, storage: Storage | None) -> Manifest | None:
+    return read_manifest(folder or ".") if scheme(folder) == "file" else read_manifest_at(folder, storage)
 
 
 class StdinReader:

@@ -2,113 +2,55 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import hashlib
-import io
-import lzma
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 
-from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.formats.manifest import ShardEntry, read_manifest, write_manifest
-from penstock.formats.publish import partial_path
+from penstock.errors import DataError, PlanError
+from penstock.formats.manifest import (
+    ShardEntry,
+    read_manifest,
+    read_manifest_at,
+    write_manifest,
+    write_manifest_at,
+)
+from penstock.formats.publish import Draft, FileDraft, UploadDraft, put_object
 from penstock.formats.tar.compression import SUFFIXES
-from penstock.formats.tar.index import SUFFIX, IndexBuilder, Stamp, write_beside
+from penstock.formats.tar.headers import check_key, checked, member_header
+from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, Stamp, write_beside
 from penstock.formats.tar.members import BLOCK, padded
+from penstock.formats.tar.names import named, on_disk, suffix_compression
+from penstock.formats.tar.sink import Job, Line, OpenFile, Sink, at_once, compressor
+from penstock.storage import Storage, local_path, open_storage, shown
 
 Encode = Callable[[str, Any], bytes]
 Target = str | os.PathLike[str]
+Lane = Callable[[Job], None]
 
 _END = bytes(2 * BLOCK)
 _BATCH = 1 << 20  # bytes handed to the system at once
-_MAX_OCTAL = 8**11
-_SHARD = "shard-%06d.tar"
-_PAX_NAME = b"././@PaxHeader"
-_MIDDLE = b"0000644\0" + b"0000000\0" * 2  # mode, user, group
-_TAIL = b"ustar\00000" + bytes(64) + b"0000000\0" * 2  # magic, version, names of user and group, device
-
-
-def _header(name: bytes, size: int, kind: bytes = b"0", prefix: bytes = b"") -> bytes:
-    """Make a POSIX header block that says nothing but name and size."""
-    front = name.ljust(100, b"\0") + _MIDDLE + b"%011o\0" % size + b"00000000000\0"
-    back = kind + bytes(100) + _TAIL + prefix.ljust(155, b"\0") + bytes(12)
-    return b"%b%06o\0 %b" % (front, sum(front) + sum(back) + 8 * 32, back)
-
-
-def _member_header(name: bytes, size: int) -> bytes:
-    """Make the header of a member, with a PAX record before it for what a POSIX header cannot say."""
-    records = []
-    place = _placed(name)
-    if place is None:
-        records.append(_record(b"path", name))
-        place = b"", name[:100]
-    if size >= _MAX_OCTAL:
-        records.append(_record(b"size", b"%d" % size))
-    if not records:
-        return _header(place[1], size, prefix=place[0])
-    body = b"".join(records)
-    pax = _header(_PAX_NAME, len(body), b"x") + body + bytes(padded(len(body)) - len(body))
-    return pax + _header(place[1], size if size < _MAX_OCTAL else 0, prefix=place[0])
-
-
-def _placed(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a name into prefix and name as POSIX headers hold them, if they can."""
-    if not name.isascii():
-        return None
-    if len(name) <= 100:
-        return b"", name
-    cut = name.rfind(b"/", 0, 156)
-    return (name[:cut], name[cut + 1 :]) if cut > 0 and len(name) - cut - 1 <= 100 else None
-
-
-def _record(name: bytes, value: bytes) -> bytes:
-    """Make a PAX record, whose length counts its own digits."""
-    length = bare = len(name) + len(value) + 3
-    while length != bare + len(str(length)):
-        length = bare + len(str(length))
-    return b"%d %b=%b\n" % (length, name, value)
-
-
-class _Sink(io.RawIOBase):
-    """A file that keeps the checksum and the number of its bytes."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.hash = hashlib.sha256()
-        self.count = 0
-
-    def writable(self) -> bool:
-        """Tell that it can be written."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Write it all."""
-        left = memoryview(data)
-        self.hash.update(left)
-        self.count += len(left)
-        size = len(left)
-        while left:
-            left = left[self._file.write(left) :]
-        return size
+_INK_ROOM = 16  # batches on their way to the disk: enough to write on while a sample is long in coming
+_PRESS_ROOM = 2  # shards that are complete and wait to be published
 
 
 class TarWriter:
     """Writes one archive, sample by sample; the same samples give the same bytes.
 
-    A path is written under a temporary name in its folder and gets its own when it is closed, with an index
-    beside it. Leaving the ``with`` block by an exception leaves nothing behind. An open file is written to
-    as it is, and stays open.
+    A path or URL appears when it is closed, with an index beside it; leaving the ``with`` block by an exception
+    leaves nothing behind. An open file is written to as it is, and stays open.
 
     Args:
-        target: A path, or a binary file.
+        target: A path, a URL, or a binary file.
         encode: Turns the value of a field into bytes, given the field's name; without it values are bytes.
         compress: "gz", "zst", "bz2" or "xz"; for a path, its suffix says so by default.
+        storage: Where URLs lie; by default as their scheme says.
+        ink: Who does the writing, and ``press`` the publishing; whoever calls, by default.
+        press: See ``ink``.
 
     Raises:
         PlanError: The compression is unknown.
@@ -116,12 +58,21 @@ class TarWriter:
         OSError: The file cannot be made.
     """
 
-    def __init__(self, target: Target | BinaryIO, encode: Encode | None = None, compress: str | None = None) -> None:
-        self.path = Path(target) if isinstance(target, str | os.PathLike) else None
+    def __init__(
+        self,
+        target: Target | BinaryIO,
+        encode: Encode | None = None,
+        compress: str | None = None,
+        *,
+        storage: Storage | None = None,
+        ink: Lane = at_once,
+        press: Lane = at_once,
+    ) -> None:
+        self.url = os.fspath(target) if isinstance(target, str | os.PathLike) else None
         self.samples = 0
         self.nbytes = 0
         self.entry: ShardEntry | None = None
-        self._encode = encode
+        self._encode, self._ink, self._press = encode, ink, press
         self._keys: set[str] = set()
         self._builder = IndexBuilder()
         self._starts: list[int] = []
@@ -129,18 +80,23 @@ class TarWriter:
         self._parts: list[bytes | memoryview] = []
         self._waiting = 0
         self._closed = False
-        compress = compress or (_suffix_compression(self.path.name) if self.path else None)
-        if self.path is None:
-            self._file = cast(BinaryIO, target)
-        else:
-            self._partial = partial_path(self.path)
-            self._file = cast(BinaryIO, open(self._partial, "xb", buffering=0))  # noqa: SIM115
+        self._storage = None if self.url is None or on_disk(self.url) else open_storage(self.url, storage)
+        compress = compress or (suffix_compression(self.url) if self.url else None)
+        self._draft = self._begun(target)
         try:
-            self._sink = _Sink(self._file)
-            self._out = _compressor(self._sink, compress)
+            self._sink = Sink(self._draft)
+            self._out = compressor(self._sink, compress)
         except BaseException:
             self._drop()
             raise
+
+    def _begun(self, target: Any) -> Draft:
+        if self.url is None:
+            return OpenFile(cast(BinaryIO, target))
+        if self._storage is not None:  # the index of a shard that is being replaced must go before it does
+            return UploadDraft(self._storage.put(self.url), partial(self._storage.delete, self.url + SUFFIX))
+        path = Path(local_path(self.url))
+        return FileDraft(path, partial(path.with_name(path.name + SUFFIX).unlink, missing_ok=True))
 
     def __enter__(self) -> Self:
         return self
@@ -173,13 +129,15 @@ class TarWriter:
             DataError: The key or a field cannot be stored as it is.
         """
         key = sample["__key__"]
-        _check_key(key)
+        check_key(key)
         parts = []
-        for field in sorted(field for field in sample if not (field.startswith("__") and field.endswith("__"))):
+        for field in sorted(sample):
+            if field[:2] == "__" == field[-2:]:
+                continue
             value = sample[field] if self._encode is None else self._encode(field, sample[field])
-            data = _checked(value, field, key)
+            data = checked(value, field, key)
             name = f"{key}.{field}".encode("utf-8", "surrogateescape")
-            parts.append((field, _member_header(name, len(data)), data))
+            parts.append((field, member_header(name, len(data)), data))
         if not parts:
             raise DataError("a sample without fields cannot be stored", self._shard, key)
         return key, parts
@@ -210,58 +168,78 @@ class TarWriter:
             self._flush()
         return self.nbytes - before
 
-    def close(self) -> None:
+    def close(self, published: Callable[[ShardEntry], object] | None = None) -> None:
         """End the archive; a path appears now, and ``entry`` tells what a manifest should say about it.
+
+        Args:
+            published: Called with that entry, by whoever publishes.
 
         Raises:
             OSError: The file cannot be written.
         """
         if self._closed:
             return
-        try:
-            self._parts.append(_END)
-            self.nbytes += len(_END)
-            self._flush()
-            if self._out is not self._sink:
-                self._out.close()
-            if self.path is not None:
-                self._publish(self.path)
-        except BaseException:
-            self._drop()
-            raise
         self._closed = True
-        name = self.path.name if self.path else ""
-        self.entry = ShardEntry(name, self.samples, self._sink.count, self._sink.hash.hexdigest())
+        self._parts.append(_END)
+        self.nbytes += len(_END)
+        self._flush()
+        self._ink(partial(self._end, published))
 
     def abort(self) -> None:
         """Give up: a path does not appear. What an open file has got stays there, without an end marker."""
-        if not self._closed:
+        self._closed = True
+        if self.entry is None:
             self._drop()
 
     @property
     def _shard(self) -> str | None:
-        return None if self.path is None else str(self.path)
+        return None if self.url is None else shown(self.url)
 
     def _flush(self) -> None:
-        batch = b"".join(self._parts)
-        self._parts.clear()
-        self._waiting = 0
-        self._out.write(batch)
+        batch, self._parts, self._waiting = self._parts, [], 0
+        self._ink(partial(self._write, batch))
 
-    def _publish(self, path: Path) -> None:
-        os.fsync(self._file.fileno())
-        stamp = Stamp.of(os.fstat(self._file.fileno()))
-        self._file.close()
-        path.with_name(path.name + SUFFIX).unlink(missing_ok=True)  # of a shard that is being replaced
-        self._partial.replace(path)
+    def _write(self, batch: list[bytes | memoryview]) -> None:
+        try:
+            self._out.write(b"".join(batch))
+        except BaseException:
+            self._drop()
+            raise
+
+    def _end(self, published: Callable[[ShardEntry], object] | None) -> None:
+        try:
+            if self._out is not self._sink:
+                self._out.close()
+        except BaseException:
+            self._drop()
+            raise
+        self._press(partial(self._publish, published))
+
+    def _publish(self, published: Callable[[ShardEntry], object] | None) -> None:
+        try:
+            status = self._draft.publish()
+        except BaseException:
+            self._drop()
+            raise
+        name = self.url.rpartition("/")[2] if self.url else ""
+        entry = ShardEntry(name, self.samples, self._sink.count, self._sink.hash.hexdigest())
+        if self.url is not None:
+            self._write_index(self.url, Stamp.of(status) if status else Stamp(self._sink.count))
+        self.entry = entry
+        if published is not None:
+            published(entry)
+
+    def _write_index(self, url: str, stamp: Stamp) -> None:
         start, size = np.array(self._starts, np.int64), np.array(self._sizes, np.int64)
-        write_beside(str(path), self._builder.build(start, size, 0, self.nbytes).stamped(stamp))
+        index: Index = self._builder.build(start, size, 0, self.nbytes).stamped(stamp, self._sink.grid.grid())
+        if self._storage is None:
+            write_beside(local_path(url), index)
+        else:
+            put_object(self._storage, url + SUFFIX, index.to_bytes())
 
     def _drop(self) -> None:
         self._closed = True
-        if self.path is not None:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+        self._draft.drop()
 
 
 class ShardWriter:
@@ -273,7 +251,7 @@ class ShardWriter:
 
     Args:
         target: A folder (made if need be; shards are ``shard-000000.tar`` ...), a pattern with a number
-            (``train-%04d.tar``), or the path of one archive that takes everything.
+            (``train-%04d.tar``), or one archive that takes everything; a path or a URL.
         max_bytes: The most bytes of a shard file, unless one sample alone has more. What compression will
             save is not known beforehand, so compressed shards turn out smaller.
         max_samples: The most samples of a shard.
@@ -281,6 +259,10 @@ class ShardWriter:
         encode: Turns the value of a field into bytes, given the field's name; without it values are bytes.
         start: The number of the first shard.
         manifest: Write the manifest on closing; otherwise ``entries`` tells what it should say.
+        storage: Where URLs lie; by default as their scheme says.
+        background: Write and publish in threads of its own; a failure there is raised by a later call.
+        published: Called for every shard that has appeared, in order, with its entry and the note that its last
+            call of ``write`` or ``close`` made.
 
     Raises:
         PlanError: A limit or the compression makes no sense.
@@ -296,30 +278,32 @@ class ShardWriter:
         encode: Encode | None = None,
         start: int = 0,
         manifest: bool = True,
+        storage: Storage | None = None,
+        background: bool = False,
+        published: Callable[[ShardEntry, Any], object] | None = None,
     ) -> None:
-        path = os.fspath(target)
+        url = os.fspath(target)
         if (max_bytes is not None and max_bytes <= 0) or (max_samples is not None and max_samples <= 0):
             raise PlanError("max_bytes and max_samples must be above zero")
         if compress is not None and compress not in SUFFIXES:
             raise PlanError(f"unknown compression {compress!r}: one of {', '.join(SUFFIXES)}")
-        folder, name = os.path.split(path)
-        single = "%" not in name and _is_archive(name)
-        if "%" not in name and not single:
-            folder, name = path, _SHARD
-        self._compress = compress or _suffix_compression(name)
-        if compress is not None and _suffix_compression(name) is None:
-            name += SUFFIXES[compress]
-        if not single:
-            _check_pattern(name)
-        self.folder = Path(folder or ".")
+        self._disk = on_disk(url)
+        folder, name, single = named(local_path(url) if self._disk else url, compress)
+        self.folder = folder
         self.entries: list[ShardEntry] = []
+        self._compress = compress or suffix_compression(name)
         self._name, self._single = name, single
         self._max_bytes = None if single else max_bytes
         self._max_samples = None if single else max_samples
         self._encode, self._next, self._manifest = encode, start, manifest
+        self._storage, self._published = storage, published
         self._open: TarWriter | None = None
+        self._under_way: list[TarWriter] = []
         self._closed = False
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self._disk:
+            os.makedirs(folder, exist_ok=True)
+        # The first writes while the second waits for the disk, or for the other end of the line.
+        self._lines = [Line("penstock-ink", _INK_ROOM), Line("penstock-press", _PRESS_ROOM)] if background else []
 
     def __enter__(self) -> Self:
         return self
@@ -330,8 +314,13 @@ class ShardWriter:
         else:
             self.abort()
 
-    def write(self, sample: Mapping[str, Any]) -> None:
+    def write(self, sample: Mapping[str, Any], note: Callable[[], Any] | None = None) -> None:
         """Add a sample, to a new shard where the open one would become too large.
+
+        Args:
+            sample: The sample.
+            note: Asked before the sample is written, if it begins a new shard; ``published`` gets the answer with
+                the shard before it.
 
         Raises:
             DataError: The key or a field cannot be stored as it is, or the shard has the key already.
@@ -341,12 +330,12 @@ class ShardWriter:
             raise ValueError("the writer is closed")
         writer = self._open or self._begin()
         key, parts = writer.parts(sample)
-        if writer.samples and self._over(writer, sum(len(head) + padded(len(data)) for _, head, data in parts)):
-            self._finish(writer)
+        if writer.samples and self._over(writer, sum([len(head) + padded(len(data)) for _, head, data in parts])):
+            self._finish(writer, note() if note else None)
             writer = self._begin()
         writer.write_parts(key, parts)
 
-    def close(self) -> None:
+    def close(self, note: Callable[[], Any] | None = None) -> None:
         """Complete the last shard and write the manifest.
 
         Raises:
@@ -356,116 +345,83 @@ class ShardWriter:
         if self._closed:
             return
         self._closed = True
-        if self._open is None and not self.entries:  # nothing was written: an empty shard says so
-            self._begin()
-        if self._open is not None:
-            self._finish(self._open)
-        if self._manifest:
+        try:
+            if self._open is None and self._next == 0:  # nothing was written: an empty shard says so
+                self._begin()
+            if self._open is not None:
+                self._finish(self._open, note() if note else None)
+            for line in self._lines:
+                line.finish()
+        except BaseException:
+            self.abort()
+            raise
+        if self._manifest and self._disk:
             write_manifest(self.folder, self.entries, without=self._remove_left_over())
+        elif self._manifest:
+            write_manifest_at(self.folder, self._storage, self.entries, without=self._remove_left_over())
 
     def _remove_left_over(self) -> list[str]:
         """Remove the shards that an earlier, larger set of the same name had beyond this one; only the manifest's."""
-        known = read_manifest(self.folder)
+        known = read_manifest(self.folder) if self._disk else read_manifest_at(self.folder, self._storage)
         gone: list[str] = []
         while not self._single and known and known.entry(name := self._name % (self._next + len(gone))):
-            for path in (self.folder / name, self.folder / f"{name}{SUFFIX}"):
-                path.unlink(missing_ok=True)
             gone.append(name)
+        remove_shards(self.folder, gone, self._storage)
         return gone
 
     def abort(self) -> None:
         """Give up the shard that is being written; complete ones stay."""
         self._closed = True
-        if self._open is not None:
-            self._open.abort()
-            self._open = None
+        for line in self._lines:
+            line.stop()
+        for writer in self._under_way:
+            writer.abort()
+        self._under_way.clear()
+        self._open = None
 
     def _over(self, writer: TarWriter, more: int) -> bool:
         if self._max_samples is not None and writer.samples >= self._max_samples:
             return True
-        size = writer.nbytes + more + len(_END)
-        if self._compress:
-            size += size // 64 + 4096  # what cannot be compressed grows; none of the four by as much as this
-        return self._max_bytes is not None and size > self._max_bytes
+        return self._max_bytes is not None and file_size(writer.nbytes + more, self._compress) > self._max_bytes
 
     def _begin(self) -> TarWriter:
         name = self._name if self._single else self._name % self._next
+        url = f"{self.folder.rstrip('/')}/{name}" if self.folder != "/" else f"/{name}"
+        ink, press = self._lines or (at_once, at_once)
+        self._open = TarWriter(url, self._encode, self._compress, storage=self._storage, ink=ink, press=press)
         self._next += 1
-        self._open = TarWriter(self.folder / name, self._encode, self._compress)
+        self._under_way.append(self._open)
         return self._open
 
-    def _finish(self, writer: TarWriter) -> None:
+    def _finish(self, writer: TarWriter, note: Any) -> None:
         self._open = None
-        writer.close()
-        assert writer.entry is not None
-        self.entries.append(writer.entry)
+        writer.close(partial(self._appeared, writer, note))
+
+    def _appeared(self, writer: TarWriter, note: Any, entry: ShardEntry) -> None:
+        self._under_way.remove(writer)
+        self.entries.append(entry)
+        if self._published is not None:
+            self._published(entry, note)
 
 
-def _compressor(sink: _Sink, kind: str | None) -> Any:
-    """Put a compressor before a file; the same bytes come out for the same bytes in."""
-    file = cast(BinaryIO, sink)
-    if kind is None:
-        return sink
-    if kind == "gz":
-        return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6)
-    if kind == "bz2":
-        return bz2.BZ2File(file, "wb")
-    if kind == "xz":
-        return lzma.LZMAFile(file, "wb")
-    if kind != "zst":
-        raise PlanError(f"unknown compression {kind!r}: one of {', '.join(SUFFIXES)}")
-    try:
-        import zstandard
-    except ImportError as exc:
-        raise MissingExtra("writing zstd", "zstd") from exc
-    return zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file, closefd=False)
+def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
+    """Remove shards and their indexes; those that are not there are fine.
+
+    Raises:
+        StorageError: One cannot be removed.
+    """
+    place = open_storage(folder, storage)
+    for name in names:
+        place.delete(f"{folder}/{name}")
+        place.delete(f"{folder}/{name}{SUFFIX}")
 
 
-def _suffix_compression(name: str) -> str | None:
-    if name.endswith(".tgz"):
-        return "gz"
-    return next((kind for kind, suffix in SUFFIXES.items() if name.endswith(suffix)), None)
+def sample_size(sizes: Iterable[int]) -> int:
+    """How many bytes of an archive a sample takes whose fields have these sizes, with ordinary names."""
+    return sum(BLOCK + padded(size) for size in sizes)
 
 
-def _is_archive(name: str) -> bool:
-    return name.endswith((".tar", ".tgz", *(f".tar{suffix}" for suffix in SUFFIXES.values())))
-
-
-def _check_pattern(name: str) -> None:
-    try:
-        distinct = name % 0 != name % 1
-    except (TypeError, ValueError):
-        distinct = False
-    if not distinct:
-        raise PlanError(f"{name!r} is no pattern for numbered shards: write it like 'train-%06d.tar'")
-
-
-def _check_key(key: Any) -> None:
-    """Refuse keys that would be read back as another one, or lead outside of a folder."""
-    if not isinstance(key, str):
-        raise DataError(f"a key must be text, not {type(key).__name__}", key=repr(key))
-    folders, _, name = key.rpartition("/")
-    problem = None
-    if not key:
-        problem = "the key is empty"
-    elif not name:
-        problem = "the key ends with a slash"
-    elif "." in name:
-        problem = "the key has a dot in its last part, where the field begins"
-    elif key.startswith(("/", "./")) or ".." in folders.split("/"):
-        problem = "the key is an absolute path or leads out of its folder"
-    elif "\0" in key:
-        problem = "the key holds a NUL character"
-    if problem:
-        raise DataError(problem, key=key)
-
-
-def _checked(value: Any, field: str, key: str) -> Any:
-    """Give the bytes of a field, refusing names and values that cannot be stored."""
-    if not field or field[0] == "." or field != field.lower() or "/" in field or "\0" in field:
-        raise DataError(f"{field!r} cannot be the name of a field: lower case, no slash, no leading dot", key=key)
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, bytearray | memoryview):
-        return bytes(value)  # a copy: the caller may go on with its buffer before it is written
-    raise DataError(f"the field {field!r} must be bytes, not {type(value).__name__}", key=key)
+def file_size(nbytes: int, compress: str | None = None) -> int:
+    """The most bytes a shard file has, whose members take ``nbytes``."""
+    size = nbytes + len(_END)
+    return size + size // 64 + 4096 if compress else size  # what cannot be compressed grows, but never by as much

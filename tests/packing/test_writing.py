@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.storage import open_storage
 from penstock.testing import numbers
 
 
@@ -168,3 +169,33 @@ def test_progress_is_shown_on_request_and_on_a_terminal_only(
     assert "5/5 samples" in shown
     ps.from_items(_samples(5)).filter(bool).write_tar(str(tmp_path / "c"), progress=True)
     assert "writing: 5 samples" in capsys.readouterr().err
+
+
+def test_shards_are_written_to_urls_as_they_are_to_folders(tmp_path: Path) -> None:
+    ds = ps.from_items(_samples(25))
+    here = ds.write_tar(str(tmp_path / "out"), max_samples=10)
+    there = ds.write_tar("memory://written/out", max_samples=10)
+    assert (there.folder, there.shards, there.nbytes) == ("memory://written/out", here.shards, here.nbytes)
+    memory = open_storage("memory://written/out")
+    for name in (*here.shards, "manifest.json"):
+        assert b"".join(memory.stream(f"memory://written/out/{name}")) == (tmp_path / "out" / name).read_bytes()
+    assert [s["cls"] for s in ps.read_tar("memory://written/out").decode()] == list(range(25))
+
+
+def test_a_smaller_set_replaces_a_larger_one_elsewhere_too() -> None:
+    for many in (40, 20):
+        ps.from_items(_samples(many)).write_tar("memory://smaller/out", max_samples=10)
+    names = [one.url.rpartition("/")[2] for one in open_storage("memory://smaller").list("memory://smaller/out")]
+    assert names == [
+        "manifest.json",
+        "shard-000000.tar",
+        "shard-000000.tar.index",
+        "shard-000001.tar",
+        "shard-000001.tar.index",
+    ]
+
+
+def test_a_dataset_is_not_written_where_it_is_read_elsewhere_either() -> None:
+    ps.from_items(_samples(3)).write_tar("memory://same/out")
+    with pytest.raises(PlanError, match="choose another folder"):
+        ps.read_tar("memory://same/out").write_tar("memory://same/out")

@@ -1,0 +1,56 @@
+"""``penstock pack``: a folder, a list or shards into shards."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from penstock.formats.tar.compression import SUFFIXES
+from penstock.packing import Packed, pack
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("source", metavar="SRC", help="a folder of class folders, a CSV or JSON-lines list, or shards")
+    parser.add_argument("target", metavar="DST", help="the folder to write to: a path or URL")
+    parser.add_argument("--max-bytes", default="100MB", help="the most bytes of a shard (100MB)")
+    parser.add_argument("--max-samples", type=int, default=100_000, help="the most samples of a shard (100000)")
+    parser.add_argument("--workers", type=int, help="how many read at a time")
+    parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source")
+    parser.add_argument("--seed", type=int, default=0, help="decides the order (0)")
+    parser.add_argument("--compress", choices=sorted(SUFFIXES), help="compress shards")
+    parser.add_argument("--skip-errors", action="store_true", help="leave out samples that cannot be read")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing, tell what would be written")
+    parser.add_argument("--append", action="store_true", help="add to the shards that are there")
+    parser.add_argument("--no-resume", action="store_true", help="start over, replacing what is there")
+    parser.add_argument("--json", action="store_true", help="tell what was written as JSON")
+    parser.epilog = "example: penstock pack photos/ s3://bucket/photos --max-bytes 200MB"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack, and say what came of it."""
+    packed = pack(
+        args.source,
+        args.target,
+        max_bytes=args.max_bytes,
+        max_samples=args.max_samples,
+        workers=args.workers,
+        shuffle=not args.no_shuffle,
+        seed=args.seed,
+        resume=not args.no_resume,
+        compress=args.compress,
+        on_error="skip" if args.skip_errors else None,
+        dry_run=args.dry_run,
+        append=args.append,
+    )
+    sys.stdout.write(f"{json.dumps(asdict(packed)) if args.json else _told(packed, args.dry_run)}\n")
+    return 0
+
+
+def _told(packed: Packed, dry: bool) -> str:
+    about = "about " if packed.estimated else ""
+    skipped = f", {packed.skipped:,} left out" if packed.skipped else ""
+    size = f"{about}{len(packed.shards):,} shards of {about}{packed.nbytes:,} bytes"
+    return f"{packed.folder}: {packed.samples:,} samples in {size}{skipped}{' (not written)' if dry else ''}"

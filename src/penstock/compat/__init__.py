@@ -1,0 +1,1 @@
+"""Other libraries' names, kept by Penstock: change the import, keep the script."""

@@ -1,0 +1,113 @@
+"""The names of cortx_pytorch: upload a computer vision dataset to an S3 store, and train from there.
+
+>>> from penstock.compat.cortx_pytorch import RemoteDataset, make_client, upload_cv_dataset
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.context
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from penstock.dataset import Dataset, pack, read_tar
+from penstock.pack import Packed
+from penstock.plan import Cut
+from penstock.storage import S3
+
+
+def make_client(url: str, access_key: str, secret_key: str) -> S3:
+    """The store at ``url`` as somebody with these keys sees it."""
+    return S3(endpoint=url, access_key=access_key, secret_key=secret_key)
+
+
+def upload_cv_dataset(
+    ds: Any,
+    client: S3,
+    bucket: str,
+    base_folder: str,
+    maxsize: float = 1e8,
+    maxcount: int = 100_000,
+    workers: int = 30,
+    **options: Any,
+) -> Packed:
+    """Pack a torch dataset of (image, label) into shards, in a random order, and upload them as they are made.
+
+    Args:
+        ds: The dataset.
+        client: What ``make_client`` gave.
+        bucket: The bucket.
+        base_folder: The folder in it.
+        maxsize: Bytes of a shard, at most.
+        maxcount: Samples of a shard, at most.
+        workers: Workers that read and encode.
+        options: What else ``penstock.pack`` takes.
+
+    Raises:
+        StorageError: the store cannot be written.
+        DataError: a sample cannot be read or encoded.
+    """
+    place = f"s3://{bucket}/{base_folder.strip('/')}"
+    return pack(ds, place, max_bytes=maxsize, max_samples=maxcount, workers=workers, storage=client, **options)
+
+
+class RemoteDataset(IterableDataset[Any]):
+    """The samples of an uploaded dataset, shuffled: several shards together, another order each epoch.
+
+    It has the methods of a ``penstock.Dataset`` (``decode``, ``to_tuple``, ``map_tuple``, ``batched``, ...) and goes
+    straight into a ``torch.utils.data.DataLoader``, whose workers share the samples.
+    """
+
+    def __init__(self, client: S3, bucket: str, folder: str) -> None:
+        self._ds = read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client).shuffle()
+        self._turn = _Turn()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = getattr(self._ds, name)
+        return self._wrapped(found) if callable(found) else found
+
+    def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            got = method(*args, **kwargs)
+            if not isinstance(got, Dataset):
+                return got
+            other = RemoteDataset.__new__(RemoteDataset)
+            other._ds, other._turn = got, _Turn()
+            return other
+
+        return call
+
+    def __iter__(self) -> Iterator[Any]:
+        """The samples or batches of the next epoch; in a DataLoader's worker its share of them."""
+        worker = get_worker_info()
+        if worker is None:
+            return iter(self._ds.epoch(self._turn.next(None)))
+        epoch = self._turn.next(worker.seed - worker.id)  # the same for all workers of one pass
+        share = self._ds.plan.shard(Cut(worker.id, worker.num_workers))
+        return iter(Dataset(share).epoch(epoch))
+
+
+class _Turn:
+    """Counts the passes over a dataset, in whatever process they are begun."""
+
+    def __init__(self) -> None:
+        self._shared: Any = multiprocessing.Array("q", [-1, -1])  # the pass that was begun last, and its number
+
+    def next(self, name: int | None) -> int:
+        """The number of a pass; one of the same name has the same number."""
+        with self._shared.get_lock():
+            if name is None or name % (1 << 62) != self._shared[0]:
+                self._shared[0] = -1 if name is None else name % (1 << 62)
+                self._shared[1] += 1
+            return int(self._shared[1])
+
+    def __getstate__(self) -> Any:
+        # Shared memory can go to a process that is being started, and nowhere else.
+        return self._shared if multiprocessing.context.get_spawning_popen() is not None else None
+
+    def __setstate__(self, shared: Any) -> None:
+        self._shared = multiprocessing.Array("q", [-1, -1]) if shared is None else shared

@@ -1,0 +1,113 @@
+"""Shards that are no files of this machine: their index is fetched from beside them, their samples by ranges.
+
+A shard without an index, a compressed one and one whose server gives no ranges is fetched whole, once, to an unlinked
+temporary file, and then read like any file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import tempfile
+from collections.abc import Iterator
+from typing import IO
+
+from penstock.errors import DataError, StorageError
+from penstock.formats.arriving import Arriving, Fetcher, whole
+from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content, open_content
+from penstock.formats.tar.index import SUFFIX, Index, Stamp
+from penstock.formats.tar.scan import scan
+from penstock.storage import Info, NotFound, Storage, shown
+
+log = logging.getLogger(__name__)
+
+
+def open_remote(
+    place: str,
+    storage: Storage,
+    fetcher: Fetcher,
+    *,
+    expected: int | None = None,
+    sha256: str | None = None,
+    mapped: bool = True,
+    limits: ArchiveLimits = LIMITS,
+    known: Index | None = None,
+) -> tuple[Index, Content | None]:
+    """Give the index of a remote shard and (``mapped``) its content.
+
+    Args:
+        place: Its URL.
+        storage: Where it lies.
+        fetcher: What brings its bytes.
+        expected: How many samples the manifest says there are.
+        sha256: The checksum the manifest says it has.
+        mapped: Whether its samples are wanted too.
+        limits: How far a compressed shard may unpack.
+        known: Its index from a moment ago.
+
+    Raises:
+        StorageError: It cannot be read.
+        DataError: It is not what the manifest says.
+    """
+    index = known or remote_index(place, storage)
+    if index is not None and not mapped:
+        return index.expecting(expected, "the manifest"), None
+    info = storage.info(place)
+    if index is not None and _fits(index, info):
+        arriving = Arriving(fetcher, storage, place, shown(place), info, index.grid)
+        return index.expecting(expected, "the manifest"), Content(arriving)
+    content = _fetched(place, storage, fetcher, info, sha256, limits)
+    if index is None or len(content.bytes) != index.content_size:
+        index = scan(content.buffer, content.problem).stamped(Stamp(info.size or len(content.bytes)))
+    return index.expecting(expected, "the manifest"), content
+
+
+def _fits(index: Index, info: Info) -> bool:
+    """Whether ranges of the object are what the index speaks of."""
+    return info.ranges and info.size is not None and index.shard_size == info.size == index.content_size
+
+
+def remote_index(place: str, storage: Storage) -> Index | None:
+    """Fetch the index beside a shard; ``None`` where there is none.
+
+    Raises:
+        StorageError: it cannot be known whether there is one.
+    """
+    try:
+        data = b"".join(storage.stream(place + SUFFIX))
+    except NotFound:
+        return None
+    try:
+        return Index.from_bytes(data, shown(place))
+    except DataError as exc:
+        log.warning("%s: the index beside it is not used: %s", shown(place), exc.problem)
+        return None
+
+
+def _fetched(
+    place: str, storage: Storage, fetcher: Fetcher, info: Info, sha256: str | None, limits: ArchiveLimits
+) -> Content:
+    """Fetch a whole shard; one whose checksum is wrong is fetched once more."""
+    with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
+        for attempt in range(2):
+            spool.seek(0)
+            spool.truncate()
+            found = _spooled(whole(storage, place, shown(place), info, fetcher), spool, place)
+            if sha256 is None or found == sha256:
+                return open_content(spool.name, shown(place), limits)
+            if not attempt:
+                log.warning("%s: its checksum is not the manifest's; fetched again", shown(place))
+    raise DataError("its checksum is not the one in the manifest", shown(place))
+
+
+def _spooled(chunks: Iterator[bytes], spool: IO[bytes], place: str) -> str:
+    hashed = hashlib.sha256()
+    for chunk in chunks:
+        hashed.update(chunk)
+        try:
+            spool.write(chunk)
+        except OSError as exc:
+            problem = f"cannot keep the shard in {tempfile.gettempdir()}: {exc.strerror or exc}"
+            raise StorageError(problem, shown(place)) from exc
+    spool.flush()
+    return hashed.hexdigest()

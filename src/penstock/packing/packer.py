@@ -1,0 +1,368 @@
+"""Packing: any dataset into shards, in one exact order, and on where it was interrupted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from penstock.engines import Program, Run, Start
+from penstock.engines.progress import Progress
+from penstock.errors import PlanError
+from penstock.formats.manifest import Manifest, ShardEntry, manifest_url, read_manifest_at, write_manifest_at
+from penstock.formats.tar import ShardWriter
+from penstock.formats.tar.compression import SUFFIXES
+from penstock.formats.tar.names import on_disk
+from penstock.formats.tar.writer import remove_shards
+from penstock.packing.estimate import estimated
+from penstock.packing.journal import (
+    Journal,
+    Place,
+    read_journal,
+    remove_journal,
+    start_from_json,
+    start_to_json,
+    write_journal,
+)
+from penstock.packing.origins import Origin, recognise, shuffled
+from penstock.packing.writing import Packed, check_elsewhere, failures_of, in_order, keyed
+from penstock.plan import OnError, check_choice, check_count, size_in_bytes
+from penstock.plan.values import Workers
+from penstock.storage import Storage, local_path, open_storage, shown
+
+_MARK_EVERY = 256  # samples: to know where a stream stands costs as much as reading a small one
+_NUMBERED = re.compile(r"shard-(\d{6,})\.tar(\.\w+)?")
+_PARTIAL = re.compile(r"\.(?:shard-\d{6,}\.tar.*|manifest\.json|\.penstock-pack\.json)\.(\d+)-[0-9a-f]{8}\.partial")
+
+
+def pack(
+    source: Any,
+    url: str | os.PathLike[str],
+    *,
+    format: Literal["tar"] = "tar",
+    max_bytes: float | str = 1e8,
+    max_samples: int = 100_000,
+    workers: Workers = None,
+    shuffle: bool = True,
+    seed: int = 0,
+    resume: bool = True,
+    compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
+    image: Literal["png", "jpg"] = "png",
+    on_error: Literal["raise", "skip"] | None = None,
+    progress: bool | None = None,
+    dry_run: bool = False,
+    append: bool = False,
+    storage: Storage | None = None,
+) -> Packed:
+    """Pack a dataset into shards in a folder, here or elsewhere; the same source, seed and options give the same bytes.
+
+    Shards appear whole or not at all, each with an index beside it; the manifest comes last. A run that was
+    interrupted goes on where it stopped, and one that is complete has nothing to do.
+
+    Args:
+        source: A folder of class folders, a CSV or JSON-lines list, a map-style dataset of (image, label), a
+            Hugging Face dataset, a ``ps.Dataset``, or shards. The bytes of files are kept as they are.
+        url: The folder to write to.
+        format: What shards are.
+        max_bytes: The most bytes of a shard, unless one sample alone has more.
+        max_samples: The most samples of a shard.
+        workers: How many read at a time, or (least, most): threads for files, processes for datasets.
+        shuffle: Put the samples in a random order by ``seed``; a ``ps.Dataset`` that is shuffled keeps its own.
+        seed: Decides the order.
+        resume: Go on with an interrupted run; ``False`` starts over, and replaces what the folder holds.
+        compress: Compress shards, which then cannot be read in part.
+        image: How images are stored that have no bytes of their own.
+        on_error: What happens to a sample that cannot be read or stored; by default as the dataset says.
+        progress: Show a bar; ``None``: on a terminal.
+        dry_run: Write nothing; tell what would be written.
+        append: Add shards to those that are there.
+        storage: Where URLs lie; by default as their scheme says.
+
+    Raises:
+        DataError: a sample cannot be read or stored.
+        PlanError: an argument makes no sense, the source is nothing that can be packed, or the folder holds
+            something else.
+        StorageError: the source cannot be read, or the folder not be written.
+    """
+    check_choice("format", format, ("tar",))
+    check_choice("image", image, ("png", "jpg"))
+    check_count("seed", seed)
+    check_count("max_samples", max_samples, least=1)
+    if compress is not None:
+        check_choice("compress", compress, SUFFIXES)
+    origin = recognise(source, workers=workers, image=image)
+    limits = Limits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
+    options: dict[str, Any] = {"max_bytes": limits.nbytes, "max_samples": max_samples, "compress": compress}
+    options |= {"shuffle": shuffle, "seed": seed, "image": image, "append": append}
+    plan = shuffled(origin.plan) if shuffle else origin.plan
+    plan = replace(plan, engine=in_order(plan.engine), seed=seed if plan.seed is None else plan.seed)
+    if on_error is not None:
+        plan = replace(plan, errors=OnError(on_error))
+    origin = replace(origin, plan=plan)
+    packing = _Packing(origin, _Target.of(os.fspath(url), storage), limits, options)
+    if dry_run:
+        return packing.estimate()
+    with failures_of(os.fspath(url)):
+        return packing.run(resume, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How large shards are."""
+
+    nbytes: int
+    samples: int
+    compress: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The folder that is written to."""
+
+    folder: str
+    given: Storage | None
+
+    @classmethod
+    def of(cls, url: str, storage: Storage | None) -> _Target:
+        if url.endswith((".tar", ".tgz")) or "%" in url.rpartition("/")[2]:
+            raise PlanError(f"{shown(url)}: packing makes a folder of shards; give a folder")
+        local = on_disk(url)
+        folder = (local_path(url) if local else url).rstrip("/") or "/"
+        return cls(folder, None if local else storage)
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(self.folder, self.given)
+
+    def manifest(self) -> Manifest | None:
+        return read_manifest_at(self.folder, self.given)
+
+    def missing(self, entries: tuple[ShardEntry, ...]) -> list[str]:
+        """The shards that are not there as they were written."""
+        below = f"{self.folder}/"
+        sizes = {one.url.removeprefix(below): one.size for one in self.storage.list(self.folder)} if entries else {}
+        return [entry.name for entry in entries if sizes.get(entry.name) != entry.bytes]
+
+    def sweep(self) -> None:
+        """Remove what runs left behind that were killed; those of runs that live stay."""
+        if not on_disk(self.folder) or not os.path.isdir(self.folder):
+            return
+        for name in os.listdir(self.folder):
+            match = _PARTIAL.fullmatch(name)
+            if match and not _lives(int(match[1])):
+                with suppress(OSError):
+                    os.unlink(os.path.join(self.folder, name))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+class _Packing:
+    """One source on its way into one folder."""
+
+    def __init__(self, origin: Origin, target: _Target, limits: Limits, options: dict[str, Any]) -> None:
+        self._origin, self._target, self._limits, self._options = origin, target, limits, options
+        self._program = Program(origin.plan)
+        self._check_outside()
+        check_elsewhere(self._program, target.folder)
+        self._epoch = origin.plan.epoch or 0
+
+    def _check_outside(self) -> None:
+        files = self._origin.files
+        if files is None or not on_disk(self._target.folder) or not os.path.isdir(files.origin):
+            return
+        source, target = os.path.realpath(files.origin), os.path.realpath(self._target.folder)
+        if os.path.commonpath([source, target]) == source:
+            raise PlanError(f"{self._target.folder} lies in the folder that is packed; choose one outside of it")
+
+    def estimate(self) -> Packed:
+        """What would be written."""
+        return estimated(self._origin, self._epoch, shown(self._target.folder), *self._numbers(), self._limits)
+
+    def _numbers(self) -> tuple[int, int]:
+        """The number of the first shard, and of the first sample."""
+        known = self._target.manifest() if self._options["append"] else None
+        if known is None:
+            return 0, 0
+        matches = (_NUMBERED.fullmatch(shard.name) for shard in known.shards)
+        first = max((int(match[1]) + 1 for match in matches if match), default=0)
+        return first, sum(shard.samples for shard in known.shards)
+
+    def run(self, resume: bool, progress: bool | None) -> Packed:
+        """Write what is not yet written."""
+        stream = self._program.stream is not None
+        mine = Journal(self._origin.fingerprint(self._program), self._options)
+        found = self._left(resume)
+        if found is None or not resume or stream:
+            known = self._target.manifest()
+            if known is not None and resume and self._is_done(known, mine):
+                return self._packed(known.shards, 0)
+            found = self._begun(mine, known, resume, found)
+        else:
+            found.check(mine)
+            if missing := self._target.missing(found.entries):
+                raise PlanError(
+                    f"{missing[0]} was written before and is gone or changed; pass resume=False to start over"
+                )
+        self._target.sweep()
+        journal, skipped = self._write(found, progress)
+        self._finish(journal)
+        return self._packed(journal.entries, skipped)
+
+    def _left(self, resume: bool) -> Journal | None:
+        """The journal of a run that was interrupted; one that makes no sense is in nobody's way who starts over."""
+        try:
+            return read_journal(self._target.storage, self._target.folder)
+        except PlanError:
+            if resume:
+                raise
+            return None
+
+    def _is_done(self, known: Manifest, mine: Journal) -> bool:
+        return not self._options["append"] and known.made == self._made(mine) and not self._target.missing(known.shards)
+
+    def _begun(self, mine: Journal, known: Manifest | None, resume: bool, left: Journal | None) -> Journal:
+        """Write the first journal, once nothing speaks against it."""
+        append = self._options["append"]
+        if known is not None and known.shards and resume and not append:
+            raise PlanError(
+                f"{shown(self._target.folder)} holds {len(known.shards)} shards of something else, or made otherwise; "
+                "append=True adds to them, resume=False replaces them"
+            )
+        listed = {shard.name for shard in known.shards} if known is not None else set()
+        old = (left.names() if left is not None else set()) - listed
+        if append:
+            self._check_classes(known)
+            first, samples = self._numbers()
+            begun = replace(mine, first=first, samples=samples, old=tuple(sorted(old)))
+        else:
+            begun = replace(mine, old=tuple(sorted(old | listed)))
+        write_journal(self._target.storage, self._target.folder, begun)
+        if known is not None and not append:
+            # From here on the folder holds some shards of each set: better no manifest than a wrong one.
+            self._target.storage.delete(manifest_url(self._target.folder))
+        return begun
+
+    def _check_classes(self, known: Manifest | None) -> None:
+        theirs, ours = known.classes if known is not None else None, self._origin.classes
+        if theirs is not None and ours is not None and theirs != ours:
+            raise PlanError(
+                f"the shards there have {len(theirs)} classes ({', '.join(theirs[:3])}, ...) and the source others "
+                f"({', '.join(ours[:3])}, ...): the same number would mean two things"
+            )
+
+    def _write(self, journal: Journal, progress: bool | None) -> tuple[Journal, int]:
+        """Write the shards that are to come, with a note after each."""
+        done = journal
+
+        def published(entry: ShardEntry, place: Place | None) -> None:
+            nonlocal done
+            if place is not None:
+                done = done.after(entry, place)
+                write_journal(self._target.storage, self._target.folder, done)
+            else:
+                done = replace(done, entries=(*done.entries, entry))
+
+        steps = _Steps(self._program, self._epoch, journal.place)
+        before = sum(entry.samples for entry in journal.entries)
+        left = None if steps.total is None else max(0, steps.total - before)
+        limits = self._limits
+        with (
+            ShardWriter(
+                self._target.folder,
+                max_bytes=limits.nbytes,
+                max_samples=limits.samples,
+                compress=limits.compress,
+                start=journal.first + len(journal.entries),
+                manifest=False,
+                storage=self._target.given,
+                background=True,
+                published=published,
+            ) as writer,
+            closing(steps),
+            Progress("packing", left, shown=progress) as bar,
+        ):
+            for number, sample in enumerate(steps, start=journal.samples + before):
+                writer.write(self._keyed(sample, number), steps.place)
+                bar.add()
+            writer.close(steps.place)
+        return done, steps.skipped
+
+    def _keyed(self, sample: dict[str, Any], number: int) -> dict[str, Any]:
+        if not self._origin.numbered:
+            return keyed(sample, number)
+        stem = sample.get("__key__")
+        sample["__key__"] = f"{number:09d}-{stem}" if stem else f"{number:09d}"
+        return sample
+
+    def _finish(self, journal: Journal) -> None:
+        target = self._target
+        remove_shards(target.folder, sorted({*journal.old} - {entry.name for entry in journal.entries}), target.given)
+        made = "" if self._options["append"] else self._made(journal)
+        write_manifest_at(target.folder, target.given, journal.entries, classes=self._origin.classes, made=made)
+        remove_journal(target.storage, target.folder)
+
+    def _made(self, journal: Journal) -> str:
+        said = json.dumps([journal.source, dict(journal.options)], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+    def _packed(self, entries: tuple[ShardEntry, ...], skipped: int) -> Packed:
+        samples, nbytes = sum(entry.samples for entry in entries), sum(entry.bytes for entry in entries)
+        return Packed(shown(self._target.folder), tuple(entry.name for entry in entries), samples, nbytes, skipped)
+
+
+class _Steps:
+    """The samples still to come, and where in their stream one stands between any two of them."""
+
+    def __init__(self, program: Program, epoch: int, at: Place | None) -> None:
+        self._stream = program.stream is not None
+        order = None if self._stream else program.order(epoch)
+        whole = program.front() if order is None else program.start(order, program.plan.cut)
+        start = whole if at is None else start_from_json(at.start)
+        self._drop = 0 if at is None else at.beyond
+        self._before = 0 if at is None else at.skipped
+        self._run = Run(program, order, epoch, start, tracked=not self._stream)
+        self._mark: Start = start
+        self._marked_skips = 0
+        self._since = 0
+        self.total = None if self._stream else program.length(program.plan.cut)
+
+    @property
+    def skipped(self) -> int:
+        """Samples left out so far."""
+        return self._before + len(self._run.passed())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for sample in self._run:
+            if self._drop:
+                self._drop -= 1
+                self._since += 1
+                continue
+            yield sample
+            self._since += 1
+            if self._since >= _MARK_EVERY:
+                self._mark, self._since = self._run.here(), 0
+                self._marked_skips = len(self._run.passed())
+        self._mark, self._since, self._marked_skips = self._run.here(), 0, len(self._run.passed())
+
+    def close(self) -> None:
+        """End the run."""
+        self._run.close()
+
+    def place(self) -> Place | None:
+        """Where the stream stands before the sample that was given last; after it, when that was the last."""
+        if self._stream:
+            return None
+        return Place(start_to_json(self._mark), self._since, self._before + self._marked_skips)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+
+
+def test_what_shards_hold_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [{"txt": "x" * n, "cls": n % 25} for n in range(30)]
+    packed = ps.from_items(items).write_tar(str(tmp_path / "out"), max_samples=20)
+    assert main(["info", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"2 shards, 30 samples, {packed.nbytes:,} bytes\n")
+    assert "txt                       30             0            14            29               435" in out
+    assert "25 classes, of 1 to 2 samples" in out
+    assert "and 5 more" in out
+    assert main(["info", str(tmp_path / "out"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["shards"], told["samples"], told["bad"], told["bytes"]) == (2, 30, 0, packed.nbytes)
+    assert sum(told["classes"].values()) == 30
+
+
+def test_shards_without_classes_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ps.from_items([{"txt": "a"}]).write_tar("memory://cli-info/out")
+    assert main(["info", "memory://cli-info/out"]) == 0
+    assert "classes" not in capsys.readouterr().out

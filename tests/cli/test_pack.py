@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name in ("cat", "dog"):
+        (tmp_path / "src" / name).mkdir(parents=True)
+        for number in range(10):
+            (tmp_path / "src" / name / f"{number}.jpg").write_bytes(bytes(number * 100))
+    return tmp_path / "src"
+
+
+def test_a_folder_is_packed_and_told(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["pack", str(source), out, "--max-samples", "8", "--seed", "3", "--workers", "2"]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: 20 samples in 3 shards of ")
+    want = ps.pack(source, tmp_path / "want", max_samples=8, seed=3)
+    for name in want.shards:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "want" / name).read_bytes()
+
+
+def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pack", str(source), str(tmp_path / "out"), "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["samples"], told["estimated"]) == (20, False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_reach_the_packing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "out")
+    assert main(["pack", str(source), out, "--no-shuffle", "--compress", "gz"]) == 0
+    assert [s["__key__"][-1] for s in ps.read_tar(out)] == list("0123456789") * 2
+    assert main(["pack", str(source), out, "--append"]) == 0
+    assert len(ps.read_tar(out)) == 40
+    capsys.readouterr()
+    assert main(["pack", str(source), out, "--max-bytes", "5KB"]) == 1
+    assert capsys.readouterr().err.startswith("penstock: ")
+    assert main(["pack", str(source), out, "--max-bytes", "5KB", "--no-resume"]) == 0
+    assert len(ps.read_tar(out)) == 20
+
+
+def test_unreadable_samples_are_left_out_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"x")
+    (tmp_path / "list.csv").write_text("path,label\na.jpg,1\nb.jpg,2\n")
+    assert main(["pack", str(tmp_path / "list.csv"), str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert "line 3" in error
+    assert error.count("\n") == 1
+    assert main(["pack", str(tmp_path / "list.csv"), str(tmp_path / "out"), "--skip-errors"]) == 0
+    assert "1 left out" in capsys.readouterr().out
+
+
+def test_ctrl_c_ends_with_130_and_the_next_call_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "src" / "a").mkdir(parents=True)
+    for number in range(3000):
+        (tmp_path / "src" / "a" / f"{number}.txt").write_bytes(b"x" * 900)
+    call = [sys.executable, "-m", "penstock", "pack", str(tmp_path / "src"), str(tmp_path / "out"), "--max-samples=5"]
+    with subprocess.Popen(call, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "out" / "shard-000003.tar").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=20)
+    assert (process.returncode, error) == (130, "penstock: interrupted\n")
+    assert "manifest.json" not in os.listdir(tmp_path / "out")
+    assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".partial")]
+    assert ps.pack(tmp_path / "src", tmp_path / "out", max_samples=5).samples == 3000

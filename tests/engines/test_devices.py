@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NamedTuple
+
+import cloudpickle
+import pytest
+import torch
+
+from penstock.dataset import from_items
+from penstock.engines.devices import shared_out, with_moves
+from penstock.engines.program import Segment
+from penstock.engines.reading import Read
+from penstock.errors import EngineError
+from penstock.plan import MapFn, Placed, Resources
+from penstock.testing import numbers
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
+
+
+def segment(gpus: float = 1, workers: Any = None) -> Segment:
+    needs = Resources(workers=workers, gpus=gpus)
+    return Segment([Placed(Read(), -1), Placed(MapFn(abs, resources=needs), 0)], needs)
+
+
+def test_stages_that_ask_for_no_device_get_none() -> None:
+    assert shared_out([segment(0), segment(0, 4)], None) == {}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "want"),
+    [
+        (1, None, ["a", "b", "c", "d"]),
+        (1, 2, ["a", "b"]),
+        (1, (1, 3), ["a", "b", "c"]),
+        (1, (2, 9), ["a", "b", "c", "d"]),
+        (2, None, ["a", "c"]),
+        (0.5, 3, ["a", "a", "b"]),
+        (0.25, 8, ["a"] * 4 + ["b"] * 4),
+        (1 / 3, None, ["a"] * 3 + ["b"] * 3 + ["c"] * 3 + ["d"] * 3),
+    ],
+)
+def test_every_worker_gets_its_share(gpus: float, workers: Any, want: list[str]) -> None:
+    assert shared_out([segment(0), segment(gpus, workers)], "abcd") == {1: want}
+
+
+def test_segments_do_not_share_devices_they_want_whole() -> None:
+    assert shared_out([segment(1, 1), segment(1, 2)], "abc") == {0: ["a"], 1: ["b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("segments", "words"),
+    [
+        ([segment(1, 3)], r"gpus=1 for each of 3 workers, but .*a.*b.* declared"),
+        ([segment(0.5, 5)], r"gpus=0.5 for each of 5 workers"),
+        ([segment(1, (3, 4))], r"each of 3 workers"),
+        ([segment(3)], r"gpus=3 for each of 1 workers"),
+        ([segment(1, 2), segment(1, 1)], r"each of 1 workers.*of which 2 are taken"),
+    ],
+)
+def test_fewer_devices_than_asked_for_are_refused_with_the_numbers(segments: list[Segment], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        shared_out(segments, "ab")
+
+
+def test_a_segment_moves_what_it_has_read() -> None:
+    names = [placed.stage.name for placed in with_moves(segment(1)).stages]
+    assert names == ["read", "todevice", "map"]
+    plain = segment(0)
+    assert with_moves(plain) is plain
+
+
+def calls(*_: Any) -> Any:
+    raise AssertionError("no sample should get here")
+
+
+@pytest.mark.parametrize("on", ["threads", "processes"])
+def test_a_gpu_that_is_not_there_is_refused_before_the_first_sample(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.engines.devices.devices_at_hand", tuple)
+    with pytest.raises(EngineError, match=r"map\(calls\) asks for gpus=1 .*no GPU.*devices="):
+        next(iter(from_items([1, 2]).map(calls, gpus=1, on=on)))
+
+
+@pytest.mark.parametrize("on", ["threads", "processes"] if FULL else ["threads"])
+def test_functions_and_constructors_are_told_their_device(on: str) -> None:
+    class Model:
+        def __init__(self, device: Any) -> None:
+            self.device = device
+
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return {**batch, "model": [str(self.device)] * len(batch["x"])}
+
+    ds = numbers((20,)).map(lambda sample, device: {**sample, "device": str(device)}, gpus=1, workers=1, on=on)
+    ds = ds.map_batches(Model, gpus=0.5, workers=2, on=on).on("local", devices=["cpu:7", "cpu:1"])
+    got = list(ds)
+    assert [sample["x"] for sample in got] == list(range(20))
+    assert {sample["device"] for sample in got} == {"cpu:7"}
+    assert {sample["model"] for sample in got} == {"cpu:1"}
+
+
+def test_a_device_that_is_named_twice_serves_two_workers() -> None:
+    ds = numbers((40,)).map(lambda sample, device: device, gpus=1, workers=2).on("local", devices=["cpu", "cpu"])
+    assert list(ds) == ["cpu"] * 40
+    assert ds.stats().segments[-1].workers == 2
+    with pytest.raises(EngineError, match="each of 2 workers"):
+        list(ds.on("local", devices=["cpu"]))
+
+
+def test_a_pool_has_no_more_workers_than_devices() -> None:
+    ds = numbers((40,)).map(lambda sample, device: device, gpus=1).on("local", devices=["cpu:0", "cpu:1"])
+    assert set(ds) <= {"cpu:0", "cpu:1"}
+    assert (ds.stats().segments[-1].most, ds.stats().segments[-1].workers) == (2, 2)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_tensors_are_moved_wherever_they_are_and_all_else_stays() -> None:
+    t = torch.ones(3)
+    item = {"t": t, "list": [t, 1], "tuple": (t, "a"), "named": Pair(t, None), "deep": {"er": [(t,)]}, "text": "b"}
+    ds = from_items([item]).map(lambda item: item, gpus=1).on("local", devices=["meta"])
+    (got,) = list(ds)
+    moved = (got["t"], got["list"][0], got["tuple"][0], got["named"].left, got["deep"]["er"][0][0])
+    assert [tensor.device.type for tensor in moved] == ["meta"] * 5
+    assert all(tensor.shape == (3,) for tensor in moved)
+    assert (got["list"][1], got["tuple"][1], got["named"].right, got["text"]) == (1, "a", None, "b")
+    assert type(got["named"]) is Pair
+    assert t.device.type == "cpu", "the caller's own stays where it is"
+
+
+def test_tensors_are_moved_in_processes_too() -> None:
+    ds = from_items([torch.ones(5000)] * 3).map(lambda t, device: (t.device.type, str(device)), gpus=1, on="processes")
+    assert list(ds.on("local", devices=["meta"])) == [("meta", "meta")] * 3

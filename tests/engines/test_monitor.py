@@ -1,0 +1,126 @@
+"""Pools that grow and shrink, and threads that hang."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from penstock.dataset import from_items
+from penstock.engines.meter import Event
+from penstock.errors import StageError
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
+
+
+def waits(x: int) -> int:
+    time.sleep(0.02)
+    return x
+
+
+def same(x: int) -> int:
+    return x
+
+
+def sizes(ds: Any) -> list[int]:
+    return [size for _, size in ds.stats().segments[-1].sizes]
+
+
+@pytest.mark.parametrize("on", ["threads", "processes"] if FULL else ["threads"])
+def test_a_pool_grows_while_its_workers_wait_for_something(on: str) -> None:
+    ds = from_items(list(range(100_000))).map(waits, workers=(1, 6), on=on)
+    got = []
+    deadline = time.monotonic() + 30
+    for x in ds:
+        got.append(x)
+        if max(sizes(ds)) > 2 or time.monotonic() > deadline:
+            break
+    assert got == list(range(len(got)))
+    assert sizes(ds)[0] <= 2
+    assert 2 < max(sizes(ds)) <= 6
+    moments = [seconds for seconds, _ in ds.stats().segments[-1].sizes]
+    assert moments == sorted(moments)
+
+
+def test_a_pool_shrinks_while_the_consumer_is_slow_and_never_below_its_least() -> None:
+    ds = from_items(list(range(100_000))).map(same, workers=(2, 4)).on("local", cpus=4)
+    got = []
+    deadline = time.monotonic() + 15
+    for x in ds:
+        got.append(x)
+        time.sleep(0.005)
+        if sizes(ds)[-1] == 2 or time.monotonic() > deadline:
+            break
+    assert got == list(range(len(got)))
+    assert sizes(ds)[0] == 4
+    assert sizes(ds)[-1] == 2
+    assert min(sizes(ds)) == 2
+
+
+def test_workers_that_nobody_counted_are_enough_and_not_too_many() -> None:
+    ds = from_items(list(range(300))).map(waits)
+    assert list(ds) == list(range(300))
+    segment = ds.stats().segments[-1]
+    assert (segment.least, segment.most) == (1, max(32, len(os.sched_getaffinity(0))))
+    assert all(1 <= size <= segment.most for size in sizes(ds))
+
+
+def test_a_pool_of_a_fixed_size_stays_as_it_is_and_needs_no_watching() -> None:
+    ds = from_items(list(range(200))).map(waits, workers=3)
+    watching = set()
+    for _ in ds:
+        watching |= {thread.name for thread in threading.enumerate()}
+    assert sizes(ds) == [3]
+    assert "penstock monitor" not in watching
+    assert "penstock driver" in watching
+
+
+def test_an_observer_is_told_that_time_goes_by() -> None:
+    seen: list[Event] = []
+    assert len(list(from_items(list(range(40))).map(waits, workers=2).on("local", observer=seen.append))) == 40
+    ticks = [event for event in seen if event.kind == "tick"]
+    assert 1 <= len(ticks) <= 20
+
+
+@pytest.mark.parametrize("action", ["raise", "skip"])
+def test_a_thread_that_hangs_ends_the_run_and_is_left_behind_by_name(
+    action: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    going = threading.Event()
+
+    def hangs(x: int) -> int:
+        if x == 5:
+            assert going.wait(20)
+        return x
+
+    ds = from_items(list(range(50))).map(hangs, workers=2, timeout_s=0.2).on_error(action)
+    got: list[int] = []
+    before = time.monotonic()
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(StageError, match=r"timeout_s=0.2.*map\(hangs\).*key: 5") as caught,
+    ):
+        got.extend(ds)
+    assert time.monotonic() - before < 4
+    assert caught.value.key == "5"
+    assert got == list(range(len(got)))
+    assert len(got) <= 5
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    assert len(left) == 1
+    assert left[0].daemon
+    assert left[0].name in caplog.text
+    assert ds.stats().segments[-1].timeouts == 1
+    going.set()
+
+
+def test_a_time_limit_that_nobody_breaks_changes_nothing() -> None:
+    ds = from_items(list(range(60))).map(waits, workers=4, timeout_s=0.3).map(same, workers=1, timeout_s=9)
+    assert list(ds) == list(range(60))
+    assert [segment.timeouts for segment in ds.stats().segments] == [0, 0]

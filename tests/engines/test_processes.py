@@ -1,0 +1,432 @@
+"""Whole runs on worker processes: what travels, what comes back, and runs beside and inside each other."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+
+import penstock
+from penstock.dataset import Dataset, from_items
+from penstock.engines.meter import Event
+from penstock.errors import EngineError, StageError
+from penstock.testing import numbers
+
+SOURCE = str(Path(penstock.__file__).parents[1])
+THERE: dict[str, Any] = {"on": "processes", "workers": 1}
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
+
+
+def plus(x: int, y: int) -> int:
+    return x + y
+
+
+class Point:
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+def script(text: str, folder: Path, **env: str) -> str:
+    """What a script prints, run as a user would run it."""
+    path = folder / "script.py"
+    path.write_text("import penstock as ps\nfrom penstock.dataset import from_items\n" + textwrap.dedent(text))
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": SOURCE, **env},
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+# What travels.
+
+
+def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path) -> None:
+    out = script(
+        """
+        import functools, os
+        print("main runs")
+        FACTOR = 3
+
+        class Pair:
+            def __init__(self, x): self.x = x
+            def __eq__(self, other): return type(other) is Pair and other.x == self.x
+
+        class Adds:
+            def __init__(self, y): self.y = y
+            def __call__(self, batch): return {"x": batch["x"] + self.y}
+
+        def times(x, factor): return x * factor
+        def helped(x): return times(x, FACTOR) if os.getpid() != parent else None
+        def deep(x): return helped(x)
+        parent = os.getpid()
+
+        there = dict(on="processes", workers=1)
+        pair = from_items(range(4)).map(deep, **there).map(functools.partial(times, factor=2), **there)
+        got = list(pair.map(lambda x: Pair(x + FACTOR), **there))
+        assert got == [Pair(6 * x + 3) for x in range(4)], [vars(p) for p in got]
+        assert all(type(p) is Pair for p in got)
+        rows = from_items([{"x": x} for x in range(4)]).map_batches(Adds, fn_args=(5,), **there)
+        assert [int(row["x"]) for row in rows] == [5, 6, 7, 8]
+        """,
+        tmp_path,
+    )
+    assert out == "main runs\n"
+
+
+def test_functions_of_modules_that_only_the_path_knows_travel(tmp_path: Path) -> None:
+    (tmp_path / "only_here.py").write_text("import os\ndef pid(x): return os.getpid()\n")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "far_away.py").write_text("def double(x): return 2 * x\n")
+    out = script(
+        f"""
+        import os, sys
+        import only_here
+        sys.path.append({str(tmp_path / "elsewhere")!r})
+        import far_away
+        there = dict(on="processes", workers=1)
+        pids = set(from_items([1, 2]).map(only_here.pid, **there))
+        assert os.getpid() not in pids and len(pids) == 1
+        print(list(from_items([1, 2]).map(far_away.double, **there)))
+        """,
+        tmp_path,
+    )
+    assert out == "[2, 4]\n"
+
+
+def test_closures_partials_methods_and_classes_travel() -> None:
+    offset = [10]
+    point = Point(4)
+    functions: list[Callable[[Any], Any]] = [
+        lambda x: x + offset[0],
+        partial(plus, y=3),
+        partial(plus, 5),
+        lambda x: point.x + x,
+        np.sqrt,
+        str,
+        "size {}".format,
+    ]
+    ds, want = from_items(list(range(4))), list(range(4))
+    for fn in functions:
+        ds, want = ds.map(fn, **THERE), [fn(x) for x in want]
+    assert list(ds) == want
+
+
+def test_instances_come_back_as_the_class_they_are_of() -> None:
+    got = list(from_items([1, 2]).map(Point, **THERE).map(lambda point: (point, Point(point.x)), workers=1))
+    assert [(type(a), type(b), a.x) for a, b in got] == [(Point, Point, 1), (Point, Point, 2)]
+
+
+@pytest.mark.parametrize("thing", [threading.Lock(), (x for x in [1])], ids=["lock", "generator"])
+def test_what_cannot_travel_is_refused_before_the_first_sample(thing: Any) -> None:
+    ds = from_items([1, 2]).map(plus_one).map(lambda x: (x, thing), **THERE)
+    with pytest.raises(EngineError, match=r"map\(<lambda>\) cannot be sent to a worker process.*on='threads'"):
+        next(iter(ds))
+
+
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def test_a_worker_that_cannot_load_a_function_says_so() -> None:
+    class Unloadable:
+        def __reduce__(self) -> Any:
+            return int, ("no number",)
+
+    thing = Unloadable()
+    with pytest.raises(EngineError, match="cannot load its stages: ValueError: invalid literal") as caught:
+        list(from_items([1, 2]).map(lambda x: (x, thing), **THERE).on_error("skip"))
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+class Sticky:
+    """Cannot be sent (``send``), or cannot be made again (``load``)."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __reduce__(self) -> Any:
+        if self.how == "send":
+            raise TypeError("cannot be sent")
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(("how", "words"), [("send", "cannot be sent"), ("load", "no number")])
+def test_a_sample_that_cannot_come_back_fails_alone(how: str, words: str) -> None:
+    def sticky(sample: dict[str, Any]) -> Any:
+        return Sticky(how) if sample["x"] == 13 else sample["x"]
+
+    ds = numbers((10, 20)).map(sticky, **THERE)
+    got: list[int] = []
+    with pytest.raises(StageError, match=rf"{words}.*map\(sticky\).*shard-0001.*key: 13"):
+        got.extend(ds)
+    assert got == list(range(13))
+    skipping = ds.on_error("skip").loader()
+    assert list(skipping) == [x for x in range(30) if x != 13]
+    assert [skip.place.key for skip in skipping.skipped] == ["13"]
+    assert skipping.stats().segments[-1].deaths == 0
+
+
+def test_a_sample_that_cannot_be_made_in_a_worker_fails_alone() -> None:
+    ds = from_items([0, 1, Sticky("load"), 3]).map(lambda x: x, **THERE)
+    got: list[Any] = []
+    with pytest.raises(StageError, match=r"no number.*map\(<lambda>\).*key: 2"):
+        got.extend(ds)
+    assert got == [0, 1]
+    assert list(ds.on_error("skip")) == [0, 1, 3]
+
+
+class Stubborn(Exception):
+    """Cannot be made again from its args."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def test_errors_arrive_with_stage_key_cause_and_words() -> None:
+    def fails(x: int) -> int:
+        if x == 3:
+            raise FileNotFoundError(2, "no such thing", "a.txt")
+        if x == 6:
+            raise Stubborn(1, 2)
+        return x
+
+    ds = from_items(list(range(9))).map(fails, **THERE)
+    with pytest.raises(StageError, match=r"no such thing.*map\(fails\).*key: 3") as caught:
+        list(ds)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert caught.value.__cause__.filename == "a.txt"
+    assert any("in fails" in note for note in caught.value.__cause__.__notes__)
+    with pytest.raises(StageError, match=r"Stubborn: 1 and 2.*key: 6") as caught:
+        list(ds.skip(4))
+    assert "1 and 2" in str(caught.value.__cause__)
+    assert list(ds.on_error("skip")) == [0, 1, 2, 4, 5, 7, 8]
+
+
+# What comes back.
+
+
+def pixels(x: int) -> dict[str, Any]:
+    array = np.random.default_rng(x).integers(0, 256, (50_000 + 10_000 * (x % 7),), np.uint8)
+    return {"x": x, "array": array, "tensor": torch.from_numpy(array[::2].copy()), "check": zlib.crc32(array.tobytes())}
+
+
+def test_arrays_that_are_kept_are_never_written_over() -> None:
+    ds = from_items(list(range(200))).map(pixels, on="processes", workers=2)
+    kept = []
+    for sample in ds:
+        if sample["x"] % 3 == 0:  # some go, so that their memory is used again
+            kept.append(sample if sample["x"] % 2 else {**sample, "tensor": sample["array"][::2]})
+    assert [sample["x"] for sample in kept] == list(range(0, 200, 3))
+    assert all(zlib.crc32(sample["array"].tobytes()) == sample["check"] for sample in kept)
+    assert all(
+        bytes(sample["tensor"].numpy() if sample["x"] % 2 else sample["tensor"]) == bytes(sample["array"][::2])
+        for sample in kept
+    )
+    for sample in kept:
+        sample["array"][:] = 0
+    assert not any(sample["array"].any() for sample in kept)
+
+
+def test_a_state_in_the_middle_of_a_large_block_restores_exactly_the_rest() -> None:
+    def copies(x: int) -> Iterator[tuple[int, int]]:
+        return ((x, number) for number in range(6000))  # more than one part
+
+    ds = from_items([1, 2, 3]).flat_map(copies, **THERE)
+    want = [pair for x in (1, 2, 3) for pair in copies(x)]
+    loader = ds.loader()
+    run = iter(loader)
+    for done in (4000, 4500, 11_000):
+        while next(run) != want[done - 1]:
+            pass
+        rest = ds.on("serial").loader()
+        rest.load_state_dict(loader.state_dict())
+        assert list(rest) == want[done:]
+    assert list(run) == want[11_000:]
+
+
+def test_what_a_worker_keeps_of_its_inputs_is_never_written_over() -> None:
+    kept: list[np.ndarray[Any, Any]] = []
+    checks: list[int] = []
+
+    def keeps(sample: dict[str, Any]) -> bool:
+        kept.append(sample["array"])
+        checks.append(sample["check"])
+        return all(zlib.crc32(a.tobytes()) == c for a, c in zip(kept[::5], checks[::5], strict=True))
+
+    assert all(from_items(list(map(pixels, range(60)))).select("array", "check").map(keeps, **THERE))
+
+
+def test_a_consumer_that_keeps_little_needs_little_memory() -> None:
+    ds = from_items(list(range(400))).map(lambda x: np.full(1_000_000, x % 256, np.uint8), **THERE)
+    peaks = []
+    for number, array in enumerate(ds):
+        assert array[-1] == number % 256
+        if number in (200, 399):
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    assert peaks[1] - peaks[0] < 40_000, "KB"
+
+
+# Runs inside and beside each other.
+
+
+def test_a_function_in_a_process_may_iterate_a_dataset() -> None:
+    inner = from_items([1, 2, 3]).map(plus_one, workers=2)
+    assert list(from_items([0, 10]).map(lambda x: x + sum(inner.epoch(0)), **THERE)) == [9, 19]
+
+
+def test_a_function_in_a_process_may_iterate_a_dataset_of_processes() -> None:
+    inner = from_items([1, 2, 3]).map(plus_one, **THERE)
+    assert list(from_items([0, 10]).flat_map(lambda x: [x + y for y in inner.epoch(0)], **THERE)) == [
+        2,
+        3,
+        4,
+        12,
+        13,
+        14,
+    ]
+
+
+def test_runs_of_processes_go_on_side_by_side() -> None:
+    one = from_items(list(range(60))).map(plus_one, **THERE)
+    two = from_items(list(range(60))).map(partial(plus, y=100), **THERE)
+    assert list(zip(one, two, strict=True)) == [(x + 1, x + 100) for x in range(60)]
+
+
+def test_several_threads_may_run_processes() -> None:
+    ds = from_items(list(range(40))).map(plus_one, **THERE).epoch(0)
+    got: list[list[int]] = []
+    threads = [threading.Thread(target=lambda: got.append(list(ds))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert got == [list(range(1, 41))] * 3
+
+
+def test_a_forked_child_can_run_processes_after_its_parent(tmp_path: Path) -> None:
+    out = script(
+        """
+        import os, sys
+        ds = from_items(range(200)).map(lambda x: x + 1, on="processes", workers=1).map(lambda x: x, workers=2)
+        want = list(ds)
+        live = iter(ds)
+        next(live)
+        child = os.fork()
+        if child == 0:
+            assert list(ds) == want
+            try:
+                next(live)
+            except ps.errors.EngineError as exc:
+                print("refused", flush=True)
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert list(live) == want[1:]
+        print("parent goes on")
+        """,
+        tmp_path,
+    )
+    assert out == "refused\nparent goes on\n"
+
+
+class Feed(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, ds: Dataset) -> None:
+        self.ds = ds
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch.utils.data.get_worker_info()
+        assert info is not None
+        return iter(self.ds.shard(info.id, info.num_workers))
+
+
+@pytest.mark.parametrize("on", ["threads", "processes"])
+def test_a_dataset_runs_inside_the_workers_of_a_data_loader(on: str) -> None:
+    ds = from_items(list(range(40))).map(plus_one, on=on, workers=1).epoch(0)
+    assert list(ds) == list(range(1, 41))  # this process has run it before
+    loader = torch.utils.data.DataLoader(Feed(ds), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of newer Pythons, about forks beside threads
+        assert sorted(loader) == list(range(1, 41))
+
+
+# What a run tells about itself.
+
+
+def test_an_observer_is_told_what_happens_in_order() -> None:
+    seen: list[Event] = []
+
+    def fatal(x: int) -> int:
+        if x == 7:
+            os._exit(1)
+        return x
+
+    ds = from_items(list(range(30))).map(fatal, **THERE).on_error("skip").on("local", observer=seen.append)
+    assert len(list(ds)) == 29
+    kinds = [event.kind for event in seen]
+    assert (kinds[0], kinds[-1]) == ("begin", "end")
+    assert (kinds.count("begin"), kinds.count("end")) == (1, 1)
+    assert kinds.index("workers") < kinds.index("block")
+    assert kinds.count("death") == 4
+    assert all(event.problem and "exit status 1" in event.problem for event in seen if event.kind == "death")
+    assert sum(event.items for event in seen if event.kind == "block") == 29
+    assert {event.segment for event in seen if event.kind == "block"} == {"read -> map(fatal)"}
+    assert all(0 <= event.took <= event.seconds for event in seen if event.kind == "block")
+    assert [event.seconds for event in seen if event.kind != "tick"][-1] == max(event.seconds for event in seen)
+
+
+@pytest.mark.parametrize("kind", ["begin", "workers", "block", "tick", "end"])
+def test_an_observer_that_fails_does_not_stop_the_run(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    def observer(event: Event) -> None:
+        if event.kind == kind:
+            raise ValueError("the observer's own")
+
+    def waits(x: int) -> int:
+        time.sleep(0.01)
+        return x
+
+    assert list(from_items(list(range(40))).map(waits, workers=2).on("local", observer=observer)) == list(range(40))
+    assert caplog.text.count("the observer failed") == 1
+
+
+def test_stats_can_be_asked_for_before_during_and_after_a_run() -> None:
+    ds = from_items(list(range(50))).map(plus_one, **THERE)
+    assert (ds.stats().items, ds.stats().segments) == (0, ())
+    run = iter(ds)
+    next(run)
+    during = ds.stats()
+    assert during.running
+    assert during.segments[-1].on == "processes"
+    assert during.items >= 1
+    assert sum(1 for _ in run) == 49
+    after = ds.stats()
+    assert not after.running
+    assert (after.items, after.segments[-1].items, after.segments[-1].workers) == (50, 50, 1)
+    assert after.segments[-1].busy > 0
+    assert "map(plus_one)" in str(after)
+
+
+def test_stats_of_a_loader_are_those_of_its_last_epoch() -> None:
+    loader = from_items(list(range(50))).map(plus_one, **THERE).loader()
+    for _ in range(2):
+        assert len(list(loader)) == 50
+        assert (loader.stats().items, loader.stats().running) == (50, False)
+    assert loader.stats().segments[-1].on == "processes"

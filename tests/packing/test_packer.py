@@ -1,0 +1,600 @@
+"""Packing is exact: the same bytes whoever reads and however often it is killed, and nothing half-written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.manifest import read_manifest, read_manifest_at
+from penstock.formats.tar.index import Index, Stamp
+from penstock.packing.journal import JOURNAL
+from penstock.storage import Info, Listed, Memory, Storage, Upload, open_storage
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of 60 files each, of sizes from nothing on."""
+    folder = tmp_path_factory.mktemp("photos")
+    chance = random.Random(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        for number in range(60):
+            (folder / name / f"{name}.{number:03d}.JPEG").write_bytes(chance.randbytes(chance.randrange(6000)))
+    return folder
+
+
+def content(folder: str | Path) -> dict[str, bytes]:
+    """Everything in a folder, indexes without what their file looked like to the system."""
+    if not str(folder).startswith("memory:"):
+        found = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+    else:
+        memory = open_storage(str(folder))
+        found = {one.url.rpartition("/")[2]: b"".join(memory.stream(one.url)) for one in memory.list(str(folder))}
+    for name, data in found.items():
+        if name.endswith(".index"):
+            index = Index.from_bytes(data)
+            found[name] = index.stamped(Stamp(index.shard_size), index.grid).to_bytes()
+    return found
+
+
+def keys(folder: str | Path) -> list[str]:
+    return [sample["__key__"] for sample in ps.read_tar(str(folder))]
+
+
+def test_a_folder_of_class_folders_becomes_shards(photos: Path, tmp_path: Path) -> None:
+    packed = ps.pack(photos, tmp_path / "out", max_samples=50)
+    assert packed.shards == ("shard-000000.tar", "shard-000001.tar", "shard-000002.tar")
+    assert (packed.samples, packed.skipped, packed.estimated) == (120, 0, False)
+    manifest = read_manifest(tmp_path / "out")
+    assert manifest is not None
+    assert manifest.classes == ("cat", "dog")
+    seen = []
+    for number, sample in enumerate(ps.read_tar(str(tmp_path / "out"))):
+        stem = sample["__key__"].partition("-")[2]
+        label = int(sample["cls"])
+        assert sample["__key__"].startswith(f"{number:09d}-")
+        name = ("cat", "dog")[label]
+        assert sample["jpg"] == (photos / name / f"{stem.replace('_', '.')}.JPEG").read_bytes()
+        seen.append(stem)
+    assert len(set(seen)) == 120
+    assert seen != sorted(seen)
+    assert JOURNAL not in os.listdir(tmp_path / "out")
+
+
+def test_without_shuffle_the_order_is_that_of_paths(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out", shuffle=False)
+    stems = [key.partition("-")[2] for key in keys(tmp_path / "out")]
+    assert stems == sorted(stems)
+
+
+def test_keys_sort_as_samples_lie(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out", max_samples=33)
+    found = keys(tmp_path / "out")
+    assert found == sorted(found)
+
+
+def test_the_seed_decides_the_order(photos: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        ps.pack(photos, tmp_path / name, seed=seed)
+    assert keys(tmp_path / "a") == keys(tmp_path / "b") != keys(tmp_path / "c")
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, (1, 3)], ids=str)
+def test_the_bytes_are_the_same_whoever_reads(photos: Path, tmp_path: Path, workers: Any) -> None:
+    ps.pack(photos, tmp_path / "default", max_bytes=60_000)
+    ps.pack(photos, tmp_path / "out", max_bytes=60_000, workers=workers)
+    assert content(tmp_path / "out") == content(tmp_path / "default")
+    assert max(len(data) for name, data in content(tmp_path / "out").items() if name.endswith(".tar")) <= 60_000
+
+
+def test_elsewhere_are_the_bytes_that_would_be_here(photos: Path, tmp_path: Path) -> None:
+    here = ps.pack(photos, tmp_path / "out", max_samples=50)
+    there = ps.pack(photos, "memory://pack/elsewhere", max_samples=50)
+    assert (there.shards, there.nbytes) == (here.shards, here.nbytes)
+    assert content("memory://pack/elsewhere") == content(tmp_path / "out")
+    assert keys("memory://pack/elsewhere") == keys(tmp_path / "out")
+
+
+@pytest.mark.parametrize("compress", ["gz", "zst"])
+def test_shards_may_be_compressed(photos: Path, tmp_path: Path, compress: Any) -> None:
+    packed = ps.pack(photos, tmp_path / "out", max_samples=100, compress=compress)
+    assert packed.shards == (f"shard-000000.tar.{compress}", f"shard-000001.tar.{compress}")
+    assert len(keys(tmp_path / "out")) == 120
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Memory whose uploads fail after so many bytes in all, until ``left`` is raised again."""
+
+    left: list[int] = field(default_factory=lambda: [1 << 60])
+    memory: Memory = field(default_factory=Memory)
+
+    def put(self, url: str, *, size_hint: int | None = None) -> Upload:
+        return _FailingUpload(self.memory.put(url), self.left)
+
+    def info(self, url: str) -> Info:
+        return self.memory.info(url)
+
+    def read(self, url: str, start: int, stop: int, **more: Any) -> bytes | memoryview:
+        return self.memory.read(url, start, stop, **more)
+
+    def stream(self, url: str) -> Iterator[bytes]:
+        return self.memory.stream(url)
+
+    def list(self, prefix: str) -> Iterator[Listed]:
+        return self.memory.list(prefix)
+
+    def delete(self, url: str) -> None:
+        self.memory.delete(url)
+
+    def local_path(self, url: str) -> str | None:
+        return None
+
+
+class _FailingUpload(Upload):
+    def __init__(self, inner: Upload, left: list[int]) -> None:
+        super().__init__(inner.url)
+        self._inner, self._left = inner, left
+
+    def _write(self, data: bytes | bytearray | memoryview) -> None:
+        self._left[0] -= len(data)
+        if self._left[0] < 0:
+            raise StorageError("there is no more room", self.url)
+        self._inner.write(data)
+
+    def _commit(self) -> Info:
+        return self._inner.commit()
+
+    def _abort(self) -> None:
+        self._inner.abort()
+
+
+@pytest.mark.parametrize("room", [0, 900, 40_000, 130_000, 200_000, 300_000])
+def test_a_place_that_is_full_holds_whole_shards_only_and_the_rest_follows(photos: Path, room: int) -> None:
+    want_url, url = "memory://pack/never-full", f"memory://pack/full-{room}"
+    ps.pack(photos, want_url, max_samples=20)
+    want = content(want_url)
+    storage: Any = Failing()
+    storage.left[0] = room
+    with pytest.raises(StorageError, match="no more room"):
+        ps.pack(photos, url, max_samples=20, storage=storage)
+    for name, data in content(url).items():
+        assert name in (JOURNAL, *want)
+        assert name == JOURNAL or data == want[name]
+    assert "manifest.json" not in content(url)
+    storage.left[0] = 1 << 60
+    packed = ps.pack(photos, url, max_samples=20, storage=storage)
+    assert packed.samples == 120
+    assert content(url) == want
+
+
+def test_an_interrupted_run_reads_again_only_what_was_not_stored(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Numbers:
+        fail_at: int | None = 77
+
+        def __len__(self) -> int:
+            return 100
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            asked.append(number)
+            if number == self.fail_at:
+                raise RuntimeError("out of order")
+            return {"label": number}
+
+    source = Numbers()
+    with pytest.raises(DataError, match=r"item 77: out of order"):
+        ps.pack(source, tmp_path / "out", max_samples=10, shuffle=False)
+    found = read_journal_entries(tmp_path / "out")
+    assert 1 <= found <= 7
+    source.fail_at = None
+    asked.clear()
+    assert ps.pack(source, tmp_path / "out", max_samples=10, shuffle=False).samples == 100
+    assert min(asked) <= found * 10
+    assert [s["cls"] for s in ps.read_tar(str(tmp_path / "out")).decode()] == list(range(100))
+
+
+def read_journal_entries(folder: Path) -> int:
+    return len(json.loads((folder / JOURNAL).read_text())["entries"])
+
+
+PACKING = """
+import sys, time
+import penstock as ps
+def slowly(sample):
+    time.sleep(0.001)
+    return sample
+source = sys.argv[1]
+if len(sys.argv) > 3:
+    source = ps.read_files(source).map(lambda s: {"bin": s["bytes"]}).map(slowly, workers=2)
+print("begun", flush=True)
+ps.pack(source, sys.argv[2], max_samples=6)
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "dataset"])
+def test_a_packing_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    photos: Path, tmp_path: Path, kind: str
+) -> None:
+    more = ["dataset"] if kind == "dataset" else []
+    script, out = [sys.executable, "-c", PACKING, str(photos)], tmp_path / "out"
+    begun = time.monotonic()
+    subprocess.run([*script, str(tmp_path / "want"), *more], check=True, stdout=subprocess.DEVNULL)
+    want, chance = content(tmp_path / "want"), random.Random(5)
+    took = min(time.monotonic() - begun, 0.6)
+    for _ in range(10 if FULL else 3):
+        with subprocess.Popen([*script, str(out), *more], stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.random() * took)
+            process.send_signal(signal.SIGKILL)
+        visible = {name: data for name, data in (content(out) if out.exists() else {}).items() if name[0] != "."}
+        assert visible.items() <= want.items()
+    subprocess.run([*script, str(out), *more], check=True, stdout=subprocess.DEVNULL)
+    assert content(out) == want
+
+
+def test_a_run_may_end_between_any_two_writes(photos: Path) -> None:
+    """Every put is a moment to die at; whatever was put before stays."""
+    ps.pack(photos, "memory://pack/whole", max_samples=40)
+    want = content("memory://pack/whole")
+
+    class Dying(Failing):
+        def put(self, url: str, *, size_hint: int | None = None) -> Upload:
+            self.left[0] -= 1
+            if self.left[0] < 0:
+                raise StorageError("gone", url)
+            return self.memory.put(url)
+
+        def delete(self, url: str) -> None:
+            self.left[0] -= 1
+            if self.left[0] < 0:
+                raise StorageError("gone", url)
+            self.memory.delete(url)
+
+    for moment in range(40):
+        url = f"memory://pack/dying-{moment}"
+        storage: Any = Dying([moment])
+        try:
+            ps.pack(photos, url, max_samples=40, storage=storage)
+        except StorageError:
+            ps.pack(photos, url, max_samples=40)
+        else:
+            break
+        assert content(url) == want
+    assert 8 < moment < 40
+
+
+def test_a_finished_packing_has_nothing_to_do(photos: Path, tmp_path: Path) -> None:
+    first = ps.pack(photos, tmp_path / "out", max_samples=50)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
+    assert ps.pack(photos, tmp_path / "out", max_samples=50) == first
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_finished_packing_that_lost_a_shard_is_not_taken_for_whole(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out", max_samples=50)
+    (tmp_path / "out" / "shard-000001.tar").unlink()
+    with pytest.raises(PlanError, match="resume=False"):
+        ps.pack(photos, tmp_path / "out", max_samples=50)
+    assert ps.pack(photos, tmp_path / "out", max_samples=50, resume=False).samples == 120
+
+
+def test_shards_of_something_else_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out", max_samples=20)
+    with pytest.raises(PlanError, match=r"holds 6 shards.*append=True adds.*resume=False replaces"):
+        ps.pack(photos / "cat", tmp_path / "out", max_samples=20)
+    ps.pack(photos / "cat", tmp_path / "out", max_samples=20, resume=False)
+    ps.pack(photos / "cat", tmp_path / "want", max_samples=20)
+    assert content(tmp_path / "out") == content(tmp_path / "want")
+
+
+def interrupted(photos: Path, url: str, **more: Any) -> None:
+    storage: Any = Failing()
+    storage.left[0] = 200_000
+    with pytest.raises(StorageError):
+        ps.pack(photos, url, max_samples=20, storage=storage, **more)
+
+
+def test_an_unfinished_packing_is_finished_by_its_like_only(photos: Path) -> None:
+    url = "memory://pack/unfinished"
+    interrupted(photos, url)
+    with pytest.raises(PlanError, match=r"unfinished packing of another source.*resume=False"):
+        ps.pack(photos / "cat", url, max_samples=20)
+    with pytest.raises(PlanError, match=r"unfinished packing of other options \(max_samples, seed\)"):
+        ps.pack(photos, url, max_samples=30, seed=4)
+    ps.pack(photos / "cat", url, max_samples=30, resume=False)
+    ps.pack(photos / "cat", "memory://pack/fresh", max_samples=30)
+    assert content(url) == content("memory://pack/fresh")
+
+
+def test_a_shard_that_was_written_before_the_interruption_must_still_be_there(photos: Path) -> None:
+    url = "memory://pack/lost"
+    interrupted(photos, url)
+    Memory().delete(f"{url}/shard-000000.tar")
+    with pytest.raises(PlanError, match=r"shard-000000\.tar.*gone or changed.*resume=False"):
+        ps.pack(photos, url, max_samples=20)
+
+
+def test_a_journal_that_makes_no_sense_is_in_nobody_s_way_who_starts_over(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / JOURNAL).write_text('{"v": 1}')
+    with pytest.raises(PlanError, match="resume=False"):
+        ps.pack(photos, tmp_path / "out")
+    assert ps.pack(photos, tmp_path / "out", resume=False).samples == 120
+
+
+def test_appended_shards_follow_those_that_are_there(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ps.pack(photos, out, max_samples=50)
+    before = content(out)
+    more = ps.pack(photos, out, max_samples=50, append=True, seed=3)
+    assert more.shards == ("shard-000003.tar", "shard-000004.tar", "shard-000005.tar")
+    after = content(out)
+    assert {name: after[name] for name in before if name != "manifest.json"} == {
+        name: data for name, data in before.items() if name != "manifest.json"
+    }
+    found = keys(out)
+    assert len(set(found)) == 240
+    assert found == sorted(found)
+    manifest = read_manifest(out)
+    assert manifest is not None
+    assert [shard.samples for shard in manifest.shards] == [50, 50, 20] * 2
+
+
+def test_an_interrupted_append_goes_on_too(photos: Path) -> None:
+    for url in ("memory://pack/append-a", "memory://pack/append-b"):
+        ps.pack(photos, url, max_samples=20)
+    interrupted(photos, "memory://pack/append-a", append=True)
+    assert len(keys("memory://pack/append-b")) == 120
+    for url in ("memory://pack/append-a", "memory://pack/append-b"):
+        ps.pack(photos, url, max_samples=20, append=True)
+    assert content("memory://pack/append-a") == content("memory://pack/append-b")
+
+
+def test_classes_that_mean_something_else_are_not_appended(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out")
+    (tmp_path / "src" / "cow").mkdir(parents=True)
+    (tmp_path / "src" / "cow" / "1.jpg").write_bytes(b"x")
+    with pytest.raises(PlanError, match="the same number would mean two things"):
+        ps.pack(tmp_path / "src", tmp_path / "out", append=True)
+
+
+def test_appending_to_nothing_is_packing(photos: Path, tmp_path: Path) -> None:
+    assert ps.pack(photos, tmp_path / "out", append=True).samples == 120
+
+
+@pytest.mark.parametrize("more", [{"max_samples": 7}, {"max_bytes": 30_000}, {"max_bytes": 9_000}, {}], ids=str)
+def test_a_dry_run_of_files_is_exact_and_writes_nothing(photos: Path, tmp_path: Path, more: Any) -> None:
+    told = ps.pack(photos, tmp_path / "out", dry_run=True, **more)
+    assert not (tmp_path / "out").exists()
+    assert told == ps.pack(photos, tmp_path / "out", **more)
+
+
+def test_a_dry_run_of_what_must_be_encoded_is_an_estimate(tmp_path: Path) -> None:
+    images = [(np.full((40, 40, 3), number % 256, np.uint8), number) for number in range(200)]
+    told = ps.pack(images, tmp_path / "out", max_samples=30, dry_run=True)
+    done = ps.pack(images, tmp_path / "out", max_samples=30)
+    assert told.estimated
+    assert (told.samples, told.shards) == (200, done.shards)
+    assert told.nbytes == pytest.approx(done.nbytes, rel=0.2)
+
+
+def test_a_file_that_is_gone_is_named_with_its_line_or_left_out(photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "list.csv"
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label"])
+        for number in range(10):
+            name = "missing.jpg" if number == 6 else str(photos / "cat" / f"cat.{number:03d}.JPEG")
+            rows.writerow([name, number])
+    with pytest.raises(DataError, match=r"line 8: cannot read .*missing\.jpg.*No such file"):
+        ps.pack(path, tmp_path / "out")
+    packed = ps.pack(path, tmp_path / "out", on_error="skip")
+    assert (packed.samples, packed.skipped) == (9, 1)
+
+
+def test_a_map_style_dataset_gives_the_same_bytes_from_processes(tmp_path: Path) -> None:
+    class Squares:  # local, so that worker processes get it with the work
+        def __len__(self) -> int:
+            return 40
+
+        def __getitem__(self, number: int) -> Any:
+            return np.full((8, 8, 3), number, np.uint8), number % 3
+
+    source = Squares()
+    for name, workers in (("none", None), ("one", 1), ("two", 2)):
+        ps.pack(source, tmp_path / name, max_samples=15, workers=workers)
+    assert content(tmp_path / "none") == content(tmp_path / "one") == content(tmp_path / "two")
+    for sample in ps.read_tar(str(tmp_path / "two")).decode():
+        assert sample["png"][0, 0, 0] % 3 == sample["cls"]
+
+
+def test_a_torch_dataset_is_packed_without_torchvision(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    images = torch.arange(5 * 3 * 6 * 4, dtype=torch.uint8).reshape(5, 3, 6, 4)
+    source = torch.utils.data.TensorDataset(images, torch.arange(5))
+    ps.pack(source, tmp_path / "out", shuffle=False)
+    for number, sample in enumerate(ps.read_tar(str(tmp_path / "out")).decode()):
+        assert np.array_equal(sample["png"], images[number].permute(1, 2, 0).numpy())
+        assert sample["cls"] == number
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.new("L", (5, 4), 7),
+        Image.new("RGBA", (5, 4), (1, 2, 3, 4)),
+        Image.new("1", (5, 4), 1),
+        Image.fromarray(np.arange(20, dtype=np.uint16).reshape(4, 5) * 3000),
+        np.arange(20, dtype=np.uint16).reshape(4, 5) * 3000,
+        np.arange(60, dtype=np.uint8).reshape(4, 5, 3),
+        np.linspace(0, 1, 20, dtype=np.float32).reshape(4, 5),
+    ],
+    ids=["L", "RGBA", "1", "I;16", "uint16", "rgb", "float"],
+)
+def test_images_of_all_kinds_come_back_as_they_were(image: Any, tmp_path: Path) -> None:
+    ps.pack([(image, 1)], tmp_path / "out")
+    back = ps.read_tar(str(tmp_path / "out")).decode().first()["png"]
+    want = np.asarray(image)
+    want = want.astype(np.uint8) * 255 if want.dtype == bool else want
+    want = np.rint(want * 255).astype(np.uint8) if want.dtype == np.float32 else want
+    assert np.array_equal(back, want)
+    assert back.dtype == want.dtype
+
+
+def test_images_may_be_stored_as_jpeg(tmp_path: Path) -> None:
+    ps.pack([(Image.new("RGB", (8, 8), (200, 10, 10)), 1)], tmp_path / "out", image="jpg")
+    assert ps.read_tar(str(tmp_path / "out")).first()["jpg"].startswith(b"\xff\xd8\xff")
+    with pytest.raises(DataError, match=r"item 0: .*transparency"):
+        ps.pack([(Image.new("RGBA", (8, 8)), 1)], tmp_path / "bad", image="jpg")
+
+
+def test_a_dataset_keeps_its_keys_and_its_order(tmp_path: Path) -> None:
+    items = [{"__key__": f"k{number:02d}", "txt": f"text {number}", "cls": number} for number in range(30)]
+    ds = ps.from_items(items).shuffle(seed=9)
+    ps.pack(ds, tmp_path / "out", max_samples=8)
+    assert keys(tmp_path / "out") == [sample["__key__"] for sample in ds.epoch(0)]
+    ps.pack(ps.from_items(items), tmp_path / "plain", shuffle=False)
+    assert keys(tmp_path / "plain") == [item["__key__"] for item in items]
+
+
+def test_shards_may_be_packed_anew(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "small", max_samples=10)
+    packed = ps.pack(tmp_path / "small", tmp_path / "large", shuffle=False)
+    assert len(packed.shards) == 1
+    assert keys(tmp_path / "large") == keys(tmp_path / "small")
+
+
+def test_a_late_stage_can_be_packed_and_taken_up(tmp_path: Path) -> None:
+    def twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"txt": f"{sample['txt']} {part}"} for part in "ab"]
+
+    source = ps.from_items([{"txt": str(number)} for number in range(50)]).flat_map(twice)
+    ps.pack(source, "memory://pack/late", max_samples=9)
+    storage: Any = Failing()
+    storage.left[0] = 60_000
+    with pytest.raises(StorageError):
+        ps.pack(source, "memory://pack/late-2", max_samples=9, storage=storage)
+    assert read_manifest_at("memory://pack/late-2") is None
+    ps.pack(source, "memory://pack/late-2", max_samples=9)
+    assert content("memory://pack/late-2") == content("memory://pack/late")
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"format": "parquet"}, "format"),
+        ({"max_bytes": 0}, "max_bytes"),
+        ({"max_samples": 0}, "max_samples"),
+        ({"workers": 0}, "workers"),
+        ({"compress": "rar"}, "compress"),
+        ({"image": "bmp"}, "image"),
+        ({"seed": -1}, "seed"),
+        ({"on_error": "ignore"}, "on_error"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_refused_before_anything_is_written(
+    photos: Path, tmp_path: Path, given: Any, problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        ps.pack(photos, tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("source", [7, iter(()), None], ids=str)
+def test_what_cannot_be_packed_is_refused(source: Any, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="cannot be packed"):
+        ps.pack(source, tmp_path / "out")
+
+
+def test_a_target_must_be_a_folder_outside_of_the_source(photos: Path, tmp_path: Path) -> None:
+    for target in ("out.tar", "out-%d.tar"):
+        with pytest.raises(PlanError, match="give a folder"):
+            ps.pack(photos, tmp_path / target)
+    for inside in (photos, photos / "cat" / "packed"):
+        with pytest.raises(PlanError, match="outside"):
+            ps.pack(photos, inside)
+
+
+def test_a_place_that_cannot_be_written_is_a_storage_error(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        ps.pack(photos, tmp_path / "file" / "out")
+
+
+def test_a_full_disk_leaves_whole_shards_only(photos: Path, tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))
+        with pytest.raises(StorageError, match=r"cannot write.*large"):
+            ps.pack(photos, tmp_path / "out", max_bytes=200_000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, old)
+    assert os.listdir(tmp_path / "out") == [JOURNAL]
+    ps.pack(photos, tmp_path / "out", max_bytes=200_000)
+    ps.pack(photos, tmp_path / "want", max_bytes=200_000)
+    assert content(tmp_path / "out") == content(tmp_path / "want")
+
+
+def test_what_a_killed_run_left_is_swept_up_and_a_living_one_s_is_not(photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    dead, alive = (out / f".shard-000000.tar.{pid}-0123abcd.partial" for pid in (gone.pid, os.getpid()))
+    other = out / f".mine.{gone.pid}-0123abcd.partial"
+    for path in (dead, alive, other):
+        path.write_bytes(b"half")
+    ps.pack(photos, out)
+    assert not dead.exists()
+    assert alive.exists()
+    assert other.exists()
+
+
+def test_progress_tells_rate_and_rest(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ps.pack(photos, tmp_path / "quiet")
+    assert capsys.readouterr().err == ""
+    ps.pack(photos, tmp_path / "out", progress=True)
+    shown = capsys.readouterr().err
+    assert "packing" in shown
+    assert "120/120 samples" in shown
+    assert "left" in shown
+
+
+def test_nothing_of_an_address_but_the_place_is_told(photos: Path) -> None:
+    packed = ps.pack(photos, "memory://pack/told")
+    text = content("memory://pack/told")["manifest.json"].decode()
+    assert str(photos) not in text
+    assert packed.folder == "memory://pack/told"
+
+
+def _check(storage: Callable[[], Storage]) -> None:
+    assert isinstance(storage(), Storage)
+
+
+def test_the_failing_storage_is_a_storage() -> None:
+    _check(Failing)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import secrets
+import traceback
+from base64 import b64encode
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.storage import Http, NotFound, Retry, expand
+from tests.storage.contract import DATA
+from tests.storage.proxy import Proxy
+from tests.storage.servers import http_server, plain_server
+
+QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
+STORAGE = Http(retry=QUICK)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "a b.bin").write_bytes(DATA)
+    (folder / "a.bin").write_bytes(DATA)
+    (folder / "empty").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    with http_server(folder) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Iterator[int]:
+    with plain_server(folder) as port:
+        yield port
+
+
+@pytest.fixture
+def proxy(port: int) -> Iterator[Proxy]:
+    with Proxy("127.0.0.1", port) as proxy:
+        yield proxy
+
+
+def test_a_server_with_ranges_is_read_in_parts(port: int) -> None:
+    url = f"http://127.0.0.1:{port}/a%20b.bin"
+    info = STORAGE.info(url)
+    assert (info.size, info.ranges) == (len(DATA), True)
+    assert info.tag is not None
+    assert STORAGE.read(url, 100, 4000, tag=info.tag) == DATA[100:4000]
+    buffer = memoryview(bytearray(50))
+    assert STORAGE.read(url, len(DATA) - 50, len(DATA), into=buffer) is buffer
+    assert buffer == DATA[-50:]
+    assert b"".join(STORAGE.stream(url)) == DATA
+
+
+def test_a_server_without_ranges_is_known_and_still_read(plain: int) -> None:
+    url = f"http://127.0.0.1:{plain}/a.bin"
+    info = STORAGE.info(url)
+    assert (info.size, info.ranges) == (len(DATA), False)
+    assert STORAGE.read(url, 100, 4000, tag=info.tag) == DATA[100:4000]
+    assert b"".join(STORAGE.stream(url)) == DATA
+    with pytest.raises(StorageError, match=f"{len(DATA):,} bytes"):
+        STORAGE.read(url, 5, len(DATA) + 1)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, len(DATA) + 1), (len(DATA), len(DATA) + 1), (10**6, 10**6 + 5)])
+def test_a_range_behind_the_end_is_an_error(port: int, start: int, stop: int) -> None:
+    with pytest.raises(StorageError, match=f"{len(DATA):,} bytes"):
+        STORAGE.read(f"http://127.0.0.1:{port}/a.bin", start, stop)
+
+
+@pytest.mark.parametrize("server", ["port", "plain"])
+def test_an_empty_object_is_an_object(server: str, request: pytest.FixtureRequest) -> None:
+    url = f"http://127.0.0.1:{request.getfixturevalue(server)}/empty"
+    assert STORAGE.info(url).size == 0
+    assert list(STORAGE.stream(url)) == []
+    assert STORAGE.read(url, 0, 0) == b""
+
+
+def test_what_is_not_there_is_not_found(port: int) -> None:
+    for action in (STORAGE.info, lambda url: STORAGE.read(url, 0, 1), lambda url: list(STORAGE.stream(url))):
+        with pytest.raises(NotFound, match="no such object"):
+            action(f"http://127.0.0.1:{port}/none")
+
+
+def test_a_status_of_200_with_the_right_range_is_a_range(proxy: Proxy, port: int) -> None:
+    """What some S3 servers do; the proxy says it where this server would not."""
+    proxy.rule(times=None, as_status=200)
+    url = f"http://127.0.0.1:{proxy.port}/a.bin"
+    assert STORAGE.info(url).ranges
+    assert STORAGE.read(url, 100, 4000) == DATA[100:4000]
+
+
+def test_another_content_is_refused(folder: Path, port: int) -> None:
+    path = folder / "changing"
+    path.write_bytes(DATA)
+    url = f"http://127.0.0.1:{port}/changing"
+    tag = STORAGE.info(url).tag
+    path.write_bytes(DATA + b"more")
+    with pytest.raises(StorageError, match="changed while it was being read"):
+        STORAGE.read(url, 3, 9, tag=tag)
+
+
+def test_redirects_are_followed_and_secrets_stay_behind(proxy: Proxy, port: int) -> None:
+    with Proxy("127.0.0.1", port) as other:
+        target = f"http://127.0.0.1:{other.port}/a.bin"
+        proxy.rule("GET /moved", times=None, status=302, headers={"Location": target})
+        proxy.rule("GET /here", times=None, status=307, headers={"Location": "/a.bin"})
+        storage = Http(headers=(("X-Token", "never-to-be-seen"),), retry=QUICK)
+        assert storage.read(f"http://u:never-to-be-seen@127.0.0.1:{proxy.port}/moved", 5, 50) == DATA[5:50]
+        assert storage.read(f"http://127.0.0.1:{proxy.port}/here", 5, 50) == DATA[5:50]
+        assert "X-Token" in proxy.requests[-1].headers
+        assert {"Authorization", "X-Token"} <= set(proxy.requests[0].headers)
+        assert not {"Authorization", "X-Token"} & set(other.requests[0].headers)
+
+
+def test_a_circle_of_redirects_ends(proxy: Proxy) -> None:
+    proxy.rule(times=None, status=302, headers={"Location": "/a.bin"})
+    with pytest.raises(StorageError, match="circle"):
+        STORAGE.info(f"http://127.0.0.1:{proxy.port}/a.bin")
+
+
+def test_user_and_password_open_a_server_and_are_not_shown(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    secret = secrets.token_hex()
+    with http_server(folder, "--user", "me", "--pass", secret) as port:
+        place = f"127.0.0.1:{port}/a.bin?token={secret}"
+        assert STORAGE.read(f"http://me:{secret}@{place}", 0, 9) == DATA[:9]
+        with pytest.raises(StorageError, match="user or password") as caught:
+            STORAGE.read(f"http://me:{secret}-not@{place}", 0, 9)
+        with pytest.raises(StorageError, match="user or password"):
+            STORAGE.info(f"http://{place}")
+    assert caught.value.url == f"http://127.0.0.1:{port}/a.bin?..."
+    storage = Http(headers=(("X", secret),))
+    assert pickle.loads(pickle.dumps(storage)) == storage
+    seen = caplog.text + repr(caught.value) + "".join(traceback.format_exception(caught.value)) + repr(storage)
+    assert "DEBUG" in seen  # logs were on
+    assert secret not in seen
+    assert b64encode(f"me:{secret}".encode()).decode() not in seen
+
+
+def test_what_http_cannot_do_is_said() -> None:
+    with pytest.raises(StorageError, match="cannot be listed"):
+        STORAGE.list("http://127.0.0.1/a/")
+    with pytest.raises(StorageError, match="nothing can be written"):
+        STORAGE.put("http://127.0.0.1/a")
+    with pytest.raises(StorageError, match="nothing can be removed"):
+        STORAGE.delete("http://127.0.0.1/a")
+    assert STORAGE.local_path("http://127.0.0.1/a") is None
+
+
+def test_names_over_http_are_only_spelled_out() -> None:
+    assert expand(["http://host/a-{0..1}.tar?x=*", "http://host/folder"], [".tar"]) == [
+        "http://host/a-0.tar?x=*", "http://host/a-1.tar?x=*", "http://host/folder",
+    ]  # fmt: skip
+
+
+def test_a_server_that_speaks_no_tls_is_an_error(port: int) -> None:
+    with pytest.raises(StorageError, match="connection broke"):
+        STORAGE.info(f"https://127.0.0.1:{port}/a.bin")
+
+
+def test_no_server_is_said_in_time() -> None:
+    with pytest.raises(StorageError, match="refuses connections"):
+        STORAGE.info("http://127.0.0.1:1/a")
+    with pytest.raises(StorageError, match="no URL of a server"):
+        STORAGE.info("http://[half/a")
+
+
+def test_a_forked_child_makes_its_own_connections(proxy: Proxy) -> None:
+    url = f"http://127.0.0.1:{proxy.port}/a.bin"
+    assert STORAGE.read(url, 0, 10) == DATA[:10]
+    child = os.fork()
+    if not child:
+        good = all(STORAGE.read(url, at, at + 100) == DATA[at : at + 100] for at in range(0, 3000, 100))
+        os._exit(0 if good else 1)
+    for at in range(0, 3000, 100):
+        assert STORAGE.read(url, at, at + 50) == DATA[at : at + 50]
+    assert os.waitpid(child, 0)[1] == 0

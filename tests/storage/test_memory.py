@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import secrets
+
+import pytest
+
+from penstock.storage import Memory, Storage
+from tests.storage.contract import DATA, StorageTests, write
+
+
+class TestMemory(StorageTests):
+    @pytest.fixture
+    def storage(self) -> Storage:
+        return Memory()
+
+    @pytest.fixture
+    def root(self) -> str:
+        return f"memory://{secrets.token_hex(4)}"
+
+
+def test_the_objects_belong_to_the_process_not_to_the_value() -> None:
+    write(Memory(), "memory://shared/a", DATA)
+    assert Memory().read("memory://shared/a", 0, 3) == DATA[:3]
+    Memory().delete("memory://shared/a")

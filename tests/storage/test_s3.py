@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import secrets
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import MissingExtra, StorageError
+from penstock.storage import S3, Retry, Storage, exists, expand
+from tests.storage.contract import DATA, StorageTests, write
+from tests.storage.proxy import Proxy
+from tests.storage.servers import ACCESS_KEY, SECRET_KEY, s3_server
+
+QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
+MANY = 2_345  # three pages
+LARGE = 20 * 2**20 + 12_345  # three parts
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("buckets")
+    (folder / "bucket").mkdir()
+    (folder / "full" / "many").mkdir(parents=True)
+    for number in range(MANY):
+        (folder / "full" / "many" / f"{number:05}.tar").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    with s3_server(folder) as port:
+        yield port
+
+
+def _storage(port: int) -> S3:
+    return S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY, retry=QUICK)
+
+
+@pytest.fixture
+def storage(port: int) -> S3:
+    return _storage(port)
+
+
+@pytest.fixture
+def root() -> str:
+    return f"s3://bucket/{secrets.token_hex(4)}"
+
+
+class TestS3(StorageTests):
+    @pytest.fixture
+    def storage(self, port: int) -> Storage:
+        return _storage(port)
+
+    @pytest.fixture
+    def root(self) -> str:
+        return f"s3://bucket/{secrets.token_hex(4)}"
+
+
+def test_a_large_object_goes_in_parts_and_comes_back(storage: S3, root: str) -> None:
+    data = os.urandom(LARGE)
+    with storage.put(f"{root}/large", size_hint=LARGE) as upload:
+        for at in range(0, LARGE, 3_000_000):
+            upload.write(data[at : at + 3_000_000])
+        info = upload.commit()
+    assert info.size == LARGE
+    assert storage.info(f"{root}/large").tag == info.tag
+    assert b"".join(storage.stream(f"{root}/large")) == data
+    assert storage.read(f"{root}/large", LARGE - 9_000_000, LARGE) == data[-9_000_000:]
+
+
+def test_a_large_upload_that_is_dropped_leaves_nothing(port: int, root: str) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = _storage(proxy.port)
+        with storage.put(f"{root}/large", size_hint=LARGE) as upload:
+            upload.write(bytes(LARGE))
+        assert [r.method for r in proxy.requests].count("DELETE") == 1
+        assert not exists(storage, f"{root}/large")
+
+
+def test_a_listing_has_as_many_pages_as_it_takes(port: int) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        found = [one.url for one in _storage(proxy.port).list("s3://full/many")]
+        assert found == [f"s3://full/many/{number:05}.tar" for number in range(MANY)]
+        assert len(proxy.requests) == 3
+
+
+def test_globs_folders_and_braces_mean_objects(storage: S3, root: str) -> None:
+    names = ["a-0.tar", "a-1.tar", "b.txt", ".hidden.tar", "sub/a-2.tar", "sub/deep/a-3.tar"]
+    for name in names:
+        write(storage, f"{root}/{name}", b"x")
+    meant = {
+        f"{root}/*.tar": names[:2],
+        f"{root}/a-[!0].tar": names[1:2],
+        f"{root}/**/a-?.tar": [names[0], names[1], names[4], names[5]],
+        f"{root}/*/*.tar": names[4:5],
+        f"{root}/": names[:2],
+        f"{root}": names[:2],
+        f"{root}/sub/a-{{2,9}}.tar": ["sub/a-2.tar", "sub/a-9.tar"],
+    }
+    for pattern, want in meant.items():
+        assert expand([pattern], [".tar"], storage) == [f"{root}/{name}" for name in want], pattern
+    with pytest.raises(StorageError, match="nothing is there"):
+        expand([f"{root}/*.zip"], [".tar"], storage)
+
+
+def test_anonymous_urls_are_not_signed(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "a.bin").write_bytes(DATA)
+    with s3_server(tmp_path, keys=False) as port, Proxy("127.0.0.1", port) as proxy:
+        storage = S3(f"http://127.0.0.1:{proxy.port}", retry=QUICK)
+        assert storage.read("s3://anonymous@open/a.bin", 1, 9) == DATA[1:9]
+        assert [one.url for one in storage.list("s3://anonymous@open")] == ["s3://anonymous@open/a.bin"]
+        assert not any("Authorization" in request.headers for request in proxy.requests)
+
+
+def test_keys_come_from_the_environment(port: int, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", ACCESS_KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{port}")
+    write(S3(retry=QUICK), f"{root}/env", DATA)
+    assert S3(retry=QUICK).info(f"{root}/env").size == len(DATA)
+
+
+def test_keys_come_from_a_profile(port: int, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    keys = f"aws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = {SECRET_KEY}\n"
+    (tmp_path / "credentials").write_text(f"[lab]\n{keys}")
+    storage = S3(f"http://127.0.0.1:{port}", profile="lab", retry=QUICK)
+    write(storage, f"{root}/profile", DATA)
+    assert exists(storage, f"{root}/profile")
+    with pytest.raises(StorageError, match="no such profile"):
+        S3(f"http://127.0.0.1:{port}", profile="none", retry=QUICK).info(f"{root}/profile")
+
+
+WRONG = {
+    "no object": (ACCESS_KEY, SECRET_KEY, "s3://bucket/none", "there is no such object"),
+    "no bucket": (ACCESS_KEY, SECRET_KEY, "s3://nowhere/none", "there is no such bucket"),
+    "wrong key": ("AKWRONG0000000000000", SECRET_KEY, "s3://bucket/none", "keys are wrong"),
+    "wrong secret": (ACCESS_KEY, "wrong-never-to-be-seen", "s3://bucket/none", "secret key is wrong"),
+    "keys in the url": (None, None, "s3://me:never-to-be-seen@bucket/a", "do not belong into a URL"),
+    "no key": (ACCESS_KEY, SECRET_KEY, "s3://bucket", "names a bucket"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_in_one_sentence_and_soon(port: int, what: str) -> None:
+    access, secret, url, sentence = WRONG[what]
+    storage = S3(f"http://127.0.0.1:{port}", access, secret)
+    begin = time.monotonic()
+    for action in (lambda: storage.info(url), lambda: storage.read(url, 0, 1), lambda: list(storage.stream(url))):
+        with pytest.raises(StorageError, match=sentence) as caught:
+            action()
+        assert "never-to-be-seen" not in f"{caught.value}{caught.value!r}{caught.value.url}"
+    assert time.monotonic() - begin < 10
+
+
+def test_a_listing_says_what_is_wrong_too(storage: S3, port: int) -> None:
+    with pytest.raises(StorageError, match="no such bucket"):
+        list(storage.list("s3://nowhere/"))
+    with pytest.raises(StorageError, match="secret key is wrong"):
+        list(S3(f"http://127.0.0.1:{port}", ACCESS_KEY, "wrong").list("s3://bucket/"))
+
+
+def test_no_keys_at_all_is_said(port: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    with pytest.raises(StorageError, match="no keys were found"):
+        S3(f"http://127.0.0.1:{port}").info("s3://bucket/a")
+
+
+def test_secrets_are_nowhere_to_be_seen(port: int, root: str, caplog: pytest.LogCaptureFixture) -> None:
+    token = secrets.token_hex()
+    caplog.set_level(logging.DEBUG)
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = S3(f"http://127.0.0.1:{proxy.port}", ACCESS_KEY, SECRET_KEY, session_token=token, retry=QUICK)
+        proxy.rule("GET", status=503)
+        write(storage, f"{root}/a", DATA)
+        assert storage.read(f"{root}/a", 0, 10) == DATA[:10]
+        assert any(request.headers.get("X-Amz-Security-Token") == token for request in proxy.requests)
+        proxy.rule(times=None, garbage=True)
+        with pytest.raises(StorageError) as caught:
+            storage.info(f"{root}/a")
+    seen = caplog.text + f"{storage!r}{storage}{caught.value!r}" + "".join(traceback.format_exception(caught.value))
+    assert "503" in caplog.text  # logs were on
+    for secret in (SECRET_KEY, token):
+        assert secret not in seen
+
+
+def test_a_forked_child_makes_its_own_connections(port: int, root: str) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = _storage(proxy.port)
+        write(storage, f"{root}/fork", DATA)
+        assert storage.read(f"{root}/fork", 0, 10) == DATA[:10]
+        children = [_fork(storage, f"{root}/fork", number) for number in range(3)]
+        for _ in range(20):
+            assert storage.read(f"{root}/fork", 5, 50) == DATA[5:50]
+        assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0]
+
+
+def _fork(storage: S3, url: str, number: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    try:
+        good = all(storage.read(url, at, at + 100) == DATA[at : at + 100] for at in range(number, 2000, 100))
+        os._exit(0 if good else 1)
+    finally:
+        os._exit(2)
+
+
+def test_a_fork_while_another_thread_makes_the_client_does_not_hang(storage: S3, root: str) -> None:
+    write(storage, f"{root}/busy", DATA)
+    stop = threading.Event()
+
+    def make_clients() -> None:
+        while not stop.is_set():
+            fresh = S3(storage.endpoint, ACCESS_KEY, SECRET_KEY, region=f"r-{secrets.token_hex(2)}", retry=QUICK)
+            fresh.info(f"{root}/busy")
+
+    thread = threading.Thread(target=make_clients)
+    thread.start()
+    try:
+        time.sleep(0.1)
+        assert os.waitpid(_fork(storage, f"{root}/busy", 0), 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_spawned_child_reads_too(storage: S3, root: str) -> None:
+    write(storage, f"{root}/spawn", DATA)
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        assert pool.apply(storage.read, (f"{root}/spawn", 3, 30)) == DATA[3:30]
+
+
+def test_connections_are_used_again(port: int, root: str) -> None:
+    write(_storage(port), f"{root}/again", DATA)
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = _storage(proxy.port)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda at: storage.read(f"{root}/again", at, at + 9), range(100)))
+        assert proxy.accepted <= 4
+
+
+def test_a_pickled_value_keeps_its_keys_and_hides_them() -> None:
+    storage = S3(access_key=ACCESS_KEY, secret_key=SECRET_KEY)
+    assert pickle.loads(pickle.dumps(storage)) == storage
+    assert SECRET_KEY not in repr(storage)
+    assert ACCESS_KEY not in repr(storage)
+
+
+def test_without_botocore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
+    with pytest.raises(MissingExtra, match=r"penstock\[s3\]"):
+        S3().info("s3://bucket/a")
