@@ -379,8 +379,9 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
                 break
             del block
         channel.put(None)
-    except Closed:
-        pass
+    except Closed:  # as a rule the consumer has left; a pool that was closed under it must not keep it waiting
+        with suppress(Closed):
+            channel.put(EngineError("the run was ended under its consumer"))
     except BaseException as exc:  # whatever happens here is the consumer's to know
         with suppress(Closed):
             channel.put(exc)

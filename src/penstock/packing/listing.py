@@ -26,6 +26,7 @@ _LABELS = ("label", "cls", "class", "target", "labels")
 _TEXTS = ("text", "txt", "caption")
 _SAME = {"jpeg": "jpg", "jpe": "jpg", "tiff": "tif"}
 _STEM = re.compile(r"[^A-Za-z0-9_-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 
 
 class Entry(NamedTuple):
@@ -71,11 +72,13 @@ class FileList:
 
     def identity(self) -> str:
         """A fingerprint of names and labels, wherever the folder lies."""
-        digest = hashlib.sha256()
         root = os.path.dirname(self.origin) if self.entries and self.entries[0].line else self.origin
+        known: dict[int, str] = {}  # one dict serves many entries
+        digest = hashlib.sha256()
         for path, fields, _ in self.entries:
+            said = known.get(id(fields)) or known.setdefault(id(fields), repr(sorted(fields.items())))
             name = "" if path is None else path.removeprefix(root)
-            digest.update(repr((name, sorted(fields.items()))).encode("utf-8", "surrogateescape"))
+            digest.update(f"{name}\0{said}\0".encode("utf-8", "surrogateescape"))
         return f"files {digest.hexdigest()}"
 
 
@@ -145,7 +148,7 @@ class ListSpots:
 def _sample(entry: Entry) -> dict[str, Any]:
     if entry.path is None:
         return {"__key__": "", **entry.fields}
-    stem, _, suffix = os.path.basename(entry.path).rpartition(".")
+    stem, _, suffix = entry.path.rpartition("/")[2].rpartition(".")
     field = suffix.lower() if stem else "bin"
     return {"__key__": safe_stem(stem or suffix), _SAME.get(field, field): _content(entry.path), **entry.fields}
 
@@ -174,7 +177,7 @@ def _measured(entry: Entry) -> list[int]:
 
 def safe_stem(stem: str) -> str:
     """The name of a file as a part of a key: no dots, no slashes, and short enough for a plain header."""
-    return _STEM.sub("_", stem)[:60]
+    return (stem if _PLAIN.fullmatch(stem) else _STEM.sub("_", stem))[:60]
 
 
 def list_folder(folder: str, workers: Workers = None) -> FileList:

@@ -6,6 +6,7 @@ are written they are cut off and the file gets its final name: from then on it i
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ URL_DIGITS = 16  # of a key: they are the same for all contents of a URL
 _MAGIC = b"penstock cache 1"
 _HERE = b"\x01"
 _STAMP_S = 10  # how old the time of last use may be: it decides between hours
+_UNABLE = (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP)
 _flush = getattr(os, "fdatasync", os.fsync)
 
 
@@ -56,6 +58,15 @@ class _Copy:
                 return False
             start, into = start + came, into[came:]
         return True
+
+    def reserve(self, start: int, nbytes: int) -> None:
+        """Fill a hole with blocks, where the disk can do so without writing them."""
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(self.fd, start, nbytes)
+            except OSError as error:
+                if error.errno not in _UNABLE:
+                    raise
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
@@ -218,7 +229,7 @@ class Kept:
 
     def _fetched(self, copy: _Copy, mine: list[int]) -> bool:
         start, stop = mine[0] * CELL, min(self.size, (mine[-1] + 1) * CELL)
-        if not self._may_keep(stop - start):
+        if not self._has_room(copy, start, stop - start):
             return False
         for piece in self._range(start, stop) if self.info.ranges else self._stream():
             try:
@@ -236,9 +247,10 @@ class Kept:
             return False
         return True
 
-    def _may_keep(self, nbytes: int) -> bool:
+    def _has_room(self, copy: _Copy, start: int, nbytes: int) -> bool:
+        """Take room before anything is fetched: then others see it, and a full disk costs no fetch."""
         try:
-            return self.shelf.make_room(nbytes, self.max_bytes)
+            return self.shelf.take_room(nbytes, self.max_bytes, lambda: copy.reserve(start, nbytes))
         except OSError as error:
             self.shelf.stop(error)
             return False

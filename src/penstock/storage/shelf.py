@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -174,15 +174,19 @@ class Shelf:
                 self._unlock(_place(key), _STRETCH)
         return True
 
-    def make_room(self, nbytes: int, max_bytes: int | None) -> bool:
-        """Tell whether so many bytes more may be kept, after removing what was not used for longest if need be.
+    def take_room(self, nbytes: int, max_bytes: int | None, take: Callable[[], None]) -> bool:
+        """Take so many bytes of the disk by calling ``take``, after removing what was not used for longest if need be.
 
         The folder is looked at after every 1024th part of what it may hold, and kept a 16th below: then even 64
-        processes, which do not know what the others have added since, stay within.
+        processes, which do not know what the others have taken since, stay within.
+
+        Returns:
+            Whether there was room, as far as the cache is concerned.
         """
         with self._room:
             self._added += nbytes
             if self._added < self._step:
+                take()
                 return True
             with self._only(_SWEEPING):
                 items = self._items()
@@ -190,8 +194,10 @@ class Shelf:
                 limit = max_bytes if max_bytes is not None else used + _free(self.folder)
                 if used + nbytes > limit - limit // 16:
                     used -= self._sweep(items, used + nbytes - (limit - limit // 8))
-            fits = used + nbytes <= limit
-            self._added, self._step = 0, limit // 1024 if fits else 0
+                fits = used + nbytes <= limit
+                self._added, self._step = 0, limit // 1024 if fits else 0
+                if fits:
+                    take()
             return fits
 
     def _sweep(self, items: list[_Item], needed: int) -> int:

@@ -23,10 +23,14 @@ def test_after_a_failure_nothing_is_done_and_nobody_waits_for_ever() -> None:
     done: list[int] = []
     line = Line("line", 2)
     line(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+
+    def give() -> None:
         for number in range(1000):
             line(lambda number=number: done.append(number))  # type: ignore[misc]
             time.sleep(0.0001)
+
+    with pytest.raises(ZeroDivisionError):
+        give()
     with pytest.raises(ZeroDivisionError):
         line.finish()
     assert done == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, BinaryIO, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -33,9 +33,21 @@ Target = str | os.PathLike[str]
 Lane = Callable[[Job], None]
 
 _END = bytes(2 * BLOCK)
+_ZEROS = bytes(BLOCK)
 _BATCH = 1 << 20  # bytes handed to the system at once
 _INK_ROOM = 16  # batches on their way to the disk: enough to write on while a sample is long in coming
 _PRESS_ROOM = 2  # shards that are complete and wait to be published
+
+
+class Parts(NamedTuple):
+    """A sample ready to be written: its pieces, and where from its beginning the fields lie."""
+
+    key: str
+    kind: tuple[str, ...]
+    pieces: list[Any]
+    starts: list[int]
+    sizes: list[int]
+    nbytes: int
 
 
 class TarWriter:
@@ -117,32 +129,39 @@ class TarWriter:
                 the sample was written.
             OSError: The file cannot be written.
         """
-        return self.write_parts(*self.parts(sample))
+        return self.write_parts(self.parts(sample))
 
-    def parts(self, sample: Mapping[str, Any]) -> tuple[str, list[tuple[str, bytes, Any]]]:
+    def parts(self, sample: Mapping[str, Any]) -> Parts:
         """Check a sample and make its headers, without writing it.
-
-        Returns:
-            Its key, and for each field the name, the header and the value.
 
         Raises:
             DataError: The key or a field cannot be stored as it is.
         """
         key = sample["__key__"]
         check_key(key)
-        parts = []
+        kind: list[str] = []
+        pieces: list[Any] = []
+        starts: list[int] = []
+        sizes: list[int] = []
+        at = 0
         for field in sorted(sample):
             if field[:2] == "__" == field[-2:]:
                 continue
             value = sample[field] if self._encode is None else self._encode(field, sample[field])
             data = checked(value, field, key)
-            name = f"{key}.{field}".encode("utf-8", "surrogateescape")
-            parts.append((field, member_header(name, len(data)), data))
-        if not parts:
+            size = len(data)
+            header = member_header(f"{key}.{field}".encode("utf-8", "surrogateescape"), size)
+            padding = -size % BLOCK
+            kind.append(field)
+            pieces += (header, data, _ZEROS[:padding])
+            starts.append(at + len(header))
+            sizes.append(size)
+            at += len(header) + size + padding
+        if not kind:
             raise DataError("a sample without fields cannot be stored", self._shard, key)
-        return key, parts
+        return Parts(key, tuple(kind), pieces, starts, sizes, at)
 
-    def write_parts(self, key: str, parts: list[tuple[str, bytes, Any]]) -> int:
+    def write_parts(self, parts: Parts) -> int:
         """Add a sample that :meth:`parts` has made.
 
         Raises:
@@ -151,22 +170,20 @@ class TarWriter:
         """
         if self._closed:
             raise ValueError("the archive is closed")
-        if key in self._keys:
-            raise DataError("the key was written before", self._shard, key)
-        self._keys.add(key)
+        if parts.key in self._keys:
+            raise DataError("the key was written before", self._shard, parts.key)
+        self._keys.add(parts.key)
         before = self.nbytes
-        for _, header, data in parts:
-            size = len(data)
-            self.nbytes += len(header) + padded(size)
-            self._starts.append(self.nbytes - padded(size))
-            self._sizes.append(size)
-            self._parts += (header, data, bytes(-size % BLOCK))
-        self._builder.add(key.encode("utf-8", "surrogateescape"), tuple(field for field, _, _ in parts))
+        self._parts += parts.pieces
+        self._starts += [before + start for start in parts.starts]
+        self._sizes += parts.sizes
+        self._builder.add(parts.key.encode("utf-8", "surrogateescape"), parts.kind)
         self.samples += 1
-        self._waiting += self.nbytes - before
+        self.nbytes = before + parts.nbytes
+        self._waiting += parts.nbytes
         if self._waiting >= _BATCH:
             self._flush()
-        return self.nbytes - before
+        return parts.nbytes
 
     def close(self, published: Callable[[ShardEntry], object] | None = None) -> None:
         """End the archive; a path appears now, and ``entry`` tells what a manifest should say about it.
@@ -329,11 +346,11 @@ class ShardWriter:
         if self._closed:
             raise ValueError("the writer is closed")
         writer = self._open or self._begin()
-        key, parts = writer.parts(sample)
-        if writer.samples and self._over(writer, sum([len(head) + padded(len(data)) for _, head, data in parts])):
+        parts = writer.parts(sample)
+        if writer.samples and self._over(writer, parts.nbytes):
             self._finish(writer, note() if note else None)
             writer = self._begin()
-        writer.write_parts(key, parts)
+        writer.write_parts(parts)
 
     def close(self, note: Callable[[], Any] | None = None) -> None:
         """Complete the last shard and write the manifest.
