@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Cache": "storage",
     "Dataset": "dataset",
     "Limits": "codecs",
     "Loader": "feed",
     "Packed": "packing",
+    "S3": "storage",
     "TarWriter": "formats.tar",
     "errors": "errors",
     "from_items": "dataset",
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from penstock.packing import Packed as Packed
     from penstock.packing import pack as pack
     from penstock.plan import pad as pad
+    from penstock.storage import S3 as S3
+    from penstock.storage import Cache as Cache
 
 __all__ = ["__version__", *_WHERE]
 

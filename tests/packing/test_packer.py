@@ -25,7 +25,8 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import read_manifest, read_manifest_at
 from penstock.formats.tar.index import Index, Stamp
 from penstock.packing.journal import JOURNAL
-from penstock.storage import Info, Listed, Memory, Storage, Upload, open_storage
+from penstock.storage import S3, Info, Listed, Memory, Storage, Upload, open_storage
+from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
@@ -598,3 +599,17 @@ def _check(storage: Callable[[], Storage]) -> None:
 
 def test_the_failing_storage_is_a_storage() -> None:
     _check(Failing)
+
+
+def test_a_bucket_gets_the_bytes_that_would_be_here(photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "buckets" / "bucket").mkdir(parents=True)
+    want = ps.pack(photos, tmp_path / "out", max_samples=50)
+    with s3_server(tmp_path / "buckets") as port:
+        storage = S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY)
+        packed = ps.pack(photos, "s3://bucket/out", max_samples=50, storage=storage)
+        assert (packed.folder, packed.shards) == ("s3://bucket/out", want.shards)
+        assert ps.pack(photos, "s3://bucket/out", max_samples=50, storage=storage) == packed
+        names = [one.url.rpartition("/")[2] for one in storage.list("s3://bucket/out")]
+        assert names == sorted(os.listdir(tmp_path / "out"))
+        for name in (*want.shards, "manifest.json"):
+            assert b"".join(storage.stream(f"s3://bucket/out/{name}")) == (tmp_path / "out" / name).read_bytes()

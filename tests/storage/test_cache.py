@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,7 @@ from penstock.storage import Info, Listed, Local, Memory, NotFound, Storage, Upl
 from penstock.storage.cache import Cache, Cached
 from penstock.storage.kept import CELL, RUN, Kept
 from penstock.storage.shelf import MARKER, WHOLE, Shelf, _markers, shelf
-from tests.storage.contract import DATA, StorageTests, write
+from penstock.testing.storages import DATA, StorageTests, write
 
 URL = "far://host/shard.tar"
 ROOT = Path(__file__).resolve().parents[2]
@@ -563,6 +564,25 @@ def test_a_crash_before_the_last_name_costs_nothing(
     assert path is not None
     assert Path(path).read_bytes() == CONTENT
     assert origin.fetched() == [1, 1, 1, 1]
+
+
+def test_a_path_is_given_also_while_the_file_gets_its_name(
+    origin: Origin, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str | None] = []
+    cached, rename = Cache(folder).over(origin), os.rename
+    asker = threading.Thread(target=lambda: found.append(cached.local_path(URL)))
+
+    def slow(old: str, new: str) -> None:
+        if new.endswith(WHOLE):
+            asker.start()
+            time.sleep(0.05)
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", slow)
+    b"".join(cached.stream(URL))
+    asker.join()
+    assert Path(found[0] or "").read_bytes() == CONTENT
 
 
 def test_no_wrong_byte_is_served_after_kills_at_any_moment(tmp_path: Path, folder: Path) -> None:

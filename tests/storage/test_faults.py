@@ -13,8 +13,8 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.storage import S3, Http, Retry, exists
-from tests.storage.proxy import Proxy
-from tests.storage.servers import ACCESS_KEY, SECRET_KEY, http_server, plain_server, s3_server
+from penstock.testing.proxy import Proxy
+from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, plain_server, s3_server
 
 QUICK = Retry(tries=3, base_s=0.01, most_s=0.3, stall_s=1.0, connect_s=1.0)
 DATA = os.urandom(300_000)

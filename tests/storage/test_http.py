@@ -13,9 +13,9 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.storage import Http, NotFound, Retry, expand
-from tests.storage.contract import DATA
-from tests.storage.proxy import Proxy
-from tests.storage.servers import http_server, plain_server
+from penstock.testing.proxy import Proxy
+from penstock.testing.servers import http_server, plain_server
+from penstock.testing.storages import DATA
 
 QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
 STORAGE = Http(retry=QUICK)

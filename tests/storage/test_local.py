@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.storage import Local, Storage
-from tests.storage.contract import DATA, StorageTests, write
+from penstock.testing.storages import DATA, StorageTests, write
 
 
 class TestPaths(StorageTests):

@@ -5,7 +5,7 @@ import secrets
 import pytest
 
 from penstock.storage import Memory, Storage
-from tests.storage.contract import DATA, StorageTests, write
+from penstock.testing.storages import DATA, StorageTests, write
 
 
 class TestMemory(StorageTests):

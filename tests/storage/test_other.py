@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import MissingExtra, StorageError
 from penstock.storage import Other, Storage, open_storage
-from tests.storage.contract import DATA, StorageTests, write
+from penstock.testing.storages import DATA, StorageTests, write
 
 
 class TestFsspec(StorageTests):

@@ -17,9 +17,9 @@ import pytest
 
 from penstock.errors import MissingExtra, StorageError
 from penstock.storage import S3, Retry, Storage, exists, expand
-from tests.storage.contract import DATA, StorageTests, write
-from tests.storage.proxy import Proxy
-from tests.storage.servers import ACCESS_KEY, SECRET_KEY, s3_server
+from penstock.testing.proxy import Proxy
+from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
+from penstock.testing.storages import DATA, StorageTests, write
 
 QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
 MANY = 2_345  # three pages

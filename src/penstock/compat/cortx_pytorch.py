@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from penstock.dataset import Dataset, pack, read_tar
-from penstock.pack import Packed
+from penstock.dataset import Dataset, read_tar
+from penstock.packing import Packed, pack
 from penstock.plan import Cut
 from penstock.storage import S3
 
@@ -95,7 +95,7 @@ class _Turn:
     """Counts the passes over a dataset, in whatever process they are begun."""
 
     def __init__(self) -> None:
-        self._shared: Any = multiprocessing.Array("q", [-1, -1])  # the pass that was begun last, and its number
+        self._shared = _fresh()
 
     def next(self, name: int | None) -> int:
         """The number of a pass; one of the same name has the same number."""
@@ -110,4 +110,9 @@ class _Turn:
         return self._shared if multiprocessing.context.get_spawning_popen() is not None else None
 
     def __setstate__(self, shared: Any) -> None:
-        self._shared = multiprocessing.Array("q", [-1, -1]) if shared is None else shared
+        self._shared = _fresh() if shared is None else shared
+
+
+def _fresh() -> Any:
+    """The pass that was begun last, and its number; made so that processes of every kind can share it."""
+    return multiprocessing.get_context("spawn").Array("q", [-1, -1])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from itertools import islice
 from operator import index
 from typing import Any, Literal, SupportsIndex
+
+import cloudpickle
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
@@ -80,7 +83,7 @@ class Dataset:
         return hash(self.plan)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Dataset, (self.plan,)
+        return _unpickled, (cloudpickle.dumps(self.plan),)  # which takes lambdas and what stands in a main module
 
     def __repr__(self) -> str:
         return f"<Dataset\n{self.plan.describe('  ')}\n>"
@@ -583,6 +586,10 @@ def _resources(stage: str, given: dict[str, Any]) -> Resources:
     if unknown := [name for name in given if name not in known]:
         raise PlanError(f"{stage} has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
     return Resources(**given)
+
+
+def _unpickled(plan: bytes) -> Dataset:
+    return Dataset(pickle.loads(plan))
 
 
 def branch(plan: Plan) -> Plan:

@@ -13,18 +13,26 @@ from penstock.formats.items import ItemsSource
 from penstock.formats.tar.source import TarSource
 from penstock.formats.torch import TorchSource
 from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
-from penstock.storage import spell
+from penstock.storage import Cache, Storage, spell
 
 Places = str | Iterable[str]
 
 
-def read_tar(urls: Places, *, workers: Workers = None) -> Dataset:
+def read_tar(
+    urls: Places, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
+) -> Dataset:
     """Read tar shards: ``"train-{0000..0147}.tar"``, ``"a.tar::b.tar"``, a glob, a folder, a list, ``"-"`` for stdin.
+
+    Args:
+        urls: Local paths, or URLs: ``s3://``, ``http(s)://``, ``memory://`` and what fsspec knows.
+        workers: Workers that read, where one is not enough.
+        storage: How to reach what is remote, such as ``ps.S3(endpoint=...)``; by default as the environment says.
+        cache: Where to keep what was fetched, such as ``ps.Cache("dir", max_bytes="200GB")``.
 
     Raises:
         PlanError: no path is given.
     """
-    return _source(TarSource(spell(urls), workers))
+    return _source(TarSource(spell(urls), workers, storage=storage, cache=cache))
 
 
 def read_files(urls: Places, *, workers: Workers = None) -> Dataset:

@@ -12,6 +12,7 @@ from penstock.storage.protocol import Info, Listed, NotFound, Storage, Upload, e
 from penstock.storage.urls import STDIN, braces, expand, local_path, relative, spell
 
 if TYPE_CHECKING:
+    from penstock.storage.cache import Cache
     from penstock.storage.http import Http
     from penstock.storage.local import Local
     from penstock.storage.memory import Memory
@@ -19,11 +20,20 @@ if TYPE_CHECKING:
     from penstock.storage.retry import Retry
     from penstock.storage.s3 import S3
 
-_WHERE = {"Http": "http", "Local": "local", "Memory": "memory", "Other": "other", "Retry": "retry", "S3": "s3"}
+_WHERE = {
+    "Cache": "cache",
+    "Http": "http",
+    "Local": "local",
+    "Memory": "memory",
+    "Other": "other",
+    "Retry": "retry",
+    "S3": "s3",
+}
 
 __all__ = [
     "S3",
     "STDIN",
+    "Cache",
     "Http",
     "Info",
     "Listed",

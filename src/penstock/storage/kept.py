@@ -139,13 +139,18 @@ class Kept:
 
     def path(self) -> str | None:
         """Where the file is when all of it is here; it then counts as in use."""
-        with self.shelf.using(self.key), self._opened(make=False) as copy:
-            if copy is None or copy.missing(0, cells(self.size)) != []:
-                return None
-            if copy.tail and not self._complete(copy):
-                return None
-            self.shelf.lend(self.key)
-            return self.shelf.path(self.key, WHOLE)
+        with self.shelf.using(self.key):
+            for _ in range(2):
+                with self._opened(make=False) as copy:
+                    missing = copy.missing(0, cells(self.size)) if copy is not None else None
+                    if copy is not None and missing == [] and (not copy.tail or self._complete(copy)):
+                        self.shelf.lend(self.key)
+                        return self.shelf.path(self.key, WHOLE)
+                if missing or not self.shelf.writable:
+                    return None
+                with self.shelf.making(self.key):
+                    pass  # whoever may be completing it has done so by now
+        return None
 
     @contextmanager
     def _holding(self, first: int, last: int) -> Iterator[_Copy | None]:

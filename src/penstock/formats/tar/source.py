@@ -17,7 +17,7 @@ from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.stream import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import STDIN, Storage, expand, local_path, relative, shown
+from penstock.storage import STDIN, Cache, Storage, expand, local_path, open_storage, relative, shown
 from penstock.storage.protocol import scheme
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -31,6 +31,7 @@ class TarSource:
     workers: int | tuple[int, int] | None = None
     limits: ArchiveLimits = LIMITS
     storage: Storage | None = None
+    cache: Cache | None = None
 
     random_access = False
 
@@ -49,8 +50,16 @@ class TarSource:
             return StdinReader()
         urls = expand([one for pattern in self.patterns for one in self._listed(pattern)], SUFFIXES, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
-        counts = _known_counts(urls, paths, self.storage)
-        return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, self.storage)
+        storage = self._kept(paths)
+        counts = _known_counts(urls, paths, storage)
+        return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, storage)
+
+    def _kept(self, paths: list[str]) -> Storage | None:
+        """The storage of what is remote, with the cache before it."""
+        remote = next((path for path in paths if scheme(path) != "file"), None)
+        if self.cache is None or remote is None:
+            return self.storage
+        return self.cache.over(open_storage(remote, self.storage))
 
     def _listed(self, pattern: str) -> list[str]:
         """The shards of a folder that can only be listed by its manifest; anything else as it is."""

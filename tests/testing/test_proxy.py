@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.proxy import Proxy
-from tests.storage.servers import plain_server
+from penstock.testing.proxy import Proxy
+from penstock.testing.servers import plain_server
 
 
 @pytest.fixture
