@@ -206,7 +206,7 @@ class Arriving:
     info: Info
     grid: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
-    _end: int = -1  # of what was wanted last
+    _end: int = 0  # of what was wanted last: who goes on there will go on
 
     def __len__(self) -> int:
         return self.info.size or 0
@@ -230,7 +230,7 @@ class Arriving:
                 fresh += self._cover(start, stop)
             self._note(starts, stops, keep=not ascending)
             first, last = int(starts[0]), int(stops[-1])
-            if abs(first - self._end) <= GAP or self._end < 0:
+            if abs(first - self._end) <= GAP:
                 follows = min(len(self), last + min(AHEAD, max(CHUNK, last - first)))
                 guesses = self._cover(last, follows) if last < follows else []
                 for chunk in guesses:
@@ -241,8 +241,10 @@ class Arriving:
 
     def _cover(self, start: int, stop: int) -> list[_Chunk]:
         """Chunks for what is not on its way yet of a range."""
-        if len(self.grid) and stop - start >= GRID // 2:
-            start, stop = start // GRID * GRID, -(-stop // GRID) * GRID
+        if len(self.grid):
+            low, high = start // GRID * GRID, min(len(self), -(-stop // GRID) * GRID)
+            if high - low <= 4 * (stop - start):  # else what could be verified is far more than what is wanted
+                start, stop = low, high
         stop = min(stop, len(self))
         fresh: list[_Chunk] = []
         at = start

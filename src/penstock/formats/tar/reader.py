@@ -348,18 +348,15 @@ class TarReader:
         url = self._urls[shard]
         expected = self._found.get(shard) if self._given is None else int(self._given[shard])
         place, known = self._paths[shard], self._indexes.pop(shard, None)
-        storage = None if scheme(place) == "file" else open_storage(place, self._storage)
-        path = place if storage is None else storage.local_path(place)
-        if path is not None:
+        if scheme(place) == "file":
             index, content = open_shard(
-                path, expected=expected, shard=url, mapped=mapped, limits=self._limits, known=known
+                place, expected=expected, shard=url, mapped=mapped, limits=self._limits, known=known
             )
         else:
-            assert storage is not None
             entry = self._entry(shard)
             index, content = open_remote(
                 place,
-                storage,
+                open_storage(place, self._storage),
                 self._fetcher,
                 expected=expected,
                 sha256=entry.sha256 if entry is not None else None,

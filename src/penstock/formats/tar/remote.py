@@ -52,6 +52,11 @@ def open_remote(
     index = known or remote_index(place, storage)
     if index is not None and not mapped:
         return index.expecting(expected, "the manifest"), None
+    if (path := storage.local_path(place)) is not None:  # a cache has it
+        content = open_content(path, shown(place), limits)
+        if index is None or len(content.bytes) != index.content_size:
+            index = scan(content.buffer, content.problem).stamped(Stamp(len(content.bytes)))
+        return index.expecting(expected, "the manifest"), content
     info = storage.info(place)
     if index is not None and _fits(index, info):
         arriving = Arriving(fetcher, storage, place, shown(place), info, index.grid)
