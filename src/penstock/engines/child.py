@@ -270,8 +270,9 @@ class ProcessHand:
         return None
 
     def _read(self, block: Block) -> Block:
-        for placed, ctx in self.cargo.before:
-            block = placed.stage.run(block, ctx)
+        if block.inputs:  # else it only marks the end of a part
+            for placed, ctx in self.cargo.before:
+                block = placed.stage.run(block, ctx)
         return block
 
     def _parts(self, block: Block, given: int = 0) -> Parts:
