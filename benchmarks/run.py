@@ -26,14 +26,17 @@ from typing import Any
 import cases
 import data
 import engine_cases
+import remote_cases
 from cases import Case, Result, Row
 
-CASES = cases.CASES | engine_cases.CASES
+SCRIPTS = {name: module for module in (cases, engine_cases, remote_cases) for name in module.CASES}
+CASES: dict[str, Case] = {name: module.CASES[name] for name, module in SCRIPTS.items()}
 
 PEERS = sorted(path.stem for path in (data.HERE / "peers").glob("*.txt"))
 ENVS = data.HERE / ".envs"
 TIMEOUT_S = 300
 SHOWN = {
+    "CPU s",
     "files opened",
     "shards touched",
     "numpy imported",
@@ -122,6 +125,19 @@ PROMISES: dict[str, tuple[Target, ...]] = {
     "first": (
         Target("seconds to the first sample, threads", "penstock, threads", 0.020),
         Target("seconds to the first sample, processes", "penstock, processes", 1.0),
+    ),
+    "remote": (
+        Target("penstock, to bare ranges", "penstock", 0.85, remote_cases.LIMIT, at_least=True),
+        Target("penstock, shuffled, to bare ranges", "penstock, shuffled", 0.85, remote_cases.LIMIT, at_least=True),
+        *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in remote_cases.WEBDATASET),
+    ),
+    "cached": (
+        Target("through a cache, times local files", "penstock, local files", 1.1, "penstock, through a cache"),
+    ),
+    "pack": tuple(
+        Target(f"{ours}, to {peer}", ours, limit, peer, at_least=True)
+        for ours in ("penstock", "penstock, shuffled")
+        for peer, limit in (("webdataset", 2), ("GNU tar", 0.7))
     ),
 }
 
@@ -257,8 +273,7 @@ def _once(name: str, row: Row, pythons: dict[str, str | Path], quick: bool, *mor
         if isinstance(python, str):
             return python
         env.pop("PYTHONPATH", None)
-    script = "engine_cases.py" if name in engine_cases.CASES else "cases.py"
-    call = [python, data.HERE / script, name, row.name, *more, *["--quick"] * quick]
+    call = [python, str(SCRIPTS[name].__file__), name, row.name, *more, *["--quick"] * quick]
     os.sync()  # what one row has written is not the next one's to wait for
     try:
         done = subprocess.run(call, env=env, capture_output=True, text=True, timeout=TIMEOUT_S)

@@ -66,9 +66,9 @@ def test_the_wheel_offers_every_extra(wheel: Path) -> None:
     assert set(offered) == set(PROJECT["optional-dependencies"])
 
 
-def test_the_wheel_alone_needs_numpy_alone(wheel: Path) -> None:
+def test_the_wheel_alone_needs_two_packages(wheel: Path) -> None:
     requirements = _metadata(wheel).get_all("Requires-Dist", [])
-    assert [line for line in requirements if "extra ==" not in line] == ["numpy>=1.26"]
+    assert [line for line in requirements if "extra ==" not in line] == ["cloudpickle>=3", "numpy>=1.26"]
 
 
 def test_the_extra_all_holds_every_other_that_users_may_want() -> None:

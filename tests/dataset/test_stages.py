@@ -251,10 +251,9 @@ def test_another_try_draws_the_same_numbers(batches: bool) -> None:
     assert _xs(ds.epoch(0)) == _xs(ds.epoch(0))
 
 
-def test_only_the_local_engines_threads_are_there_to_be_asked_for() -> None:
-    for given in ({"on": "processes"}, {"gpus": 1}, {"timeout_s": 1.0}):
-        with pytest.raises((EngineError, PlanError)):
-            list(numbers((3,)).map(len, **given))
+def test_what_this_machine_does_not_have_is_refused_before_the_first_sample() -> None:
+    with pytest.raises(EngineError, match=r"map\(len\) asks for gpus=1 .* no GPU"):
+        list(numbers((3,)).map(len, gpus=1))
 
 
 class Counting:

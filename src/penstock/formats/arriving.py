@@ -241,10 +241,8 @@ class Arriving:
 
     def _cover(self, start: int, stop: int) -> list[_Chunk]:
         """Chunks for what is not on its way yet of a range."""
-        if len(self.grid):
-            low, high = start // GRID * GRID, min(len(self), -(-stop // GRID) * GRID)
-            if high - low <= 4 * (stop - start):  # else what could be verified is far more than what is wanted
-                start, stop = low, high
+        if len(self.grid):  # only whole cells can be verified
+            start, stop = start // GRID * GRID, -(-stop // GRID) * GRID
         stop = min(stop, len(self))
         fresh: list[_Chunk] = []
         at = start
@@ -348,6 +346,8 @@ class Arriving:
             bad = self._damage(start, data)
             if bad is None:
                 return data
+            if (forget := getattr(self.storage, "forget", None)) is not None:
+                forget(self.place)  # what a cache has kept is no better
             log.warning("%s: the bytes from %d on are not what was stored; fetched again", self.url, bad)
         raise DataError(f"the bytes from {bad:,} on are not those that were stored", self.url)
 

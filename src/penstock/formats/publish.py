@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from penstock.storage import NotFound, Storage, Upload
+from penstock.storage import Forbidden, NotFound, Storage, Upload
 
 
 class Draft(Protocol):
@@ -123,12 +123,12 @@ def put_object(storage: Storage, url: str, data: bytes) -> None:
 
 
 def read_object(storage: Storage, url: str) -> bytes | None:
-    """Read a small object; None where there is none.
+    """Read a small object; None where there is none, or none that may be read.
 
     Raises:
         StorageError: It is there and cannot be read.
     """
     try:
         return b"".join(storage.stream(url))
-    except NotFound:
+    except (NotFound, Forbidden):
         return None

@@ -8,7 +8,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.storage.protocol import Info, Listed, NotFound, Storage, Upload, exists, open_storage, register, shown
+from penstock.storage.protocol import (
+    Forbidden,
+    Info,
+    Listed,
+    NotFound,
+    Storage,
+    Upload,
+    exists,
+    open_storage,
+    register,
+    shown,
+)
 from penstock.storage.urls import STDIN, braces, expand, local_path, relative, spell
 
 if TYPE_CHECKING:
@@ -34,6 +45,7 @@ __all__ = [
     "S3",
     "STDIN",
     "Cache",
+    "Forbidden",
     "Http",
     "Info",
     "Listed",

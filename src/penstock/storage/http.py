@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Info, Listed, NotFound, Upload, changed, shown, span, too_short
+from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, shown, span, too_short
 from penstock.storage.retry import DEFAULT, Retry, again, fetch, gather
 from penstock.storage.wire import Answer, Part, condition, must_succeed, range_header, send, tag_of, whole_size
 
@@ -133,5 +133,5 @@ def _must_be_object(answer: Answer, url: str) -> None:
     if status in (401, 407):
         raise StorageError(f"the server asks who you are ({status}): user or password is missing or wrong", shown(url))
     if status == 403:
-        raise StorageError("the server does not let you read it (403)", shown(url))
+        raise Forbidden("the server does not let you read it (403)", shown(url))
     raise StorageError(f"the server answers {status}", shown(url))

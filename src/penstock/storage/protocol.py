@@ -251,6 +251,10 @@ class NotFound(StorageError):
     """There is no such object."""
 
 
+class Forbidden(StorageError):
+    """It may not be read; where listing is not allowed, this is also what is said of what is not there."""
+
+
 def shown(url: str) -> str:
     """The URL as it may be shown: without user, password, and what stands in the query.
 

@@ -11,7 +11,19 @@ from functools import cache
 from typing import Any
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Info, Listed, NotFound, Upload, changed, needed, own, shown, span, too_short
+from penstock.storage.protocol import (
+    Forbidden,
+    Info,
+    Listed,
+    NotFound,
+    Upload,
+    changed,
+    needed,
+    own,
+    shown,
+    span,
+    too_short,
+)
 from penstock.storage.retry import DEFAULT, Retry, Temporary, again, fetch, gather
 from penstock.storage.s3_upload import S3Upload
 from penstock.storage.wire import PARALLEL, Answer, Part, condition, must_succeed, quiet, range_header, send
@@ -249,7 +261,8 @@ def _refused(response: Mapping[str, Any], url: str) -> Exception:
         return NotFound("there is no such object", shown(url))
     word = code if code.isalnum() else str(status)
     sentence = _SENTENCES.get(code) or (_SENTENCES["AccessDenied"] if status == 403 else None)
-    return StorageError(f"{sentence} ({word})" if sentence else f"the server refuses: {word}", shown(url))
+    kind = Forbidden if code in ("AccessDenied", "Forbidden", "403") else StorageError
+    return kind(f"{sentence} ({word})" if sentence else f"the server refuses: {word}", shown(url))
 
 
 def _unasked(error: Exception, url: str) -> StorageError:

@@ -15,10 +15,11 @@ from uuid import uuid4
 import pytest
 
 import penstock as ps
-from penstock.errors import DataError, StorageError
+from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import MANIFEST
 from penstock.formats.tar.index import SUFFIX
-from penstock.storage import Info, Memory
+from penstock.formats.tar.remote import beside
+from penstock.storage import Forbidden, Info, Memory
 
 SAMPLES = [
     {"__key__": f"{i:04}", "bin": os.urandom(200 + 37 * i % 9000), "cls": i % 7, "txt": f"sample {i}"}
@@ -102,13 +103,15 @@ def test_states_go_from_local_to_remote_and_back(folder: Path, place: str) -> No
     assert [batch["__key__"] for batch in other] == [batch["__key__"] for batch in run]
 
 
-def test_only_what_is_wanted_is_fetched(folder: Path, place: str) -> None:
-    upload(folder, place)
+def test_only_what_is_wanted_is_fetched(tmp_path: Path, place: str) -> None:
+    large = [{"__key__": f"{i:02}", "bin": os.urandom(700_000), "cls": i} for i in range(20)]
+    ps.from_items(large).write_tar(str(tmp_path), max_samples=10)
+    upload(tmp_path, place)
     LOG.clear()
     ds = ps.read_tar(place, storage=Counting()).select("cls")
-    assert ds[265]["cls"] == str(265 % 7).encode()
-    assert sum(size for _, size in LOG) < 300_000
-    assert {name for name, _ in LOG} == {"shard-000002.tar"}
+    assert ds[15]["cls"] == b"15"
+    assert sum(size for _, size in LOG) <= 2 << 20, "of 14 MB"
+    assert {name for name, _ in LOG} == {"shard-000001.tar"}
 
 
 @pytest.mark.parametrize("kind", COMPRESSED)
@@ -185,3 +188,81 @@ def test_nothing_goes_on_in_the_background_after_an_early_end(folder: Path, plac
     next(run)
     run.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def test_a_damaged_sample_is_skipped_where_that_is_asked_for(folder: Path, place: str) -> None:
+    upload(folder, place)
+    url = f"{place}/shard-000001.tar"
+    damaged = bytearray(stored(url))
+    damaged[len(damaged) // 2] ^= 4
+    store(url, bytes(damaged))
+    got = [key for key, _, _ in seen(ps.read_tar(place).on_error("skip"))]
+    assert set(got) < {sample["__key__"] for sample in SAMPLES}
+    assert set(got) >= {sample["__key__"] for number, sample in enumerate(SAMPLES) if not 90 <= number < 180}
+
+
+def test_damage_is_not_kept_by_a_cache(folder: Path, place: str, tmp_path: Path) -> None:
+    upload(folder, place)
+    cache = ps.Cache(str(tmp_path), max_bytes="100MB")
+    FLIPS.append(1)
+    want = seen(ps.read_tar(str(folder)))
+    assert seen(ps.read_tar(place, storage=Flipping(), cache=cache)) == want
+    assert FLIPS == []
+    assert seen(ps.read_tar(place, storage=Flipping(), cache=cache)) == want
+
+
+FLIPS: list[int] = []
+
+
+@dataclass(frozen=True)
+class Flipping(Memory):
+    """Memory whose first answers are damaged on the way."""
+
+    def read(self, url: str, start: int, stop: int, **kwargs: Any) -> Any:
+        got = super().read(url, start, stop, **kwargs)
+        if url.endswith(".tar") and FLIPS:
+            FLIPS.pop()
+            into = kwargs.get("into")
+            if into is None:
+                return bytes([got[0] ^ 1]) + bytes(got[1:])
+            into[0] ^= 1
+        return got
+
+
+@dataclass(frozen=True)
+class Guarded(Memory):
+    """Memory that does not say whether what may not be read is there."""
+
+    def stream(self, url: str) -> Iterator[bytes]:
+        if not url.endswith(".tar"):
+            raise Forbidden("not for you", url)
+        return super().stream(url)
+
+
+def test_a_manifest_and_an_index_that_may_not_be_read_are_as_good_as_none(folder: Path, place: str) -> None:
+    upload(folder, place)
+    ds = ps.read_tar(f"{place}/shard-00000{{0..4}}.tar", storage=Guarded())
+    assert seen(ds) == seen(ps.read_tar(str(folder)))
+
+
+def test_a_folder_without_a_shard_that_its_manifest_names_is_refused(folder: Path, place: str) -> None:
+    upload(folder, place)
+    Memory().delete(f"{place}/shard-000003.tar")
+    with pytest.raises(StorageError, match=r"the manifest names a shard that is not there.*shard-000003\.tar"):
+        seen(ps.read_tar(place))
+
+
+def test_a_url_shows_neither_password_nor_query(folder: Path) -> None:
+    ds = ps.read_tar("https://user:secret@host/a.tar?sig=secret")
+    assert "secret" not in repr(ds) + ds.explain()
+
+
+def test_the_index_of_a_signed_url_is_asked_for_by_its_path() -> None:
+    assert beside("https://host/a.tar?sig=1") == "https://host/a.tar.index?sig=1"
+    assert beside("s3://bucket/a?.tar") == "s3://bucket/a?.tar.index"
+
+
+def test_one_cache_is_for_one_kind_of_url(tmp_path: Path) -> None:
+    ds = ps.read_tar(["memory://a/b.tar", "https://host/a.tar"], cache=ps.Cache(str(tmp_path)))
+    with pytest.raises(PlanError, match=r"memory, https"):
+        ds.first()

@@ -105,6 +105,25 @@ class Spots:
             The samples, None in the place of one that cannot be read; and by their numbers, what is wrong
             with those.
         """
+        try:
+            return self._read()
+        except DataError:  # bytes that arrive damaged: whose they are shows when each is read alone
+            return self._one_by_one()
+
+    def _one_by_one(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
+        samples: list[dict[str, Any] | None] = []
+        errors: dict[int, DataError] = {}
+        for place in range(len(self)):
+            try:
+                some, wrong = self.take(slice(place, place + 1))._read()
+                if wrong:
+                    errors[place] = wrong[0]
+            except DataError as exc:
+                some, errors[place] = [None], exc
+            samples += some
+        return samples, errors
+
+    def _read(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
         if len(self) and self._kind[0] != _BAD and bool((self._kind == self._kind[0]).all()):
             return list(self._rows(self._kinds[self._kind[0]])), {}
         samples: list[dict[str, Any] | None] = [None] * len(self)

@@ -14,10 +14,12 @@ from typing import IO
 
 from penstock.errors import DataError, StorageError
 from penstock.formats.arriving import Arriving, Fetcher, whole
+from penstock.formats.publish import read_object
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content, open_content
 from penstock.formats.tar.index import SUFFIX, Index, Stamp
 from penstock.formats.tar.scan import scan
-from penstock.storage import Info, NotFound, Storage, shown
+from penstock.storage import Info, Storage, shown
+from penstock.storage.protocol import scheme
 
 log = logging.getLogger(__name__)
 
@@ -78,15 +80,22 @@ def remote_index(place: str, storage: Storage) -> Index | None:
     Raises:
         StorageError: it cannot be known whether there is one.
     """
-    try:
-        data = b"".join(storage.stream(place + SUFFIX))
-    except NotFound:
+    data = read_object(storage, beside(place))
+    if data is None:
         return None
     try:
         return Index.from_bytes(data, shown(place))
     except DataError as exc:
         log.warning("%s: the index beside it is not used: %s", shown(place), exc.problem)
         return None
+
+
+def beside(place: str) -> str:
+    """The URL of the index that belongs to a shard; what stands in a query stays there."""
+    if scheme(place) not in ("http", "https"):
+        return place + SUFFIX
+    path, mark, query = place.partition("?")
+    return path + SUFFIX + mark + query
 
 
 def _fetched(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import DataError, StorageError
+from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits
 from penstock.formats.tar.reader import TarReader
@@ -52,18 +53,32 @@ class TarSource:
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = self._kept(paths)
         counts = _known_counts(urls, paths, storage)
+        self._check_folders(set(paths), storage)
         return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, storage)
 
     def _kept(self, paths: list[str]) -> Storage | None:
         """The storage of what is remote, with the cache before it."""
-        remote = next((path for path in paths if scheme(path) != "file"), None)
-        if self.cache is None or remote is None:
+        remote = {scheme(path): path for path in paths if scheme(path) != "file"}
+        if self.cache is None or not remote:
             return self.storage
-        return self.cache.over(open_storage(remote, self.storage))
+        if len(remote) > 1 and self.storage is None:
+            raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
+        return self.cache.over(open_storage(next(iter(remote.values())), self.storage))
+
+    def _check_folders(self, paths: set[str], storage: Storage | None) -> None:
+        """A folder holds every shard that its manifest names."""
+        for pattern in self.patterns:
+            if glob.has_magic(pattern) or pattern.endswith(SUFFIXES) or "{" in pattern or "?" in pattern:
+                continue
+            folder = (local_path(pattern) if scheme(pattern) == "file" else pattern).rstrip("/")
+            manifest = _manifest(folder, storage) if scheme(pattern) != "file" or os.path.isdir(folder) else None
+            for entry in manifest.shards if manifest is not None else ():
+                if f"{folder}/{entry.name}" not in paths:
+                    raise StorageError("the manifest names a shard that is not there", shown(f"{folder}/{entry.name}"))
 
     def _listed(self, pattern: str) -> list[str]:
         """The shards of a folder that can only be listed by its manifest; anything else as it is."""
-        if scheme(pattern) in ("http", "https") and not pattern.partition("?")[0].endswith(SUFFIXES):
+        if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(SUFFIXES):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage)
             if manifest is None:
                 raise StorageError("a folder cannot be listed by HTTP, and there is no manifest in it", shown(pattern))
@@ -72,8 +87,8 @@ class TarSource:
 
     def describe(self) -> str:
         """The call that made it."""
-        shown = ", ".join(map(repr, self.patterns[:3])) + (", ..." if len(self.patterns) > 3 else "")
-        return f"read_tar({shown})"
+        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
+        return f"read_tar({some})"
 
 
 def _known_counts(urls: list[str], paths: list[str], storage: Storage | None) -> I64 | None:
