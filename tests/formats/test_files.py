@@ -13,6 +13,7 @@ import penstock as ps
 from penstock.codecs import Limits
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats import files
+from penstock.storage import Memory
 from penstock.testing import fingerprint
 
 
@@ -150,3 +151,24 @@ def test_nothing_is_listed_before_it_is_needed() -> None:
 def test_reading_describes_itself_as_it_was_written() -> None:
     ds = ps.read_images("photos", mode="RGB", labels="folder")
     assert "read_images('photos', mode='RGB', labels='folder')" in repr(ds)
+
+
+def test_remote_files_and_images_are_read_like_local_ones(tmp_path: Path) -> None:
+    memory = Memory()
+    for name in ("a/1.png", "a/2.png", "b/3.png", ".hidden"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (4, 3), (len(name), 2, 3)).save(file, "png")
+        with memory.put(f"memory://remote-files/{name}") as put:
+            put.write(file.read_bytes())
+            put.commit()
+    here, there = ps.read_files(str(tmp_path)), ps.read_files("memory://remote-files")
+    assert [sample["bytes"] for sample in there] == [sample["bytes"] for sample in here]
+    assert there[0]["path"] == "memory://remote-files/a/1.png"
+    images = ps.read_images("memory://remote-files/", labels="folder", storage=memory)
+    assert [(sample["image"].shape, sample["label"]) for sample in images] == [((3, 4, 3), n) for n in (0, 0, 1)]
+    memory.delete("memory://remote-files/a/2.png")
+    with pytest.raises(DataError, match=r"no such object.*2\.png"):
+        list(ps.read_files(["memory://remote-files/a/1.png", "memory://remote-files/a/2.png"]))
+    with pytest.raises(StorageError, match="no file"):
+        list(ps.read_files("memory://remote-files/nothing"))

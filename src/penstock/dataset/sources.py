@@ -35,20 +35,25 @@ def read_tar(
     return _source(TarSource(spell(urls), workers, storage=storage, cache=cache))
 
 
-def read_files(urls: Places, *, workers: Workers = None) -> Dataset:
-    """Read whole files: fields ``path`` and ``bytes``."""
-    return _source(FilesSource(spell(urls), workers))
+def read_files(urls: Places, *, workers: Workers = None, storage: Storage | None = None) -> Dataset:
+    """Read whole files, local or remote: fields ``path`` and ``bytes``."""
+    return _source(FilesSource(spell(urls), workers, storage))
 
 
 def read_images(
-    folder: Places, mode: str | None = None, labels: str | None = None, *, workers: Workers = None
+    folder: Places,
+    mode: str | None = None,
+    labels: str | None = None,
+    *,
+    workers: Workers = None,
+    storage: Storage | None = None,
 ) -> Dataset:
     """Read image files in path order: ``image`` (uint8), ``path``, and with ``labels="folder"`` the class as ``label``.
 
     Raises:
         PlanError: an unknown mode.
     """
-    return _source(ImagesSource(spell(folder), mode, labels, workers))
+    return _source(ImagesSource(spell(folder), mode, labels, workers, storage))
 
 
 def from_items(items: Sequence[Any]) -> Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ from penstock.codecs import Limits, decoder
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import braces, expand, local_path, relative
+from penstock.storage import Storage, braces, expand, local_path, open_storage, relative, shown
+from penstock.storage.protocol import scheme
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _MODES = {None: None, "RGB": "rgb8", "L": "l8", "RGBA": "rgba8"}
@@ -27,13 +29,15 @@ class FilesSource:
 
     patterns: tuple[str, ...]
     workers: int | tuple[int, int] | None = None
+    storage: Storage | None = None
 
     random_access = True
 
     @property
     def resources(self) -> Resources | None:
-        """A pool of its own only if asked for."""
-        return None if self.workers is None else Resources(self.workers)
+        """A pool of its own if asked for, and where every file is a request."""
+        remote = any(scheme(pattern) != "file" for pattern in self.patterns)
+        return Resources(self.workers) if remote or self.workers is not None else None
 
     def open(self) -> FilesReader:
         """List the files.
@@ -41,11 +45,11 @@ class FilesSource:
         Raises:
             StorageError: nothing is there.
         """
-        return FilesReader(find(self.patterns, ()), _plain)
+        return FilesReader(find(self.patterns, (), self.storage), _plain, self.storage)
 
     def describe(self) -> str:
         """The call that made it."""
-        return f"read_files({', '.join(map(repr, self.patterns))})"
+        return f"read_files({', '.join(repr(shown(pattern)) for pattern in self.patterns)})"
 
 
 def _plain(path: str, content: bytes, fields: Fields) -> dict[str, Any]:
@@ -61,6 +65,7 @@ class ImagesSource:
     mode: str | None = None
     labels: str | None = None
     workers: int | tuple[int, int] | None = None
+    storage: Storage | None = None
 
     random_access = True
 
@@ -81,20 +86,20 @@ class ImagesSource:
         Raises:
             StorageError: there are none.
         """
-        paths = find(self.patterns, IMAGE_SUFFIXES)
+        paths = find(self.patterns, IMAGE_SUFFIXES, self.storage)
         folders = sorted({_folder(path) for path in paths})
         labels = {name: number for number, name in enumerate(folders)} if self.labels else None
-        return FilesReader(paths, ImageOf(_MODES[self.mode], labels))
+        return FilesReader(paths, ImageOf(_MODES[self.mode], labels), self.storage)
 
     def describe(self) -> str:
         """The call that made it."""
-        shown = [repr(pattern) for pattern in self.patterns]
-        shown += [f"mode={self.mode!r}"] * bool(self.mode) + [f"labels={self.labels!r}"] * bool(self.labels)
-        return f"read_images({', '.join(shown)})"
+        words = [repr(shown(pattern)) for pattern in self.patterns]
+        words += [f"mode={self.mode!r}"] * bool(self.mode) + [f"labels={self.labels!r}"] * bool(self.labels)
+        return f"read_images({', '.join(words)})"
 
 
 def _folder(path: str) -> str:
-    return os.path.basename(os.path.dirname(os.path.abspath(path)))
+    return os.path.basename(os.path.dirname(os.path.abspath(path) if scheme(path) == "file" else path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +122,7 @@ class ImageOf:
         return sample
 
 
-def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
+def find(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage | None = None) -> list[str]:
     """List files in the order of their paths; a folder with everything below it.
 
     Raises:
@@ -125,6 +130,9 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
     """
     out: list[str] = []
     for pattern in (name for one in patterns for name in braces(one)):
+        if scheme(pattern) != "file":
+            out += _remote(pattern, suffixes, storage)
+            continue
         path = local_path(pattern)
         if os.path.isdir(path):
             below = sorted(os.path.join(root, name) for root, _, names in os.walk(path) for name in names)
@@ -134,9 +142,20 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...]) -> list[str]:
             out += found
         else:
             out += [local_path(name) for name in expand((pattern,), suffixes)]
-    if not any(map(os.path.lexists, out)):  # one that is gone is its own sample's fault
-        raise StorageError("no such file or folder", patterns[0])
+    if not any(scheme(path) != "file" or os.path.lexists(path) for path in out):
+        raise StorageError("no such file or folder", patterns[0])  # one that is gone is its own sample's fault
     return out
+
+
+def _remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None) -> list[str]:
+    """What a URL means: itself, what a glob matches, or everything below a folder."""
+    if glob.has_magic(pattern) or "." in pattern.rpartition("/")[2] or scheme(pattern) in ("http", "https"):
+        return expand((pattern,), suffixes, storage)
+    listed = [one.url for one in open_storage(pattern, storage).list(pattern.rstrip("/") + "/")]
+    found = [url for url in listed if not url.rpartition("/")[2].startswith(".") and _ends(url, suffixes)]
+    if not found:
+        raise StorageError("no file of the wanted kind is there", shown(pattern))
+    return found
 
 
 def _ends(path: str, suffixes: tuple[str, ...]) -> bool:
@@ -146,10 +165,10 @@ def _ends(path: str, suffixes: tuple[str, ...]) -> bool:
 class FilesReader:
     """Files by number; a folder is a shard. Nothing is opened before its sample is read."""
 
-    def __init__(self, paths: list[str], finish: Finish) -> None:
+    def __init__(self, paths: list[str], finish: Finish, storage: Storage | None = None) -> None:
         folders = [os.path.dirname(path) for path in paths]
         starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
-        self._paths, self._finish = paths, finish
+        self._paths, self._finish, self._storage = paths, finish, storage
         self._starts = np.array([*starts, len(paths)], np.int64)
         self.names = relative([os.path.join(folders[i], "files") for i in starts])
 
@@ -168,7 +187,7 @@ class FilesReader:
     def locate(self, shard: I64, index: I64, fields: Fields) -> FileSpots:
         """Remember which."""
         which = [self._paths[i] for i in (self._starts[shard] + index).tolist()]
-        return FileSpots(which, fields, self._finish, np.zeros(len(which), np.int64))
+        return FileSpots(which, fields, self._finish, np.zeros(len(which), np.int64), self._storage)
 
     def key(self, shard: int, index: int) -> str | None:
         """The file's name."""
@@ -176,7 +195,7 @@ class FilesReader:
 
     def url(self, shard: int) -> str:
         """The folder."""
-        return os.path.dirname(self._paths[int(self._starts[shard])]) or "."
+        return shown(os.path.dirname(self._paths[int(self._starts[shard])])) or "."
 
 
 @dataclass(slots=True)
@@ -187,10 +206,11 @@ class FileSpots:
     fields: Fields
     finish: Finish
     nbytes: I64
+    storage: Storage | None = None
 
     def take(self, sel: slice) -> FileSpots:
         """Some of them."""
-        return FileSpots(self.paths[sel], self.fields, self.finish, self.nbytes[sel])
+        return FileSpots(self.paths[sel], self.fields, self.finish, self.nbytes[sel], self.storage)
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """Read and finish every file; one that cannot be is a DataError with its path."""
@@ -198,10 +218,15 @@ class FileSpots:
         bad: dict[int, DataError] = {}
         for number, path in enumerate(self.paths):
             try:
-                with open(path, "rb") as file:
-                    out.append(self.finish(path, file.read(), self.fields))
+                out.append(self.finish(shown(path), self._content(path), self.fields))
             except (OSError, ValueError) as exc:
-                bad[number] = DataError(str(exc), os.path.dirname(path) or ".", os.path.basename(path))
+                bad[number] = DataError(str(exc), shown(os.path.dirname(path)) or ".", os.path.basename(path))
                 bad[number].__cause__ = exc
                 out.append(None)
         return out, bad
+
+    def _content(self, path: str) -> bytes:
+        if scheme(path) != "file":
+            return b"".join(open_storage(path, self.storage).stream(path))
+        with open(path, "rb") as file:
+            return file.read()
