@@ -13,6 +13,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -430,3 +431,18 @@ def test_stats_of_a_loader_are_those_of_its_last_epoch() -> None:
         assert len(list(loader)) == 50
         assert (loader.stats().items, loader.stats().running) == (50, False)
     assert loader.stats().segments[-1].on == "processes"
+
+
+def twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [sample, sample]
+
+
+def test_a_half_delivered_window_is_taken_up_again_by_processes() -> None:
+    ds = numbers((9, 8)).flat_map(twice, on="processes", workers=2).shuffle(5)
+    want = [sample["x"] for sample in ds.epoch(0).on("serial")]
+    loader = ds.loader(uneven="keep")
+    got = [sample["x"] for sample in islice(loader, 7)]
+    again = ds.loader(uneven="keep")
+    again.load_state_dict(loader.state_dict())
+    loader.close()
+    assert got + [sample["x"] for sample in again] == want
