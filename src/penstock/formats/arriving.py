@@ -220,7 +220,8 @@ class Arriving:
         order = np.argsort(starts, kind="stable")
         starts, stops = starts[order], stops[order]
         reach = np.maximum.accumulate(stops)
-        cuts = np.flatnonzero(starts[1:] > reach[:-1] + GAP) + 1
+        dense = 4 * int((stops - starts).sum()) > int(reach[-1] - starts[0])  # what lies between will be read too
+        cuts = np.flatnonzero(starts[1:] > reach[:-1] + (CHUNK if dense else GAP)) + 1
         runs = zip(
             starts[np.concatenate([[0], cuts])].tolist(), reach[np.append(cuts, len(reach)) - 1].tolist(), strict=True
         )
@@ -378,9 +379,9 @@ def whole(storage: Storage, place: str, url: str, info: Info, fetcher: Fetcher) 
         return
     arriving = Arriving(fetcher, storage, place, url, info)
     try:
+        if len(arriving):
+            arriving.want(np.array([0]), np.array([len(arriving)]), ascending=True)
         for at in range(0, len(arriving), CHUNK):
-            stop = min(at + CHUNK, len(arriving))
-            arriving.want(np.array([at]), np.array([stop]), ascending=True)
-            yield arriving[at:stop]
+            yield arriving[at : min(at + CHUNK, len(arriving))]
     finally:
         arriving.close()

@@ -6,7 +6,8 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.arriving import Arriving, Fetcher
+from penstock.formats.arriving import CONNECTIONS, Arriving, Fetcher
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content
 from penstock.formats.tar.index import I64, Index
@@ -203,6 +204,7 @@ class TarReader:
         counts: How many samples each has, where a manifest says so for all.
         limits: How far compressed shards may unpack.
         storage: Where those lie that are URLs; ``None``: as their schemes say.
+        manifests: Those of remote folders, where they are known.
     """
 
     def __init__(
@@ -213,11 +215,12 @@ class TarReader:
         counts: I64 | None = None,
         limits: ArchiveLimits = LIMITS,
         storage: Storage | None = None,
+        manifests: Mapping[str, Manifest | None] | None = None,
     ) -> None:
         self.names = list(names)
         self._storage = storage
         self._fetcher = Fetcher()
-        self._manifests: dict[str, Manifest | None] = {}  # of remote folders
+        self._manifests = dict(manifests or {})
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._given = counts
         self._found: dict[int, int] = {}
@@ -273,6 +276,11 @@ class TarReader:
         """Give the local folders the shards lie in."""
         return {os.path.dirname(path) or "." for path in self._paths if scheme(path) == "file"}
 
+    @property
+    def remote(self) -> bool:
+        """Whether a shard is no file of this machine."""
+        return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
+
     def rest(self) -> None:
         """Fetch nothing ahead any more."""
         self._fetcher.rest()
@@ -306,6 +314,8 @@ class TarReader:
         few = len(self._paths) < 1 << 15  # 16-bit numbers are sorted by radix, five times as fast
         order = np.argsort(shard.astype(np.int16) if few else shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
+        if self.remote:
+            self._open_together(np.unique(shard).tolist())
         for places in np.split(order, cuts) if len(order) else []:
             which = int(shard[places[0]])
             found = self._shard(which)
@@ -317,6 +327,20 @@ class TarReader:
         chart.ask()
         self._release_others(chart)
         return chart.spots(index)
+
+    def _open_together(self, shards: list[int]) -> None:
+        """Open remote shards that will be read, many at a time: each takes a few trips to its server."""
+        closed = [shard for shard in shards if shard not in self._open and scheme(self._paths[shard]) != "file"]
+        if len(closed) < 2:
+            return
+        self._entry(closed[0])  # the manifest, once for all
+        some = closed[:_OPEN_SHARDS]
+        with ThreadPoolExecutor(min(len(some), CONNECTIONS), thread_name_prefix="penstock open") as pool:
+            loaded = list(pool.map(lambda shard: self._load(shard, mapped=True), some))
+        with self._lock:
+            for shard, found in zip(some, loaded, strict=True):
+                if shard not in self._open:
+                    self._keep(shard, found)
 
     def _release_others(self, chart: _Chart) -> None:
         """Let go of the shards that are open and not being read."""

@@ -52,9 +52,11 @@ class TarSource:
         urls = expand([one for pattern in self.patterns for one in self._listed(pattern)], SUFFIXES, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = self._kept(paths)
-        counts = _known_counts(urls, paths, storage)
-        self._check_folders(set(paths), storage)
-        return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, storage)
+        manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
+        counts = _known_counts(urls, paths, manifests)
+        self._check_folders(set(paths), manifests)
+        remote = {folder: manifest for folder, manifest in manifests.items() if scheme(folder) != "file"}
+        return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, storage, remote)
 
     def _kept(self, paths: list[str]) -> Storage | None:
         """The storage of what is remote, with the cache before it."""
@@ -65,13 +67,13 @@ class TarSource:
             raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
         return self.cache.over(open_storage(next(iter(remote.values())), self.storage))
 
-    def _check_folders(self, paths: set[str], storage: Storage | None) -> None:
+    def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
         """A folder holds every shard that its manifest names."""
         for pattern in self.patterns:
             if glob.has_magic(pattern) or pattern.endswith(SUFFIXES) or "{" in pattern or "?" in pattern:
                 continue
             folder = (local_path(pattern) if scheme(pattern) == "file" else pattern).rstrip("/")
-            manifest = _manifest(folder, storage) if scheme(pattern) != "file" or os.path.isdir(folder) else None
+            manifest = manifests.get(folder)
             for entry in manifest.shards if manifest is not None else ():
                 if f"{folder}/{entry.name}" not in paths:
                     raise StorageError("the manifest names a shard that is not there", shown(f"{folder}/{entry.name}"))
@@ -91,9 +93,8 @@ class TarSource:
         return f"read_tar({some})"
 
 
-def _known_counts(urls: list[str], paths: list[str], storage: Storage | None) -> I64 | None:
+def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manifest | None]) -> I64 | None:
     """What manifests say; files that none names must at least be there."""
-    manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
     counts: list[int] = []
     for url, path in zip(urls, paths, strict=True):
         manifest = manifests[_folder(path)]
