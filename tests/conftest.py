@@ -19,7 +19,7 @@ from hypothesis import settings
 from PIL import Image
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-EXAMPLES = 100
+EXAMPLES = 60
 SHARDS, SAMPLES_PER_SHARD = 4, 25
 CLASSES = ("cat", "dog", "fox")
 PHOTOS_PER_CLASS = 8
@@ -28,7 +28,7 @@ PHOTO_SIZE = (48, 32)
 # How long a thread that was told to end may take to be gone.
 THREAD_GRACE_S = 3.0
 
-settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=EXAMPLES * 10 if FULL else EXAMPLES)
+settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=1000 if FULL else EXAMPLES)
 settings.load_profile("penstock")
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()

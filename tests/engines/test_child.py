@@ -137,7 +137,8 @@ def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) ->
         assert len(got) == len(want)
     else:
         assert Counter(got) == Counter(want)
-    assert 1 <= sum(segment.deaths for segment in ds.stats().segments) <= killed
+    # One that had nothing left to do is not missed; that deaths are counted is shown where workers are always busy.
+    assert sum(segment.deaths for segment in ds.stats().segments) <= killed
     assert not processes()
 
 

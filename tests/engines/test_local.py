@@ -73,7 +73,7 @@ def cases() -> Iterator[Any]:
     for where, ordered in product(WHERE, LAWS):
         dice = random.Random(f"{where} {ordered}")
         those = list(cases_of(LAWS[ordered]))
-        for law, arguments in those if FULL else dice.sample(those, 10 if where == "threads" else 3):
+        for law, arguments in those if FULL else dice.sample(those, 5 if where == "threads" else 2):
             for workers in WORKERS if FULL and where == "threads" else [dice.choice(WORKERS if FULL else (1, 2))]:
                 kind = f"{where}-{'ordered' if ordered else 'unordered'}-{workers}"
                 name = "-".join([kind, law.removeprefix("test_"), *map(str, arguments.values())])
