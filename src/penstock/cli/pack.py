@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.packing import Packed, pack
@@ -29,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: penstock pack photos/ s3://bucket/photos --max-bytes 200MB"
 
 
-def run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     """Pack, and say what came of it."""
     packed = pack(
         args.source,
@@ -54,3 +56,13 @@ def _told(packed: Packed, dry: bool) -> str:
     skipped = f", {packed.skipped:,} left out" if packed.skipped else ""
     size = f"{about}{len(packed.shards):,} shards of {about}{packed.nbytes:,} bytes"
     return f"{packed.folder}: {packed.samples:,} samples in {size}{skipped}{' (not written)' if dry else ''}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Pack; an interrupted packing leaves no half-written file, wherever the interrupt hit it."""
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        for file in Path(args.target).glob(f".*.{os.getpid()}-*.partial"):
+            file.unlink(missing_ok=True)
+        raise
