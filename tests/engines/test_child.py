@@ -34,7 +34,7 @@ BOTH: dict[str, Any] = {"on": "processes", "workers": 2}
 
 
 def processes() -> dict[int, int]:
-    """The processes that were started by this one for its runs, with their parents."""
+    """The processes that this one started for its runs, with their parents; no others, such as a resource tracker."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -48,25 +48,9 @@ def processes() -> dict[int, int]:
     return {pid: parent for pid, parent in found.items() if pid in ours or parent in ours}
 
 
-def family() -> dict[int, int]:
-    """Every process below this one, with its parent."""
-    parents: dict[int, int] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{pid}/stat") as stat:
-                parents[int(pid)] = int(stat.read().rpartition(")")[2].split()[1])
-        except OSError:  # it has just ended
-            continue
-    ours = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in ours} - ours:
-        ours |= more
-    return {pid: parents[pid] for pid in ours - {os.getpid()}}
-
-
 def workers() -> list[int]:
-    """The processes below this one that do the work: those with none below them."""
-    found = family()
-    return sorted(found.keys() - set(found.values()))
+    """Those of them that do the work."""
+    return sorted(pid for pid, parent in processes().items() if parent != os.getpid())
 
 
 def slow(sample: Sample) -> Sample:
@@ -137,8 +121,7 @@ def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) ->
         assert len(got) == len(want)
     else:
         assert Counter(got) == Counter(want)
-    # One that had nothing left to do is not missed; that deaths are counted is shown where workers are always busy.
-    assert sum(segment.deaths for segment in ds.stats().segments) <= killed
+    assert 1 <= sum(segment.deaths for segment in ds.stats().segments) <= killed
     assert not processes()
 
 

@@ -239,7 +239,6 @@ def test_a_fork_while_another_thread_makes_the_client_does_not_hang(storage: S3,
         thread.join()
 
 
-@pytest.mark.filterwarnings("ignore:resource_tracker:UserWarning")  # forks of other tests take it along when they end
 def test_a_spawned_child_reads_too(storage: S3, root: str) -> None:
     write(storage, f"{root}/spawn", DATA)
     context = multiprocessing.get_context("spawn")
