@@ -5,6 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 PACKAGE := '.[all,dev]'
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 # What the caller has set for other Pythons must not leak into this one.
 unexport PYTHONHOME PYTHONPATH PYTEST_ADDOPTS VIRTUAL_ENV
@@ -22,10 +23,10 @@ demo: $(STAMP) ## see it work
 	@$(BIN)/penstock demo
 
 test: check ## what a change has to pass
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(SIDE_BY_SIDE)
 
 test-all: check ## the same with the full counts; takes long
-	@PENSTOCK_FULL=1 $(BIN)/pytest --timeout=1200 -o faulthandler_timeout=1200
+	@PENSTOCK_FULL=1 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout=1200 -o faulthandler_timeout=1200
 
 check: $(STAMP) ## lint, format, types and floors
 	@$(call quietly,$(BIN)/ruff check .)

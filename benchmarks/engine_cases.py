@@ -216,8 +216,10 @@ def _held(pid: int) -> Result:
 
 
 def _children(pid: int) -> list[int]:
+    """All processes below one."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    own = [int(child) for task in tasks for child in task.read_text().split()]
+    return own + [below for child in own for below in _children(child)]
 
 
 # A pipeline: waiting, computing without the interpreter lock, computing with it; a pool for each

@@ -30,11 +30,17 @@ def test_an_index_is_put_beside_its_shard(shard: Path, capsys: pytest.CaptureFix
     assert len(index.grid) == 1
 
 
-def test_an_index_may_go_elsewhere(shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["index", str(shard), "--out", str(tmp_path / "there"), "--json"]) == 0
+def test_each_shard_is_a_line_of_json_on_request(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["index", str(shard), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"shard": str(shard), "samples": 2, "bad": 0, "skipped": 0}
-    assert [path.name for path in (tmp_path / "there").iterdir()] == ["a.tar.index"]
-    assert read_beside(str(shard)) is None
+
+
+def test_a_place_that_cannot_be_written_is_one_sentence(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shard.parent / "a.tar.index").mkdir()
+    assert main(["index", str(shard)]) == 1
+    said = capsys.readouterr().err
+    assert "the index cannot be written beside it: Is a directory" in said
+    assert said.count("\n") == 1
 
 
 def test_a_remote_shard_is_indexed_where_it_is(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,3 +39,33 @@ def test_all_that_is_wrong_is_listed_and_exit_1(folder: Path, capsys: pytest.Cap
 def test_nothing_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path / "missing" / "*.tar")]) == 1
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_ledger_is_proved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ds = ps.from_items([{"x": n} for n in range(9)]).shuffle().batched(2)
+    for rank in range(2):
+        list(ds.loader(rank, 2, uneven="keep", ledger=tmp_path))
+    assert main(["verify", "--ledger", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == "epoch 0: 9 delivered\nevery sample came exactly once\n"
+    next(tmp_path.glob("*-1of2-*.ledger")).unlink()
+    assert main(["verify", "--ledger", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "epoch 0: 4 delivered, 5 missing (not finished)"
+    assert len([line for line in lines if line.startswith("missing: epoch 0: ")]) == 5
+    assert lines[-1] == "NOT every sample came exactly once"
+    assert main(["verify", "--ledger", str(tmp_path), "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["ok"], told["epochs"][0]["missing"], len(told["missing"])) == (False, 5, 5)
+
+
+@pytest.mark.parametrize("given", [[], ["x.tar", "--ledger", "runs"]])
+def test_either_shards_or_a_ledger(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", *given])
+    assert ended.value.code == 2
+    assert "--ledger" in capsys.readouterr().err
+
+
+def test_no_ledger_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--ledger", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == f"penstock: there is no ledger in this folder (url: {tmp_path})\n"

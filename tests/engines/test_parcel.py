@@ -64,7 +64,7 @@ def test_the_origin_of_a_block_afar_answers_as_the_origin_itself() -> None:
     here = origin()
     afar = Afar(lambda *words: pickle.loads(pickle.dumps(answer(here, *words))))
     assert [afar.place(n) for n in range(3)] == [here.place(n) for n in range(3)]
-    assert afar.place(1) == Place("shard-0002", "10", 0, 3)
+    assert afar.place(1) == Place("shard-0002", "10", 0, 3, "shard-0002")
     slot, own = afar.slot(0), here.slot(0)
     np.testing.assert_array_equal(slot.leaves, own.leaves)
     np.testing.assert_array_equal(slot.keys, own.keys)

@@ -138,6 +138,49 @@ def test_memory_is_bounded() -> None:
     assert fetcher._bytes <= 2 * CHUNK
 
 
+def test_readers_that_go_front_to_back_hold_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving, "CHUNK", 1 << 18)
+    monkeypatch.setattr(arriving, "FRONT", 1 << 20)
+    fetcher = Fetcher()
+    bytes_ = opened(Slow(), fetcher)
+    want(bytes_, [(at, at + 10_000) for at in range(0, SIZE - 10_000, 10_000)], ascending=True)
+    for at in range(0, SIZE - 10_000, 10_000):
+        assert bytes_[at : at + 10_000] == BYTES[at : at + 10_000]
+        assert fetcher._bytes <= 1 << 20
+
+
+def test_buffers_are_used_again_and_ranges_never_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arriving, "CHUNK", 1 << 16)
+    monkeypatch.setattr(arriving, "FRONT", 1 << 18)
+    fetcher = Fetcher()
+    wrong: list[int] = []
+
+    def read(ascending: bool) -> None:
+        bytes_ = opened(Slow(), fetcher)
+        some = ranges(3000, seed=ascending)
+        want(bytes_, some, ascending=ascending)
+        wrong.extend(start for start, stop in some if bytes_[start:stop] != BYTES[start:stop])
+
+    readers = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    assert not wrong
+    assert fetcher._buffers
+
+
+def test_what_is_wanted_after_the_end_is_not_fetched() -> None:
+    storage = Slow()
+    fetcher = Fetcher()
+    bytes_ = opened(storage, fetcher)
+    fetcher.rest()
+    want(bytes_, [(0, SIZE)], ascending=True)
+    time.sleep(0.05)
+    assert not storage.asked
+    assert bytes_[5:10] == BYTES[5:10]
+
+
 def test_a_damaged_range_is_fetched_again_once(caplog: pytest.LogCaptureFixture) -> None:
     bytes_ = opened(Slow(damaged=1), grid=True)
     assert bytes_[0 : 3 * GRID] == BYTES[: 3 * GRID]

@@ -2,8 +2,12 @@ from __future__ import annotations
 
 import io
 import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -172,3 +176,24 @@ def test_remote_files_and_images_are_read_like_local_ones(tmp_path: Path) -> Non
         list(ps.read_files(["memory://remote-files/a/1.png", "memory://remote-files/a/2.png"]))
     with pytest.raises(StorageError, match="no file"):
         list(ps.read_files("memory://remote-files/nothing"))
+
+
+@dataclass(frozen=True)
+class Far(Memory):
+    """Memory that takes its time."""
+
+    def stream(self, url: str) -> Iterator[bytes]:
+        time.sleep(0.1)
+        return super().stream(url)
+
+
+def test_remote_files_are_fetched_side_by_side() -> None:
+    folder = f"memory://{uuid4().hex}"
+    for number in range(64):
+        with Memory().put(f"{folder}/{number:02}.bin") as put:
+            put.write(b"%d" % number)
+            put.commit()
+    begun = time.monotonic()
+    got = ps.read_files(folder, storage=Far()).take_all()
+    assert [sample["bytes"] for sample in got] == [b"%d" % number for number in range(64)]
+    assert time.monotonic() - begun < 3.2, "64 files of 0.1 s, one after the other"

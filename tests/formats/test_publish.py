@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from penstock.formats.publish import (
     read_object,
     replace_file,
 )
-from penstock.storage import Memory
+from penstock.storage import Forbidden, Memory
 
 
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -79,6 +80,36 @@ def test_a_draft_appears_when_it_is_published_or_never(where: str, tmp_path: Pat
     assert seen == [None, None, b"one two"]
     if where == "disk":
         assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_draft_on_disk_begins_with_its_first_byte(tmp_path: Path) -> None:
+    draft = FileDraft(tmp_path / "d", lambda: None)
+    assert list(tmp_path.iterdir()) == []
+    draft.drop()
+    draft.drop()
+    draft.write(b"x")
+    assert [path.name.startswith(".d.") for path in tmp_path.iterdir()] == [True]
+    draft.drop()
+    assert list(tmp_path.iterdir()) == []
+    FileDraft(tmp_path / "empty", lambda: None).publish()
+    assert (tmp_path / "empty").read_bytes() == b""
+
+
+def test_a_folder_that_is_not_there_is_told_by_the_first_write(tmp_path: Path) -> None:
+    draft = FileDraft(tmp_path / "missing" / "d", lambda: None)
+    with pytest.raises(FileNotFoundError):
+        draft.write(b"x")
+    draft.drop()
+
+
+def test_what_may_not_be_read_is_taken_for_missing_only_by_those_who_can_do_without() -> None:
+    class Guarded(Memory):
+        def stream(self, url: str) -> Iterator[bytes]:
+            raise Forbidden("not for you", url)
+
+    with pytest.raises(Forbidden, match="not for you"):
+        read_object(Guarded(), "memory://publish/guarded")
+    assert read_object(Guarded(), "memory://publish/guarded", optional=True) is None
 
 
 def _content(path: Path) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 import penstock as ps
 from penstock.errors import DataError, PlanError
@@ -45,7 +46,6 @@ def test_dicts_and_single_values_are_samples_too() -> None:
 
 
 def test_a_torch_dataset_is_read() -> None:
-    torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(torch.arange(4), torch.arange(4) * 2)
     assert [int(s["label"]) for s in ps.from_torch(data)] == [0, 2, 4, 6]
 

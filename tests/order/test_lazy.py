@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
+from penstock.order.choosing import Chosen
 from penstock.order.hashing import name_hashes
 from penstock.order.lazy import Lazy, to_known
 from penstock.order.mixing import Mixed
 from penstock.order.orders import (
     UNKNOWN,
     Chained,
-    Chosen,
     Order,
     Refs,
     Repeated,

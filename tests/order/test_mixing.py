@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,8 +21,11 @@ def endless(leaf: int, count: int) -> Order:
     return Repeated(lambda epoch: source(leaf, count, epoch), 0, None)
 
 
-def mixed(counts: list[int], weights: list[float], stop: str, epoch: int = 0) -> Mixed:
-    return Mixed([source(leaf, count) for leaf, count in enumerate(counts)], weights, stop, 3, epoch)
+Changes = list[tuple[int, list[float]]]
+
+
+def mixed(counts: list[int], weights: list[float], stop: str, epoch: int = 0, changes: Changes | None = None) -> Mixed:
+    return Mixed([source(leaf, count) for leaf, count in enumerate(counts)], weights, stop, 3, epoch, changes or [])
 
 
 def leaves(order: Order, n: int | None = None) -> list[int]:
@@ -165,3 +170,108 @@ def test_a_mix_can_be_shuffled() -> None:
     again = Shuffled(order, 0, 0, window=500, shards=2)
     refs = again.at(np.arange(10_000))
     assert len(set(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))) == 10_000
+
+
+def at(order: Order, places: np.ndarray) -> list[tuple[int, int]]:
+    refs = order.at(places.astype(np.int64))
+    return list(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))
+
+
+@st.composite
+def changing(draw: st.DrawFn) -> tuple[list[int], list[list[float]], list[int]]:
+    """Sizes of sources, rows of weights of which none is zero as a whole, and where they change."""
+    many = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.integers(0, 400), min_size=many, max_size=many))
+    weight = st.one_of(st.just(0.0), st.floats(0.001, 1))
+    row = st.lists(weight, min_size=many, max_size=many).filter(any)
+    rows = draw(st.lists(row, min_size=1, max_size=5))
+    positions = draw(st.lists(st.integers(1, 900), min_size=len(rows) - 1, max_size=len(rows) - 1, unique=True))
+    return sizes, rows, sorted(positions)
+
+
+@given(changing(), st.sampled_from(["first", "all"]), st.integers(0, 2))
+def test_changing_weights_take_every_source_in_its_own_order(
+    what: tuple[list[int], list[list[float]], list[int]], stop: str, epoch: int
+) -> None:
+    sizes, rows, positions = what
+    order = mixed(sizes, rows[0], stop, epoch, list(zip(positions, rows[1:], strict=True)))
+    refs = order.at(np.arange(order.size, dtype=np.int64))
+    used = [0] * len(sizes)
+    for leaf, size in enumerate(sizes):
+        indexes = refs.index[refs.leaf == leaf].tolist()
+        assert indexes == list(range(len(indexes)))
+        assert len(indexes) <= size
+        used[leaf] = len(indexes)
+    if stop == "all":  # what is left has no weight any more
+        assert all(n == size or not rows[-1][leaf] for leaf, (n, size) in enumerate(zip(used, sizes, strict=True)))
+    else:
+        assert any(n == size for n, size in zip(used, sizes, strict=True))
+    assert order.size == mixed(sizes, rows[0], stop, epoch + 1, list(zip(positions, rows[1:], strict=True))).size
+
+
+@given(changing())
+def test_between_changes_the_shares_are_those_that_hold_there(
+    what: tuple[list[int], list[list[float]], list[int]],
+) -> None:
+    _, rows, positions = what
+    order = mixed([10**9] * len(rows[0]), rows[0], "first", 0, list(zip(positions, rows[1:], strict=True)))
+    found = np.array(leaves(order, 2000))
+    for row, begin, end in zip(rows, [0, *positions], [*positions, 2000], strict=True):
+        had = np.bincount(found[begin:end], minlength=len(row))
+        for leaf, weight in enumerate(row):
+            assert abs(int(had[leaf]) - (end - begin) * weight / sum(row)) <= 64
+            assert weight or not had[leaf]
+
+
+def test_a_change_is_exact_to_the_sample() -> None:
+    order = mixed([5000, 5000], [1, 0], "first", 2, [(1001, [0, 1]), (1003, [0.5, 0.5])])
+    found = leaves(order, 1200)
+    assert found[:1003] == [0] * 1001 + [1] * 2
+    assert found[1003:].count(0) == pytest.approx(98, abs=33)
+
+
+def test_what_a_source_gives_before_a_change_does_not_depend_on_the_epoch() -> None:
+    counts = {
+        tuple(np.bincount(leaves(mixed([900, 900], [0.61, 0.39], "all", epoch, [(501, [1, 3])]), 501)).tolist())
+        for epoch in range(6)
+    }
+    assert len(counts) == 1
+
+
+def test_weights_that_never_change_are_plain_weights() -> None:
+    plain, none = mixed([300, 200], [2, 1], "all", 1), mixed([300, 200], [2, 1], "all", 1, [])
+    late = mixed([300, 200], [2, 1], "all", 1, [(600, [1, 5])])
+    assert leaves(plain) == leaves(none) == leaves(late)
+
+
+def test_stop_all_takes_a_change_early_where_nothing_else_is_left() -> None:
+    order = mixed([100, 50], [1, 0], "all", 0, [(1000, [1, 1])])
+    assert leaves(order) == [0] * 100 + [1] * 50
+
+
+def test_stop_first_ends_before_a_change_that_comes_too_late() -> None:
+    order = mixed([100, 500], [1, 1], "first", 0, [(150, [1, 4]), (10_000, [1, 1])])
+    found = leaves(order)
+    assert found.count(0) == 100
+    assert order.size == pytest.approx(150 + 25 * 5, abs=64)
+
+
+def test_far_behind_the_last_change_any_position_is_found_at_once() -> None:
+    changes: Changes = [(10**6 * k, [1 + k % 3, 2.0]) for k in range(1, 40)]
+    order = mixed([10**12, 10**12], [3, 1], "first", 0, changes)
+    began = time.process_time()
+    places = np.concatenate([np.arange(p, p + 500) for p in range(0, 10**11, 10**9)])
+    some = at(order, places)
+    assert time.process_time() - began < 2  # 50,000 positions; walking there would take hours
+    assert some[500:600] == at(order, places[500:600])
+    endless_one = Mixed([endless(0, 7), endless(1, 5)], [3, 1], "first", 0, 0, [(100, [1, 3])])
+    far = endless_one.at(10**17 + np.arange(4000, dtype=np.int64))
+    assert np.bincount(far.leaf).tolist() == pytest.approx([1000, 3000], abs=128)
+
+
+def test_positions_around_changes_can_be_asked_in_any_order() -> None:
+    order = mixed([700, 300, 90], [1, 2, 0], "all", 0, [(77, [1, 1, 1]), (600, [3, 1, 1])])
+    whole = at(order, np.arange(order.size))
+    places = np.random.default_rng(0).permutation(order.size)
+    assert at(order, places) == [whole[p] for p in places.tolist()]
+    assert len(set(whole)) == order.size == 1090

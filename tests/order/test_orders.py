@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
+from penstock.order.choosing import Chosen
 from penstock.order.hashing import fold, name_hash, name_hashes
 from penstock.order.mixing import Mixed
 from penstock.order.orders import (
     Chained,
-    Chosen,
     Order,
     Refs,
     Repeated,

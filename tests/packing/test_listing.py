@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.packing.listing import FileList, list_folder, read_list, safe_stem
+from penstock.packing.listing import Entry, FileList, list_folder, read_list, safe_stem
+from penstock.plan import Fields
+
+ZERO = np.zeros(1, np.int64)
 
 
 def made(folder: Path, *names: str) -> Path:
@@ -129,3 +136,39 @@ def test_files_without_an_extension_are_packed_too(tmp_path: Path) -> None:
     ps.pack(made(tmp_path / "src", "a/README", "a/x.Tiff", "a/y.tar.gz"), tmp_path / "out", shuffle=False)
     found = [sorted(set(s) - {"__url__", "__key__", "cls"}) for s in ps.read_tar(str(tmp_path / "out"))]
     assert found == [["bin"], ["tif"], ["gz"]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 200_000])
+def test_a_file_of_any_size_is_read_whole(size: int, tmp_path: Path) -> None:
+    data = bytes(number % 251 for number in range(size))
+    (tmp_path / "a.bin").write_bytes(data)
+    (sample,), bad = list_folder(str(tmp_path)).open().locate(ZERO, ZERO, Fields()).read()
+    assert (sample["bin"], bad) == (data, {})
+
+
+def test_what_comes_in_parts_is_read_whole(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.bin")
+
+    def feed() -> None:
+        with (tmp_path / "a.bin").open("wb", buffering=0) as pipe:
+            for part in (b"one", b"two" * 30_000, b"three"):
+                pipe.write(part)
+                time.sleep(0.02)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    files = FileList(str(tmp_path), [Entry(str(tmp_path / "a.bin"), {})])
+    (sample,), bad = files.open().locate(ZERO, ZERO, Fields()).read()
+    feeder.join()
+    assert (sample["bin"], bad) == (b"one" + b"two" * 30_000 + b"three", {})
+
+
+def test_folders_within_class_folders_belong_to_the_class_and_hidden_ones_to_nobody(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "cat/more/2.jpg", "cat/.hidden/3.jpg", "cat/more/.4.jpg", "dog/5.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    found = [(entry.path, entry.fields["cls"]) for entry in list_folder(str(tmp_path)).entries]
+    assert found == [
+        (f"{tmp_path}/{name}", label)
+        for name, label in (("cat/1.jpg", b"0"), ("cat/more/2.jpg", b"0"), ("dog/5.jpg", b"1"))
+    ]

@@ -140,9 +140,26 @@ def test_a_hugging_face_dataset_keeps_its_bytes_and_class_names() -> None:
     assert manifest.classes == ("no", "yes")
 
 
+def test_several_datasets_in_one_are_not_guessed_at() -> None:
+    with pytest.raises(PlanError, match=r"several datasets \(train, test\): pack each"):
+        recognise({"train": [(1, 2)], "test": [(3, 4)]}, workers=None, image="png")
+
+
+def test_a_streaming_dataset_is_refused() -> None:
+    class Streaming:
+        features: dict[str, Any] = {}  # noqa: RUF012
+
+        def cast_column(self) -> None: ...
+
+    with pytest.raises(PlanError, match="without streaming=True"):
+        recognise(Streaming(), workers=None, image="png")
+
+
 def test_a_path_that_means_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("")
     with pytest.raises(PlanError, match="no list of a known kind"):
         recognise(tmp_path / "a.xlsx", workers=None, image="png")
+    with pytest.raises(PlanError, match=r"s3://bucket/list\.csv: lists.* this machine's disks only"):
+        recognise("s3://bucket/list.csv", workers=None, image="png")
     with pytest.raises(PlanError, match="no such folder or list"):
         recognise(str(tmp_path / "missing"), workers=None, image="png")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import penstock as ps
@@ -255,6 +256,43 @@ def test_a_packing_that_is_killed_again_and_again_ends_with_the_same_bytes(
     assert content(out) == want
 
 
+UPLOADING = """
+import sys, time
+import penstock as ps
+from penstock.storage import S3
+def large(sample):
+    time.sleep(0.1)
+    return {"bin": bytes([sample["n"]]) * 9_000_000}
+source = ps.from_items([{"n": number} for number in range(5)]).map(large)
+ps.pack(source, sys.argv[1], max_bytes="40MB", shuffle=False, storage=S3(sys.argv[2], sys.argv[3], sys.argv[4]))
+"""
+
+
+def test_a_packing_into_a_bucket_that_is_killed_leaves_no_parts_behind_once_it_is_done(tmp_path: Path) -> None:
+    (tmp_path / "buckets" / "bucket").mkdir(parents=True)
+    with s3_server(tmp_path / "buckets") as port:
+        storage = S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY)
+
+        def pending() -> list[str]:
+            try:
+                found = storage.call("list_multipart_uploads", "s3://bucket/out", {"Bucket": "bucket"})
+            except StorageError:  # this server's word for none
+                return []
+            return [one["Key"] for one in found.get("Uploads", ())]
+
+        there = [sys.executable, "-c", UPLOADING, "s3://bucket/out", str(storage.endpoint), ACCESS_KEY, SECRET_KEY]
+        with subprocess.Popen(there) as process:
+            deadline = time.monotonic() + 20
+            while not pending() and time.monotonic() < deadline:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGKILL)
+        assert pending() == ["out/shard-000000.tar"]
+        subprocess.run(there, check=True)
+        assert pending() == []
+        found = [sample["bin"] for sample in ps.read_tar("s3://bucket/out", storage=storage)]
+        assert found == [bytes([number]) * 9_000_000 for number in range(5)]
+
+
 def test_a_run_may_end_between_any_two_writes(photos: Path) -> None:
     """Every put is a moment to die at; whatever was put before stays."""
     ps.pack(photos, "memory://pack/whole", max_samples=40)
@@ -310,9 +348,19 @@ def test_shards_of_something_else_are_replaced_only_on_request(photos: Path, tmp
     assert content(tmp_path / "out") == content(tmp_path / "want")
 
 
+class FewShards(Failing):
+    """Memory that takes three shards."""
+
+    def put(self, url: str, *, size_hint: int | None = None) -> Upload:
+        if url.endswith(".tar"):
+            self.left[0] -= 1
+            if self.left[0] < 0:
+                raise StorageError("there is no more room", url)
+        return self.memory.put(url)
+
+
 def interrupted(photos: Path, url: str, **more: Any) -> None:
-    storage: Any = Failing()
-    storage.left[0] = 200_000
+    storage: Any = FewShards([3])
     with pytest.raises(StorageError):
         ps.pack(photos, url, max_samples=20, storage=storage, **more)
 
@@ -432,7 +480,6 @@ def test_a_map_style_dataset_gives_the_same_bytes_from_processes(tmp_path: Path)
 
 
 def test_a_torch_dataset_is_packed_without_torchvision(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
     images = torch.arange(5 * 3 * 6 * 4, dtype=torch.uint8).reshape(5, 3, 6, 4)
     source = torch.utils.data.TensorDataset(images, torch.arange(5))
     ps.pack(source, tmp_path / "out", shuffle=False)
@@ -609,6 +656,8 @@ def test_a_bucket_gets_the_bytes_that_would_be_here(photos: Path, tmp_path: Path
         packed = ps.pack(photos, "s3://bucket/out", max_samples=50, storage=storage)
         assert (packed.folder, packed.shards) == ("s3://bucket/out", want.shards)
         assert ps.pack(photos, "s3://bucket/out", max_samples=50, storage=storage) == packed
+        again = ps.pack("s3://bucket/out", "s3://bucket/again", max_samples=50, shuffle=False, storage=storage)
+        assert (again.shards, again.nbytes) == (packed.shards, packed.nbytes)
         names = [one.url.rpartition("/")[2] for one in storage.list("s3://bucket/out")]
         assert names == sorted(os.listdir(tmp_path / "out"))
         for name in (*want.shards, "manifest.json"):

@@ -146,7 +146,7 @@ class TestCached(StorageTests):
 
 def test_a_cache_is_a_value_that_shows_folder_and_size(folder: Path) -> None:
     cache = Cache(folder, max_bytes="200GB")
-    assert repr(cache) == f"Cache(folder={str(folder)!r}, max_bytes=200000000000)"
+    assert repr(cache) == f"Cache(folder={str(folder)!r}, max_bytes=200000000000, fresh_s=300.0)"
     assert pickle.loads(pickle.dumps(cache)) == cache == Cache(str(folder), 2e11)
     assert Cache(folder).max_bytes is None
     assert not folder.exists()
@@ -255,6 +255,30 @@ def test_an_object_that_grew_is_looked_at_again(origin: Origin, folder: Path) ->
     cached.read(URL, 0, 1)
     Path(origin.folder, "shard.tar").write_bytes(CONTENT * 2)
     assert cached.read(URL, 0, 2 * len(CONTENT)) == CONTENT * 2
+
+
+def test_what_was_seen_is_believed_for_a_while(origin: Origin, folder: Path) -> None:
+    cached = Cache(folder, fresh_s=0.2).shared(origin)
+    assert cached.stream(URL)
+    for _ in range(3):
+        assert Cache(folder, fresh_s=0.2).shared(origin).local_path(URL) is None
+    assert len(origin.asked("info")) == 1
+    time.sleep(0.25)
+    cached.info(URL)
+    assert len(origin.asked("info")) == 2
+
+
+def test_with_no_time_to_believe_every_look_is_a_new_one(origin: Origin, folder: Path) -> None:
+    cached = Cache(folder, fresh_s=0).over(origin)
+    for many in range(1, 4):
+        cached.info(URL)
+        assert len(origin.asked("info")) == many
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+def test_a_time_below_zero_is_refused(folder: Path, seconds: float) -> None:
+    with pytest.raises(PlanError, match="fresh_s"):
+        Cache(folder, fresh_s=seconds)
 
 
 def test_what_nothing_tells_apart_is_not_kept(origin: Origin, folder: Path) -> None:

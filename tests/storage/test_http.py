@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage import Http, NotFound, Retry, expand
+from penstock.storage import Forbidden, Http, NotFound, Retry, expand
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import http_server, plain_server
 from penstock.testing.storages import DATA
@@ -184,3 +184,16 @@ def test_a_forked_child_makes_its_own_connections(proxy: Proxy) -> None:
     for at in range(0, 3000, 100):
         assert STORAGE.read(url, at, at + 50) == DATA[at : at + 50]
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_what_may_not_be_read_is_forbidden(proxy: Proxy) -> None:
+    proxy.rule("/a.bin", times=None, status=403)
+    url = f"http://127.0.0.1:{proxy.port}/a.bin"
+    with pytest.raises(Forbidden, match="403"):
+        STORAGE.info(url)
+
+
+def test_a_look_at_an_object_leaves_its_connection_to_the_next(proxy: Proxy) -> None:
+    for _ in range(5):
+        assert STORAGE.info(f"http://127.0.0.1:{proxy.port}/a.bin").size == len(DATA)
+    assert proxy.accepted == 1

@@ -15,14 +15,17 @@ from pathlib import Path
 
 import pytest
 
+import penstock as ps
+from penstock.cli import main
 from penstock.errors import MissingExtra, StorageError
+from penstock.formats.manifest import write_manifest
 from penstock.storage import S3, Retry, Storage, exists, expand
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 from penstock.testing.storages import DATA, StorageTests, write
 
 QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
-MANY = 2_345  # three pages
+MANY = 5_000  # five pages
 LARGE = 20 * 2**20 + 12_345  # three parts
 
 
@@ -30,9 +33,15 @@ LARGE = 20 * 2**20 + 12_345  # three parts
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("buckets")
     (folder / "bucket").mkdir()
-    (folder / "full" / "many").mkdir(parents=True)
-    for number in range(MANY):
-        (folder / "full" / "many" / f"{number:05}.tar").touch()
+    with ps.TarWriter(folder / "one.tar") as writer:
+        writer.write({"__key__": "sample", "txt": b"text"})
+    for name in ("many", "told"):
+        (folder / "full" / name).mkdir(parents=True)
+        for number in range(MANY):
+            os.link(folder / "one.tar", folder / "full" / name / f"{number:05}.tar")
+    told = writer.entry
+    assert told is not None
+    write_manifest(folder / "full" / "told", [told._replace(name=f"{number:05}.tar") for number in range(MANY)])
     return folder
 
 
@@ -91,7 +100,20 @@ def test_a_listing_has_as_many_pages_as_it_takes(port: int) -> None:
     with Proxy("127.0.0.1", port) as proxy:
         found = [one.url for one in _storage(proxy.port).list("s3://full/many")]
         assert found == [f"s3://full/many/{number:05}.tar" for number in range(MANY)]
-        assert len(proxy.requests) == 3
+        assert len(proxy.requests) == 5
+
+
+@pytest.mark.parametrize("name", ["many", "told"])
+def test_a_folder_of_5000_shards_is_read(storage: S3, name: str) -> None:
+    begin = time.monotonic()
+    ds = ps.read_tar(f"s3://full/{name}/", storage=storage)
+    if name == "told":
+        assert len(ds) == MANY
+        assert ds[4321]["__url__"] == "s3://full/told/04321.tar"
+    else:
+        found = [sample["__url__"] for sample in ds.take(20)]
+        assert found == [f"s3://full/{name}/{number:05}.tar" for number in range(20)]
+    assert time.monotonic() - begin < 20
 
 
 def test_globs_folders_and_braces_mean_objects(storage: S3, root: str) -> None:
@@ -266,3 +288,112 @@ def test_without_botocore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "botocore.exceptions", None)
     with pytest.raises(MissingExtra, match=r"penstock\[s3\]"):
         S3().info("s3://bucket/a")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        for number in range(5):
+            (folder / name / f"{number}.jpg").write_bytes(bytes(number))
+    return folder
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+REFUSED = {
+    "wrong key": ({"AWS_ACCESS_KEY_ID": "AKWRONG0000000000000"}, "bucket", "the keys are wrong"),
+    "wrong secret": ({"AWS_SECRET_ACCESS_KEY": "never-to-be-seen"}, "bucket", "the secret key is wrong"),
+    "no bucket": ({}, "nowhere", "there is no such bucket"),
+}
+
+
+@pytest.fixture
+def keyed(port: int, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The right keys and the server, in the environment."""
+    for name, value in {**KEYS, "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}"}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+def refused(call: list[str], sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ends with 1 and one line that says it, in time, and no secret."""
+    begin = time.monotonic()
+    assert main(call) == 1
+    said = capsys.readouterr().err
+    assert time.monotonic() - begin < 10
+    assert sentence in said
+    assert said.count("\n") == 1
+    assert said.startswith("penstock: ")
+    assert "never-to-be-seen" not in said
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_whoever_reads_or_packs_is_told_what_is_wrong(
+    what: str, photos: Path, keyed: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong, bucket, sentence = REFUSED[what]
+    for name, value in wrong.items():
+        keyed.setenv(name, value)
+    for url in (f"s3://{bucket}/folder", f"s3://{bucket}/folder/a.tar", f"s3://{bucket}/a-{{0..3}}.tar"):
+        with pytest.raises(StorageError, match=sentence):
+            list(ps.read_tar(url))
+    with pytest.raises(StorageError, match=sentence):
+        ps.pack(photos, f"s3://{bucket}/out")
+    refused(["pack", str(photos), f"s3://{bucket}/out"], sentence, capsys)
+    refused(["info", f"s3://{bucket}/folder"], sentence, capsys)
+    refused(["index", f"s3://{bucket}/folder"], sentence, capsys)
+
+
+def test_a_shard_that_is_missing_in_a_brace_range_is_named(
+    photos: Path, keyed: pytest.MonkeyPatch, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ps.pack(photos, root, max_samples=3)
+    S3().delete(f"{root}/shard-000002.tar")
+    url = f"{root}/shard-{{000000..000003}}.tar"
+    with pytest.raises(StorageError, match=r"no such object.*shard-000002\.tar"):
+        list(ps.read_tar(url))
+    refused(["info", url], "shard-000002.tar", capsys)
+    assert main(["verify", url]) == 1
+    assert "shard-000002.tar: it is in the manifest and not there" in capsys.readouterr().out
+
+
+def test_keys_that_may_not_write_are_told_so(
+    photos: Path, port: int, keyed: pytest.MonkeyPatch, root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        keyed.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{proxy.port}")
+        proxy.rule("PUT", times=None, status=403)
+        with pytest.raises(StorageError, match="access denied: these keys may not do this"):
+            ps.pack(photos, root)
+        refused(["pack", str(photos), root], "access denied", capsys)
+        proxy.clear()
+        proxy.rule("POST", times=None, status=403)  # parts may not be begun
+        with pytest.raises(StorageError, match="access denied"), S3().put(f"{root}/large", size_hint=LARGE) as upload:
+            upload.write(bytes(LARGE))
+
+
+def test_shards_are_read_without_a_manifest_or_index_that_may_not_be_read(port: int, root: str) -> None:
+    one = {"__key__": "a", "txt": b"text"}
+    with ps.TarWriter(f"{root}/a.tar", storage=_storage(port)) as writer:
+        writer.write(one)
+    for name in ("manifest.json", "a.tar.index"):
+        with Proxy("127.0.0.1", port) as proxy:
+            proxy.rule(name, times=None, status=403)
+            found = list(ps.read_tar(f"{root}/a.tar", storage=_storage(proxy.port)))
+            assert [sample["txt"] for sample in found] == [b"text"]
+
+
+def test_uploads_that_were_never_completed_are_dropped_where_they_are_ours(storage: S3, root: str) -> None:
+    folder = root.removeprefix("s3://bucket/")
+    for name in ("/shard-0.tar", "/shard-1.tar", "/shard-2.tar", "-not/shard-1.tar", "/other"):
+        storage.call("create_multipart_upload", root, {"Bucket": "bucket", "Key": folder + name})
+
+    def pending() -> set[str]:
+        found = storage.call("list_multipart_uploads", root, {"Bucket": "bucket", "Prefix": folder})
+        return {one["Key"].removeprefix(folder) for one in found["Uploads"]}
+
+    assert storage.drop_uploads(root, lambda name: name in ("shard-1.tar", "shard-2.tar")) == 2
+    assert pending() == {"/shard-0.tar", "-not/shard-1.tar", "/other"}
+    assert storage.drop_uploads(root, lambda name: True) == 2
+    assert pending() == {"-not/shard-1.tar"}

@@ -16,7 +16,7 @@ COMMANDS = {
     "index": "make the index of shards that other tools wrote, and put it beside them",
     "info": "tell what shards hold: samples, bytes, fields and their sizes, classes",
     "pack": "pack a folder, a list or shards into shards, here or elsewhere",
-    "verify": "compare every checksum, key and count of shards with their manifest and index",
+    "verify": "check shards against their manifest and index, or prove by a ledger that every sample came once",
 }
 
 

@@ -16,7 +16,6 @@ from penstock.storage import expand, shown, spell
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="shards, folders, globs or brace patterns")
-    parser.add_argument("--out", metavar="DIR", help="put indexes there, where their shards' place cannot be written")
     parser.add_argument("--json", action="store_true", help="one JSON line for each shard")
     parser.add_argument("--workers", type=int, default=2, help="shards looked into at a time (2)")
     parser.epilog = "example: penstock index 'train-{0000..0147}.tar'"
@@ -28,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     damaged = 0
     with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:
         for url, index in zip(urls, pool.map(make_index, urls), strict=True):
-            put_index(url, index, folder=args.out)
+            put_index(url, index)
             damaged += bool(index.bad)
             name = shown(url)
             found = {"shard": name, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}

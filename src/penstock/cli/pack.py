@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.packing import Packed, pack
@@ -15,7 +13,7 @@ from penstock.packing import Packed, pack
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("source", metavar="SRC", help="a folder of class folders, a CSV or JSON-lines list, or shards")
+    parser.add_argument("source", metavar="SRC", help="a folder of class folders, a CSV or JSON-lines list, shards, or hf:PATH")
     parser.add_argument("target", metavar="DST", help="the folder to write to: a path or URL")
     parser.add_argument("--max-bytes", default="100MB", help="the most bytes of a shard (100MB)")
     parser.add_argument("--max-samples", type=int, default=100_000, help="the most samples of a shard (100000)")
@@ -31,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: penstock pack photos/ s3://bucket/photos --max-bytes 200MB"
 
 
-def _run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Pack, and say what came of it."""
     packed = pack(
         args.source,
@@ -56,13 +54,3 @@ def _told(packed: Packed, dry: bool) -> str:
     skipped = f", {packed.skipped:,} left out" if packed.skipped else ""
     size = f"{about}{len(packed.shards):,} shards of {about}{packed.nbytes:,} bytes"
     return f"{packed.folder}: {packed.samples:,} samples in {size}{skipped}{' (not written)' if dry else ''}"
-
-
-def run(args: argparse.Namespace) -> int:
-    """Pack; an interrupted packing leaves no half-written file, wherever the interrupt hit it."""
-    try:
-        return _run(args)
-    except KeyboardInterrupt:
-        for file in Path(args.target).glob(f".*.{os.getpid()}-*.partial"):
-            file.unlink(missing_ok=True)
-        raise

@@ -1,4 +1,4 @@
-"""``penstock verify``: every checksum, key and count of shards, against their manifest and index."""
+"""``penstock verify``: shards against their manifest and index, or a ledger against what it should prove."""
 
 from __future__ import annotations
 
@@ -9,20 +9,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from penstock.engines.progress import Progress
+from penstock.feed.ledger import ledger
 from penstock.packing.checking import listed, verify
 from penstock.storage import spell
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("urls", nargs="+", metavar="URL", help="folders, shards, globs or brace patterns")
-    parser.add_argument("--json", action="store_true", help="one JSON line for each thing that is wrong")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("urls", nargs="*", default=[], metavar="URL", help="folders, shards, globs or brace patterns")
+    what.add_argument("--ledger", metavar="PATH", help="prove that every sample came once, by a loader's ledger")
+    help_json = "one JSON line for each thing that is wrong; of a ledger one for all it says"
+    parser.add_argument("--json", action="store_true", help=help_json)
     parser.add_argument("--workers", type=int, default=2, help="shards read at a time (2)")
-    parser.epilog = "example: penstock verify s3://bucket/photos"
+    parser.epilog = "examples: penstock verify s3://bucket/photos; penstock verify --ledger runs/ledger"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at every shard and list all that is wrong; 1 if anything is."""
+    """List all that is wrong; 1 if anything is."""
+    return _shards(args) if args.ledger is None else _ledger(args.ledger, args.json)
+
+
+def _ledger(folder: str, as_json: bool) -> int:
+    proof = ledger(folder).verify()
+    sys.stdout.write(f"{json.dumps(proof.to_json()) if as_json else proof}\n")
+    return 0 if proof.ok else 1
+
+
+def _shards(args: argparse.Namespace) -> int:
     shards = listed(spell(args.urls))
     wrong = 0
     with Progress("verifying", len(shards), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:

@@ -7,8 +7,23 @@ from collections.abc import Sequence
 from penstock.engines.cursor import AnyCursor, Part, Start
 from penstock.engines.meter import Event, Meters
 from penstock.engines.program import Level, Program, Segment
-from penstock.engines.run import ENGINES, Run
+from penstock.engines.run import ENGINES, Run, Witness
 from penstock.engines.stats import Stats, snapshot
+from penstock.engines.tracing import (
+    AGAIN,
+    COLUMNS,
+    DELIVERED,
+    DROPPED,
+    INDEX,
+    ITEM,
+    KIND,
+    LEAF,
+    OUTPUT,
+    PADDED,
+    PASSED,
+    POSITION,
+    SHARD,
+)
 from penstock.errors import PlanError
 from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
 
@@ -49,7 +64,20 @@ def _devices(given: object) -> tuple[object, ...]:
 
 
 __all__ = [
+    "AGAIN",
+    "COLUMNS",
+    "DELIVERED",
+    "DROPPED",
     "ENGINES",
+    "INDEX",
+    "ITEM",
+    "KIND",
+    "LEAF",
+    "OUTPUT",
+    "PADDED",
+    "PASSED",
+    "POSITION",
+    "SHARD",
     "AnyCursor",
     "Event",
     "Level",
@@ -60,6 +88,7 @@ __all__ = [
     "Segment",
     "Start",
     "Stats",
+    "Witness",
     "engine_options",
     "snapshot",
 ]

@@ -24,7 +24,7 @@ import numpy as np
 from penstock.engines.board import SIZE, Board
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.nursery import Nursery
-from penstock.engines.parcel import answer, packed, unpacked, unpacked_error
+from penstock.engines.parcel import answer, packed, raise_unready, unpacked, unpacked_error
 from penstock.engines.pool import ABORT_S, Closed, Done, Job, Parts
 from penstock.engines.program import Segment
 from penstock.engines.reading import Read
@@ -130,11 +130,7 @@ class Child:
             raise self.died("at its start") from None
         if word == "raise":
             self.close()
-            problem = unpacked_error(facts[0])
-            if isinstance(problem, PenstockError):
-                raise problem
-            words = f"{type(problem).__name__}: {problem}"
-            raise EngineError(f"a worker process cannot make its functions: {words}") from problem
+            raise_unready(facts[0], "make its functions")
 
     def ask(self, origin: Origin, *words: Any) -> tuple[tuple[Any, ...], bool]:
         """Have it work; answer its questions about ``origin`` meanwhile.

@@ -85,6 +85,7 @@ class Start:
     seen: dict[int, int] = field(default_factory=dict)  # level -> items a counting stage has seen
     quota: int | None = None  # positions to deliver, where ranks must be equal; more than left: the rest is padding
     pad: Piece | None = None  # what is repeated as padding
+    traced: bool = False  # inputs that give nothing are to be named
 
     def parts(self) -> list[Part]:
         """What to run, in order: the open windows, then what is left."""
@@ -147,8 +148,8 @@ class Start:
         if self.quota is None:
             return None
         given = sum(map(size, self.left)) - sum(map(size, left))
-        if self.pad is not None and at.piece >= self.padded_from() and at.position > self.pad[0]:
-            given += 1
+        if self.pad is not None and at.piece >= self.padded_from():
+            given += size([self.pad[0], at.position, self.pad[2], 0])
         return max(0, self.quota - given)
 
 

@@ -7,31 +7,33 @@ item, is settled here once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
-from penstock.engines.cursor import AnyCursor, Counted, Inside, Start
+from penstock.engines.ahead import ahead
+from penstock.engines.cursor import AnyCursor, Start
 from penstock.engines.meter import Meter, Meters
+from penstock.engines.origins import Members, Passed, nothing
 from penstock.engines.program import Program, Segment
 from penstock.engines.reading import Held, Span
+from penstock.engines.tracing import Trail
 from penstock.errors import DataError, PenstockError, StageError
-from penstock.order import ENDLESS, I64, U64, Order, Refs, fold_into
+from penstock.order import ENDLESS, I64, U64, Order, Piece, Refs, fold_into
 from penstock.plan import (
     Block,
     Context,
     GroupStage,
     Map,
-    Origin,
-    Place,
     Placed,
     Skipped,
     Slice,
-    Slot,
+    Spots,
     StreamStage,
+    joined,
 )
 
 Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
@@ -176,8 +178,7 @@ def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[B
         for number, piece in enumerate(stretch.pieces):
             sub = piece[3]
             padded = part == len(parts) - 1 and number >= padding
-            for positions, refs, after in order.walk(piece):
-                spots = program.locate(refs)
+            for (positions, refs, after), spots in _located(program, order, piece):
                 for low, high in pace.cuts(spots.nbytes):
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after
@@ -194,7 +195,37 @@ def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[B
                     yield Block([], origin.refs.key, origin, high - low, base=sub)
                     sub = 0
         if part < len(parts) - 1:
-            yield Block([], np.zeros(0, np.uint64), _Nowhere(), 0, ends_part=True)
+            yield nothing(ends_part=True)
+
+
+def _located(program: Program, order: Order, piece: Piece) -> Iterator[tuple[tuple[I64, Refs, int], Spots]]:
+    """The chunks of a piece and where their samples lie; far away, those to come are looked for in the meantime."""
+
+    if not program.remote:
+        return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece))
+    reach = _Reach()
+
+    def find(chunk: tuple[I64, Refs, int]) -> Spots:
+        spots = program.locate(chunk[1])
+        reach.learn(spots.nbytes)
+        return spots
+
+    return ahead(order.walk(piece, reach.sizes()), find)
+
+
+@dataclass(slots=True)
+class _Reach:
+    """How many samples are looked for at once where that takes time: few, then as many as shall be on their way."""
+
+    many: int = 16  # of as many shards: they are opened as quickly as one
+    nbytes: int = 256 << 20
+
+    def sizes(self) -> Iterator[int]:
+        while True:
+            yield self.many
+
+    def learn(self, sizes: I64) -> None:
+        self.many = max(16, min(8192, int(self.nbytes / max(1.0, float(sizes.mean())))))
 
 
 def _stream(program: Program) -> Iterator[Block]:
@@ -216,44 +247,12 @@ def _stream(program: Program) -> Iterator[Block]:
         count = min(64, 2 * count)
 
 
-@dataclass(slots=True)
-class _Nowhere:
-    """The origin of a block without items."""
-
-    def cursor(self, done: int, sub: int) -> Any:
-        raise AssertionError("an empty block has no place")
-
-    def place(self, number: int) -> Place:
-        return Place(None, None)
-
-    def slot(self, number: int) -> Slot:
-        raise AssertionError("an empty block has no samples")
-
-
-@dataclass(slots=True)
-class _Passed:
-    """The origin of what a counting stage lets through: the items of the block before it."""
-
-    level: int
-    block: Block
-    seen: int
-
-    def cursor(self, done: int, sub: int) -> AnyCursor:
-        return Counted(self.level, self.block.cursor(done), self.seen + done, sub)
-
-    def place(self, number: int) -> Place:
-        return self.block.place(number)
-
-    def slot(self, number: int) -> Slot:
-        return self.block.origin.slot(number)
-
-
 def streamed(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int, sub: int) -> Iterator[Block]:
     """Take a stream through a stage that counts it; ``sub`` outputs of its first item are out already."""
     if stage.finished(seen):
         return
     for block in blocks:
-        origin = _Passed(level, block, seen)
+        origin = Passed(level, block, seen)
         base, sub = (sub, 0) if block.items else (0, sub)
         over = Block(block.items, block.keys, origin, len(block), None, block.error, _by_item(block), base)
         seen += len(block)
@@ -266,38 +265,6 @@ def _by_item(block: Block) -> list[Skipped]:
     """The skips of a block by the last item before them, where its items are the inputs of what follows."""
     owner = np.arange(len(block)) if block.owner is None else block.owner
     return [skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in block.skips]
-
-
-@dataclass(slots=True)
-class Members:
-    """The origin of a group being collected, and of what its stage makes of it."""
-
-    level: int
-    start: AnyCursor
-    end: AnyCursor
-    n: int
-    members: list[tuple[Origin, I64]]
-    total: int  # outputs of the group
-    offset: int = 0  # the first of this block's
-    owner: I64 | None = None  # which member each output came from
-
-    def cursor(self, done: int, sub: int) -> AnyCursor:
-        done += self.offset
-        if done >= self.total and not sub:
-            return self.end
-        return Inside(self.level, self.start, self.end, self.n, done, sub) if done or sub else self.start
-
-    def place(self, number: int) -> Place:
-        number += self.offset
-        member = int(self.owner[number]) if self.owner is not None and number < len(self.owner) else 0
-        for origin, inputs in self.members:
-            if member < len(inputs):
-                return origin.place(int(inputs[member]))
-            member -= len(inputs)
-        return Place(None, None)
-
-    def slot(self, number: int) -> Slot:
-        raise AssertionError("a group has no operands")
 
 
 @dataclass(frozen=True)
@@ -334,9 +301,10 @@ class _Grouping:
     level: int
     epoch: int
     begin: Start
-    items: list[Any] = field(default_factory=list)
+    held: list[Sequence[Any]] = field(default_factory=list)  # the items at hand, in runs
+    many: int = 0  # how many these are
     keys: list[U64] = field(default_factory=list)
-    members: list[tuple[Origin, I64]] = field(default_factory=list)
+    members: list[Trail] = field(default_factory=list)
     skips: list[Skipped] = field(default_factory=list)  # among the items at hand
     before: list[Skipped] = field(default_factory=list)  # before the first of them
     behind: list[Skipped] = field(default_factory=list)  # behind the last of them
@@ -353,17 +321,21 @@ class _Grouping:
             if self.stage.weighs:
                 block = self._weighed(block)
             yield from self._add(block)
+            if self.begin.traced and not block.items and block.error is None:
+                yield nothing(block)
             if block.error is not None:
                 yield Block([], np.zeros(0, np.uint64), block.origin, 0, error=block.error)
                 return
             if block.ends_part:
-                if self.items:
+                if self.many:
                     yield from self._emit()
                 self.part += 1
-        if self.items:
+        if self.many:
             yield from self._emit()
         if self.behind:
-            yield Block([], np.zeros(0, np.uint64), _Nowhere(), 0, skips=self.behind)
+            last = nothing()
+            last.skips = self.behind
+            yield last
 
     def _weighed(self, block: Block) -> Block:
         """The block with the weights of its items at hand; an item that cannot be weighed fails."""
@@ -389,14 +361,14 @@ class _Grouping:
     def _join(self, block: Block, low: int, high: int) -> None:
         skips = self.behind + _take_skips(block, block.input_of(low))
         self.behind = []
-        if self.items:
+        if self.many:
             self.skips += skips
         else:
             self.start, self.before = block.cursor(low), skips
-        self.items += block.items[low:high]
+        self.held.append(block.items[low:high])
+        self.many += high - low
         self.keys.append(block.keys[low:high])
-        owner = np.arange(low, high) if block.owner is None else block.owner[low:high]
-        self.members.append((block.origin, owner))
+        self.members.append(Trail.of(block, low, high, gaps=low == 0))
         self.end, until = block.behind(high - 1)
         self.skips += _take_skips(block, until)
 
@@ -406,16 +378,16 @@ class _Grouping:
         if self.part >= len(opens):
             return None
         wanted = opens[self.part].n or 0
-        return wanted - len(self.items)
+        return wanted - self.many
 
     def _fit(self, block: Block, low: int, room: int | None) -> tuple[int, bool]:
         """How far into the block the group reaches, and whether it is then complete."""
         if room is not None:
             return min(len(block), low + room), False
         if not self.stage.weighs:
-            high = min(len(block), low + int(self.stage.capacity) - len(self.items))
-            return high, len(self.items) + high - low >= self.stage.capacity
-        many = len(self.items)
+            high = min(len(block), low + int(self.stage.capacity) - self.many)
+            return high, self.many + high - low >= self.stage.capacity
+        many = self.many
         for high in range(low, len(block)):
             weight = self.weights[high]
             if many and self.weight + weight > self.stage.capacity:
@@ -427,17 +399,18 @@ class _Grouping:
     def _emit(self) -> Iterator[Block]:
         assert self.start is not None
         assert self.end is not None
-        n = len(self.items)
-        origin = Members(self.level, self.start, self.end, n, self.members, n)
+        n = self.many
+        whole = not self.stage.keeps_count
+        origin = Members(self.level, self.start, self.end, n, self.members, whole, n)
         keys = np.concatenate(self.keys)
-        group = Block(self.items, keys, origin, n)
+        group = Block(joined(self.held), keys, origin, n)
         before, skips, self.before, self.skips = self.before, self.skips, [], []
-        self.items, self.keys, self.members, self.weight, self.start = [], [], [], 0, None
+        self.held, self.many, self.keys, self.members, self.weight, self.start = [], 0, [], [], 0, None
         out = self._made(group)
         if out.error is not None:
             yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error)
             return
-        made = Members(self.level, origin.start, origin.end, n, origin.members, len(out), 0, out.owner)
+        made = replace(origin, total=len(out), owner=out.owner)
         yield from self._blocks(out, made, before, skips + out.skips)
 
     def _made(self, group: Block) -> Block:
@@ -470,7 +443,7 @@ class _Grouping:
             return
         while True:
             high = min(len(out), low + 256)
-            own = Members(origin.level, origin.start, origin.end, origin.n, origin.members, len(out), low, origin.owner)
+            own = replace(origin, offset=low)
             if last := high == len(out):
                 before += [skip._replace(input=high - low - 1) for skip in skips]
             yield Block(

@@ -31,7 +31,7 @@ from penstock.engines.flow import Each, Limit, Pace, flow
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.monitor import Monitor
 from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
-from penstock.engines.program import Program, Segment, prepare, run_segment
+from penstock.engines.program import ANY, Program, Segment, prepare, run_segment
 from penstock.errors import EngineError, StageError
 from penstock.order import Order
 from penstock.plan import Block, Context, Place, size_in_bytes, weight
@@ -41,6 +41,7 @@ MEMORY = 1_000_000_000
 INLINE = 1_000_000  # raw bytes of a block that no other thread waits for
 FEW = 4  # samples a block, until it is known what they cost
 THREADS = 32  # what a pool of threads may grow to where nobody says: most of them wait for something
+SHARING = 4  # the same, where other processes run the same plan beside this one
 
 
 def run(
@@ -55,10 +56,14 @@ def run(
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.heavy for segment in segments):
         return flow(program, order, epoch, start, _inline(program, epoch, meters), Pace(nbytes=INLINE), meters)
-    cores = options.get("cpus") or cores_at_hand()
+    sharers = options.get("sharers", 1)
+    if sharers > 1 and all(segment.resources in (None, ANY) for segment in segments):
+        pace = Pace(count=1, most=FEW)  # as fine as for a pool: the consumer waits for every block
+        return flow(program, order, epoch, start, _inline(program, epoch, meters, pace), pace, meters)
+    cores = max(1, (options.get("cpus") or cores_at_hand()) // sharers)
     asked = options.get("memory")
-    memory = MEMORY if asked is None else size_in_bytes("memory", asked)
-    crews = _crews(program, segments, epoch, cores, options.get("devices"))
+    memory = (MEMORY if asked is None else size_in_bytes("memory", asked)) // sharers
+    crews = _crews(program, segments, epoch, cores, sharers, options.get("devices"))
     return _Run(program, epoch, ordered, cores, memory, asked is not None, meters, crews).blocks(order, start)
 
 
@@ -84,7 +89,9 @@ class _Crew:
         return self.segment.resources.timeout_s if self.segment.resources else None
 
 
-def _crews(program: Program, segments: list[Segment], epoch: int, cores: int, devices: Any) -> dict[int, _Crew]:
+def _crews(
+    program: Program, segments: list[Segment], epoch: int, cores: int, sharers: int, devices: Any
+) -> dict[int, _Crew]:
     """The crew of every heavy segment, by the segment's identity; whatever cannot be had is refused here.
 
     Raises:
@@ -98,7 +105,7 @@ def _crews(program: Program, segments: list[Segment], epoch: int, cores: int, de
         assert segment.resources is not None
         ready, share = with_moves(segment), shares.get(number, ["cpu"])
         processes = segment.resources.on == "processes"
-        least, most, begin = _bounds(segment.resources.workers, cores, processes)
+        least, most, begin = _bounds(segment.resources.workers, cores, sharers, processes)
         if number in shares:
             most = len(share)
             begin = most if segment.resources.workers is None else min(begin, most)
@@ -107,25 +114,28 @@ def _crews(program: Program, segments: list[Segment], epoch: int, cores: int, de
     return crews
 
 
-def _bounds(workers: int | tuple[int, int] | None, cores: int, processes: bool) -> tuple[int, int, int]:
-    """The fewest workers, the most, and how many to begin with."""
+def _bounds(workers: int | tuple[int, int] | None, cores: int, sharers: int, processes: bool) -> tuple[int, int, int]:
+    """The fewest workers, the most, and how many to begin with; what was asked for is for all sharers together."""
     if workers is None:
-        return 1, cores if processes else max(cores, THREADS), cores
-    if isinstance(workers, tuple):
-        return *workers, max(workers[0], min(workers[1], cores))
-    return workers, workers, workers
+        return 1, cores if processes else max(cores, THREADS if sharers == 1 else SHARING), cores
+    least, most = (-(-n // sharers) for n in (workers if isinstance(workers, tuple) else (workers, workers)))
+    return least, most, max(least, min(most, cores))
 
 
-def _inline(program: Program, epoch: int, meters: Meters) -> Each:
+def _inline(program: Program, epoch: int, meters: Meters, pace: Pace | None = None) -> Each:
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         meter = Meter(segment.describe(), "inline")
         meters.segments.append(meter)
-        return _worked(blocks, segment, program.contexts(segment, epoch), meter)
+        first = any(segment is one for one in program.levels[0].segments)
+        limit = pace.limit() if pace is not None and first else None
+        return _worked(blocks, segment, program.contexts(segment, epoch), meter, limit)
 
     return each
 
 
-def _worked(blocks: Iterator[Block], segment: Segment, contexts: list[Context], meter: Meter) -> Iterator[Block]:
+def _worked(
+    blocks: Iterator[Block], segment: Segment, contexts: list[Context], meter: Meter, limit: Limit | None
+) -> Iterator[Block]:
     """The blocks, worked on where they are asked for."""
     try:
         for block in blocks:
@@ -135,6 +145,8 @@ def _worked(blocks: Iterator[Block], segment: Segment, contexts: list[Context], 
                 meter.cpu += time.thread_time() - cpu
                 meter.blocks += 1
                 meter.items += len(part)
+                if limit is not None:
+                    limit.measured(part.inputs - part.begin, time.perf_counter() - begun, weight(part.items))
                 yield part
                 begun, cpu = time.perf_counter(), time.thread_time()
     finally:

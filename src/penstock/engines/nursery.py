@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines.parcel import packed_error, unpacked_error
+from penstock.engines.parcel import packed_error, raise_unready
 from penstock.engines.wire import Wire
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError
 
 _PATIENCE_S = 5.0
 _LOOK_S = 1.0  # how often a nursery looks whether its run is there, should a fork of the run hold the connection open
@@ -136,11 +136,7 @@ class Nursery:
         word, *facts = wire.recv()
         if word == "raise":
             self._close()
-            problem = unpacked_error(facts[0])
-            if isinstance(problem, PenstockError):
-                raise problem
-            words = f"{type(problem).__name__}: {problem}"
-            raise EngineError(f"a worker process cannot load its stages: {words}") from problem
+            raise_unready(facts[0], "load its stages")
         return wire
 
     def _buried(self) -> str:

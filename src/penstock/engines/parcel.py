@@ -6,9 +6,10 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from penstock.engines.wire import dumps
+from penstock.errors import EngineError, PenstockError
 from penstock.order import I64, U64
 from penstock.plan import Block, Origin, Place
 
@@ -87,6 +88,9 @@ class Afar:
         leaves, keys = self.ask("slot", number, 0)
         return AfarSlot(leaves, keys, number, self.ask)
 
+    def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
+        raise AssertionError("where samples came from is known to their run alone")
+
 
 @dataclass(slots=True)
 class AfarSlot:
@@ -109,3 +113,16 @@ def answer(origin: Origin, word: str, slot: int | None, number: int) -> Any:
         found = origin.slot(slot)
         return found.leaves, found.keys
     return origin.place(number) if slot is None else origin.slot(slot).place(number)
+
+
+def raise_unready(packed: Any, what: str) -> NoReturn:
+    """Raise why a worker process cannot begin.
+
+    Raises:
+        PenstockError: what was sent, as it is.
+        EngineError: anything else, in words.
+    """
+    problem = unpacked_error(packed)
+    if isinstance(problem, PenstockError):
+        raise problem
+    raise EngineError(f"a worker process cannot {what}: {type(problem).__name__}: {problem}") from problem

@@ -28,6 +28,7 @@ from penstock.plan import (
     LateShuffle,
     Placed,
     Plan,
+    Quarantine,
     Reader,
     Resources,
     Scope,
@@ -38,6 +39,7 @@ from penstock.plan import (
     StreamLimit,
     StreamReader,
     arrange,
+    settled,
 )
 
 ANY = Resources()  # a stage that asks for nothing in particular: it goes with its neighbours
@@ -108,7 +110,8 @@ class Program:
         """Flatten ``plan``; sources are opened when something asks for them."""
         self.plan = plan
         self.arrangement: Arrangement
-        self.arrangement, self._make = arrange(plan, self._leaf_order)
+        self._settled = settled(plan)  # once, so that one run has one order while files grow
+        self.arrangement, self._make = arrange(self._settled, self._leaf_order)
         leaves = self.arrangement.leaves
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
         self._identities: dict[bool, str] = {}
@@ -123,6 +126,11 @@ class Program:
             StorageError: one is not there.
         """
         return [leaf.open() for leaf in self.arrangement.leaves]
+
+    @cached_property
+    def remote(self) -> bool:
+        """Whether a source is far away, so that finding a sample takes time."""
+        return any(getattr(reader, "remote", False) for reader in self.readers)
 
     def rest(self) -> None:
         """Have the sources do nothing in the background any more."""
@@ -145,6 +153,16 @@ class Program:
         reader = self.opened[0]
         assert isinstance(reader, StreamReader)
         return reader
+
+    @cached_property
+    def quarantine(self) -> Quarantine | None:
+        """Where samples that fail are listed.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        path = self.plan.errors.quarantine
+        return None if path is None else Quarantine(path)
 
     @property
     def readers(self) -> list[Reader]:
@@ -244,7 +262,35 @@ class Program:
 
     def context(self, placed: Placed, epoch: int) -> Context:
         """A fresh context for one stage."""
-        return Context(placed.place, self.seed, epoch, self.plan.errors.action == "skip", "cpu")
+        stage = placed.stage.inner if isinstance(placed.stage, At) else placed.stage
+        features = self.features(placed) if stage.follows_features else {}
+        return Context(placed.place, self.seed, epoch, self.plan.errors.action == "skip", "cpu", features=features)
+
+    def features(self, upto: Placed | None = None) -> dict[str, Any]:
+        """What the sources say of the fields that come to a stage, or out of the last one.
+
+        Raises:
+            PlanError: two sources say different things of one field.
+        """
+        out: dict[str, Any] = {}
+        leaves = upto.stage.leaves if upto is not None and isinstance(upto.stage, At) else range(len(self.opened))
+        for leaf in leaves:
+            for name, what in self._features_of(leaf, upto).items():
+                if out.setdefault(name, what) != what and self.arrangement.slots == 1:
+                    problem = f"field {name!r} is {out[name]} in one source and {what} in another"
+                    raise PlanError(f"{problem}: call decode() on each of them, before they are combined")
+        return out
+
+    def _features_of(self, leaf: int, upto: Placed | None) -> dict[str, Any]:
+        known: dict[str, Any] = getattr(self.opened[leaf], "features", None) or {}
+        for placed in self.arrangement.body:
+            if placed is upto:
+                break
+            if not isinstance(placed.stage, At):
+                known = placed.stage.typed(known)
+            elif leaf in placed.stage.leaves:
+                known = placed.stage.inner.typed(known)
+        return known
 
     @cached_property
     def window_level(self) -> int | None:
@@ -276,7 +322,7 @@ class Program:
         for reader in self.readers:
             known = reader.counts(scan=True) if counts else None
             leaves.append([reader.names, reader.sizes() if known is None else known.tolist()])
-        text = json.dumps([leaves, _shape(self.plan), self._kinds()], separators=(",", ":"), default=str)
+        text = json.dumps([leaves, _shape(self._settled), self._kinds()], separators=(",", ":"), default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _kinds(self) -> list[str]:
@@ -292,7 +338,9 @@ class Program:
         return self.stream is None and not limited and self.order(0, counts=False).size >= ENDLESS
 
     def length(self, cut: Cut | None) -> int | None:
-        """How many items one rank's epoch gives, where that is known without running it."""
+        """How many items one rank's epoch gives, where that is known without running it, or fetching all it reads."""
+        if self.remote and not all(reader.countable() for reader in self.readers if hasattr(reader, "countable")):
+            return None
         order = self.order(0)
         items: int | None = None  # not counted, or without end
         if 0 <= order.size < ENDLESS:

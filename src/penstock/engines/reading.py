@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import Cursor
+from penstock.engines.tracing import COLUMNS, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
-from penstock.plan import Block, Context, Place, Reader, Row, Slot, Spots, Stage
+from penstock.plan import Block, Context, Place, Reader, Row, Slot, Spots, Stage, picked
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class RefSlot:
         if not self.readers:  # a stream: its samples name themselves
             return Place(None, None, leaf, index)
         reader = self.readers[leaf]
-        return Place(reader.url(shard), reader.key(shard, index), leaf, index)
+        return Place(reader.url(shard), reader.key(shard, index), leaf, index, reader.names[shard])
 
 
 @dataclass(slots=True)
@@ -62,6 +63,17 @@ class Span:
             refs = refs.pair
         return RefSlot(refs.leaf, refs.key, refs, self.readers)
 
+    def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
+        """The samples at some of the positions."""
+        rows = np.empty((COLUMNS, len(inputs)), np.int64)
+        rows[ITEM] = np.arange(len(inputs))
+        rows[KIND] = PADDED if self.padding else kind
+        rows[POSITION] = self.positions[inputs]
+        rows[OUTPUT] = outputs
+        for column, found in ((LEAF, self.refs.leaf), (SHARD, self.refs.shard), (INDEX, self.refs.index)):
+            rows[column] = found[inputs]
+        return rows
+
     def take(self) -> Spots:
         """The found samples, for the one who reads them: the span keeps no hold on their bytes."""
         spots, self.spots = self.spots, None
@@ -81,6 +93,8 @@ class Read(Stage):
         span = block.origin
         assert isinstance(span, Span)
         items, bad = span.take().read()
+        if span.padding:
+            items = list(items)
         block = block.become(items)
         if span.padding:
             for item in items:
@@ -95,9 +109,9 @@ class Read(Stage):
         for item in sorted(bad):
             if not self.fail(block, item, bad[item], ctx):
                 kept = [i for i in range(item) if i not in bad]
-                return block.keep(kept, [block.items[i] for i in kept])
+                return block.keep(kept, picked(block.items, kept))
         kept = [i for i in range(len(block.items)) if i not in bad]
-        return block.keep(kept, [block.items[i] for i in kept])
+        return block.keep(kept, picked(block.items, kept))
 
 
 @dataclass(slots=True)

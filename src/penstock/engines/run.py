@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock.engines import local, serial
 from penstock.engines.cursor import Start
-from penstock.engines.ledger import Ledger, accountable
 from penstock.engines.meter import Meters
+from penstock.engines.outstanding import Outstanding, accountable
 from penstock.engines.program import Program
 from penstock.engines.report import Report
 from penstock.engines.stats import Stats, snapshot
+from penstock.engines.tracing import DELIVERED, Trail
 from penstock.errors import DataError
-from penstock.order import Order, total
+from penstock.order import I64, Order, Piece, tail, total
 from penstock.plan import Block, Skipped
 
 log = logging.getLogger("penstock")
+
+Witness = Callable[[I64, int], None]  # a table of samples (see ``tracing``), and how many items they are in
 
 ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "serial": serial.run}
 
@@ -27,24 +31,38 @@ class Run:
     """An engine at work on a program, from ``start`` on."""
 
     def __init__(
-        self, program: Program, order: Order | None, epoch: int, start: Start, *, tracked: bool = False
+        self,
+        program: Program,
+        order: Order | None,
+        epoch: int,
+        start: Start,
+        *,
+        tracked: bool = False,
+        witness: Witness | None = None,
     ) -> None:
         """Start the engine; it stops when the run is exhausted or closed.
 
-        A run that is ``tracked`` can say where it stands: it keeps the order where it could not otherwise.
+        A run that is ``tracked`` can say where it stands: it keeps the order where it could not otherwise. A
+        ``witness`` is told which samples are in the items: of an item that is a block of its own before it is out, of
+        others when their block is used up, and at ``tell()``.
         """
         self.start = start
         options = program.plan.engine
         self.meters = Meters(engine=options.name, observer=options.get("observer"))
         self._report = Report(self.meters) if options.get("report") else None
         self.skipped: list[Skipped] = []
+        self._listed = 0  # of those, in the quarantine
+        self._quarantine = program.quarantine
         self._program, self._order = program, order
         loose = options.name != "serial" and not options.get("ordered", True)
         if tracked and loose and not accountable(program, start):
             loose = False
-        self._ledger = Ledger(start) if tracked and loose else None
+        self._outstanding = Outstanding(start) if tracked and loose else None
         asked = {"ordered": False} if loose else {}
-        self._blocks = ENGINES[options.name](program, order, epoch, start, self.meters, **asked)
+        self._witness = witness
+        self._told = 0  # items of the block at hand that the witness knows of
+        begin = start if witness is None else replace(start, traced=True)
+        self._blocks = ENGINES[options.name](program, order, epoch, begin, self.meters, **asked)
         self._block: Block | None = None
         self._delivered = 0
         self._given = 0  # items of whole blocks
@@ -53,9 +71,17 @@ class Run:
 
     def items(self) -> Iterator[Any]:
         """The items, without keeping track of each: for those who ask for no state."""
+        for run in self.runs():
+            yield from run
+            del run
+
+    def runs(self) -> Iterator[Sequence[Any]]:
+        """The items in runs of neighbours, lists or columns, as they come; ``here()`` is exact after each run."""
         try:
             for block in self._arriving():
-                yield from block.items
+                if block.inputs or block.items:
+                    self._block, self._delivered, self._midway = block, len(block), True
+                yield block.items
                 self._finish(block)
                 del block
         finally:
@@ -68,20 +94,37 @@ class Run:
             for block in self._arriving():
                 if block.inputs or block.items:
                     self._block, self._delivered, self._midway = block, 0, True
+                self._told = -1
+                if self._witness is not None and len(block) <= 1:
+                    self._tell(block, len(block))
                 for item in block.items:
                     self._delivered += 1
                     yield item
                     if self._closed:
                         return
-                if self._ledger is not None and (block.inputs or block.items):
-                    self._ledger.note(block, len(block))
-                    self._ledger.tidy()
+                if self._witness is not None:
+                    self._tell(block, len(block))
+                if self._outstanding is not None and (block.inputs or block.items):
+                    self._outstanding.note(block, len(block))
+                    self._outstanding.tidy()
                 self._finish(block)
             if self._closed:
                 return
         finally:
             self.close()
         self._end()
+
+    def tell(self) -> None:
+        """Have the witness know of all that was delivered."""
+        if self._witness is not None and self._block is not None and self._midway:
+            self._tell(self._block, self._delivered)
+
+    def _tell(self, block: Block, delivered: int) -> None:
+        if self._told < delivered:
+            low, first = max(0, self._told), self._told < 0
+            assert self._witness is not None
+            self._witness(Trail.of(block, low, delivered, gaps=first).trace(DELIVERED), delivered - low)
+            self._told = delivered
 
     def _arriving(self) -> Iterator[Block]:
         """The blocks, with the time that waiting for them takes."""
@@ -105,10 +148,17 @@ class Run:
         self.skipped += block.skips
         self._given += len(block)
         self._midway = False
+        self._list_skips()
         if block.error is not None:
             raise block.error
         if block.skips:
             self._check_limit()
+
+    def _list_skips(self) -> None:
+        """Have the skipped samples before the cursor in the quarantine."""
+        if self._quarantine is not None and (self.skipped or self._midway):
+            self._quarantine.add(self.passed()[self._listed :])
+            self._listed = len(self.skipped)
 
     def _end(self) -> None:
         self._ended = True
@@ -144,25 +194,31 @@ class Run:
 
     def here(self) -> Start:
         """Where a run would begin that goes on after what was delivered."""
+        self._list_skips()
         if self._ended:
             return self.start.after(None, None)
         if self._block is None:
             return self.start
-        if self._ledger is not None:
+        if self._outstanding is not None:
             if self._midway:
-                self._ledger.note(self._block, self._delivered)
-            return self._ledger.left()
+                self._outstanding.note(self._block, self._delivered)
+            return self._outstanding.left()
         return self.start.after(self._block.cursor(self._delivered), self._program.window_level)
 
-    @property
-    def dropped(self) -> int:
-        """Positions left out so that ranks are equal."""
-        return max(0, total(self.start.left) - self.start.quota) if self.start.quota is not None else 0
+    def hold_back(self) -> None:
+        """Count the item that came last as not delivered; nothing may be asked of the run after that."""
+        self._delivered -= 1
 
-    @property
-    def padded(self) -> int:
-        """Positions repeated so that ranks are equal."""
-        return max(0, self.start.quota - total(self.start.left)) if self.start.quota is not None else 0
+    def left_out(self, here: Start) -> list[Piece]:
+        """The positions that the run leaves out if it ends ``here``, so that ranks are equal."""
+        if self.start.quota is not None:
+            return tail(self.start.left, self.start.quota)
+        return [*here.left, *(piece for part in here.opens for piece in part.pieces)]
+
+    def repeated(self) -> list[Piece]:
+        """The positions that the run repeats, so that ranks are equal."""
+        short = 0 if self.start.quota is None else self.start.quota - total(self.start.left)
+        return [self.start.pad] if short > 0 and self.start.pad else []
 
     def close(self) -> None:
         """Stop the engine."""

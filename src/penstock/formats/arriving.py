@@ -32,7 +32,8 @@ GRID = 1 << 20  # bytes that one checksum of an index covers
 CHUNK = 8 << 20  # what one request asks for, at most
 GAP = 256 << 10  # bytes nobody asked for that are cheaper to take along than to ask again
 AHEAD = 64 << 20  # what follows, fetched before it is asked for
-CONNECTIONS = 16
+CONNECTIONS = 12
+FRONT = 128 << 20  # held for readers that go front to back: more would only be memory that is touched afresh
 LEAST = 1 << 30  # memory for ranges, or an eighth of the machine's
 IDLE_S = 1.0  # after which a connection's thread ends
 _QUEUED, _GOING, _HERE, _FAILED = range(4)
@@ -48,7 +49,7 @@ class _Chunk:
     start: int
     stop: int
     state: int = _QUEUED
-    data: bytearray | None = None
+    view: memoryview | None = None  # of its bytes, in a buffer that other ranges will use after it
     error: Exception | None = None
     unread: int = 0  # wanted bytes that were not read yet
     keep: bool = False  # more of it may be asked for soon
@@ -66,13 +67,16 @@ class Fetcher:
 
     def __init__(self, memory: int | None = None, connections: int = CONNECTIONS) -> None:
         self.memory = memory or max(LEAST, _machine_memory() // 8)
-        self.changed = threading.Condition()
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.over = False  # nothing is fetched ahead any more
         self._connections = connections
         self._queue: deque[_Chunk] = deque()
         self._held: set[_Chunk] = set()  # going or here: what counts
         self._bytes = 0
         self._threads: set[threading.Thread] = set()
         self._idle = 0
+        self._buffers: list[bytearray] = []  # of ranges that are gone: fresh memory costs more than the bytes' way here
 
     def enqueue(self, chunks: Sequence[_Chunk], *, first: bool = False) -> None:
         """Have ranges fetched; with the lock held."""
@@ -94,10 +98,25 @@ class Fetcher:
             self._held.discard(chunk)
             self._bytes -= chunk.size
             self.changed.notify_all()
+        view, chunk.view = chunk.view, None
+        if view is not None and len(self._buffers) < self._connections and not self.over:
+            buffer = view.obj
+            if isinstance(buffer, bytearray) and len(buffer) == CHUNK:
+                self._buffers.append(buffer)
+
+    def buffer(self, size: int) -> memoryview:
+        """Room for a range."""
+        if 2 * size <= CHUNK or size > CHUNK:
+            return memoryview(bytearray(size))
+        with self.lock:
+            kept = self._buffers.pop() if self._buffers else None
+        return memoryview(bytearray(CHUNK) if kept is None else kept)[:size]
 
     def rest(self) -> None:
-        """Fetch nothing more that nobody waits for."""
+        """Fetch nothing any more but what somebody waits for."""
         with self.changed:
+            self.over = True
+            self._buffers.clear()
             for chunk in list(self._queue):
                 if not chunk.urgent:
                     self.drop(chunk)
@@ -105,13 +124,10 @@ class Fetcher:
             for chunk in [chunk for chunk in self._held if chunk.state == _HERE]:
                 self.drop(chunk)
             threads = list(self._threads)
-            self._idle_until = 0.0
             self.changed.notify_all()
         until = time.monotonic() + 0.5
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
-
-    _idle_until = float("inf")
 
     def _work(self) -> None:
         here = threading.current_thread()
@@ -130,9 +146,8 @@ class Fetcher:
                 chunk = self._fitting()
                 if chunk is not None:
                     self._idle -= 1
-                    self._idle_until = float("inf")
                     return chunk
-                left = min(until, self._idle_until) - time.monotonic()
+                left = 0.0 if self.over else until - time.monotonic()
                 if left <= 0 and not self._queue:
                     self._idle -= 1
                     self._threads.discard(here)
@@ -157,7 +172,8 @@ class Fetcher:
 
     def _make_room(self, chunk: _Chunk) -> bool:
         """Let go of what was read, oldest first; for something urgent, of anything."""
-        if self._bytes + chunk.size <= self.memory:
+        memory = self.memory if chunk.keep else min(self.memory, FRONT)
+        if self._bytes + chunk.size <= memory:
             return True
         here = [one for one in self._held if one.state == _HERE and not one.urgent]
         here.sort(key=lambda one: (one.unread > 0, one.used))
@@ -165,13 +181,13 @@ class Fetcher:
             if one.unread > 0 and not chunk.urgent:
                 break
             self.drop(one)
-            if self._bytes + chunk.size <= self.memory:
+            if self._bytes + chunk.size <= memory:
                 return True
         return False
 
     def _fetch(self, chunk: _Chunk) -> None:
         try:
-            chunk.data = chunk.owner.fetched(chunk.start, chunk.stop)
+            chunk.view = chunk.owner.fetched(chunk.start, chunk.stop)
             state = _HERE
         except Exception as exc:  # it belongs to whoever reads the range
             chunk.error, state = exc, _FAILED
@@ -207,6 +223,7 @@ class Arriving:
     grid: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
     _end: int = 0  # of what was wanted last: who goes on there will go on
+    _last: _Chunk | None = None  # read last: the next read is likely to be there
 
     def __len__(self) -> int:
         return self.info.size or 0
@@ -225,7 +242,9 @@ class Arriving:
         runs = zip(
             starts[np.concatenate([[0], cuts])].tolist(), reach[np.append(cuts, len(reach)) - 1].tolist(), strict=True
         )
-        with self.fetcher.changed:
+        with self.fetcher.lock:
+            if self.fetcher.over:
+                return
             fresh: list[_Chunk] = []
             for start, stop in runs:
                 fresh += self._cover(start, stop)
@@ -297,7 +316,11 @@ class Arriving:
         start, stop, _ = sel.indices(len(self))
         if start >= stop:
             return b""
-        with self.fetcher.changed:
+        with self.fetcher.lock:
+            chunk = self._last
+            if chunk is not None and chunk.view is not None and chunk.start <= start and stop <= chunk.stop:
+                chunk.unread -= stop - start
+                return chunk.view[start - chunk.start : stop - chunk.start].tobytes()
             parts = [self._part(start, stop)]
             while (got := sum(map(len, parts))) < stop - start:
                 parts.append(self._part(start + got, stop))
@@ -320,8 +343,9 @@ class Arriving:
                 raise chunk.error
             self.fetcher.changed.notify_all()
             self.fetcher.changed.wait(1.0)
-        assert chunk.data is not None
-        part = bytes(memoryview(chunk.data)[start - chunk.start : min(stop, chunk.stop) - chunk.start])
+        assert chunk.view is not None
+        part = chunk.view[start - chunk.start : min(stop, chunk.stop) - chunk.start].tobytes()
+        self._last = chunk
         chunk.unread -= len(part)
         chunk.urgent = False
         chunk.used = time.monotonic()
@@ -334,16 +358,16 @@ class Arriving:
         while self._chunks[0] is not chunk and self._chunks[0].state == _HERE and self._chunks[0].unread <= 0:
             self.fetcher.drop(self._chunks[0])
 
-    def fetched(self, start: int, stop: int) -> bytearray:
+    def fetched(self, start: int, stop: int) -> memoryview:
         """Fetch a range now, verified where that can be; what is damaged is fetched once more.
 
         Raises:
             StorageError: it cannot be read.
             DataError: it is damaged again.
         """
-        data = bytearray(stop - start)
+        data = self.fetcher.buffer(stop - start)
         for _ in range(2):
-            self.storage.read(self.place, start, stop, into=memoryview(data), tag=self.info.tag)
+            self.storage.read(self.place, start, stop, into=data, tag=self.info.tag)
             bad = self._damage(start, data)
             if bad is None:
                 return data
@@ -352,21 +376,20 @@ class Arriving:
             log.warning("%s: the bytes from %d on are not what was stored; fetched again", self.url, bad)
         raise DataError(f"the bytes from {bad:,} on are not those that were stored", self.url)
 
-    def _damage(self, start: int, data: bytearray) -> int | None:
+    def _damage(self, start: int, data: memoryview) -> int | None:
         """Where the first MiB begins that is not what its checksum says."""
         stop = start + len(data)
-        view = memoryview(data)
         for cell in range(-(-start // GRID), len(self.grid)):
             low, high = cell * GRID, min((cell + 1) * GRID, len(self))
             if high > stop:
                 break
-            if zlib.crc32(view[low - start : high - start]) != int(self.grid[cell]):
+            if zlib.crc32(data[low - start : high - start]) != int(self.grid[cell]):
                 return low
         return None
 
     def close(self) -> None:
         """Hold nothing any more."""
-        with self.fetcher.changed:
+        with self.fetcher.lock:
             for chunk in list(self._chunks):
                 if chunk.state != _GOING:
                     self.fetcher.drop(chunk)

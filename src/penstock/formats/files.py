@@ -14,10 +14,12 @@ from penstock.codecs import Limits, decoder
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
 from penstock.plan import Fields, Resources
+from penstock.plan.values import Workers
 from penstock.storage import Storage, braces, expand, local_path, open_storage, relative, shown
 from penstock.storage.protocol import scheme
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+FAR = 16  # workers that read remote files: each file is a trip of its own
 _MODES = {None: None, "RGB": "rgb8", "L": "l8", "RGBA": "rgba8"}
 
 Finish = Callable[[str, bytes, Fields], dict[str, Any]]  # (path, content, wanted) -> sample
@@ -36,8 +38,8 @@ class FilesSource:
     @property
     def resources(self) -> Resources | None:
         """A pool of its own if asked for, and where every file is a request."""
-        remote = any(scheme(pattern) != "file" for pattern in self.patterns)
-        return Resources(self.workers) if remote or self.workers is not None else None
+        workers = _workers(self.workers, self.patterns)
+        return None if workers is None else Resources(workers)
 
     def open(self) -> FilesReader:
         """List the files.
@@ -50,6 +52,12 @@ class FilesSource:
     def describe(self) -> str:
         """The call that made it."""
         return f"read_files({', '.join(repr(shown(pattern)) for pattern in self.patterns)})"
+
+
+def _workers(asked: Workers, patterns: tuple[str, ...]) -> Workers:
+    """As many as asked for; many that mostly wait where files are far away."""
+    far = asked is None and any(scheme(pattern) != "file" for pattern in patterns)
+    return FAR if far else asked
 
 
 def _plain(path: str, content: bytes, fields: Fields) -> dict[str, Any]:
@@ -78,7 +86,7 @@ class ImagesSource:
     @property
     def resources(self) -> Resources | None:
         """Decoding happens while reading, so reading has workers."""
-        return Resources(self.workers)
+        return Resources(_workers(self.workers, self.patterns))
 
     def open(self) -> FilesReader:
         """List the images.

@@ -119,15 +119,15 @@ def write_manifest(
     return manifest
 
 
-def read_manifest_at(url: str, storage: Storage | None = None) -> Manifest | None:
-    """Read the manifest of a folder anywhere; None when there is none.
+def read_manifest_at(url: str, storage: Storage | None = None, *, optional: bool = False) -> Manifest | None:
+    """Read the manifest of a folder anywhere; None when there is none, or (``optional``) it may not be read.
 
     Raises:
         DataError: It is not a manifest.
         StorageError: It cannot be read.
     """
     place = manifest_url(url)
-    data = read_object(open_storage(url, storage), place)
+    data = read_object(open_storage(url, storage), place, optional=optional)
     return None if data is None else _from_bytes(data, shown(place))
 
 

@@ -7,13 +7,16 @@ machine's disks the storage keeps the same promise.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from penstock.storage import Forbidden, NotFound, Storage, Upload
+from penstock.storage import Forbidden, NotFound, Storage, Upload, shown
+
+log = logging.getLogger(__name__)
 
 
 class Draft(Protocol):
@@ -30,11 +33,7 @@ class Draft(Protocol):
 
 
 class FileDraft:
-    """A hidden file beside its target.
-
-    Raises:
-        OSError: The file cannot be made.
-    """
+    """A hidden file beside its target, made by the first write: until then there is nothing to clean up."""
 
     def __init__(self, target: Path, before: Callable[[], object]) -> None:
         """Begin.
@@ -45,24 +44,30 @@ class FileDraft:
         """
         self._target, self._before = target, before
         self._partial = partial_path(target)
-        self._file = cast(BinaryIO, open(self._partial, "xb", buffering=0))  # noqa: SIM115
+        self._file: BinaryIO | None = None
 
     def write(self, data: bytes | memoryview) -> None:
-        left = memoryview(data)
+        file, left = self._file or self._opened(), memoryview(data)
         while left:
-            left = left[self._file.write(left) :]
+            left = left[file.write(left) :]
 
     def publish(self) -> os.stat_result | None:
-        os.fsync(self._file.fileno())
-        status = os.fstat(self._file.fileno())
-        self._file.close()
+        file = self._file or self._opened()
+        os.fsync(file.fileno())
+        status = os.fstat(file.fileno())
+        file.close()
         self._before()
         self._partial.replace(self._target)
         return status
 
     def drop(self) -> None:
-        self._file.close()
-        self._partial.unlink(missing_ok=True)
+        if self._file is not None:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+    def _opened(self) -> BinaryIO:
+        self._file = cast(BinaryIO, open(self._partial, "xb", buffering=0))  # noqa: SIM115
+        return self._file
 
 
 class UploadDraft:
@@ -122,13 +127,21 @@ def put_object(storage: Storage, url: str, data: bytes) -> None:
         upload.commit()
 
 
-def read_object(storage: Storage, url: str) -> bytes | None:
-    """Read a small object; None where there is none, or none that may be read.
+def read_object(storage: Storage, url: str, *, optional: bool = False) -> bytes | None:
+    """Read a small object; None where there is none.
+
+    ``optional`` is for those who can do without: servers that may not be listed, and those of URLs that were signed for
+    one object, forbid what is not there.
 
     Raises:
-        StorageError: It is there and cannot be read.
+        StorageError: It is there and cannot be read, or nobody says whether it is.
     """
     try:
         return b"".join(storage.stream(url))
-    except (NotFound, Forbidden):
+    except NotFound:
+        return None
+    except Forbidden:
+        if not optional:
+            raise
+        log.info("%s may not be read; going on without", shown(url))
         return None

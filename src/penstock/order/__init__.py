@@ -1,5 +1,6 @@
 """The epoch order, its cuts, and the state of a reader: pure functions on integers."""
 
+from penstock.order.choosing import Chosen, Excluded
 from penstock.order.hashing import (
     I64,
     U64,
@@ -15,9 +16,9 @@ from penstock.order.hashing import (
 from penstock.order.lazy import Lazy, to_known
 from penstock.order.mixing import Mixed
 from penstock.order.orders import (
+    UNFOUND,
     UNKNOWN,
     Chained,
-    Chosen,
     Order,
     Refs,
     Repeated,
@@ -35,9 +36,11 @@ __all__ = [
     "ENDLESS",
     "I64",
     "U64",
+    "UNFOUND",
     "UNKNOWN",
     "Chained",
     "Chosen",
+    "Excluded",
     "Lazy",
     "Mixed",
     "OpenWindow",

@@ -16,13 +16,12 @@ from penstock.errors import PlanError
 from penstock.order import pieces as runs_of
 from penstock.order.hashing import I64, U64
 from penstock.order.orders import (
-    FIRST_CHUNK,
-    LARGEST_CHUNK,
     UNKNOWN,
     Order,
     Refs,
     Spans,
     counted,
+    doubling,
     scatter,
     shard_keys,
     shard_refs,
@@ -79,19 +78,18 @@ class Lazy(Order):
         taken: list[int] = self._taken[first : first + self._per_group].tolist()
         return taken
 
-    def walk(self, piece: Piece) -> Iterator[tuple[I64, Refs, int]]:
+    def walk(self, piece: Piece, sizes: Iterator[int] | None = None) -> Iterator[tuple[I64, Refs, int]]:
         start, stop, _, _ = piece
-        chunk = FIRST_CHUNK
+        sizes = sizes or doubling()
         while start < stop:
             g, offset = divmod(start, V)
             end = min(int(self._group_counts(g).sum()), stop - g * V)
             following = (g + _stride(piece)) * V
             while offset < end:
-                offsets = np.arange(offset, min(offset + chunk, end), dtype=np.int64)
+                offsets = np.arange(offset, min(offset + next(sizes), end), dtype=np.int64)
                 offset += len(offsets)
                 after = g * V + offset if offset < end else following
                 yield g * V + offsets, self._in_group(g, offsets), after
-                chunk = min(2 * chunk, LARGEST_CHUNK)
             start = following
 
     def whole(self) -> list[Piece]:

@@ -2,7 +2,8 @@
 
 A mix is a row of blocks of about 64 positions. How many samples a source has given before block ``b`` is
 ``floor(b * 64 * weight)``, so the content of any block is known without the ones before it; who stands where
-inside a block is a keyed permutation. When a source runs out, the others go on as a new *phase*.
+inside a block is a keyed permutation. When a source runs out, the others go on as a new *phase*; so they do
+where the weights change, whose position is exact: the block before it is cut short, by quotas of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _STRETCH = 4096  # positions that a shuffle over a mix keeps together
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A stretch in which the same sources are alive.
+    """A stretch in which the same sources are alive and have the same weights.
 
     ``rates`` are fixed-point samples per block (0 for a source that has run out), ``given`` what each source
     gave before. After ``blocks`` whole blocks comes one last block with quotas of its own, ``last``.
@@ -64,9 +65,11 @@ class Mixed(Order):
     Args:
         orders: The sources.
         weights: Their shares; not negative, not all zero.
+        changes: Later shares, each with the position of the mix from which it holds; ascending, above 0. Where "all"
+            has only sources left whose share is zero, the next change comes early.
         stop: "first" ends where a source would be asked for a sample it has not; "all" goes on with the rest.
         seed: The run's seed.
-        epoch: The epoch; it decides the arrangement, never the size.
+        epoch: The epoch; it decides the arrangement, never the size or how much a source gives between changes.
 
     Raises:
         PlanError: a source is not counted.
@@ -74,9 +77,19 @@ class Mixed(Order):
 
     fixed = False
 
-    def __init__(self, orders: Sequence[Order], weights: Sequence[float], stop: str, seed: int, epoch: int) -> None:
+    def __init__(
+        self,
+        orders: Sequence[Order],
+        weights: Sequence[float],
+        stop: str,
+        seed: int,
+        epoch: int,
+        changes: Sequence[tuple[int, Sequence[float]]] = (),
+    ) -> None:
         self._orders = [counted(order, "mix") for order in orders]
-        self._weights, self._stop, self._seed, self._epoch = list(weights), stop, seed, epoch
+        self._stop, self._seed, self._epoch = stop, seed, epoch
+        ends = [*(position for position, _ in changes), ENDLESS]
+        self._shares = list(zip([weights, *(later for _, later in changes)], ends, strict=True))  # each with its end
         self._phases = list(self._plan_phases())
         self._starts = np.array([phase.start for phase in self._phases], np.int64)
         self.size, used = self._end()
@@ -91,31 +104,27 @@ class Mixed(Order):
         return scatter(len(p), parts)
 
     def _plan_phases(self) -> Iterator[_Phase]:
-        """Lay out the phases; at most one per source, since one runs out at the end of each."""
+        """Lay out the phases: each ends where a source runs out or the weights change."""
         sizes = [order.size for order in self._orders]
         given, start, number = [0] * len(sizes), 0, 0
-        while rates := self._rates([size - had for size, had in zip(sizes, given, strict=True)]):
-            left = [ENDLESS if s >= ENDLESS else s - had for s, had in zip(sizes, given, strict=True)]
-            blocks = min(_blocks_within(have, rate) for have, rate in zip(left, rates, strict=True) if rate)
-            if blocks >= ENDLESS:
-                yield _Phase(number, start, _ints(given), _ints(rates), ENDLESS, np.zeros(len(sizes), np.int64))
-                return
-            whole = [blocks * rate >> _FRACTION for rate in rates]
-            more = [(blocks + 1) * rate >> _FRACTION for rate in rates]
-            asked = [b - a for a, b in zip(whole, more, strict=True)]
-            taken = [min(ask, have - had) for ask, have, had in zip(asked, left, whole, strict=True)]
-            last = asked if self._stop == "first" else taken
-            yield _Phase(number, start, _ints(given), _ints(rates), blocks, _ints(last))
-            if self._stop == "first":
-                return
-            start += sum(whole) + sum(last)
-            given = [had + a + b for had, a, b in zip(given, whole, taken, strict=True)]
-            number += 1
+        for weights, end in self._shares:
+            while start < end:
+                left = [ENDLESS if s >= ENDLESS else s - had for s, had in zip(sizes, given, strict=True)]
+                rates = self._rates(weights, left)
+                if not rates:
+                    break
+                phase, had = _phase(number, start, end, given, left, rates, cut=self._stop == "all")
+                yield phase
+                whole = int(phase.last.sum()) + sum(_floors(phase.blocks, rates))
+                if phase.blocks >= ENDLESS or (self._stop == "first" and sum(had) < whole):
+                    return
+                start, number = start + whole, number + 1
+                given = [a + b for a, b in zip(given, had, strict=True)]
 
-    def _rates(self, left: Sequence[int]) -> list[int]:
+    def _rates(self, weights: Sequence[float], left: Sequence[int]) -> list[int]:
         """Fixed-point samples per block of the sources that are alive; empty when none is."""
         first = self._stop == "first"
-        alive = [w if w > 0 and (first or have > 0) else 0.0 for w, have in zip(self._weights, left, strict=True)]
+        alive = [w if w > 0 and (first or have > 0) else 0.0 for w, have in zip(weights, left, strict=True)]
         whole = sum(alive)
         return [max(1, round(_BLOCK * w / whole * (1 << _FRACTION))) if w else 0 for w in alive] if whole else []
 
@@ -177,6 +186,53 @@ class Mixed(Order):
         number = np.arange(-(-stop // _STRETCH), dtype=np.uint64)
         bounds = np.minimum(np.arange(len(number) + 1, dtype=np.int64) * _STRETCH, stop)
         return Spans(bounds, fold_into(number, 3))
+
+
+def _phase(
+    number: int, start: int, end: int, given: Sequence[int], left: Sequence[int], rates: Sequence[int], cut: bool
+) -> tuple[_Phase, list[int]]:
+    """The phase that begins at ``start`` and goes to ``end`` at most; and what each source has for it.
+
+    Its last block asks for what a whole block would, or for what fits before ``end``. What a source does not have is
+    left out of the block if ``cut``; else the block shows that it was asked for.
+    """
+    served = min(_blocks_within(have, rate) for have, rate in zip(left, rates, strict=True) if rate)
+    fitting = _blocks_before(end - start, rates) if end < ENDLESS else ENDLESS
+    blocks = min(served, fitting)
+    if blocks >= ENDLESS:
+        nothing = np.zeros(len(rates), np.int64)
+        return _Phase(number, start, _ints(given), _ints(rates), ENDLESS, nothing), list(left)
+    whole = _floors(blocks, rates)
+    asked = [b - a for a, b in zip(whole, _floors(blocks + 1, rates), strict=True)]
+    if blocks == fitting:
+        asked = _shared(end - start - sum(whole), asked)
+    taken = [min(ask, have - had) for ask, have, had in zip(asked, left, whole, strict=True)]
+    last = taken if cut else asked
+    phase = _Phase(number, start, _ints(given), _ints(rates), blocks, _ints(last))
+    return phase, [a + b for a, b in zip(whole, taken, strict=True)]
+
+
+def _floors(blocks: int, rates: Sequence[int]) -> list[int]:
+    """What each source gives in so many blocks."""
+    return [blocks * rate >> _FRACTION for rate in rates]
+
+
+def _blocks_before(positions: int, rates: Sequence[int]) -> int:
+    """How many whole blocks fit in so many positions."""
+    blocks = (positions << _FRACTION) // sum(rates)
+    while sum(_floors(blocks + 1, rates)) <= positions:  # a few: rounding takes less than one sample of each source
+        blocks += 1
+    return blocks
+
+
+def _shared(slots: int, asked: Sequence[int]) -> list[int]:
+    """Share so many slots, fewer than all, in proportion to ``asked``: largest remainders first."""
+    whole = sum(asked)
+    shares = [slots * ask // whole for ask in asked]
+    behind = sorted(range(len(asked)), key=lambda c: (-(slots * asked[c] % whole), c))
+    for c in behind[: slots - sum(shares)]:
+        shares[c] += 1
+    return shares
 
 
 def _blocks_within(have: int, rate: int) -> int:

@@ -19,9 +19,9 @@ from penstock.order.pieces import ENDLESS, Piece
 from penstock.order.windows import DEFAULT_WINDOW, Group, bounds_of, by_label, containing, shuffled_spans
 
 UNKNOWN = -1  # the size of an order whose shards have not been counted
-FIRST_CHUNK, LARGEST_CHUNK = 1, 8192  # the first sample touches its own shard only, the rest cost little
+LARGEST_CHUNK = 8192
 _PASSES = 4  # passes of a repeat kept: neighbours, also when a zip asks for two places at once
-_SPANS, _SELECTED = 64, 1 << 20  # selections a split keeps: of the shards a shuffle reads at once, 8 MB
+UNFOUND, LEFT_OUT = -1, -2  # instead of the position of a sample: there is none such; a stage left it out
 
 
 @dataclass(slots=True)
@@ -72,6 +72,14 @@ class Spans:
         return Spans(np.clip(self.bounds[first : last + 1], start, stop) - start, self.keys[first:last])
 
 
+def doubling() -> Iterator[int]:
+    """Sizes of chunks: the first sample touches its own shard only, the rest cost little."""
+    size = 1
+    while True:
+        yield size
+        size = min(2 * size, LARGEST_CHUNK)
+
+
 class Order(ABC):
     """The order of one epoch.
 
@@ -93,6 +101,19 @@ class Order(ABC):
     def _spans(self, stop: int) -> Spans:
         """The spans that cover ``[0, stop)`` at least."""
 
+    def find(self, leaf: I64, name: U64, index: I64) -> I64:
+        """Say at which position each of these samples stands, by branch, hash of the shard's name, and index.
+
+        ``UNFOUND`` stands for one that is in no shard, ``LEFT_OUT`` for one that a limit or split left out.
+
+        Raises:
+            PlanError: the order changes with the epoch, or holds a sample more than once.
+        """
+        raise PlanError(
+            "exclude() cannot find its samples behind a limit, skip, split or zip of an order that is shuffled, mixed "
+            "or repeated: put exclude() before that"
+        )
+
     def spans(self, stop: int | None = None) -> Spans:
         """Say which stretches are read front to back, of the positions below ``stop``.
 
@@ -104,20 +125,19 @@ class Order(ABC):
             raise PlanError("an endless order cannot be shuffled as a whole: put shuffle() before repeat()")
         return self._spans(end).clip(0, end)
 
-    def walk(self, piece: Piece) -> Iterator[tuple[I64, Refs, int]]:
+    def walk(self, piece: Piece, sizes: Iterator[int] | None = None) -> Iterator[tuple[I64, Refs, int]]:
         """Go through a piece in chunks of (positions, samples, the position that comes after).
 
-        ``[after, stop, step, 0]`` is what is left when a chunk is used up. The first chunk is one position and the
-        next ones double, up to 8192. ``sub`` is left to the caller.
+        ``[after, stop, step, 0]`` is what is left when a chunk is used up. ``sizes`` says how many positions a
+        chunk has: the first one 1, later ones more, where nobody says. ``sub`` is left to the caller.
         """
         start, stop, step, _ = piece
-        chunk = FIRST_CHUNK
+        sizes = sizes or doubling()
         while start < stop:
-            count = min(chunk, runs_of.size([start, stop, step, 0]))
+            count = min(next(sizes), runs_of.size([start, stop, step, 0]))
             p = start + step * np.arange(count, dtype=np.int64)
             start += count * step
             yield p, self.at(p), start
-            chunk = min(2 * chunk, LARGEST_CHUNK)
 
     def whole(self) -> list[Piece]:
         """Give the pieces of everything: one, or none when the order is empty."""
@@ -178,6 +198,15 @@ class Shards(Order):
     def at(self, p: I64) -> Refs:
         shard = containing(self._bounds, p)
         return shard_refs(self.leaf, self._keys, shard, p - self._bounds[shard])
+
+    def find(self, leaf: I64, name: U64, index: I64) -> I64:
+        if not len(self._names):
+            return np.full(len(index), UNFOUND, np.int64)
+        by_name = np.argsort(self._names)
+        place = np.searchsorted(self._names, name, sorter=by_name)
+        shard = by_name[np.minimum(place, len(by_name) - 1)]
+        there = (leaf == self.leaf) & (self._names[shard] == name) & (index < np.diff(self._bounds)[shard])
+        return np.where(there, self._bounds[shard] + index, UNFOUND)
 
     def groups(self) -> I64:
         """Where each shard begins, and the end."""
@@ -271,6 +300,11 @@ class Sliced(Order):
     def at(self, p: I64) -> Refs:
         return self._inner.at(p + self._start)
 
+    def find(self, leaf: I64, name: U64, index: I64) -> I64:
+        at = self._inner.find(leaf, name, index)
+        inside = (at >= self._start) & (at < self._start + self.size)
+        return np.where(inside, at - self._start, np.where(at < 0, at, LEFT_OUT))
+
     def _spans(self, stop: int) -> Spans:
         end = self._start + stop
         return self._inner.spans(end).clip(self._start, end)
@@ -295,6 +329,13 @@ class Chained(Order):
         which = containing(self._bounds, p)
         found = ((b, places, p[places] - self._bounds[b]) for b, places in by_label(which))
         return scatter(len(p), [(places, self._orders[b].at(inner)) for b, places, inner in found])
+
+    def find(self, leaf: I64, name: U64, index: I64) -> I64:
+        out = np.full(len(index), UNFOUND, np.int64)
+        for start, order in zip(self._bounds[:-1], self._orders, strict=True):
+            at = order.find(leaf, name, index)
+            out = np.where(at == UNFOUND, out, np.where(at >= 0, at + start, at))
+        return out
 
     def _spans(self, stop: int) -> Spans:
         starts = self._bounds[:-1].tolist()
@@ -332,6 +373,11 @@ class Zipped(Order):
 
     def at(self, p: I64) -> Refs:
         return self._left.at(p).paired(self._right.at(p))
+
+    def find(self, leaf: I64, name: U64, index: I64) -> I64:
+        left = self._left.find(leaf, name, index)
+        at = np.where(left == UNFOUND, self._right.find(leaf, name, index), left)
+        return np.where(at < self.size, at, LEFT_OUT)
 
     def _spans(self, stop: int) -> Spans:
         return self._left.spans(stop)
@@ -382,64 +428,3 @@ class Repeated(Order):
             spans = self._pass(i).spans(stop - start)
             parts.append((start, Spans(spans.bounds, fold_into(spans.keys, i))))
         return chain_spans(parts)
-
-
-class Chosen(Order):
-    """One part of a train-test split: of each span, the first of a keyed permutation are test.
-
-    A part keeps the order of the whole. The share is exact where it is a whole number of a span's samples and
-    rounded by the span's hash elsewhere, so that many tiny shards give the share too. New shards move no
-    sample.
-
-    Raises:
-        PlanError: inner differs from epoch to epoch, is endless or is not counted.
-    """
-
-    stable = fixed = True
-
-    def __init__(self, inner: Order, share: float, seed: int, test: bool) -> None:
-        if not counted(inner, "train_test_split").fixed:
-            raise PlanError(
-                "train_test_split of an order that changes with the epoch: split first, then shuffle or mix"
-            )
-        spans = inner.spans()
-        self._inner, self._test, self._starts = inner, test, spans.bounds[:-1]
-        self._counts, self._keys = np.diff(spans.bounds), spans.keys
-        self._secrets = fold_into(spans.keys, fold(seed, 7))
-        chance = (fold_into(self._secrets, 1) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        tests = np.floor(np.round(self._counts * share, 9) + chance).astype(np.int64)
-        self._tests = np.clip(tests, 0, self._counts)
-        self._bounds = bounds_of(self._tests if test else self._counts - self._tests)
-        self.size = int(self._bounds[-1])
-        self._kept: tuple[tuple[int, I64], ...] = ()
-
-    def at(self, p: I64) -> Refs:
-        inner = np.empty_like(p)
-        for s, places in by_label(containing(self._bounds, p)):
-            inner[places] = self._selection(s)[p[places] - self._bounds[s]] + self._starts[s]
-        return self._inner.at(inner)
-
-    def _selection(self, s: int) -> I64:
-        kept = self._kept  # read once: another thread may replace it meanwhile
-        for span, selected in kept:
-            if span == s:
-                return selected
-        selected = self._select(s)
-        room = _SELECTED - len(selected)
-        recent: list[tuple[int, I64]] = []
-        for span, other in kept[: _SPANS - 1]:
-            room -= len(other)
-            if room < 0:
-                break
-            recent.append((span, other))
-        self._kept = ((s, selected), *recent)
-        return selected
-
-    def _select(self, s: int) -> I64:
-        count, tests = int(self._counts[s]), int(self._tests[s])
-        taken = np.zeros(count, np.bool_)
-        taken[permute(int(self._secrets[s]), count, np.arange(tests, dtype=np.int64))] = True
-        return np.flatnonzero(taken if self._test else ~taken)
-
-    def _spans(self, stop: int) -> Spans:
-        return Spans(self._bounds, self._keys)

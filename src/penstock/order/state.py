@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, TypedDict
 
 from penstock.errors import StateError
@@ -20,6 +21,7 @@ from penstock.order.orders import Order
 from penstock.order.pieces import CUTS, Piece, V
 
 VERSION = 1
+_NAMED = 20  # missing ranks that a message names: a damaged state may speak of any number
 
 
 class OpenWindow(TypedDict):
@@ -147,16 +149,18 @@ def _complete(states: Sequence[State]) -> list[State]:
                 f"{first.rank} and {getattr(other, name)!r} for rank {other.rank}"
             )
     ranks = [state.rank for state in states]
-    if missing := sorted(set(range(first.world)) - set(ranks)):
-        raise StateError(f"another world needs the states of all {first.world} ranks; missing: {_listed(missing)}")
+    if missing := first.world - len(set(ranks)):
+        named = islice((rank for rank in range(first.world) if rank not in ranks), _NAMED)
+        listed = _listed(named, missing)
+        raise StateError(f"another world needs the states of all {first.world} ranks; missing: {listed}")
     if twice := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
-        raise StateError(f"there is more than one state of these ranks: {_listed(twice)}")
+        raise StateError(f"there is more than one state of these ranks: {_listed(twice[:_NAMED], len(twice))}")
     return sorted(states, key=lambda state: state.rank)
 
 
-def _listed(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:20]))
-    return shown if len(ranks) <= 20 else f"{shown} and {len(ranks) - 20} more"
+def _listed(first: Iterable[int], many: int) -> str:
+    shown = ", ".join(map(str, first))
+    return shown if many <= _NAMED else f"{shown} and {many - _NAMED} more"
 
 
 def _all_pieces(state: State) -> Iterable[Piece]:

@@ -61,24 +61,21 @@ def make_index(url: str, storage: Storage | None = None) -> Index:
         return scan(content.buffer, content.problem).stamped(Stamp(sums.size), sums.grid)
 
 
-def put_index(url: str, index: Index, storage: Storage | None = None, folder: str | None = None) -> None:
-    """Put an index beside its shard, or into another folder.
+def put_index(url: str, index: Index, storage: Storage | None = None) -> None:
+    """Put an index beside its shard, where readers look for it.
 
     Raises:
         StorageError: It cannot be written there.
     """
     try:
-        if folder is not None:
-            os.makedirs(folder, exist_ok=True)
-            write_beside(os.path.join(folder, url.rpartition("/")[2]), index)
-        elif on_disk(url):
+        if on_disk(url):
             write_beside(local_path(url), index)
         else:
             put_object(open_storage(url, storage), url + SUFFIX, index.to_bytes())
     except StorageError:
         raise
     except OSError as exc:
-        raise StorageError(f"the index cannot be written: {exc.strerror or exc}", folder or shown(url)) from exc
+        raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", shown(url)) from exc
 
 
 @dataclass(frozen=True, slots=True)

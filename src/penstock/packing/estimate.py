@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from penstock.engines import Program, Run
 from penstock.formats.tar.compression import SUFFIXES
-from penstock.formats.tar.writer import file_size, sample_size
+from penstock.formats.tar.sink import file_size, sample_size
 from penstock.packing.origins import Origin
 from penstock.packing.writing import Packed
 from penstock.plan import Plan

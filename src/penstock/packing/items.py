@@ -105,7 +105,14 @@ def _stored(name: str, value: Any, image: str) -> tuple[str, bytes]:
         return _placed(name, "cls", _LABELS), b"%d" % value
     if isinstance(value, str):
         return _placed(name, "txt", _TEXTS), value.encode()
-    return f"{_clean(name)}.json", json.dumps(value, sort_keys=True).encode()
+    return f"{_clean(name)}.json", json.dumps(value, sort_keys=True, default=_listed).encode()
+
+
+def _listed(value: Any) -> Any:
+    """Arrays inside of other values as lists."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be stored inside of another value")
 
 
 def _kept(name: str, value: Mapping[str, Any]) -> tuple[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -11,9 +12,11 @@ from penstock.engines import Part, Start
 from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.publish import put_object, read_object
+from penstock.packing.turn import Owner
 from penstock.storage import Storage
 
 JOURNAL = ".penstock-pack.json"
+NUMBERED = re.compile(r"shard-(\d{6,})\.tar(\.\w+)?")
 _VERSION = 1
 
 
@@ -44,6 +47,7 @@ class Journal:
         old: Shards of an earlier set that go when this one is complete.
         entries: The shards that are complete.
         place: Where the next one begins; ``None``: at the beginning.
+        by: Who wrote this.
     """
 
     source: str
@@ -53,6 +57,7 @@ class Journal:
     old: tuple[str, ...] = ()
     entries: tuple[ShardEntry, ...] = ()
     place: Place | None = None
+    by: Owner | None = None
 
     def after(self, entry: ShardEntry, place: Place) -> Journal:
         """The journal when one more shard is complete."""
@@ -63,6 +68,11 @@ class Journal:
         compress = self.options.get("compress")
         following = f"shard-{self.first + len(self.entries):06d}.tar{f'.{compress}' if compress else ''}"
         return {*self.old, *(entry.name for entry in self.entries), following}
+
+    def awaits(self, name: str) -> bool:
+        """Whether this is the name of a shard that is not complete."""
+        match = NUMBERED.fullmatch(name)
+        return match is not None and int(match[1]) >= self.first + len(self.entries)
 
     def check(self, other: Journal) -> None:
         """Require that ``other`` is the same work.
@@ -97,6 +107,7 @@ def read_journal(storage: Storage, folder: str) -> Journal | None:
         found["entries"] = tuple(ShardEntry(*entry) for entry in found["entries"])
         found["old"] = tuple(found["old"])
         found["place"] = Place(**found["place"]) if found["place"] is not None else None
+        found["by"] = Owner(**found["by"]) if found.get("by") is not None else None
         return Journal(**found)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise PlanError(f"{_url(folder)} cannot be understood ({exc}); pass resume=False to start over") from exc
@@ -110,6 +121,7 @@ def write_journal(storage: Storage, folder: str, journal: Journal) -> None:
     """
     fields = {name: getattr(journal, name) for name in Journal.__slots__}
     fields["place"] = None if journal.place is None else asdict(journal.place)
+    fields["by"] = None if journal.by is None else asdict(journal.by)
     put_object(storage, _url(folder), json.dumps({"v": _VERSION, **fields}, separators=(",", ":")).encode())
 
 

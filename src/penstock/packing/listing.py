@@ -25,6 +25,7 @@ _PATHS = ("path", "file", "filename", "file_name", "filepath", "image", "img", "
 _LABELS = ("label", "cls", "class", "target", "labels")
 _TEXTS = ("text", "txt", "caption")
 _SAME = {"jpeg": "jpg", "jpe": "jpg", "tiff": "tif"}
+_SMALL = 1 << 16  # bytes: read without asking for the size, which takes longer than to find the end
 _STEM = re.compile(r"[^A-Za-z0-9_-]+")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]*")
 
@@ -157,14 +158,14 @@ def _content(path: str) -> bytes:
     """Read a file with as few calls as there can be: most of the time of small ones goes there."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        size = os.fstat(handle).st_size
-        data = os.read(handle, size + 1)
-        while len(data) < size or not size:  # huge files come in parts, and some do not know their size
-            more = os.read(handle, 1 << 24)
-            if not more:
-                break
-            data += more
-        return data
+        data = os.read(handle, _SMALL)
+        more = os.read(handle, 1)
+        if not more:
+            return data
+        parts = [data, more, os.read(handle, max(os.fstat(handle).st_size - len(data), 1))]
+        while parts[-1]:  # huge files come in parts, and what is no plain file does not know its size
+            parts.append(os.read(handle, _SMALL))
+        return b"".join(parts)
     finally:
         os.close(handle)
 
@@ -218,14 +219,13 @@ def failing_listing(folder: str) -> Iterator[None]:
 def _below(folder: str) -> list[str]:
     """All files of a folder and those within, by path, but hidden ones."""
     out: list[str] = []
-    for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        out += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    open_ = [folder]
+    while open_:
+        with os.scandir(open_.pop()) as found:
+            for entry in found:
+                if not entry.name.startswith("."):
+                    (open_ if entry.is_dir() else out).append(entry.path)
     return sorted(out)
-
-
-def _refuse(exc: OSError) -> None:
-    raise exc
 
 
 def _some(files: FileList) -> FileList:
@@ -277,12 +277,13 @@ def _column(names: Iterable[str], known: tuple[str, ...]) -> str | None:
 
 def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     with open(path, newline="", encoding="utf-8-sig") as file:
-        rows = csv.DictReader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
+        rows = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",")
         try:
-            for row in rows:
-                if None in row or None in row.values():
+            names = next(filter(None, rows), [])
+            for row in filter(None, rows):
+                if len(row) != len(names):
                     raise DataError(f"line {rows.line_num}: it has not as many columns as the first line", path)
-                yield rows.line_num, row
+                yield rows.line_num, dict(zip(names, row, strict=True))
         except (csv.Error, UnicodeDecodeError) as exc:
             raise DataError(f"line {rows.line_num}: {exc}", path) from exc
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+from penstock.codecs.features import ClassLabel
 from penstock.codecs.stage import Encode
 from penstock.engines import Program
 from penstock.errors import PlanError
+from penstock.formats.huggingface import HuggingFaceSource, readable
 from penstock.formats.items import ItemsSource
 from penstock.formats.manifest import MANIFEST
 from penstock.formats.tar.names import on_disk
@@ -20,7 +22,7 @@ from penstock.packing.items import Ask, Store
 from penstock.packing.listing import LISTS, Entry, FileList, list_folder, read_list
 from penstock.plan import ByObject, LateShuffle, Plan, Resources, Shuffle
 from penstock.plan.values import Workers
-from penstock.storage import local_path, spell
+from penstock.storage import Storage, local_path, shown, spell
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,14 @@ class Origin:
         return hashlib.sha256(f"{self.said}\n{order}".encode()).hexdigest()[:32]
 
 
-def recognise(source: Any, *, workers: Workers, image: str) -> Origin:
+def recognise(source: Any, *, workers: Workers, image: str, storage: Storage | None = None) -> Origin:
     """Find out what ``source`` is.
+
+    Args:
+        source: What a user gave.
+        workers: How many read at a time.
+        image: How images are stored that have no bytes of their own.
+        storage: Where it lies, if it is a URL.
 
     Raises:
         PlanError: nothing that can be packed.
@@ -60,10 +68,18 @@ def recognise(source: Any, *, workers: Workers, image: str) -> Origin:
     if isinstance(getattr(source, "plan", None), Plan):
         plan: Plan = source.plan
         return Origin(plan.then(Encode()), None, False, plan.describe())
+    if isinstance(source, str) and source.startswith("hf:") and not source.startswith("hf://"):
+        name, _, split = source.removeprefix("hf:").partition("#")
+        return _by_features(HuggingFaceSource(name, split or None, workers), image, source)
     if isinstance(source, str | os.PathLike):
-        return _by_path(os.fspath(source), workers)
+        return _by_path(os.fspath(source), workers, storage)
+    if readable(source):
+        mark = getattr(source, "_fingerprint", None) or getattr(source, "__name__", type(source).__name__)
+        return _by_features(HuggingFaceSource(ByObject(source), None, workers), image, f"dataset {mark}")
     if hasattr(source, "features") and hasattr(source, "cast_column"):
         return _hugging_face(source, workers, image)
+    if isinstance(source, Mapping):
+        raise PlanError(f"this is several datasets ({', '.join(map(str, source))}): pack each into a folder of its own")
     if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         raise PlanError(
             f"a {type(source).__name__} cannot be packed: give a folder of class folders, a CSV or JSON-lines list, "
@@ -76,6 +92,8 @@ def shuffled(plan: Plan) -> Plan:
     """The plan in an order by the seed, unless it has an order of its own."""
     if any(isinstance(stage, Shuffle | LateShuffle) for stage in plan.stages):
         return plan
+    if getattr(plan.source, "streams", False) and isinstance(plan.source, HuggingFaceSource):
+        return replace(plan, stages=(LateShuffle(1000), *plan.stages))
     if plan.commutes and not any(stage.name == "flat_map" for stage in plan.body):
         return plan.then(Shuffle(None, 16, plan.source.random_access))
     *before, last = plan.stages  # the last stage makes bytes, and bytes are shuffled as well before as after it
@@ -83,8 +101,10 @@ def shuffled(plan: Plan) -> Plan:
     return replace(plan, stages=(*before, LateShuffle(1000), last))
 
 
-def _by_path(path: str, workers: Workers) -> Origin:
+def _by_path(path: str, workers: Workers, storage: Storage | None) -> Origin:
     place = local_path(path) if on_disk(path) else None
+    if place is None and path.lower().endswith(LISTS):
+        raise PlanError(f"{shown(path)}: lists, and the files they name, are read from this machine's disks only")
     if place is not None and os.path.isdir(place) and not _holds_shards(place):
         return _listed(list_folder(place.rstrip("/") or "/", workers))
     if place is not None and place.lower().endswith(LISTS):
@@ -93,7 +113,7 @@ def _by_path(path: str, workers: Workers) -> Origin:
         if not os.path.exists(place):
             raise PlanError(f"{path}: there is no such folder or list")
         raise PlanError(f"{path}: no list of a known kind ({', '.join(LISTS)}), and no shard")
-    source: Any = TarSource(spell(path), workers)
+    source: Any = TarSource(spell(path), workers, storage=storage)
     plan = Plan(source, (Encode(),))
     return Origin(plan, None, False, "shards")
 
@@ -161,6 +181,14 @@ def _plain(dataset: Any, row: tuple[str, int]) -> bool:
         and type(item[0]).__module__.partition(".")[0] == "PIL"
         and bool(item[1] == row[1])
     )
+
+
+def _by_features(source: HuggingFaceSource, image: str, said: str) -> Origin:
+    """A dataset whose features say what its fields are, read by the engine's workers."""
+    known = source.open().features or {}
+    labels = (_names(feature.names) for feature in known.values() if isinstance(feature, ClassLabel))
+    store = Store(image, resources=Resources(source.workers))
+    return Origin(Plan(source, (store,)), next(labels, None), True, said)
 
 
 def _hugging_face(dataset: Any, workers: Workers, image: str) -> Origin:

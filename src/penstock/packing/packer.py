@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from penstock.engines import Program, Run, Start
 from penstock.engines.progress import Progress
-from penstock.errors import PlanError
+from penstock.errors import PlanError, StorageError
 from penstock.formats.manifest import Manifest, ShardEntry, manifest_url, read_manifest_at, write_manifest_at
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.compression import SUFFIXES
@@ -21,6 +22,7 @@ from penstock.formats.tar.names import on_disk
 from penstock.formats.tar.writer import remove_shards
 from penstock.packing.estimate import estimated
 from penstock.packing.journal import (
+    NUMBERED,
     Journal,
     Place,
     read_journal,
@@ -30,13 +32,15 @@ from penstock.packing.journal import (
     write_journal,
 )
 from penstock.packing.origins import Origin, recognise, shuffled
+from penstock.packing.turn import busy, runs, turn
 from penstock.packing.writing import Packed, check_elsewhere, failures_of, in_order, keyed
 from penstock.plan import OnError, check_choice, check_count, size_in_bytes
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage.protocol import scheme
 
 _MARK_EVERY = 256  # samples: to know where a stream stands costs as much as reading a small one
-_NUMBERED = re.compile(r"shard-(\d{6,})\.tar(\.\w+)?")
+_log = logging.getLogger(__name__)
 _PARTIAL = re.compile(r"\.(?:shard-\d{6,}\.tar.*|manifest\.json|\.penstock-pack\.json)\.(\d+)-[0-9a-f]{8}\.partial")
 
 
@@ -81,7 +85,7 @@ def pack(
         progress: Show a bar; ``None``: on a terminal.
         dry_run: Write nothing; tell what would be written.
         append: Add shards to those that are there.
-        storage: Where URLs lie; by default as their scheme says.
+        storage: Where ``url`` lies, and ``source`` if it is a URL of the same scheme; by default as that says.
 
     Raises:
         DataError: a sample cannot be read or stored.
@@ -95,7 +99,8 @@ def pack(
     check_count("max_samples", max_samples, least=1)
     if compress is not None:
         check_choice("compress", compress, SUFFIXES)
-    origin = recognise(source, workers=workers, image=image)
+    beside = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(os.fspath(url)) != "file"
+    origin = recognise(source, workers=workers, image=image, storage=storage if beside else None)
     limits = Limits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
     options: dict[str, Any] = {"max_bytes": limits.nbytes, "max_samples": max_samples, "compress": compress}
     options |= {"shuffle": shuffle, "seed": seed, "image": image, "append": append}
@@ -148,25 +153,25 @@ class _Target:
         sizes = {one.url.removeprefix(below): one.size for one in self.storage.list(self.folder)} if entries else {}
         return [entry.name for entry in entries if sizes.get(entry.name) != entry.bytes]
 
-    def sweep(self) -> None:
-        """Remove what runs left behind that were killed; those of runs that live stay."""
-        if not on_disk(self.folder) or not os.path.isdir(self.folder):
+    def sweep(self, journal: Journal | None) -> None:
+        """Remove what runs left behind that were killed: files of theirs, uploads of what their journal awaits."""
+        if on_disk(self.folder):
+            self._sweep_files()
             return
+        drop = getattr(self.storage, "drop_uploads", None)
+        if drop is None or journal is None:
+            return
+        try:
+            drop(self.folder, journal.awaits)
+        except StorageError as error:  # they are invisible, and cost but their room
+            _log.info("uploads that were never completed may be left: %s", error)
+
+    def _sweep_files(self) -> None:
         for name in os.listdir(self.folder):
             match = _PARTIAL.fullmatch(name)
-            if match and not _lives(int(match[1])):
+            if match and not runs(int(match[1])):
                 with suppress(OSError):
                     os.unlink(os.path.join(self.folder, name))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 class _Packing:
@@ -196,30 +201,46 @@ class _Packing:
         known = self._target.manifest() if self._options["append"] else None
         if known is None:
             return 0, 0
-        matches = (_NUMBERED.fullmatch(shard.name) for shard in known.shards)
+        matches = (NUMBERED.fullmatch(shard.name) for shard in known.shards)
         first = max((int(match[1]) + 1 for match in matches if match), default=0)
         return first, sum(shard.samples for shard in known.shards)
 
     def run(self, resume: bool, progress: bool | None) -> Packed:
         """Write what is not yet written."""
-        stream = self._program.stream is not None
-        mine = Journal(self._origin.fingerprint(self._program), self._options)
-        found = self._left(resume)
-        if found is None or not resume or stream:
-            known = self._target.manifest()
-            if known is not None and resume and self._is_done(known, mine):
-                return self._packed(known.shards, 0)
-            found = self._begun(mine, known, resume, found)
-        else:
-            found.check(mine)
-            if missing := self._target.missing(found.entries):
-                raise PlanError(
-                    f"{missing[0]} was written before and is gone or changed; pass resume=False to start over"
-                )
-        self._target.sweep()
-        journal, skipped = self._write(found, progress)
-        self._finish(journal)
-        return self._packed(journal.entries, skipped)
+        with turn(self._target.folder) as me:
+            mine = Journal(self._origin.fingerprint(self._program), self._options, by=me)
+            left = self._left(resume)
+            if left is not None and left.by is not None and left.by.lives():
+                raise busy(self._target.folder, str(left.by))
+            if left is None or not resume or self._program.stream is not None:
+                known = self._target.manifest()
+                if known is not None and resume and self._is_done(known, mine):
+                    return self._packed(known.shards, 0)
+                begun = self._begun(mine, known, resume, left)
+            else:
+                begun = self._taken_up(left, mine)
+            self._target.sweep(left)
+            journal, skipped = self._write(begun, progress)
+            self._finish(journal)
+            return self._packed(journal.entries, skipped)
+
+    def _taken_up(self, left: Journal, mine: Journal) -> Journal:
+        """Go on with what was interrupted, if it is the same and all there."""
+        left.check(mine)
+        if missing := self._target.missing(left.entries):
+            raise PlanError(f"{missing[0]} was written before and is gone or changed; pass resume=False to start over")
+        taken = replace(left, by=mine.by)
+        write_journal(self._target.storage, self._target.folder, taken)
+        return taken
+
+    def _check_mine(self, journal: Journal) -> None:
+        """Stop where somebody else has taken over; on disks nobody can."""
+        if on_disk(self._target.folder):
+            return
+        found = read_journal(self._target.storage, self._target.folder)
+        if found is None or found.by != journal.by:
+            who = str(found.by) if found is not None and found.by is not None else "which has ended"
+            raise busy(self._target.folder, who)
 
     def _left(self, resume: bool) -> Journal | None:
         """The journal of a run that was interrupted; one that makes no sense is in nobody's way who starts over."""
@@ -271,6 +292,7 @@ class _Packing:
             nonlocal done
             if place is not None:
                 done = done.after(entry, place)
+                self._check_mine(done)
                 write_journal(self._target.storage, self._target.folder, done)
             else:
                 done = replace(done, entries=(*done.entries, entry))
@@ -309,6 +331,7 @@ class _Packing:
 
     def _finish(self, journal: Journal) -> None:
         target = self._target
+        self._check_mine(journal)
         remove_shards(target.folder, sorted({*journal.old} - {entry.name for entry in journal.entries}), target.given)
         made = "" if self._options["append"] else self._made(journal)
         write_manifest_at(target.folder, target.given, journal.entries, classes=self._origin.classes, made=made)

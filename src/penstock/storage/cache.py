@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -13,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
 from penstock.storage.kept import CELL, RUN, URL_DIGITS, Kept
-from penstock.storage.protocol import Info, Listed, NotFound, Storage, Upload, changed, shown, span, too_short
+from penstock.storage.protocol import Info, Listed, NotFound, Storage, Upload, changed, own, shown, span, too_short
 from penstock.storage.shelf import Shelf, shelf
 
 _SECRET = re.compile(r"token|secret|passw|credential|jwt|api_?key|access_?key", re.IGNORECASE)
@@ -31,34 +32,44 @@ class Cache:
     Attributes:
         folder: Where; on a disk of this machine.
         max_bytes: What it may hold: a number, or a text like ``"200GB"``. ``None``: what the disk has, but for a 20th.
+        fresh_s: For how many seconds a process believes that a copy is still true before it asks the server again.
 
     >>> Cache("/scratch/cache", max_bytes="200GB")
-    Cache(folder='/scratch/cache', max_bytes=200000000000)
+    Cache(folder='/scratch/cache', max_bytes=200000000000, fresh_s=300.0)
 
     Raises:
-        PlanError: the size is none, or the folder is remote or has no name.
+        PlanError: the size or time is none, or the folder is remote or has no name.
     """
 
     folder: str
     max_bytes: int | None
+    fresh_s: float
 
-    def __init__(self, folder: str | os.PathLike[str], max_bytes: float | str | None = None) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], max_bytes: float | str | None = None, fresh_s: float = 300.0
+    ) -> None:
         name = os.fspath(folder)
         if not name or "://" in name:
             raise PlanError(f"folder={shown(name)!r}: give a folder of this machine")
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(name)))
         most = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
         object.__setattr__(self, "max_bytes", most)
+        if not fresh_s >= 0:
+            raise PlanError(f"fresh_s={fresh_s!r}: give a number of seconds from 0")
+        object.__setattr__(self, "fresh_s", float(fresh_s))
 
     def over(self, storage: Storage) -> Cached:
         """Give a storage that reads from ``storage`` what is not in the cache.
 
-        What it gives looks at each object once a process, to know whether its copy is still true; what another call
-        of this gives looks again.
+        What it gives remembers for ``fresh_s`` what it saw of each object; what another call of this gives looks again.
         """
         if isinstance(storage, Cached):
             storage = storage.storage
         return Cached(self, storage)
+
+    def shared(self, storage: Storage) -> Cached:
+        """Give the one of this process: an epoch knows what the one before it saw."""
+        return own(("cached", self, storage), lambda: self.over(storage))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class Cached:
 
     cache: Cache
     storage: Storage
-    _seen: dict[str, Info] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _seen: dict[str, tuple[Info, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cached, (self.cache, self.storage)
@@ -80,7 +91,8 @@ class Cached:
     def info(self, url: str) -> Info:
         if self._is_local(url):
             return self.storage.info(url)
-        return self._seen.get(url) or self._look(url)
+        info, seen = self._seen.get(url, (None, 0.0))
+        return info if info is not None and time.monotonic() - seen < self.cache.fresh_s else self._look(url)
 
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
@@ -146,7 +158,8 @@ class Cached:
         return shelf(self.cache.folder)
 
     def _look(self, url: str) -> Info:
-        info = self._seen[url] = self.storage.info(url)
+        info = self.storage.info(url)
+        self._seen[url] = info, time.monotonic()
         return info
 
     def _expected(self, url: str, stop: int, tag: str | None) -> Info:

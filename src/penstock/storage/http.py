@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, shown, span, too_short
-from penstock.storage.retry import DEFAULT, Retry, again, fetch, gather
-from penstock.storage.wire import Answer, Part, condition, must_succeed, range_header, send, tag_of, whole_size
+from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, shown
+from penstock.storage.retry import DEFAULT, Retry
+from penstock.storage.wire import Answer, Ranged, must_succeed, send
 
 _HOPS = 5  # redirects on the way to an object: more is a circle
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -30,16 +30,15 @@ class Http:
     retry: Retry = DEFAULT
 
     def info(self, url: str) -> Info:
-        return again(lambda: self._info(url), url, self.retry)
+        return self._object(url).info()
 
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        span(start, stop, into)
-        return gather(fetch(self._begin(url), url, self.retry, start, stop, tag, restart=True), start, into)
+        return self._object(url).read(start, stop, into, tag)
 
     def stream(self, url: str) -> Iterator[bytes]:
-        return (piece for _, piece in fetch(self._begin(url), url, self.retry))
+        return self._object(url).stream()
 
     def list(self, prefix: str) -> Iterator[Listed]:
         raise StorageError(
@@ -55,26 +54,10 @@ class Http:
     def local_path(self, url: str) -> str | None:
         return None
 
-    def _info(self, url: str) -> Info:
-        # A GET of one byte, not a HEAD: signed URLs allow only the one, and it shows whether ranges work.
-        answer = self._get(url, {"Range": "bytes=0-0"})
-        with closing(answer):
-            if answer.status == 416:  # there is no first byte
-                return Info(whole_size(answer.headers) or 0, tag_of(answer.headers, 0), True)
-            with closing(Part(answer, url, 0, 1 if "content-range" in answer.headers else None, None)) as part:
-                return Info(part.size, part.tag, part.ranged)
+    def _object(self, url: str) -> Ranged:
+        return Ranged(url, partial(self._get, url), self.retry)
 
-    def _begin(self, url: str) -> Callable[[int, int | None, str | None], Part]:
-        def begin(start: int, stop: int | None, tag: str | None) -> Part:
-            answer = self._get(url, {**range_header(start, stop), **condition(tag)})
-            if answer.status == 416:
-                answer.close()
-                raise too_short(url, whole_size(answer.headers) or 0, stop or start)
-            return Part(answer, url, start, stop, tag)
-
-        return begin
-
-    def _get(self, url: str, headers: dict[str, str]) -> Answer:
+    def _get(self, url: str, headers: Mapping[str, str]) -> Answer:
         """Ask until the answer is no redirect; what is no object is raised."""
         place, own = _without_user(url)
         own = {**dict(self.headers), **own}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from penstock.errors import StorageError
@@ -21,15 +21,23 @@ from penstock.storage.protocol import (
     needed,
     own,
     shown,
-    span,
-    too_short,
 )
-from penstock.storage.retry import DEFAULT, Retry, Temporary, again, fetch, gather
+from penstock.storage.retry import DEFAULT, Retry, Temporary, again
 from penstock.storage.s3_upload import S3Upload
-from penstock.storage.wire import PARALLEL, Answer, Part, condition, must_succeed, quiet, range_header, send
+from penstock.storage.wire import PARALLEL, Answer, Ranged, must_succeed, quiet, send
 
 _REGION = "us-east-1"  # where nothing says another: servers that are not Amazon's sign with it, Amazon redirects
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_TOLD = (  # what decides about keys and server, and may be another thing a moment later, as in a notebook
+    *_ENDPOINTS,
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_PROFILE",
+    "AWS_DEFAULT_REGION",
+    "AWS_SHARED_CREDENTIALS_FILE",
+    "AWS_CONFIG_FILE",
+)
 _SENTENCES = {
     "NoSuchBucket": "there is no such bucket",
     "InvalidAccessKeyId": "the access key is not known there: the keys are wrong",
@@ -39,8 +47,10 @@ _SENTENCES = {
     "AccessDenied": "access denied: these keys may not do this, or the keys are wrong",
     "RequestTimeTooSkewed": "the clock of this machine is wrong: the server refuses the signature",
     "AllAccessDisabled": "access to it is disabled",
+    "NoSuchUpload": "somebody else has dropped or completed this upload",
     "InvalidObjectState": "it is archived and has to be restored first",
 }
+_ASKED = {"Range": "Range", "If-Match": "IfMatch"}  # headers, as botocore names them
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _AGAIN = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "OperationAborted"}
@@ -75,16 +85,15 @@ class S3:
     retry: Retry = DEFAULT
 
     def info(self, url: str) -> Info:
-        return again(lambda: self._info(url), url, self.retry)
+        return self._object(url).info()
 
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        span(start, stop, into)
-        return gather(fetch(self._begin(url), url, self.retry, start, stop, tag, restart=True), start, into)
+        return self._object(url).read(start, stop, into, tag)
 
     def stream(self, url: str) -> Iterator[bytes]:
-        return (piece for _, piece in fetch(self._begin(url), url, self.retry))
+        return self._object(url).stream()
 
     def list(self, prefix: str) -> Iterator[Listed]:
         bucket, key, _ = _place(prefix)
@@ -108,6 +117,35 @@ class S3:
     def local_path(self, url: str) -> str | None:
         return None
 
+    def drop_uploads(self, folder: str, ours: Callable[[str], bool]) -> int:
+        """Drop uploads in parts that were begun below a folder and never ended: nobody sees them, and they cost room.
+
+        Args:
+            folder: The folder.
+            ours: Asked by the name of each object below it.
+
+        Returns:
+            How many there were.
+
+        Raises:
+            StorageError: they cannot be listed or dropped.
+        """
+        bucket, key, _ = _place(folder)
+        prefix = key.rstrip("/") + "/" if key.rstrip("/") else ""
+        ask: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+        found: list[dict[str, str]] = []
+        with suppress(_NoUpload):  # what some servers say where there are none
+            while ask:
+                page = self.call("list_multipart_uploads", folder, ask)
+                found += ({"Key": one["Key"], "UploadId": one["UploadId"]} for one in page.get("Uploads", ()))
+                markers = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
+                ask = {**ask, **markers} if page.get("IsTruncated") and all(markers.values()) else {}
+        dropped = [one for one in found if ours(one["Key"].removeprefix(prefix))]
+        for one in dropped:
+            with suppress(_NoUpload):  # it has ended since
+                self.call("abort_multipart_upload", folder, {"Bucket": bucket, **one})
+        return len(dropped)
+
     def call(self, operation: str, url: str, ask: Mapping[str, Any]) -> Any:
         """Do one operation of the S3 API, with retries; ``url`` says in messages what it was about.
 
@@ -127,39 +165,21 @@ class S3:
         storage = replace(self, anonymous=True) if _place(url)[2] else self
         try:
             with quiet():
-                return getattr(own(storage, storage._client), operation)(**ask)
+                return getattr(own((storage, *map(os.environ.get, _TOLD)), storage._client), operation)(**ask)
         except exceptions.ClientError as error:
             raise _refused(error.response, url) from None
         except exceptions.BotoCoreError as error:
             raise _unasked(error, url) from None
 
-    def _info(self, url: str) -> Info:
-        try:
-            head = self.call_once("head_object", url, _object(url))
-        except StorageError:
-            self._explain(url)
-            raise
-        told = head["ResponseMetadata"]["HTTPHeaders"]
-        return Info(head["ContentLength"], head.get("ETag"), told.get("accept-ranges", "bytes") != "none")
+    def _object(self, url: str) -> Ranged:
+        return Ranged(url, partial(self._get, url), self.retry)
 
-    def _explain(self, url: str) -> None:
-        """Ask for a byte: the refusal of a HEAD has no words, that of a GET has."""
-        with suppress(_Behind), closing(self._begin(url)(0, 1, None)):
-            pass
-
-    def _begin(self, url: str) -> Callable[[int, int | None, str | None], Part]:
-        def begin(start: int, stop: int | None, tag: str | None) -> Part:
-            named = {"Range": "Range", "If-Match": "IfMatch"}
-            headers = {**range_header(start, stop), **condition(tag)}
-            ask = {**_object(url), **{named[name]: value for name, value in headers.items()}}
-            try:
-                self.call_once("get_object", url, ask)
-            except _Behind:
-                size = self.call_once("head_object", url, _object(url))["ContentLength"]
-                raise too_short(url, size, stop or start) from None
-            return Part(_sent.answer, url, start, stop, tag)
-
-        return begin
+    def _get(self, url: str, headers: Mapping[str, str]) -> Answer:
+        ask = {_ASKED[name]: value for name, value in headers.items()}
+        with suppress(_Behind):  # the answer says so too
+            self.call_once("get_object", url, {**_object(url), **ask})
+        answer: Answer = _sent.answer
+        return answer
 
     def _client(self) -> Any:
         session = needed("botocore.session", "s3:// URLs", "s3").Session(profile=self.profile)
@@ -217,6 +237,10 @@ def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
+class _NoUpload(StorageError):
+    """There is no such upload in parts."""
+
+
 class _Behind(Exception):
     """The range begins behind the end."""
 
@@ -261,6 +285,8 @@ def _refused(response: Mapping[str, Any], url: str) -> Exception:
         return NotFound("there is no such object", shown(url))
     word = code if code.isalnum() else str(status)
     sentence = _SENTENCES.get(code) or (_SENTENCES["AccessDenied"] if status == 403 else None)
+    if code == "NoSuchUpload":
+        return _NoUpload(f"{sentence} ({word})", shown(url))
     kind = Forbidden if code in ("AccessDenied", "Forbidden", "403") else StorageError
     return kind(f"{sentence} ({word})" if sentence else f"the server refuses: {word}", shown(url))
 

@@ -1,4 +1,7 @@
-"""One request over HTTP, sent by urllib3: no retries here, every break is a ``Temporary``, no secret is logged."""
+"""One request over HTTP, and how requests for ranges become objects that can be looked at, read and streamed.
+
+Requests are sent by urllib3; every break is a ``Temporary``, and no secret is logged.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -16,8 +21,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import changed, needed, own, shown, too_short
-from penstock.storage.retry import Pace, Retry, Temporary
+from penstock.storage.protocol import Info, changed, needed, own, shown, span, too_short
+from penstock.storage.retry import Pace, Retry, Temporary, again, fetch, gather
 
 PARALLEL = 32  # requests at once that find a connection waiting
 PIECE = 1 << 18  # what is read at once at most: large enough that a piece costs little, small enough to stay in cache
@@ -122,6 +127,63 @@ class Part:
     def close(self) -> None:
         """Give the connection back, or up."""
         self._answer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Ranged:
+    """An object that is had by requests for its ranges.
+
+    Attributes:
+        url: For messages.
+        ask: Sends one request with these headers. The answer brings bytes (200, 206) or says that there are none
+            there (416); what else a server may answer is raised.
+        retry: How patient to be.
+    """
+
+    url: str
+    ask: Callable[[Mapping[str, str]], Answer]
+    retry: Retry
+
+    def info(self) -> Info:
+        """Do what :meth:`Storage.info` promises."""
+        return again(self._look, self.url, self.retry)
+
+    def read(self, start: int, stop: int, into: memoryview | None, tag: str | None) -> bytes | memoryview:
+        """Do what :meth:`Storage.read` promises."""
+        span(start, stop, into)
+        return gather(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True), start, into)
+
+    def stream(self) -> Iterator[bytes]:
+        """Do what :meth:`Storage.stream` promises."""
+        return (piece for _, piece in fetch(self._begin, self.url, self.retry))
+
+    def _look(self) -> Info:
+        # A GET of one byte, not a HEAD: signed URLs allow only the one, it shows whether ranges work, and a refusal
+        # comes with words.
+        answer = self.ask(range_header(0, 1))
+        if answer.status == 416:  # there is no first byte
+            answer.close()
+            with closing(self._whole()) as whole:
+                return Info(whole.size, whole.tag, True)
+        with closing(Part(answer, self.url, 0, 1 if "content-range" in answer.headers else None, None)) as part:
+            if part.ranged:
+                for _ in part.pieces():  # a connection whose answer was read can be used again
+                    pass
+            return Info(part.size, part.tag, part.ranged)
+
+    def _begin(self, start: int, stop: int | None, tag: str | None) -> Part:
+        answer = self.ask({**range_header(start, stop), **condition(tag)})
+        if answer.status != 416:
+            return Part(answer, self.url, start, stop, tag)
+        answer.close()
+        size = whole_size(answer.headers)
+        if size is None:  # not every server says how large it is instead
+            with closing(self._whole()) as whole:
+                size = whole.size
+        raise too_short(self.url, size or 0, stop or start)
+
+    def _whole(self) -> Part:
+        return Part(self.ask({}), self.url, 0, None, None)
 
 
 def send(
@@ -276,12 +338,13 @@ def _pools(url: str) -> Any:
     """The connections of this process: direct ones, or through the proxy the environment names for this server."""
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme) if parts.hostname and not proxy_bypass(parts.hostname) else None
-    return own(("connections", proxy), lambda: _make_pools(proxy))
+    secure = parts.scheme == "https" or (proxy or "").startswith("https")
+    return own(("connections", proxy, secure), lambda: _make_pools(proxy, secure))
 
 
-def _make_pools(proxy: str | None) -> Any:
+def _make_pools(proxy: str | None, secure: bool) -> Any:
     urllib3 = needed("urllib3", "http:// and s3:// URLs", "http")
-    settings = {"num_pools": 64, "maxsize": PARALLEL, "ssl_context": _trust()}
+    settings = {"num_pools": 64, "maxsize": PARALLEL, **({"ssl_context": _trust()} if secure else {})}
     return urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
 
 

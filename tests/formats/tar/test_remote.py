@@ -87,8 +87,26 @@ def test_the_samples_are_those_of_the_local_shards(
     if shuffled:
         here, there = here.shuffle(), there.shuffle()
     assert seen(there) == seen(here)
-    assert len(there) == len(SAMPLES)
+    assert there.count() == len(SAMPLES)
     assert there[123]["__key__"] == here[123]["__key__"]
+
+
+@pytest.mark.parametrize("without", [(), (SUFFIX,), (MANIFEST,)], ids=str)
+def test_the_length_comes_from_the_manifest_or_from_the_indexes(
+    folder: Path, place: str, without: tuple[str, ...]
+) -> None:
+    upload(folder, place, without)
+    LOG.clear()
+    assert len(ps.read_tar(place, storage=Counting())) == len(SAMPLES)
+    assert not [name for name, _ in LOG if name.endswith(".tar")]
+
+
+def test_no_shard_is_fetched_just_for_the_length(folder: Path, place: str) -> None:
+    upload(folder, place, (SUFFIX, MANIFEST))
+    LOG.clear()
+    with pytest.raises(TypeError, match=r"count\(\)"):
+        len(ps.read_tar(place, storage=Counting()))
+    assert not [name for name, _ in LOG if name.endswith(".tar")]
 
 
 def test_states_go_from_local_to_remote_and_back(folder: Path, place: str) -> None:
@@ -239,10 +257,10 @@ class Guarded(Memory):
         return super().stream(url)
 
 
-def test_a_manifest_and_an_index_that_may_not_be_read_are_as_good_as_none(folder: Path, place: str) -> None:
+def test_shards_are_read_without_what_may_not_be_read_beside_them(folder: Path, place: str) -> None:
     upload(folder, place)
-    ds = ps.read_tar(f"{place}/shard-00000{{0..4}}.tar", storage=Guarded())
-    assert seen(ds) == seen(ps.read_tar(str(folder)))
+    there = ps.read_tar(f"{place}/shard-00000{{0..4}}.tar", storage=Guarded())
+    assert seen(there) == seen(ps.read_tar(str(folder)))
 
 
 def test_a_folder_without_a_shard_that_its_manifest_names_is_refused(folder: Path, place: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
+import zlib
 
 import pytest
 
-from penstock.formats.tar.sink import Line
+from penstock.formats.tar.index import GRID
+from penstock.formats.tar.sink import Line, Sink
 
 
 def test_jobs_are_done_in_order_by_one_thread() -> None:
@@ -64,3 +67,42 @@ def test_a_stopped_line_leaves_what_waits_undone() -> None:
     threading.Timer(0.05, go.set).start()
     line.stop()
     assert done == []
+
+
+def test_a_line_may_end_after_all_that_waits_and_tells_no_failure() -> None:
+    done: list[int] = []
+    for after_all, many in ((True, 3), (False, 0)):
+        line, gate = Line("line", 5), threading.Event()
+        line(gate.wait)
+        for number in range(3):
+            line(lambda number=number: done.append(number))  # type: ignore[misc]
+        threading.Timer(0.05, gate.set).start()
+        line.stop(after_all=after_all)
+        assert len(done) == many
+        done.clear()
+    line = Line("line", 1)
+    line(lambda: 1 / 0)
+    line.stop(after_all=True)
+
+
+def test_checksums_are_those_of_what_was_written_whoever_makes_them() -> None:
+    got: list[bytes] = []
+
+    class Kept:
+        def write(self, data: bytes | memoryview) -> None:
+            got.append(bytes(data))
+
+        def publish(self) -> None: ...
+
+        def drop(self) -> None: ...
+
+    line = Line("line", 5)
+    sink, buffer = Sink(Kept(), line), bytearray(b"a" * 2_000_000)
+    sink.write(memoryview(buffer))
+    buffer[:] = b"b" * len(buffer)  # as a compressor does that uses its buffer again
+    sink.write(b"end")
+    line.finish()
+    want = b"a" * 2_000_000 + b"end"
+    assert b"".join(got) == want
+    assert (sink.count, sink.hash.hexdigest()) == (len(want), hashlib.sha256(want).hexdigest())
+    assert sink.grid.grid().tolist() == [zlib.crc32(want[at : at + GRID]) for at in range(0, len(want), GRID)]

@@ -2,8 +2,9 @@
 
 from penstock.formats.tar.compression import ArchiveLimits
 from penstock.formats.tar.index import Index
-from penstock.formats.tar.reader import Spots, TarReader
+from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.scan import load_index
+from penstock.formats.tar.spots import Spots
 from penstock.formats.tar.stream import samples
 from penstock.formats.tar.writer import ShardWriter, TarWriter
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,15 +16,13 @@ from penstock.formats.arriving import CONNECTIONS, Arriving, Fetcher
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content
 from penstock.formats.tar.index import I64, Index
-from penstock.formats.tar.remote import open_remote
+from penstock.formats.tar.remote import open_remote, remote_index
 from penstock.formats.tar.scan import open_shard
+from penstock.formats.tar.spots import BAD, OpenShard, Spots
 from penstock.storage import Storage, open_storage
 from penstock.storage.protocol import scheme
 
 _OPEN_SHARDS = 32  # a window reads 16 at once, and the next one may be begun
-_PAGE = mmap.PAGESIZE
-_STEP = 1 << 20  # what a shard lets go of at once
-_BAD = -1
 
 
 class Fields(Protocol):
@@ -35,160 +30,6 @@ class Fields(Protocol):
 
     def wants(self, name: str) -> bool:
         """Tell whether a field (or ``__key__``, ``__url__``) is wanted."""
-
-
-@dataclass(slots=True, eq=False)
-class _Shard:
-    """One open shard; the map lives as long as a Spots of it."""
-
-    url: str
-    index: Index
-    content: Content
-    released: int = 0
-
-    def release(self, upto: int | None = None) -> None:
-        """Let go of the pages before ``upto``: they count as the process's memory until somebody says so.
-
-        Reading them again is allowed: they come back from the page cache.
-        """
-        data = self.content.bytes
-        upto = (len(data) if upto is None else upto) // _PAGE * _PAGE
-        if upto - self.released >= _STEP and isinstance(data, mmap.mmap):
-            data.madvise(mmap.MADV_DONTNEED, self.released, upto - self.released)
-            self.released = upto
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Spots:
-    """Where samples lie, in the order they were asked for; reading them needs nothing else.
-
-    Safe to read from any thread. Holds maps of files, so it stays in its process.
-    """
-
-    nbytes: I64
-    _shards: list[_Shard]
-    _slot: I64
-    _index: I64
-    _kinds: list[tuple[str, ...]]
-    _kind: I64
-    _first: I64
-    _start: I64
-    _stop: I64
-    _keys: tuple[I64, I64] | None
-    _with_url: bool
-    _ascending: bool
-
-    def __len__(self) -> int:
-        return len(self._index)
-
-    def take(self, sel: slice | I64) -> Spots:
-        """Give the spots of some of the samples; a slice costs about a microsecond."""
-        keys = self._keys
-        return Spots(
-            self.nbytes[sel],
-            self._shards,
-            self._slot[sel],
-            self._index[sel],
-            self._kinds,
-            self._kind[sel],
-            self._first[sel],
-            self._start,
-            self._stop,
-            None if keys is None else (keys[0][sel], keys[1][sel]),
-            self._with_url,
-            self._ascending,
-        )
-
-    def read(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
-        """Read the samples, in order.
-
-        Returns:
-            The samples, None in the place of one that cannot be read; and by their numbers, what is wrong
-            with those.
-        """
-        try:
-            return self._read()
-        except DataError:  # bytes that arrive damaged: whose they are shows when each is read alone
-            return self._one_by_one()
-
-    def _one_by_one(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
-        samples: list[dict[str, Any] | None] = []
-        errors: dict[int, DataError] = {}
-        for place in range(len(self)):
-            try:
-                some, wrong = self.take(slice(place, place + 1))._read()
-                if wrong:
-                    errors[place] = wrong[0]
-            except DataError as exc:
-                some, errors[place] = [None], exc
-            samples += some
-        return samples, errors
-
-    def _read(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
-        if len(self) and self._kind[0] != _BAD and bool((self._kind == self._kind[0]).all()):
-            return list(self._rows(self._kinds[self._kind[0]])), {}
-        samples: list[dict[str, Any] | None] = [None] * len(self)
-        errors: dict[int, DataError] = {}
-        for kind in np.unique(self._kind).tolist():
-            places = np.flatnonzero(self._kind == kind)
-            if kind == _BAD:
-                errors = {int(place): self._error(int(place)) for place in places}
-            else:
-                for place, sample in zip(places.tolist(), self.take(places)._rows(self._kinds[kind]), strict=True):
-                    samples[place] = sample
-        return samples, errors
-
-    def _rows(self, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Read samples that all have the same fields: column by column, then one dict a row."""
-        slots = self._slot.tolist()
-        if self._ascending and fields:
-            for shard in self._shards[: slots[0]]:
-                shard.release()
-            self._shards[slots[0]].release(int(self._start[self._first[0]]))
-        names: list[str] = []
-        columns: list[Any] = []
-        if self._keys is not None:
-            names.append("__key__")
-            texts = _per_row([shard.index.text for shard in self._shards], slots)
-            spans = zip(texts, self._keys[0].tolist(), self._keys[1].tolist(), strict=False)
-            columns.append([text[i:j] for text, i, j in spans])
-        if self._with_url:
-            names.append("__url__")
-            columns.append(_per_row([shard.url for shard in self._shards], slots))
-        maps = _per_row([shard.content.bytes for shard in self._shards], slots)
-        for number, field in enumerate(fields):
-            names.append(field)
-            rows = self._first + number
-            spots = zip(maps, self._start[rows].tolist(), self._stop[rows].tolist(), strict=False)
-            columns.append([content[i:j] for content, i, j in spots])
-        if not any(isinstance(column, list) for column in columns):
-            columns.append(slots)  # nothing, or the same for all: there are as many samples nonetheless
-        return _dicts(names, columns)
-
-    def _error(self, place: int) -> DataError:
-        shard, index = self._shards[self._slot[place]], int(self._index[place])
-        return DataError(shard.index.bad[index], shard.url, shard.index.key(index) or None)
-
-
-def _per_row(values: list[Any], slots: list[int]) -> Any:
-    """The value of each row's shard; ``repeat`` where all rows lie in one."""
-    return repeat(values[slots[0]]) if slots.count(slots[0]) == len(slots) else list(map(values.__getitem__, slots))
-
-
-def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
-    """Turn columns into rows; usual widths by a dict display, at a third of the cost of ``dict(zip())``."""
-    if len(names) == 1:
-        return [{names[0]: row[0]} for row in zip(*columns, strict=False)]
-    if len(names) == 3:
-        a, b, c = names
-        return [{a: i, b: j, c: k} for i, j, k in zip(*columns, strict=False)]
-    if len(names) == 4:
-        a, b, c, d = names
-        return [{a: i, b: j, c: k, d: m} for i, j, k, m in zip(*columns, strict=False)]
-    if len(names) == 5:
-        a, b, c, d, e = names
-        return [{a: i, b: j, c: k, d: m, e: n} for i, j, k, m, n in zip(*columns, strict=False)]
-    return [dict(zip(names, row, strict=False)) for row in zip(*columns, strict=False)]
 
 
 class TarReader:
@@ -224,7 +65,7 @@ class TarReader:
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._given = counts
         self._found: dict[int, int] = {}
-        self._open: OrderedDict[int, _Shard] = OrderedDict()
+        self._open: OrderedDict[int, OpenShard] = OrderedDict()
         self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted and not yet opened
         self._lock = threading.Lock()
 
@@ -256,9 +97,25 @@ class TarReader:
         if self._given is not None:
             return int(self._given[shard])
         if shard not in self._found:
-            with self._lock:
-                self._keep(shard, self._load(shard, mapped=False))
+            self._keep(shard, self._load(shard, mapped=False))
         return self._found[shard]
+
+    def countable(self) -> bool:
+        """Tell whether all counts can be had without fetching a shard just for that; indexes of remote ones are."""
+        if self._given is not None or not self.remote:
+            return True
+        unknown = [n for n in range(len(self._paths)) if n not in self._found and scheme(self._paths[n]) != "file"]
+        with ThreadPoolExecutor(CONNECTIONS, "penstock count") as pool:
+            for shard, index in zip(unknown, pool.map(self._index_beside, unknown), strict=True):
+                if index is None:
+                    pool.shutdown(cancel_futures=True)
+                    return False
+                self._keep(shard, (index, None))
+        return True
+
+    def _index_beside(self, shard: int) -> Index | None:
+        place = self._paths[shard]
+        return remote_index(place, open_storage(place, self._storage))
 
     def sizes(self) -> list[int]:
         """Give the file sizes: as the manifest says, else as they are on disk.
@@ -282,8 +139,12 @@ class TarReader:
         return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
 
     def rest(self) -> None:
-        """Fetch nothing ahead any more."""
-        self._fetcher.rest()
+        """Fetch nothing ahead any more; whoever reads after this opens remote shards anew."""
+        with self._lock:
+            fetcher, self._fetcher = self._fetcher, Fetcher()
+            for number in [n for n, shard in self._open.items() if isinstance(shard.content.bytes, Arriving)]:
+                del self._open[number]
+        fetcher.rest()
 
     def key(self, shard: int, index: int) -> str:
         """Give the key of a sample.
@@ -310,37 +171,31 @@ class TarReader:
             DataError: A shard does not hold what its manifest says.
             IndexError: A number is beyond its shard.
         """
-        chart = _Chart(len(index), fields)
         few = len(self._paths) < 1 << 15  # 16-bit numbers are sorted by radix, five times as fast
         order = np.argsort(shard.astype(np.int16) if few else shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
-        if self.remote:
-            self._open_together(np.unique(shard).tolist())
-        for places in np.split(order, cuts) if len(order) else []:
-            which = int(shard[places[0]])
-            found = self._shard(which)
+        chart = _Chart(len(index), fields, _as_they_lie(order, shard, index))
+        groups = np.split(order, cuts) if len(order) else []
+        for which, found, places in self._opened([(int(shard[places[0]]), places) for places in groups]):
             rows = index[places]
             if not (int(rows.min()) >= 0 and int(rows.max()) < found.index.samples):
                 raise IndexError(f"sample {int(rows.max())} of {found.index.samples} in {self._urls[which]}")
             chart.add(found, places, rows)
             found.release(found.index.begin(int(rows.min())))
-        chart.ask()
         self._release_others(chart)
         return chart.spots(index)
 
-    def _open_together(self, shards: list[int]) -> None:
-        """Open remote shards that will be read, many at a time: each takes a few trips to its server."""
-        closed = [shard for shard in shards if shard not in self._open and scheme(self._paths[shard]) != "file"]
+    def _opened(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[int, OpenShard, I64]]:
+        """The groups with their open shards; remote ones are opened side by side, since each takes a few trips."""
+        closed = [which for which, _ in groups if which not in self._open and scheme(self._paths[which]) != "file"]
         if len(closed) < 2:
+            yield from ((which, self._shard(which), places) for which, places in groups)
             return
         self._entry(closed[0])  # the manifest, once for all
-        some = closed[:_OPEN_SHARDS]
-        with ThreadPoolExecutor(min(len(some), CONNECTIONS), thread_name_prefix="penstock open") as pool:
-            loaded = list(pool.map(lambda shard: self._load(shard, mapped=True), some))
-        with self._lock:
-            for shard, found in zip(some, loaded, strict=True):
-                if shard not in self._open:
-                    self._keep(shard, found)
+        with ThreadPoolExecutor(min(len(closed), CONNECTIONS), "penstock open") as pool:
+            opening = {which: pool.submit(self._shard, which) for which in closed[:_OPEN_SHARDS]}
+            for which, places in groups:
+                yield which, opening[which].result() if which in opening else self._shard(which), places
 
     def _release_others(self, chart: _Chart) -> None:
         """Let go of the shards that are open and not being read."""
@@ -370,18 +225,21 @@ class TarReader:
             return manifest.entry(os.path.basename(path)) if manifest is not None else None
         folder, _, name = path.rpartition("/")
         if folder not in self._manifests:
-            self._manifests[folder] = read_manifest_at(folder, open_storage(path, self._storage))
+            self._manifests[folder] = read_manifest_at(
+                folder, open_storage(path, self._storage), optional=True
+            )
         manifest = self._manifests[folder]
         return manifest.entry(name) if manifest is not None else None
 
-    def _shard(self, shard: int) -> _Shard:
+    def _shard(self, shard: int) -> OpenShard:
         """Give an open shard, opening it if need be."""
         with self._lock:
             found = self._open.get(shard)
-            if found is None:
-                found = self._keep(shard, self._load(shard, mapped=True))
-                assert found is not None
-            self._open.move_to_end(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+        if found is None:
+            found = self._keep(shard, self._load(shard, mapped=True))
+            assert found is not None
         if found.content.grown_or_shrunk():
             raise StorageError("the shard was changed while it was being read", found.url)
         return found
@@ -413,48 +271,55 @@ class TarReader:
             raise DataError(problem, url)
         return index, content
 
-    def _keep(self, shard: int, loaded: tuple[Index, Content | None]) -> _Shard | None:
+    def _keep(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | None:
         """Remember the count of a shard, and the shard itself where it is open."""
         index, content = loaded
-        self._found[shard] = index.samples
-        if content is None:
-            self._indexes[shard] = index
-            if len(self._indexes) > _OPEN_SHARDS:
-                self._indexes.popitem(last=False)
-            return None
-        kept = self._open[shard] = _Shard(self._urls[shard], index, content)
-        if len(self._open) > _OPEN_SHARDS:
-            _, gone = self._open.popitem(last=False)
-            if isinstance(gone.content.bytes, Arriving):
-                gone.content.bytes.close()
+        with self._lock:
+            self._found[shard] = index.samples
+            if content is None:
+                self._indexes[shard] = index
+                if len(self._indexes) > _OPEN_SHARDS:
+                    self._indexes.popitem(last=False)
+                return None
+            if shard in self._open:  # another thread was faster
+                return self._open[shard]
+            kept = OpenShard(self._urls[shard], index, content)
+            if isinstance(content.bytes, Arriving) and content.bytes.fetcher.over:
+                return kept
+            self._open[shard] = kept
+            gone = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
+        if gone is not None and isinstance(gone.content.bytes, Arriving):
+            gone.content.bytes.close()
         return kept
+
+
+def _as_they_lie(order: I64, shard: I64, index: I64) -> bool:
+    """Whether samples are asked for front to back, one shard after the other; ``order`` sorts them by shard."""
+    inside = np.diff(index) > 0
+    return bool((np.diff(order) == 1).all() and (inside | (np.diff(shard) != 0)).all())
 
 
 class _Chart:
     """Gathers the spots of samples, shard by shard."""
 
-    def __init__(self, count: int, fields: Fields) -> None:
+    def __init__(self, count: int, fields: Fields, ascending: bool) -> None:
         self._fields = fields
-        self._shards: list[_Shard] = []
+        self._ascending = ascending
+        self._shards: list[OpenShard] = []
         self._slot = np.zeros(count, np.int64)
         self._kinds: dict[tuple[str, ...], int] = {}
-        self._kind = np.full(count, _BAD, np.int64)
+        self._kind = np.full(count, BAD, np.int64)
         self._first = np.zeros(count, np.int64)
         self._nbytes = np.zeros(count, np.int64)
         self._starts: list[I64] = []
         self._stops: list[I64] = []
         self._members = 0
-        self._asked: list[tuple[Arriving, I64, I64]] = []  # ranges of shards that are not here
-        self._ascending = True  # the samples were asked for as they lie
-        self._last = -1  # place of the last sample asked for of the shards so far
         keys = fields.wants("__key__")
         self._keys = (np.zeros(count, np.int64), np.zeros(count, np.int64)) if keys else None
 
-    def add(self, shard: _Shard, places: I64, rows: I64) -> None:
-        """Find the samples ``rows`` of a shard; they are asked for at ``places``."""
+    def add(self, shard: OpenShard, places: I64, rows: I64) -> None:
+        """Find the samples ``rows`` of a shard, asked for at ``places``; what is not here is sent for."""
         index = shard.index
-        inward = int(places[0]) > self._last and bool((np.diff(rows) > 0).all())
-        self._ascending, self._last = self._ascending and inward, int(places[-1])
         self._slot[places] = len(self._shards)
         self._shards.append(shard)
         if self._keys is not None:
@@ -468,7 +333,7 @@ class _Chart:
             chosen = kinds == kind
             self._add_kind(shard, kind, places[chosen], rows[chosen])
 
-    def _add_kind(self, shard: _Shard, kind: int, places: I64, rows: I64) -> None:
+    def _add_kind(self, shard: OpenShard, kind: int, places: I64, rows: I64) -> None:
         index = shard.index
         names = index.kinds[kind]
         if not names:
@@ -480,18 +345,13 @@ class _Chart:
         self._starts.append(start)
         self._stops.append(start + size)
         if isinstance(shard.content.bytes, Arriving):
-            self._asked.append((shard.content.bytes, start, start + size))
+            shard.content.bytes.want(start, start + size, ascending=self._ascending)
         self._kind[places] = self._kinds.setdefault(fields, len(self._kinds))
         self._first[places] = np.arange(len(rows)) * len(wanted) + self._members
         self._nbytes[places] = size.reshape(len(rows), len(wanted)).sum(axis=1)
         self._members += len(members)
 
-    def ask(self) -> None:
-        """Have the bytes of shards that are not here fetched, in the order they were added."""
-        for arriving, starts, stops in self._asked:
-            arriving.want(starts, stops, ascending=self._ascending)
-
-    def holds(self, shard: _Shard) -> bool:
+    def holds(self, shard: OpenShard) -> bool:
         """Tell whether samples of a shard were added."""
         return any(shard is one for one in self._shards)
 

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
 from penstock.errors import DataError, StorageError
@@ -17,7 +18,7 @@ from penstock.formats.arriving import Arriving, Fetcher, whole
 from penstock.formats.publish import read_object
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content, open_content
 from penstock.formats.tar.index import SUFFIX, Index, Stamp
-from penstock.formats.tar.scan import scan
+from penstock.formats.tar.scan import open_shard, scan
 from penstock.storage import Info, Storage, shown
 from penstock.storage.protocol import scheme
 
@@ -51,15 +52,19 @@ def open_remote(
         StorageError: It cannot be read.
         DataError: It is not what the manifest says.
     """
-    index = known or remote_index(place, storage)
-    if index is not None and not mapped:
+    if not mapped and (index := known or remote_index(place, storage)) is not None:
         return index.expecting(expected, "the manifest"), None
-    if (path := storage.local_path(place)) is not None:  # a cache has it
+    with ThreadPoolExecutor(1, "penstock open") as aside:  # each is a trip to the server
+        looking = aside.submit(_look, place, storage)
+        index = known or remote_index(place, storage)
+        path, info = looking.result()
+    if path is not None:  # a cache has it
+        if index is None:
+            return open_shard(path, expected=expected, shard=shown(place), limits=limits)
         content = open_content(path, shown(place), limits)
-        if index is None or len(content.bytes) != index.content_size:
+        if len(content.bytes) != index.content_size:
             index = scan(content.buffer, content.problem).stamped(Stamp(len(content.bytes)))
         return index.expecting(expected, "the manifest"), content
-    info = storage.info(place)
     if index is not None and _fits(index, info):
         arriving = Arriving(fetcher, storage, place, shown(place), info, index.grid)
         return index.expecting(expected, "the manifest"), Content(arriving)
@@ -67,6 +72,12 @@ def open_remote(
     if index is None or len(content.bytes) != index.content_size:
         index = scan(content.buffer, content.problem).stamped(Stamp(info.size or len(content.bytes)))
     return index.expecting(expected, "the manifest"), content
+
+
+def _look(place: str, storage: Storage) -> tuple[str | None, Info]:
+    """Where the shard is on this machine, and what it is."""
+    path = storage.local_path(place)
+    return path, Info(None, None, False) if path is not None else storage.info(place)
 
 
 def _fits(index: Index, info: Info) -> bool:
@@ -80,7 +91,7 @@ def remote_index(place: str, storage: Storage) -> Index | None:
     Raises:
         StorageError: it cannot be known whether there is one.
     """
-    data = read_object(storage, beside(place))
+    data = read_object(storage, beside(place), optional=True)
     if data is None:
         return None
     try:

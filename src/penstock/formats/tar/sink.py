@@ -9,21 +9,43 @@ import io
 import lzma
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtra, PlanError
 from penstock.formats.publish import Draft
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.index import GridSum
+from penstock.formats.tar.members import BLOCK, padded
 
+END = bytes(2 * BLOCK)  # of every archive
 Job = Callable[[], object]
+Lane = Callable[[Job], None]
+
+
+def sample_size(sizes: Iterable[int]) -> int:
+    """How many bytes of an archive a sample takes whose fields have these sizes, with ordinary names."""
+    return sum(BLOCK + padded(size) for size in sizes)
+
+
+def file_size(nbytes: int, compress: str | None = None) -> int:
+    """The most bytes a shard file has, whose members take ``nbytes``."""
+    size = nbytes + len(END)
+    return size + size // 64 + 4096 if compress else size  # what cannot be compressed grows, but never by as much
 
 
 class Sink(io.RawIOBase):
-    """A draft that keeps the checksums and the number of its bytes."""
+    """A draft that keeps the checksums and the number of its bytes.
 
-    def __init__(self, draft: Draft) -> None:
+    Args:
+        draft: Where the bytes go.
+        sums: Who makes the checksums, which take longer than to write; whoever writes, by default. They are those of
+            all bytes only when it has done what it was given.
+    """
+
+    def __init__(self, draft: Draft, sums: Lane) -> None:
+        self._sums = sums
         self._draft = draft
         self.hash = hashlib.sha256()
         self.grid = GridSum()
@@ -35,11 +57,15 @@ class Sink(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         """Write it all."""
+        kept = bytes(data)  # no copy of what is bytes; a compressor may use its buffer again
+        self._sums(partial(self._sum, kept))
+        self._draft.write(kept)
+        self.count += len(kept)
+        return len(kept)
+
+    def _sum(self, data: bytes) -> None:
         self.hash.update(data)
         self.grid.update(data)
-        self._draft.write(data)
-        self.count += len(data)
-        return len(data)
 
 
 class OpenFile:
@@ -114,9 +140,9 @@ class Line:
         self._end()
         self._check()
 
-    def stop(self) -> None:
-        """End after the job at hand; those that wait are not done."""
-        self._stopped = True
+    def stop(self, after_all: bool = False) -> None:
+        """End after the job at hand, or after those that wait too; no failure is raised."""
+        self._stopped = not after_all
         self._end()
 
     def _end(self) -> None:

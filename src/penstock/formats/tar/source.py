@@ -37,6 +37,11 @@ class TarSource:
     random_access = False
 
     @property
+    def streams(self) -> bool:
+        """Whether it can only be read once, front to back."""
+        return self.patterns == (STDIN,)
+
+    @property
     def resources(self) -> Resources | None:
         """A pool of its own only if asked for: reading in place is cheaper than handing over."""
         return None if self.workers is None else Resources(self.workers)
@@ -47,7 +52,7 @@ class TarSource:
         Raises:
             StorageError: one is missing.
         """
-        if self.patterns == (STDIN,):
+        if self.streams:
             return StdinReader()
         urls = expand([one for pattern in self.patterns for one in self._listed(pattern)], SUFFIXES, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
@@ -65,7 +70,7 @@ class TarSource:
             return self.storage
         if len(remote) > 1 and self.storage is None:
             raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
-        return self.cache.over(open_storage(next(iter(remote.values())), self.storage))
+        return self.cache.shared(open_storage(next(iter(remote.values())), self.storage))
 
     def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
         """A folder holds every shard that its manifest names."""
@@ -111,7 +116,9 @@ def _folder(path: str) -> str:
 
 
 def _manifest(folder: str, storage: Storage | None) -> Manifest | None:
-    return read_manifest(folder or ".") if scheme(folder) == "file" else read_manifest_at(folder, storage)
+    if scheme(folder) == "file":
+        return read_manifest(folder or ".")
+    return read_manifest_at(folder, storage, optional=True)
 
 
 class StdinReader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -23,16 +23,14 @@ from penstock.formats.publish import Draft, FileDraft, UploadDraft, put_object
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.headers import check_key, checked, member_header
 from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, Stamp, write_beside
-from penstock.formats.tar.members import BLOCK, padded
+from penstock.formats.tar.members import BLOCK
 from penstock.formats.tar.names import named, on_disk, suffix_compression
-from penstock.formats.tar.sink import Job, Line, OpenFile, Sink, at_once, compressor
+from penstock.formats.tar.sink import END, Lane, Line, OpenFile, Sink, at_once, compressor, file_size
 from penstock.storage import Storage, local_path, open_storage, shown
 
 Encode = Callable[[str, Any], bytes]
 Target = str | os.PathLike[str]
-Lane = Callable[[Job], None]
 
-_END = bytes(2 * BLOCK)
 _ZEROS = bytes(BLOCK)
 _BATCH = 1 << 20  # bytes handed to the system at once
 _INK_ROOM = 16  # batches on their way to the disk: enough to write on while a sample is long in coming
@@ -61,7 +59,8 @@ class TarWriter:
         encode: Turns the value of a field into bytes, given the field's name; without it values are bytes.
         compress: "gz", "zst", "bz2" or "xz"; for a path, its suffix says so by default.
         storage: Where URLs lie; by default as their scheme says.
-        ink: Who does the writing, and ``press`` the publishing; whoever calls, by default.
+        ink: Who does the writing, ``sums`` the checksums, and ``press`` the publishing; whoever calls, by default.
+        sums: See ``ink``.
         press: See ``ink``.
 
     Raises:
@@ -78,14 +77,16 @@ class TarWriter:
         *,
         storage: Storage | None = None,
         ink: Lane = at_once,
+        sums: Lane = at_once,
         press: Lane = at_once,
     ) -> None:
         self.url = os.fspath(target) if isinstance(target, str | os.PathLike) else None
         self.samples = 0
         self.nbytes = 0
         self.entry: ShardEntry | None = None
-        self._encode, self._ink, self._press = encode, ink, press
+        self._encode, self._ink, self._sums, self._press = encode, ink, sums, press
         self._keys: set[str] = set()
+        self._kinds: dict[tuple[str, ...], dict[str, bytes]] = {}
         self._builder = IndexBuilder()
         self._starts: list[int] = []
         self._sizes: list[int] = []
@@ -96,7 +97,7 @@ class TarWriter:
         compress = compress or (suffix_compression(self.url) if self.url else None)
         self._draft = self._begun(target)
         try:
-            self._sink = Sink(self._draft)
+            self._sink = Sink(self._draft, sums)
             self._out = compressor(self._sink, compress)
         except BaseException:
             self._drop()
@@ -139,27 +140,34 @@ class TarWriter:
         """
         key = sample["__key__"]
         check_key(key)
-        kind: list[str] = []
+        kind = self._kind(tuple(sample), key)
+        stem = key.encode("utf-8", "surrogateescape")
         pieces: list[Any] = []
         starts: list[int] = []
         sizes: list[int] = []
         at = 0
-        for field in sorted(sample):
-            if field[:2] == "__" == field[-2:]:
-                continue
-            value = sample[field] if self._encode is None else self._encode(field, sample[field])
-            data = checked(value, field, key)
+        for field, ending in kind.items():
+            data = sample[field] if self._encode is None else self._encode(field, sample[field])
+            if type(data) is not bytes:
+                data = checked(data, field, key)
             size = len(data)
-            header = member_header(f"{key}.{field}".encode("utf-8", "surrogateescape"), size)
+            header = member_header(stem + ending, size)
             padding = -size % BLOCK
-            kind.append(field)
             pieces += (header, data, _ZEROS[:padding])
             starts.append(at + len(header))
             sizes.append(size)
             at += len(header) + size + padding
-        if not kind:
-            raise DataError("a sample without fields cannot be stored", self._shard, key)
         return Parts(key, tuple(kind), pieces, starts, sizes, at)
+
+    def _kind(self, names: tuple[str, ...], key: str) -> dict[str, bytes]:
+        """The fields to be stored and how their members' names end; most samples have the names of the one before."""
+        known = self._kinds.get(names)
+        if known is None:
+            known = {field: _ending(field, key) for field in sorted(names) if not field[:2] == "__" == field[-2:]}
+            if not known:
+                raise DataError("a sample without fields cannot be stored", self._shard, key)
+            self._kinds[names] = known
+        return known
 
     def write_parts(self, parts: Parts) -> int:
         """Add a sample that :meth:`parts` has made.
@@ -197,8 +205,8 @@ class TarWriter:
         if self._closed:
             return
         self._closed = True
-        self._parts.append(_END)
-        self.nbytes += len(_END)
+        self._parts.append(END)
+        self.nbytes += len(END)
         self._flush()
         self._ink(partial(self._end, published))
 
@@ -230,7 +238,8 @@ class TarWriter:
         except BaseException:
             self._drop()
             raise
-        self._press(partial(self._publish, published))
+        # The checksums are complete when those who make them come by here.
+        self._sums(partial(self._press, partial(self._publish, published)))
 
     def _publish(self, published: Callable[[ShardEntry], object] | None) -> None:
         try:
@@ -319,8 +328,9 @@ class ShardWriter:
         self._closed = False
         if self._disk:
             os.makedirs(folder, exist_ok=True)
-        # The first writes while the second waits for the disk, or for the other end of the line.
-        self._lines = [Line("penstock-ink", _INK_ROOM), Line("penstock-press", _PRESS_ROOM)] if background else []
+        # The first writes, the second hashes, the third waits for the disk or for the other end of the line.
+        rooms = {"ink": _INK_ROOM, "sums": _INK_ROOM, "press": _PRESS_ROOM} if background else {}
+        self._lines = {name: Line(f"penstock-{name}", room) for name, room in rooms.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -329,7 +339,7 @@ class ShardWriter:
         if kind is None:
             self.close()
         else:
-            self.abort()
+            self.abort(wait=issubclass(kind, Exception))
 
     def write(self, sample: Mapping[str, Any], note: Callable[[], Any] | None = None) -> None:
         """Add a sample, to a new shard where the open one would become too large.
@@ -367,10 +377,10 @@ class ShardWriter:
                 self._begin()
             if self._open is not None:
                 self._finish(self._open, note() if note else None)
-            for line in self._lines:
+            for line in self._lines.values():
                 line.finish()
-        except BaseException:
-            self.abort()
+        except BaseException as exc:
+            self.abort(wait=isinstance(exc, Exception))
             raise
         if self._manifest and self._disk:
             write_manifest(self.folder, self.entries, without=self._remove_left_over())
@@ -386,11 +396,11 @@ class ShardWriter:
         remove_shards(self.folder, gone, self._storage)
         return gone
 
-    def abort(self) -> None:
-        """Give up the shard that is being written; complete ones stay."""
+    def abort(self, wait: bool = True) -> None:
+        """Give up the shard that is being written; complete ones stay, and those about to appear if one may wait."""
         self._closed = True
-        for line in self._lines:
-            line.stop()
+        for line in self._lines.values():
+            line.stop(after_all=wait)
         for writer in self._under_way:
             writer.abort()
         self._under_way.clear()
@@ -404,8 +414,7 @@ class ShardWriter:
     def _begin(self) -> TarWriter:
         name = self._name if self._single else self._name % self._next
         url = f"{self.folder.rstrip('/')}/{name}" if self.folder != "/" else f"/{name}"
-        ink, press = self._lines or (at_once, at_once)
-        self._open = TarWriter(url, self._encode, self._compress, storage=self._storage, ink=ink, press=press)
+        self._open = TarWriter(url, self._encode, self._compress, storage=self._storage, **self._lines)
         self._next += 1
         self._under_way.append(self._open)
         return self._open
@@ -421,6 +430,11 @@ class ShardWriter:
             self._published(entry, note)
 
 
+def _ending(field: str, key: str) -> bytes:
+    checked(b"", field, key)
+    return f".{field}".encode("utf-8", "surrogateescape")
+
+
 def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
     """Remove shards and their indexes; those that are not there are fine.
 
@@ -431,14 +445,3 @@ def remove_shards(folder: str, names: list[str], storage: Storage | None = None)
     for name in names:
         place.delete(f"{folder}/{name}")
         place.delete(f"{folder}/{name}{SUFFIX}")
-
-
-def sample_size(sizes: Iterable[int]) -> int:
-    """How many bytes of an archive a sample takes whose fields have these sizes, with ordinary names."""
-    return sum(BLOCK + padded(size) for size in sizes)
-
-
-def file_size(nbytes: int, compress: str | None = None) -> int:
-    """The most bytes a shard file has, whose members take ``nbytes``."""
-    size = nbytes + len(_END)
-    return size + size // 64 + 4096 if compress else size  # what cannot be compressed grows, but never by as much

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.dataset import Dataset
 from penstock.engines import Program
-from penstock.engines.ledger import accountable
+from penstock.engines.outstanding import accountable
 from penstock.testing import fingerprint, numbers
 
 

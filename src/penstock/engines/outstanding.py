@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from penstock.engines.cursor import AnyCursor, Cursor, Start
-from penstock.engines.flow import Members
+from penstock.engines.origins import Members
 from penstock.engines.program import Program
 from penstock.engines.reading import Span
 from penstock.order import Piece
@@ -27,7 +27,7 @@ def accountable(program: Program, start: Start) -> bool:
 
 
 @dataclass(slots=True)
-class Ledger:
+class Outstanding:
     """What was delivered of each piece of the order."""
 
     start: Start
@@ -38,9 +38,9 @@ class Ledger:
         origin = block.origin
         if isinstance(origin, Members):
             if delivered == len(block):
-                for member, _ in origin.members[:-1]:
-                    self._mark(member, None)
-                self._mark(origin.members[-1][0], origin.end)
+                for trail in origin.members[:-1]:
+                    self._mark(trail.origin, None)
+                self._mark(origin.members[-1].origin, origin.end)
         elif delivered == len(block) and not block.more and block.error is None:
             self._mark(origin, None)  # with the inputs at its end that gave nothing
         else:
@@ -66,7 +66,7 @@ class Ledger:
         return replace(self.start, left=pieces, quota=quota)
 
     def tidy(self) -> None:
-        """Join neighbours, so that the ledger stays as small as what is under way."""
+        """Join neighbours, so that it stays as small as what is under way."""
         for number, out in self._out.items():
             firsts = sorted(out)
             joined: dict[int, tuple[int, int]] = {}
