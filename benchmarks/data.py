@@ -86,6 +86,12 @@ def jpegs(sizes: Sizes) -> Made:
     return _made(f"jpegs-{sizes.jpegs}", sizes.jpegs, lambda at: write_foreign(at, _jpegs(sizes.jpegs), 4))
 
 
+def thumbnails(sizes: Sizes) -> Made:
+    """Images of 64 x 64 that take about 2 KB as JPEG, and a class, in four shards."""
+    count = 50 * sizes.jpegs
+    return _made(f"thumbnails-{count}", count, lambda at: write_foreign(at, _thumbnails(count), 4))
+
+
 def many(sizes: Sizes) -> Made:
     """As many shards as a large dataset has, of two samples each, with a manifest and indexes of our own."""
     return _made(f"many-{sizes.shards}", 2 * sizes.shards, lambda at: _own(at, sizes.shards))
@@ -166,4 +172,16 @@ def _jpegs(count: int) -> Iterator[tuple[str, Fields]]:
         grain = Image.fromarray(dice.integers(0, 256, (188, 250, 3), np.uint8)).resize((500, 375), 2)
         out = io.BytesIO()
         Image.blend(shapes, grain, 0.35).save(out, "JPEG", quality=94)
+        yield f"{i:08d}", {"jpg": out.getvalue(), "cls": b"%d" % (i % 1000)}
+
+
+def _thumbnails(count: int) -> Iterator[tuple[str, Fields]]:
+    import numpy as np
+    from PIL import Image
+
+    dice = np.random.default_rng(4)
+    for i in range(count):
+        out = io.BytesIO()
+        shapes = Image.fromarray(dice.integers(0, 256, (8, 8, 3), np.uint8))
+        shapes.resize((64, 64), 3).save(out, "JPEG", quality=90)
         yield f"{i:08d}", {"jpg": out.getvalue(), "cls": b"%d" % (i % 1000)}

@@ -27,9 +27,12 @@ import cases
 import data
 import engine_cases
 import remote_cases
+import table_cases
+import torch_cases
 from cases import Case, Result, Row
 
-SCRIPTS = {name: module for module in (cases, engine_cases, remote_cases) for name in module.CASES}
+_MODULES = (cases, engine_cases, remote_cases, table_cases, torch_cases)
+SCRIPTS = {name: module for module in _MODULES for name in module.CASES}
 CASES: dict[str, Case] = {name: module.CASES[name] for name, module in SCRIPTS.items()}
 
 PEERS = sorted(path.stem for path in (data.HERE / "peers").glob("*.txt"))
@@ -131,6 +134,15 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         Target("penstock, shuffled, to bare ranges", "penstock, shuffled", 0.85, remote_cases.LIMIT, at_least=True),
         *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in remote_cases.WEBDATASET),
     ),
+    **{
+        case: (Target("a DataLoader over penstock, to webdataset", "penstock", 2.0, "webdataset", at_least=True),)
+        for case in ("torch-photos", "torch-thumbnails")
+    },
+    "loader": (
+        Target("us a sample over the dataset itself", "a sample", 1.0, value="us over a loop"),
+        Target("seconds a state takes", "a state", 0.001),
+    ),
+    "table-batches": (Target("penstock, to read_table", "penstock", 1.0, table_cases.LIMIT, at_least=True),),
     "cached": (
         Target("through a cache, times local files", "penstock, local files", 1.1, "penstock, through a cache"),
     ),
@@ -147,7 +159,7 @@ def main() -> None:
     args = _arguments()
     sizes = data.QUICK if args.quick else data.FULL
     _note("making the data (once)")
-    for make in (data.photos, data.photos10, data.tiny, data.tiny10, data.jpegs, data.many):
+    for make in (data.photos, data.photos10, data.tiny, data.tiny10, data.jpegs, data.thumbnails, data.many):
         make(sizes)
     pythons = {peer: _environment(peer) for peer in args.peers}
     machine = _machine(pythons)

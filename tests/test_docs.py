@@ -50,7 +50,7 @@ class Fenced:
 def test_what_a_page_shows_runs(page: Path, photo_shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     shutil.copytree(photo_shards, folder)
-    script = tmp_path / f"{page.stem}.py"
+    script = tmp_path / f"the-page-{page.stem}.py"  # under its own name it would hide a module such as torch
     script.write_text(_script(page.read_text()))
     done = subprocess.run(
         [sys.executable, str(script)],

@@ -18,31 +18,51 @@ _WHERE = {
     "Packed": "packing",
     "S3": "storage",
     "TarWriter": "formats.tar",
+    "col": "plan",
     "errors": "errors",
+    "from_arrow": "dataset",
+    "features": "codecs.features",
+    "from_huggingface": "dataset",
     "from_items": "dataset",
     "from_torch": "dataset",
+    "ledger": "feed.ledger",
     "mix": "dataset",
     "pack": "packing",
     "pad": "plan",
+    "read_csv": "dataset",
     "read_files": "dataset",
     "read_images": "dataset",
+    "read_json": "dataset",
+    "read_parquet": "dataset",
     "read_tar": "dataset",
+    "read_text": "dataset",
+    "read_tfrecords": "dataset",
 }
 
 if TYPE_CHECKING:
     from penstock import errors as errors
     from penstock.codecs import Limits as Limits
+    from penstock.codecs import features as features
     from penstock.dataset import Dataset as Dataset
+    from penstock.dataset import from_arrow as from_arrow
+    from penstock.dataset import from_huggingface as from_huggingface
     from penstock.dataset import from_items as from_items
     from penstock.dataset import from_torch as from_torch
     from penstock.dataset import mix as mix
+    from penstock.dataset import read_csv as read_csv
     from penstock.dataset import read_files as read_files
     from penstock.dataset import read_images as read_images
+    from penstock.dataset import read_json as read_json
+    from penstock.dataset import read_parquet as read_parquet
     from penstock.dataset import read_tar as read_tar
+    from penstock.dataset import read_text as read_text
+    from penstock.dataset import read_tfrecords as read_tfrecords
     from penstock.feed import Loader as Loader
+    from penstock.feed.ledger import ledger as ledger
     from penstock.formats.tar import TarWriter as TarWriter
     from penstock.packing import Packed as Packed
     from penstock.packing import pack as pack
+    from penstock.plan import col as col
     from penstock.plan import pad as pad
     from penstock.storage import S3 as S3
     from penstock.storage import Cache as Cache
@@ -54,7 +74,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"penstock has no {name!r}; it has {', '.join(sorted(_WHERE))}")
     room = import_module(f"penstock.{_WHERE[name]}")
-    value = room if name == "errors" else getattr(room, name)
+    value = room if name in ("errors", "features") else getattr(room, name)
     globals()[name] = value
     return value
 

@@ -168,7 +168,7 @@ def test_map_tuple_needs_tuples() -> None:
         lambda ds: ps.mix(3),  # type: ignore[arg-type]
         lambda ds: ps.mix([ds], [1, 2]),
         lambda ds: ps.mix([ds], [0]),
-        lambda ds: ps.mix([ds], ["much"]),  # type: ignore[list-item]
+        lambda ds: ps.mix([ds], ["much"]),  # type: ignore[arg-type]
         lambda ds: ps.mix([ds], stop="never"),  # type: ignore[arg-type]
         lambda ds: ps.read_tar([]),
         lambda ds: ps.read_tar("a.tar", workers=0),

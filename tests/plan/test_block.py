@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import DataError
+from penstock.order import I64
 from penstock.plan import Block, Place, Skipped, Slot
 
 
@@ -19,6 +20,9 @@ class Where:
         return Place("s", str(number))
 
     def slot(self, number: int) -> Slot:
+        raise NotImplementedError
+
+    def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
         raise NotImplementedError
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import DataError, MissingExtra, StageError
+from penstock.order import I64
 from penstock.plan import Block, Context, Fields, Filter, FlatMap, Map, Place, Scope, Slot
 
 
@@ -21,6 +22,9 @@ class Where:
         return Place("s.tar", str(number))
 
     def slot(self, number: int) -> Slot:
+        raise NotImplementedError
+
+    def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
         raise NotImplementedError
 
 

@@ -13,7 +13,9 @@ from penstock.packing import Packed, pack
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("source", metavar="SRC", help="a folder of class folders, a CSV or JSON-lines list, shards, or hf:PATH")
+    parser.add_argument(
+        "source", metavar="SRC", help="a folder of class folders, a CSV or JSON-lines list, shards, or hf:PATH"
+    )
     parser.add_argument("target", metavar="DST", help="the folder to write to: a path or URL")
     parser.add_argument("--max-bytes", default="100MB", help="the most bytes of a shard (100MB)")
     parser.add_argument("--max-samples", type=int, default=100_000, help="the most samples of a shard (100000)")

@@ -111,6 +111,11 @@ def extension(field: str) -> str:
     return field.rpartition(".")[2].lower()
 
 
+def codec_of(field: str) -> str | None:
+    """The name of the codec that the extension of this field means."""
+    return _BY_EXTENSION.get(extension(field.lower().removesuffix(".gz")))
+
+
 def is_image(field: str) -> bool:
     """Whether ``decode(spec)`` applies an image spec to this field."""
     return _BY_EXTENSION.get(extension(field)) == "image"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
-from penstock.codecs.registry import Decoder, check_spec, decoder, encode, explicit
+from penstock.codecs.registry import check_spec, decoder, encode, explicit
+from penstock.codecs.typed import as_member, decoder_of, of_file
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.plan import Context, Fields, Map, Place, takes
 
-FieldSpec = str | Callable[..., Any] | None
+FieldSpec = str | Feature | Callable[..., Any] | None
 
 
 _LIMITS = Limits()
@@ -19,7 +22,9 @@ _LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Decode(Map):
-    """``decode(...)``: fields named by the user as given there, all others by ``spec`` and extension."""
+    """``decode(...)``: fields named by the user as given there, others by their features, or ``spec`` and extension."""
+
+    follows_features = True
 
     spec: str | None = None
     by_field: tuple[tuple[str, FieldSpec], ...] = ()
@@ -34,7 +39,7 @@ class Decode(Map):
         for _, spec in self.by_field:
             if isinstance(spec, str):
                 check_spec(spec, by_field=True)
-            elif spec is not None and not callable(spec):
+            elif spec is not None and not isinstance(spec, Feature) and not callable(spec):
                 raise PlanError(f"decode: {spec!r} is neither a spec nor a function")
 
     def describe(self) -> str:
@@ -55,15 +60,16 @@ class Decode(Map):
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Decode every field that has a decoder, remembering which do."""
         decoders: dict[str, tuple[Callable[..., Any], bool] | None] = ctx.local.setdefault("decoders", {})
+        typed = ctx.features.keys() | {name for name, spec in self.by_field if isinstance(spec, Feature)}
 
         def decode(sample: Any, rng: Any = None) -> dict[str, Any]:
             if not isinstance(sample, dict):
                 raise TypeError(f"decode needs a sample with fields, not {type(sample).__name__}")
             out = {}
             for name, value in sample.items():
-                if isinstance(value, bytes) and not name.startswith("__"):
+                if (isinstance(value, bytes) and not name.startswith("__")) or name in typed:
                     if name not in decoders:
-                        decoders[name] = self._decoder(name)
+                        decoders[name] = self._decoder(name, ctx.features.get(name))
                     if (known := decoders[name]) is not None:
                         value = _decoded(name, value, known, rng)
                 out[name] = value
@@ -71,17 +77,25 @@ class Decode(Map):
 
         return decode
 
-    def _decoder(self, field: str) -> tuple[Callable[..., Any], bool] | None:
+    def _decoder(self, field: str, feature: Feature | None) -> tuple[Callable[..., Any], bool] | None:
         """The field's decoder, and whether it takes the generator."""
         given = dict(self.by_field)
-        call: Decoder | None
-        if field not in given:
-            call = decoder(field, self.spec, limits=self.limits, trust_pickle=self.trust_pickle)
-        elif callable(spec := given[field]):
-            return spec, takes(spec, "rng")
-        else:
+        spec = given.get(field)
+        asked = spec if isinstance(spec, Feature) else feature if field not in given else None
+        call: Callable[..., Any] | None = None
+        if asked is not None:
+            call = decoder_of(asked, self.spec, limits=self.limits)
+        if call is not None or isinstance(spec, Feature):
+            return None if call is None else (call, False)
+        if callable(spec):
+            call = spec
+        elif field in given:
             call = explicit(field, spec, limits=self.limits, trust_pickle=self.trust_pickle)
-        return None if call is None else (call, False)
+        else:
+            call = decoder(field, self.spec, limits=self.limits, trust_pickle=self.trust_pickle)
+        if call is None:
+            return None
+        return partial(of_file, decode=call) if feature is not None else call, takes(call, "rng") and call is spec
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key."""
@@ -90,7 +104,7 @@ class Decode(Map):
         return error
 
 
-def _decoded(name: str, value: bytes, known: tuple[Callable[..., Any], bool], rng: Any) -> Any:
+def _decoded(name: str, value: Any, known: tuple[Callable[..., Any], bool], rng: Any) -> Any:
     call, random = known
     try:
         return call(value, rng=rng) if random else call(value)
@@ -120,9 +134,11 @@ def field_specs(
 
 @dataclass(frozen=True)
 class Encode(Map):
-    """Every field as bytes, by its extension: what a shard writer stores."""
+    """Every field as bytes, by its extension or its feature: what a shard writer stores."""
 
     trust_pickle: bool = False
+
+    follows_features = True
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Encode every field but those named ``__like_this__``."""
@@ -130,10 +146,15 @@ class Encode(Map):
         def encoded(sample: Any) -> dict[str, Any]:
             if not isinstance(sample, dict):
                 raise TypeError(f"a shard stores samples with fields, not {type(sample).__name__}")
-            return {
-                name: value if name.startswith("__") else encode(name, value, trust_pickle=self.trust_pickle)
-                for name, value in sample.items()
-            }
+            out = {}
+            for name, value in sample.items():
+                if name in ctx.features:
+                    name, value = as_member(name, ctx.features[name], value)
+                if name.startswith("__"):
+                    out[name] = value
+                elif value is not None or name not in ctx.features:
+                    out[name] = encode(name, value, trust_pickle=self.trust_pickle)
+            return out
 
         return encoded
 

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.context
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from penstock.dataset import Dataset, read_tar
 from penstock.packing import Packed, pack
-from penstock.plan import Cut
 from penstock.storage import S3
 
 
@@ -61,8 +58,10 @@ class RemoteDataset(IterableDataset[Any]):
     """
 
     def __init__(self, client: S3, bucket: str, folder: str) -> None:
-        self._ds = read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client).shuffle()
-        self._turn = _Turn()
+        self._hold(read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client).shuffle())
+
+    def _hold(self, ds: Dataset) -> None:
+        self._ds, self._torch = ds, ds.to_torch()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -76,43 +75,11 @@ class RemoteDataset(IterableDataset[Any]):
             if not isinstance(got, Dataset):
                 return got
             other = RemoteDataset.__new__(RemoteDataset)
-            other._ds, other._turn = got, _Turn()
+            other._hold(got)
             return other
 
         return call
 
     def __iter__(self) -> Iterator[Any]:
         """The samples or batches of the next epoch; in a DataLoader's worker its share of them."""
-        worker = get_worker_info()
-        if worker is None:
-            return iter(self._ds.epoch(self._turn.next(None)))
-        epoch = self._turn.next(worker.seed - worker.id)  # the same for all workers of one pass
-        share = self._ds.plan.shard(Cut(worker.id, worker.num_workers))
-        return iter(Dataset(share).epoch(epoch))
-
-
-class _Turn:
-    """Counts the passes over a dataset, in whatever process they are begun."""
-
-    def __init__(self) -> None:
-        self._shared = _fresh()
-
-    def next(self, name: int | None) -> int:
-        """The number of a pass; one of the same name has the same number."""
-        with self._shared.get_lock():
-            if name is None or name % (1 << 62) != self._shared[0]:
-                self._shared[0] = -1 if name is None else name % (1 << 62)
-                self._shared[1] += 1
-            return int(self._shared[1])
-
-    def __getstate__(self) -> Any:
-        # Shared memory can go to a process that is being started, and nowhere else.
-        return self._shared if multiprocessing.context.get_spawning_popen() is not None else None
-
-    def __setstate__(self, shared: Any) -> None:
-        self._shared = _fresh() if shared is None else shared
-
-
-def _fresh() -> Any:
-    """The pass that was begun last, and its number; made so that processes of every kind can share it."""
-    return multiprocessing.get_context("spawn").Array("q", [-1, -1])
+        return iter(self._torch)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
@@ -10,13 +11,17 @@ from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
 from penstock.engines import engine_options
 from penstock.errors import PlanError
+from penstock.feed import this_worker
 from penstock.plan import (
     Batched,
     BatchedBy,
     ByObject,
     Choose,
+    Combination,
+    Condition,
     Cut,
     Drop,
+    Exclude,
     FilterFn,
     FlatMapFn,
     LateShuffle,
@@ -40,9 +45,11 @@ from penstock.plan import (
     ToTuple,
     Unbatched,
     Union,
+    Where,
     Zip,
     check_branch,
     check_count,
+    exclusions,
 )
 
 Workers = int | tuple[int, int] | None
@@ -122,8 +129,19 @@ class Chain:
         """
         return self._then(MapFn(fn, resources=_resources("map", resources)))
 
-    def filter(self, fn: Callable[..., Any], **resources: Any) -> Self:
-        """Keep the samples for which ``fn(sample)`` is true. Takes what ``map`` takes."""
+    def filter(self, fn: Callable[..., Any] | Condition, **resources: Any) -> Self:
+        """Keep the samples for which ``fn(sample)`` is true. Takes what ``map`` takes.
+
+        A condition such as ``ps.col("label") == 3`` is asked of columns where samples are columns, and a Parquet file
+        skips the row groups that cannot hold such a row.
+
+        Raises:
+            PlanError: it is neither a function nor a condition, or an argument is out of range.
+        """
+        if isinstance(fn, Condition):
+            if resources:
+                raise PlanError(f"filter({fn}) calls no function: it has no {', '.join(resources)}")
+            return self._then(Where(fn))
         return self._then(FilterFn(fn, resources=_resources("filter", resources)))
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **resources: Any) -> Self:
@@ -286,16 +304,31 @@ class Chain:
         train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
         return train, test
 
-    def _choose(self, choice: Choose) -> Self:
-        """Choose below every shuffle and repeat, so that the two sides never trade samples between epochs."""
+    def _choose(self, choice: Choose | Exclude) -> Self:
+        """Choose below every shuffle and repeat, so that what is chosen is the same in every epoch."""
         plan = self.plan
         after = len(plan.stages)
         while after and not isinstance(plan.stages[after - 1], Slice | Choose):
             after -= 1
         if isinstance(plan.source, Mix | Union) and not after:
-            branches = tuple(self._with(branch)._choose(choice).plan for branch in plan.source.branches)
-            return self._with(replace(plan, source=replace(plan.source, branches=branches)))
+            branches = []
+            for below, branch in zip(_parts(choice, plan), plan.source.branches, strict=True):
+                branches.append(self._with(branch)._choose(below).plan)
+            return self._with(replace(plan, source=replace(plan.source, branches=tuple(branches))))
         return self._with(replace(plan, stages=(*plan.stages[:after], choice, *plan.stages[after:])))
+
+    def exclude(self, *samples: Any) -> Self:
+        """Leave samples out of the order: files written by ``on_error("skip", quarantine=...)``, or identities.
+
+        An identity is ``(source, shard, index)``: the number of the source in this dataset, the shard's name relative
+        to the dataset's folder, and the place in the shard; a list of them, and ``loader.skipped``, will do. Files are
+        read when the dataset is used. It is done before any shuffle and repeat, wherever it is written, and after a
+        limit, skip or split. Samples that are not there are ignored with a warning.
+
+        Raises:
+            PlanError: something names no sample, or a file is also this dataset's quarantine.
+        """
+        return self._choose(Exclude(exclusions(samples)))
 
     def shard(
         self,
@@ -306,10 +339,12 @@ class Chain:
     ) -> Self:
         """Take one rank's share of the order, wherever this stands in the chain.
 
+        In a worker of a DataLoader it is that worker's share, and is not shared with the others again.
+
         Raises:
             PlanError: it is cut already, holds a stage that needs the whole stream, or the numbers do not fit.
         """
-        return self._with(self.plan.shard(Cut(rank, world, cut, uneven)))
+        return self._with(self.plan.shard(Cut(rank, world, cut, uneven, this_worker() is not None)))
 
     def split(self, n: int, equal: bool = False) -> list[Self]:
         """Cut in ``n`` disjoint parts that can be pickled; ``equal`` leaves out at most n-1 samples."""
@@ -329,12 +364,23 @@ class Chain:
         check_count("epoch", k)
         return self._with(replace(self.plan, epoch=k))
 
-    def on_error(self, action: Literal["raise", "skip"], limit: float | None = None) -> Self:
+    def on_error(
+        self,
+        action: Literal["raise", "skip"],
+        limit: float | None = None,
+        *,
+        quarantine: str | os.PathLike[str] | None = None,
+    ) -> Self:
         """Say what happens to a sample that fails, anywhere in the plan.
 
         ``"skip"`` leaves it out and counts it; more than ``limit`` (a number, or a share below 1) end the run.
+        ``quarantine`` is a file, or a folder, to which the identities of those samples are added, for ``exclude``.
+
+        Raises:
+            PlanError: an argument that does not fit, or a quarantine that ``exclude`` reads.
         """
-        return self._with(replace(self.plan, errors=OnError(action, limit)))
+        where = None if quarantine is None else os.fspath(quarantine)
+        return self._with(replace(self.plan, errors=OnError(action, limit, where)))
 
     def on(self, engine: str, **options: Any) -> Self:
         """Choose the engine: ``"local"`` or ``"serial"``.
@@ -354,6 +400,15 @@ def _resources(stage: str, given: dict[str, Any]) -> Resources:
     if unknown := [name for name in given if name not in known]:
         raise PlanError(f"{stage} has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
     return Resources(**given)
+
+
+def _parts(choice: Choose | Exclude, plan: Plan) -> Iterator[Choose | Exclude]:
+    """What a choice is for each branch: sources are counted anew in it."""
+    seen = 0
+    for number, branch in enumerate(plan.branches()):
+        before, seen = seen, seen + sum(not isinstance(source, Combination) for source in branch.sources())
+        last = number == len(plan.branches()) - 1
+        yield choice.part(before, None if last else seen) if isinstance(choice, Exclude) else choice
 
 
 def branch(plan: Plan) -> Plan:

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
+from multiprocessing.context import get_spawning_popen
 from operator import index
-from typing import Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 
 import cloudpickle
 
+from penstock.codecs.features import feature_of
 from penstock.dataset.chain import Chain
 from penstock.dataset.words import brief, explained, type_of
 from penstock.engines import Meters, Program, Run, Stats, snapshot
 from penstock.errors import PlanError
-from penstock.feed import Loader, find_rank
-from penstock.packing import Packed, write_shards
+from penstock.feed import Deal, Epochs, Loader, Stream, find_rank, this_worker, torch_class, warn_uncut
+from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
+from penstock.formats.huggingface import collected
+from penstock.formats.parquet.tables import ArrowBatch, frame, joined_table
+from penstock.packing import Packed, write_rows, write_shards
+from penstock.packing.tables import TableOptions, write_tables
 from penstock.plan import Cut, Plan, check_choice, check_count, relaxed
 from penstock.storage import Storage
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import torch
+
+    from penstock.feed.torch import TorchDataset
 
 
 class Dataset(Chain):
@@ -32,22 +47,40 @@ class Dataset(Chain):
     def __init__(self, plan: Plan) -> None:
         """Made by the functions that read, and by a dataset's methods."""
         super().__init__(plan)
-        self._epochs = 0
+        self._epochs = Epochs()
         self._ready: Program | None = None
-        self._meters = Meters()
+        self._meters: Meters | Loader = Meters()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (cloudpickle.dumps(self.plan),)  # which takes lambdas and what stands in a main module
+        plan = cloudpickle.dumps(self.plan)  # which takes lambdas and what stands in a main module
+        if get_spawning_popen() is None:
+            return _unpickled, (plan,)
+        warn_uncut(self.plan)  # the process that is being started does not know of ranks
+        return _unpickled, (plan, self._epochs)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Its own class, which torch may take for one of its datasets."""
+        return torch_class(type(self), self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples (or batches) of the next epoch."""
-        return self._run(self._next_epoch()).items()
+        """The samples (or batches) of the next epoch; in a DataLoader's worker its share of them."""
+        return self._pass(self.plan)
 
-    def _next_epoch(self) -> int:
-        if self.plan.epoch is not None:
-            return self.plan.epoch
-        self._epochs += 1
-        return self._epochs - 1
+    def _pass(self, plan: Plan) -> Iterator[Any]:
+        """What comes out of ``plan``, this dataset's or one that goes on from it, in the next epoch."""
+        warn_uncut(plan)
+        worker = this_worker(plan.cut)
+        if any(getattr(source, "streams", False) for source in plan.sources()):
+            return iter(()) if worker is not None and worker.id else self._noted(Dataset(plan)._run(0)).items()
+        if worker is not None or self._epochs.shared:
+            return Stream(plan, self._epochs, worker, partial(self._fed, plan))
+        epoch = self._epochs.next() if plan.epoch is None else plan.epoch
+        return self._noted(Dataset(plan)._run(epoch)).items()
+
+    def _fed(self, plan: Plan, epoch: int, deal: Deal | None) -> Loader:
+        self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, deal=deal)
+        return loader
 
     def _run(self, epoch: int) -> Run:
         program = Program(self.plan)
@@ -66,7 +99,7 @@ class Dataset(Chain):
         return self._run(self._coming()).items()
 
     def _coming(self) -> int:
-        return self._epochs if self.plan.epoch is None else self.plan.epoch
+        return self._epochs.coming() if self.plan.epoch is None else self.plan.epoch
 
     def _program(self) -> Program:
         """A program for questions that run nothing; kept, since such questions come in numbers."""
@@ -176,16 +209,79 @@ class Dataset(Chain):
         raise IndexError(f"the sample at {i} was skipped")
 
     def iter_batches(
-        self, batch_size: int = 256, format: Literal["numpy"] = "numpy", drop_last: bool = False
+        self,
+        batch_size: int = 256,
+        format: Literal["numpy", "torch", "arrow", "pandas"] = "numpy",
+        drop_last: bool = False,
     ) -> Iterator[Any]:
-        """The samples of the next epoch in batches of columns.
+        """The samples of the next epoch in batches: dicts of columns, a ``pyarrow.Table`` or ``pandas.DataFrame`` each.
+
+        Of tables, batches are cut without making rows; arrays of numbers are then views that cannot be written to.
 
         Raises:
             PlanError: an unknown format.
+            MissingExtra: it needs a package that is not installed.
         """
-        check_choice("format", format, ("numpy",))
-        batches = self.batched(batch_size, drop_last)
-        return batches._run(self._next_epoch()).items()
+        check_choice("format", format, ("numpy", "torch", "arrow", "pandas"))
+        if format == "torch":
+            return self.iter_torch_batches(batch_size, drop_last=drop_last)
+        join = ArrowBatch(format) if format in ("arrow", "pandas") else None
+        return self._pass(self.batched(batch_size, drop_last, join).plan)
+
+    def to_arrow(self) -> pa.Table:
+        """All samples as a ``pyarrow.Table`` in memory.
+
+        Raises:
+            DataError: they do not have the same fields, or values that do not go together.
+            MissingExtra: pyarrow is not installed.
+        """
+        return joined_table(self._run(self._coming()).runs())
+
+    def to_pandas(self) -> pd.DataFrame:
+        """All samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
+        return frame(self.to_arrow())
+
+    def iter_torch_batches(
+        self,
+        batch_size: int = 64,
+        device: str | torch.device | None = None,
+        dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        prefetch: int = 1,
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
+        """The samples of the next epoch in batches of tensors; what is neither number nor array stays a list.
+
+        Args:
+            batch_size: Samples a batch.
+            device: Where tensors go; they are moved there by a thread, ``prefetch`` batches ahead.
+            dtypes: The type of every tensor, or of those of some fields.
+            collate_fn: Joins a list of samples to a batch, in place of columns.
+            pin_memory: Put tensors where a GPU can fetch them by itself.
+            prefetch: Batches to have ready on the device.
+            drop_last: Leave out a last batch that is not whole.
+
+        Raises:
+            PlanError: an argument out of range.
+            MissingExtra: torch is not installed.
+        """
+        from penstock.feed.torch import Tensors, ahead
+
+        check_count("prefetch", prefetch)
+        tensors = Tensors(device, dtypes, pin_memory)
+        batches = self._pass(self.batched(batch_size, drop_last, collate_fn).plan)
+        return ahead(batches, tensors, prefetch if device is not None else 0)
+
+    def to_torch(self) -> TorchDataset:
+        """A ``torch.utils.data.IterableDataset`` of this, with a state and ``set_epoch``.
+
+        Raises:
+            MissingExtra: torch is not installed.
+        """
+        from penstock.feed.torch import TorchDataset
+
+        return TorchDataset(self.plan, self._length)
 
     def loader(
         self,
@@ -194,11 +290,14 @@ class Dataset(Chain):
         epoch: int = 0,
         cut: Literal["range", "step"] = "range",
         uneven: Literal["keep", "drop", "pad"] | None = None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> Loader:
         """Feed one rank, with a state that can be saved after any batch and taken up under any number of ranks.
 
         Rank and world come from torch.distributed or the environment when not given. ``uneven`` is ``"drop"`` when
-        there is more than one rank, else ``"keep"``.
+        there is more than one rank, else ``"keep"``; where a stage changes the count, the ranks of a process group
+        agree on the end of the epoch, one integer a batch. ``ledger`` is a local folder where the loader writes down
+        which samples went into which step; ``ps.ledger`` reads it.
 
         Raises:
             PlanError: the dataset is cut already and another rank is given, or the plan cannot be cut.
@@ -208,9 +307,11 @@ class Dataset(Chain):
         if self.plan.cut is not None:
             if rank is not None or world is not None:
                 raise PlanError("the dataset is already cut by shard(); give rank and world in one place")
-            return Loader(self.plan, self.plan.cut, epoch)
+            return Loader(self.plan, self.plan.cut, epoch, ledger=ledger)
+        within = rank is not None and this_worker() is not None
         rank, world = find_rank(rank, world)
-        return Loader(self.plan, Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep")), epoch)
+        share = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"), within)
+        return Loader(self.plan, share, epoch, ledger=ledger)
 
     def write_tar(
         self,
@@ -244,14 +345,118 @@ class Dataset(Chain):
             storage=storage,
         )
 
+    def write_csv(
+        self,
+        url: str,
+        max_bytes: float | str | None = None,
+        *,
+        delimiter: str = ",",
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples as CSV, in order: into one ``.csv`` file, or a folder (``00000-of-00010.csv``, ...).
+
+        ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done.
+
+        Raises:
+            DataError: a value has no place in CSV, or a sample has other fields than the first.
+            StorageError: the place cannot be written, or holds such files already.
+        """
+        return self._rows(url, AsCsv(delimiter), max_bytes, progress, storage)
+
+    def write_json(
+        self,
+        url: str,
+        max_bytes: float | str | None = None,
+        *,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or a folder; as ``write_csv`` does.
+
+        Raises:
+            DataError: a value has no place in JSON.
+            StorageError: the place cannot be written, or holds such files already.
+        """
+        return self._rows(url, AsJson(), max_bytes, progress, storage)
+
+    def write_tfrecords(
+        self,
+        url: str,
+        max_bytes: float | str | None = None,
+        *,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or a folder.
+
+        Raises:
+            DataError: a value has no place there.
+            StorageError: the place cannot be written, or holds such files already.
+        """
+        return self._rows(url, AsExample(), max_bytes, progress, storage)
+
+    def _rows(
+        self, url: str, kind: RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
+    ) -> Packed:
+        return write_rows(self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage)
+
+    def write_parquet(
+        self,
+        url: str | os.PathLike[str],
+        max_bytes: float | str = "500MB",
+        max_samples: int | None = None,
+        compression: str = "zstd",
+        *,
+        append: bool = False,
+        resume: bool = True,
+        schema: pa.Schema | None = None,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples into Parquet files of a folder, in order: ``00000-of-00010.parquet`` and so on.
+
+        They appear together when the last one is complete; no file has more than ``max_bytes``, unless one sample alone
+        has. ``append`` writes a new set beside those that are there; ``resume`` goes on with an interrupted run of the
+        same dataset and options; ``schema`` says the types of columns, by default those of the first samples.
+
+        Raises:
+            DataError: a sample cannot be stored.
+            MissingExtra: pyarrow is not installed.
+            PlanError: an argument makes no sense, or the folder holds such files already.
+            StorageError: the place cannot be written.
+        """
+        options = TableOptions(max_bytes, max_samples, compression, append, resume, schema)
+        where = os.fspath(url)
+        return write_tables(self.plan, self._coming(), where, options, progress=progress, storage=storage)
+
+    def to_huggingface(
+        self, path: str | os.PathLike[str] | None = None, *, features: Mapping[str, Any] | None = None
+    ) -> Any:
+        """A ``datasets.Dataset`` of the samples, with their features: in memory, or in an Arrow file at ``path``.
+
+        Features that came with the source are kept where the values still are what they say; others are told by the
+        first thousand samples, unless ``features`` says what each field is.
+
+        Raises:
+            DataError: a sample is not what the features say.
+            MissingExtra: the package datasets is not installed.
+            PlanError: ``features`` are none.
+            StorageError: the file cannot be written.
+        """
+        given = None if features is None else {name: feature_of(feature) for name, feature in features.items()}
+        return collected(self._peek(), self._program().features(), given, path)
+
     def stats(self) -> Stats:
         """What the last run of this dataset did, or does: rates, where the time goes, and the bottleneck in words."""
-        return snapshot(self._meters)
+        return self._meters.stats() if isinstance(self._meters, Loader) else snapshot(self._meters)
 
     def explain(self) -> str:
         """The plan as it runs: what is fused, where, and with how many workers."""
         return explained(Program(self.plan))
 
 
-def _unpickled(plan: bytes) -> Dataset:
-    return Dataset(pickle.loads(plan))
+def _unpickled(plan: bytes, epochs: Epochs | None = None) -> Dataset:
+    dataset = Dataset(pickle.loads(plan))
+    dataset._epochs = epochs or dataset._epochs
+    return dataset

@@ -1,12 +1,14 @@
 """WHAT is to be done: plans, stages, blocks. Opens nothing."""
 
-from penstock.plan.arrange import Arrangement, At, Placed, Row, arrange, relaxed
+from penstock.plan.arrange import Arrangement, At, Placed, Row, arrange, relaxed, settled
 from penstock.plan.block import Block, Context, Origin, Place, Skipped, Slot, weight
 from penstock.plan.collate import Pad, collate, column, is_tensor, pad, rows
+from penstock.plan.columns import Columns, joined, picked
 from penstock.plan.groups import Batched, BatchedBy, LateShuffle, StreamLimit, StreamSkip, Unbatched
 from penstock.plan.ordering import (
     Choose,
     Combination,
+    Exclude,
     Make,
     Mix,
     OrderStage,
@@ -18,6 +20,7 @@ from penstock.plan.ordering import (
     check_branch,
 )
 from penstock.plan.plan import Plan, Reader, Source, Spots, StreamReader
+from penstock.plan.quarantine import Identity, Quarantine, exclusions
 from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, Map, Stage, StreamStage
 from penstock.plan.stages import (
     Drop,
@@ -47,6 +50,7 @@ from penstock.plan.values import (
     size_in_bytes,
     takes,
 )
+from penstock.plan.where import Column, Condition, Where, col
 
 __all__ = [
     "EVERYTHING",
@@ -57,18 +61,23 @@ __all__ = [
     "Block",
     "ByObject",
     "Choose",
+    "Column",
+    "Columns",
     "Combination",
+    "Condition",
     "Context",
     "Cut",
     "Drop",
     "EachStage",
     "EngineOptions",
+    "Exclude",
     "Fields",
     "Filter",
     "FilterFn",
     "FlatMap",
     "FlatMapFn",
     "GroupStage",
+    "Identity",
     "LateShuffle",
     "Make",
     "Map",
@@ -83,6 +92,7 @@ __all__ = [
     "Place",
     "Placed",
     "Plan",
+    "Quarantine",
     "Reader",
     "Rename",
     "Repeat",
@@ -105,19 +115,25 @@ __all__ = [
     "ToTuple",
     "Unbatched",
     "Union",
+    "Where",
     "Zip",
     "arrange",
     "check_branch",
     "check_callable",
     "check_choice",
     "check_count",
+    "col",
     "collate",
     "column",
+    "exclusions",
     "is_tensor",
+    "joined",
     "name_of",
     "pad",
+    "picked",
     "relaxed",
     "rows",
+    "settled",
     "size_in_bytes",
     "takes",
     "weight",

@@ -15,10 +15,12 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.order import I64, Order
 from penstock.plan.block import Block, Context, Origin, Place, Slot
-from penstock.plan.ordering import Combination, Make, Shuffle, Slice, Zip
+from penstock.plan.ordering import Combination, Exclude, Make, Shuffle, Slice, Zip
 from penstock.plan.plan import Plan, Source
 from penstock.plan.stage import Map, Stage
+from penstock.plan.stages import Drop, Select
 from penstock.plan.values import EVERYTHING, Fields
+from penstock.plan.where import Condition, Where
 
 LeafOrder = Callable[[int, int, int], Order]  # (leaf, seed, epoch)
 
@@ -48,7 +50,21 @@ class Arrangement:
                 wanted = stage.needs(wanted)
             elif leaf in stage.leaves:
                 wanted = stage.inner.needs(wanted)
-        return wanted
+        return replace(wanted, where=self._where(leaf))
+
+    def _where(self, leaf: int) -> Condition | None:
+        """The condition that every sample of a source must fulfil before anybody else sees it."""
+        found: Condition | None = None
+        for placed in self.body if self.slots == 1 else ():
+            at = placed.stage
+            stage = at.inner if isinstance(at, At) else at
+            if isinstance(at, At) and leaf not in at.leaves:
+                continue
+            if isinstance(stage, Where):
+                found = stage.condition if found is None else found & stage.condition
+            elif not isinstance(stage, Select | Drop):
+                break
+        return found
 
 
 def arrange(plan: Plan, leaf_order: LeafOrder) -> tuple[Arrangement, Make]:
@@ -73,7 +89,7 @@ def _visit(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_
         out.body.append(Placed(lifted, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
     for order_stage in plan.ordering:
         if not (isinstance(order_stage, Slice) and order_stage.per_rank):
-            make = order_stage.wrap(make, seed)
+            make = order_stage.wrap(make, seed, first)
     return make
 
 
@@ -152,7 +168,7 @@ def _together(block: Block, owner: I64, mine: I64, part: Block, slot: int) -> Bl
         part.keys = block.keys[mine][np.searchsorted(owner[mine], part.owner)]
     inputs = np.concatenate([owner[others], part.owner if part.owner is not None else owner[mine]])
     order = np.argsort(inputs, kind="stable")
-    merged = [block.items[i] for i in others.tolist()] + items
+    merged = [*(block.items[i] for i in others.tolist()), *items]
     out = block.become([merged[i] for i in order.tolist()])
     out.keys = np.concatenate([block.keys[others], part.keys])[order]
     out.owner = inputs[order]
@@ -174,6 +190,9 @@ class _SlotOrigin:
 
     def slot(self, number: int) -> Slot:
         return self.own
+
+    def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
+        return self.whole.trace(inputs, outputs, kind)
 
 
 @dataclass(slots=True)
@@ -232,6 +251,20 @@ class Merge(Map):
             own = renamed
         merged = {**left, **own}
         return merged if self.last else row.put(self.left, merged)
+
+
+def settled(plan: Plan) -> Plan:
+    """The plan with the files read that list what is excluded.
+
+    Raises:
+        StorageError: such a file is not there.
+        DataError: a line of it is damaged.
+    """
+    source = plan.source
+    if isinstance(source, Combination):
+        source = replace(source, branches=tuple(map(settled, source.branches)))
+    stages = tuple(stage.settle() if isinstance(stage, Exclude) else stage for stage in plan.stages)
+    return replace(plan, source=source, stages=stages)
 
 
 def relaxed(plan: Plan) -> Plan:

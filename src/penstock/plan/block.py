@@ -24,6 +24,8 @@ class Place(NamedTuple):
     key: str | None
     leaf: int = 0  # the source, counted over the plan
     number: int = 0  # in the shard
+    name: str | None = None  # of the shard, relative to the root of its dataset
+    samples: int = 1  # how many were joined in what is named; this is the first of them
 
 
 class Origin(Protocol):
@@ -37,6 +39,9 @@ class Origin(Protocol):
 
     def slot(self, number: int) -> Slot:
         """What one operand of a zip brought (0: the leftmost, or the only one)."""
+
+    def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
+        """The samples that ``inputs`` are, as a table (see ``engines.tracing``); ``outputs`` is what came before."""
 
 
 class Slot(Protocol):
@@ -62,7 +67,7 @@ class Skipped(NamedTuple):
 class Block:
     """Items on their way, with what is needed to say where they came from."""
 
-    items: list[Any]
+    items: Sequence[Any]  # a list, or columns (see ``columns``)
     keys: U64
     origin: Origin
     inputs: int
@@ -118,7 +123,7 @@ class Block:
         until = self.input_of(delivered)
         return [skip for skip in self.skips if skip.input < until]
 
-    def keep(self, which: Sequence[int] | I64, items: list[Any]) -> Block:
+    def keep(self, which: Sequence[int] | I64, items: Sequence[Any]) -> Block:
         """The block whose items are ``items``, the survivors ``which`` of this one's."""
         chosen = np.asarray(which, np.int64)
         return Block(
@@ -135,7 +140,7 @@ class Block:
             self.more,
         )
 
-    def become(self, items: list[Any]) -> Block:
+    def become(self, items: Sequence[Any]) -> Block:
         """The block with other items, one for one."""
         return Block(
             items,
@@ -194,3 +199,4 @@ class Context:
     local: dict[str, Any] = field(default_factory=dict)  # what this worker keeps for this stage
     watch: Callable[[int], Any] | None = None  # told which input the stage is at, where somebody watches
     retried: int = 0  # calls that were made again
+    features: dict[str, Any] = field(default_factory=dict)  # what the sources say of fields, for stages that follow it

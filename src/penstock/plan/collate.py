@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError
+from penstock.plan.columns import Columns
 
+_SCALARS = (Number, np.bool_, np.datetime64, np.timedelta64)
 PAD = "__pad__"  # marks a sample that is repeated so that ranks are equal
 
 
@@ -21,7 +23,7 @@ def collate(samples: Sequence[Any]) -> Any:
     Raises:
         DataError: the samples do not have the same fields.
     """
-    return _columns(samples, column)
+    return samples.collate() if isinstance(samples, Columns) else _columns(samples, column)
 
 
 def _columns(samples: Sequence[Any], join: Any) -> Any:
@@ -52,7 +54,7 @@ def _key(sample: dict[str, Any]) -> str | None:
 def column(values: list[Any]) -> Any:
     """Join the values of one field: numbers into an array, equal-shaped arrays or tensors stacked, else the list."""
     first = values[0]
-    if all(isinstance(value, Number | np.bool_) for value in values):
+    if all(isinstance(value, _SCALARS) for value in values):
         return np.array(values)
     if isinstance(first, np.ndarray):
         same = all(isinstance(value, np.ndarray) and value.shape == first.shape for value in values)

@@ -13,6 +13,7 @@ from penstock.errors import PlanError
 from penstock.order import fold, permute
 from penstock.plan.block import Block, Context
 from penstock.plan.collate import collate, rows
+from penstock.plan.columns import Columns, picked
 from penstock.plan.stage import FlatMap, GroupStage, StreamStage
 from penstock.plan.values import Fields, check_callable, check_count, name_of
 
@@ -67,9 +68,12 @@ class Batched(GroupStage):
         return _batch(block, self.collate or collate)
 
 
-def _batch(block: Block, join: Callable[[list[Any]], Any]) -> Block:
+def _batch(block: Block, join: Callable[[Any], Any]) -> Block:
     """One item made of all; its identity is that of its first sample, in another role."""
-    batch = block.keep([0], [join(block.items)])
+    items = block.items
+    if isinstance(items, Columns) and not (join is collate or getattr(join, "columnar", False)):
+        items = list(items)  # a function of the user's knows samples only
+    batch = block.keep([0], [join(items)])
     batch.keys = np.array([fold(int(block.keys[0]), 7)], np.uint64)
     return batch
 
@@ -138,7 +142,7 @@ class LateShuffle(GroupStage):
         """Permute the group by where it began, so that whoever replays it gets the same permutation."""
         start = block.origin.cursor(0, 0).marks()
         order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.place, *start), len(block), np.arange(len(block)))
-        return block.keep(order, [block.items[i] for i in order.tolist()])
+        return block.keep(order, picked(block.items, order))
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,35 @@ Each wraps the function that makes an epoch's order in another one. Sources that
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from penstock.errors import PlanError
-from penstock.order import Chained, Chosen, Mixed, Order, Repeated, Shuffled, Sliced, Zipped
+from penstock.order import (
+    UNFOUND,
+    Chained,
+    Chosen,
+    Excluded,
+    Mixed,
+    Order,
+    Repeated,
+    Shuffled,
+    Sliced,
+    Zipped,
+    name_hashes,
+)
+from penstock.plan.quarantine import Identity, digest, listed
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Plan
+
+log = logging.getLogger("penstock")
 
 Make = Callable[[int], Order]  # epoch -> order
 
@@ -24,8 +43,8 @@ class OrderStage(ABC):
     """A stage on positions."""
 
     @abstractmethod
-    def wrap(self, make: Make, seed: int) -> Make:
-        """The order of an epoch with this stage, given the one without."""
+    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
+        """The order of an epoch with this stage, given the one without; ``leaf`` is the first source in it."""
 
     @abstractmethod
     def describe(self) -> str:
@@ -40,7 +59,7 @@ class Shuffle(OrderStage):
     shards: int = 16
     all: bool = False
 
-    def wrap(self, make: Make, seed: int) -> Make:
+    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
         return lambda epoch: Shuffled(make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all)
 
     def describe(self) -> str:
@@ -57,7 +76,7 @@ class Slice(OrderStage):
     stop: int | None = None
     per_rank: bool = False
 
-    def wrap(self, make: Make, seed: int) -> Make:
+    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
         return lambda epoch: Sliced(make(epoch), self.start, self.stop)
 
     def describe(self) -> str:
@@ -70,7 +89,7 @@ class Repeat(OrderStage):
 
     times: int | None = None
 
-    def wrap(self, make: Make, seed: int) -> Make:
+    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
         return lambda epoch: Repeated(make, epoch, self.times)
 
     def describe(self) -> str:
@@ -86,7 +105,7 @@ class Choose(OrderStage):
     test: bool
     tail: bool = False  # shuffle=False: the end of the order is the test side
 
-    def wrap(self, make: Make, seed: int) -> Make:
+    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
         return lambda epoch: self._choose(make(epoch))
 
     def _choose(self, order: Order) -> Order:
@@ -97,6 +116,67 @@ class Choose(OrderStage):
 
     def describe(self) -> str:
         return f"train_test_split(test_size={self.share})[{int(self.test)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Exclude(OrderStage):
+    """``exclude(...)``: all but these samples. Files are named here and read when the plan is made ready."""
+
+    given: tuple[str | Identity, ...]
+    first: int = 0  # the listed sources that are this plan's own: from here on
+    until: int | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that are still to be read."""
+        return tuple(one for one in self.given if isinstance(one, str))
+
+    def settle(self) -> Exclude:
+        """The same with its files read.
+
+        Raises:
+            StorageError: a file is not there.
+            DataError: a line of it is damaged.
+        """
+        read = [which for one in self.given for which in (listed(one) if isinstance(one, str) else [one])]
+        return replace(self, given=tuple(dict.fromkeys(read)))
+
+    def part(self, first: int, until: int | None) -> Exclude:
+        """What concerns a branch: its sources are ``first`` to ``until`` of this plan's."""
+        return replace(self, first=self.first + first, until=self.until if until is None else self.first + until)
+
+    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
+        own = self._own()
+        asked = (
+            np.array([which.source - self.first + leaf for which in own], np.int64),
+            name_hashes(which.shard for which in own),
+            np.array([which.index for which in own], np.int64),
+        )
+
+        def without(epoch: int) -> Order:
+            order = make(epoch)
+            at = order.find(*asked)
+            if (unknown := np.flatnonzero(at == UNFOUND)).size:
+                _warn_of_unknown(len(unknown), own[int(unknown[0])])
+            return Excluded(order, at[at >= 0])
+
+        return without
+
+    def _own(self) -> list[Identity]:
+        end = float("inf") if self.until is None else self.until
+        return [one for one in self.given if isinstance(one, Identity) and self.first <= one.source < end]
+
+    def describe(self) -> str:
+        files = [repr(file) for file in self.files]
+        own = self._own()
+        named = [f"{len(own)} samples: {digest(own)}"] if own or not files else []
+        return f"exclude({', '.join(files + named)})"
+
+
+@cache  # once a process, however many epochs and runs there are
+def _warn_of_unknown(many: int, which: Identity) -> None:
+    named = (which.source, which.shard, which.index)
+    log.warning("exclude: %d samples are not in this dataset and are ignored, such as %s", many, named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,16 +212,20 @@ class Union(Combination):
 
 @dataclass(frozen=True, slots=True)
 class Mix(Combination):
-    """``ps.mix([a, b])``: by weight, counted in source samples."""
+    """``ps.mix([a, b])``: by weight, counted in source samples; ``changes`` are later weights by position."""
 
     weights: tuple[float, ...]
     stop: Literal["first", "all"] = "first"
+    changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     def join(self, makes: Sequence[Make], seed: int) -> Make:
-        return lambda epoch: Mixed([make(epoch) for make in makes], self.weights, self.stop, seed, epoch)
+        return lambda epoch: Mixed([make(epoch) for make in makes], self.weights, self.stop, seed, epoch, self.changes)
 
     def describe(self) -> str:
-        return f"mix(weights={list(self.weights)}, stop={self.stop!r})"
+        shown: list[Any] = list(self.weights)
+        if self.changes:
+            shown = [(0, shown), *((position, list(weights)) for position, weights in self.changes)]
+        return f"mix(weights={shown}, stop={self.stop!r})"
 
 
 @dataclass(frozen=True, slots=True)

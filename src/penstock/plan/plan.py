@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.errors import DataError, PlanError
 from penstock.order import I64
-from penstock.plan.ordering import Combination, OrderStage
+from penstock.plan.ordering import Combination, Exclude, OrderStage
 from penstock.plan.stage import Stage
 from penstock.plan.values import Cut, EngineOptions, Fields, OnError, Resources
 
@@ -21,7 +22,7 @@ class Spots(Protocol):
     def take(self, sel: Any) -> Spots:
         """Some of them."""
 
-    def read(self) -> tuple[list[Any], dict[int, DataError]]:
+    def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
         """The samples, and by number those that cannot be read (``None`` stands in their place)."""
 
 
@@ -95,12 +96,25 @@ class Plan:
     engine: EngineOptions = _LOCAL
 
     def __post_init__(self) -> None:
-        uneven = "keep" if self.cut is None else self.cut.uneven
-        if uneven != "keep" and (self.changes_count or self.errors.action == "skip"):
+        uneven = "keep" if self.cut is None or self.cut.world == 1 else self.cut.uneven
+        if uneven != "keep" and self.unsure is not None:
             raise PlanError(
-                f"uneven={uneven!r} promises ranks of equal length, but a stage here changes the count; "
-                "pass uneven='keep'"
+                f"uneven={uneven!r} promises ranks of equal length, but {self.unsure} changes the count: "
+                "pass uneven='keep', or give it to loader() in a process group, where ranks can agree"
             )
+
+        if (path := self.errors.quarantine) is not None and _same(path, self._excluded_files()):
+            raise PlanError(
+                f"quarantine={path!r} would grow while it is read by exclude(): ranks would not agree on the order; "
+                "list what fails in another file"
+            )
+
+    def _excluded_files(self) -> Iterator[str]:
+        for stage in self.stages:
+            if isinstance(stage, Exclude):
+                yield from stage.files
+        for branch in self.branches():
+            yield from branch._excluded_files()
 
     def then(self, stage: Stage | OrderStage) -> Plan:
         """The plan with one more stage."""
@@ -129,6 +143,15 @@ class Plan:
         return any(not stage.keeps_count and stage.scope.value == "each" for stage in self.body) or any(
             branch.changes_count for branch in self.branches()
         )
+
+    @property
+    def unsure(self) -> str | None:
+        """What keeps the number of items from being known before they come, in words; ``None``: it is known."""
+        for branch in self.branches():
+            if branch.unsure is not None:
+                return branch.unsure
+        unknown = next((stage.describe() for stage in self.body if stage.length(1) is None), None)
+        return unknown or ('on_error("skip")' if self.errors.action == "skip" else None)
 
     @property
     def commutes(self) -> bool:
@@ -175,5 +198,10 @@ class Plan:
             cut = self.cut
             lines.append(f"{indent}  .shard({cut.rank}, {cut.world}, cut={cut.how!r}, uneven={cut.uneven!r})")
         if self.errors.action != "raise":
-            lines.append(f"{indent}  .on_error({self.errors.action!r})")
+            more = "" if self.errors.quarantine is None else f", quarantine={self.errors.quarantine!r}"
+            lines.append(f"{indent}  .on_error({self.errors.action!r}{more})")
         return "\n".join(lines)
+
+
+def _same(path: str, others: Iterable[str]) -> bool:
+    return os.path.abspath(path) in map(os.path.abspath, others)

@@ -37,6 +37,7 @@ class Stage(ABC):
 
     scope: ClassVar[Scope] = Scope.EACH
     keeps_count: ClassVar[bool] = True  # one item out for every item in
+    follows_features: ClassVar[bool] = False  # its contexts say what the sources know of the fields
 
     @abstractmethod
     def run(self, block: Block, ctx: Context) -> Block:
@@ -57,6 +58,10 @@ class Stage(ABC):
     def needs(self, after: Fields) -> Fields:
         """Which fields must come in so that ``after`` can go out; every field unless the stage knows better."""
         return Fields()
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        """What is known of the fields behind the stage, where ``features`` is known of them before it."""
+        return features
 
     def length(self, items: int) -> int | None:
         """How many items come out when ``items`` come in; ``None``: only running it tells."""
@@ -101,6 +106,8 @@ class Stage(ABC):
 class EachStage(Stage):
     """A stage that calls a function on every item."""
 
+    takes_columns: ClassVar[bool] = False  # it can work on items that are columns
+
     @abstractmethod
     def function(self, ctx: Context) -> Callable[..., Any]:
         """What to call on each item (and its generator, where ``wants_rng``); asked for once a block."""
@@ -110,10 +117,12 @@ class EachStage(Stage):
         """Whether ``function`` takes the sample's own generator as second argument."""
         return False
 
-    def _calls(self, block: Block, ctx: Context) -> tuple[Callable[..., Any], list[list[Any]]]:
+    def _calls(self, block: Block, ctx: Context) -> tuple[Callable[..., Any], list[Any]]:
         """The function with its retries, and its argument columns."""
         call = self.function(ctx)
-        columns: list[list[Any]] = [block.items]
+        if not (self.takes_columns or isinstance(block.items, list)):
+            block.items = list(block.items)  # a function of one sample wants rows
+        columns: list[Any] = [block.items]
         if self.wants_rng:
             columns.append(block.generators(ctx.place))
         retries = self.resources.retries if self.resources else 0

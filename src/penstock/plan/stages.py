@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from penstock.errors import DataError, PlanError, StageError
 from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collate import collate, rows
+from penstock.plan.columns import Columns
 from penstock.plan.stage import Filter, FlatMap, Map
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes
 
@@ -71,6 +72,8 @@ class FlatMapFn(_UserStage, FlatMap):
 @dataclass(frozen=True)
 class MapBatches(Map):
     """``map_batches(fn)``: neighbours are stacked for speed, row i of the answer belongs to row i of the question."""
+
+    takes_columns = True
 
     fn: Callable[..., Any]
     batch_size: int | None = None
@@ -167,9 +170,9 @@ class RowCountError(ValueError):
     """The answer has another number of rows than the question."""
 
 
-def _rows_of(call: Callable[..., Any], items: list[Any], rngs: list[Any] | None) -> list[Any]:
+def _rows_of(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] | None) -> list[Any]:
     """What the function makes of the rows, one for one; ``rng`` is the list of their generators."""
-    if not isinstance(items[0], dict):
+    if not isinstance(items, Columns) and not isinstance(items[0], dict):
         raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
     answer = call(collate(items), *(rngs or ()))
     out = rows(answer) if isinstance(answer, dict) else list(answer)
@@ -188,6 +191,20 @@ class _FieldStage(Map):
         error = DataError(problem, place.shard, place.key)
         error.__cause__ = exc
         return error
+
+
+class _NameStage(_FieldStage):
+    """A field stage that looks at names only: what it does to a sample of names it does to columns."""
+
+    def run(self, block: Block, ctx: Context) -> Block:
+        """Rename and leave out columns at once; where that fails every sample is asked, as each fails by itself."""
+        if isinstance(block.items, Columns):
+            try:
+                names = self.function(ctx)({name: name for name in block.items.names})
+            except DataError:
+                return super().run(block, ctx)
+            return block.become(block.items.renamed(names))
+        return super().run(block, ctx)
 
 
 def _alternatives(spec: str) -> tuple[str, ...]:
@@ -213,7 +230,7 @@ def _first(sample: Any, names: tuple[str, ...], stage: str) -> str:
 
 
 @dataclass(frozen=True)
-class Select(_FieldStage):
+class Select(_NameStage):
     """``select("jpg", "cls")``: keeps these fields, and those named ``__like_this__``."""
 
     names: tuple[str, ...]
@@ -240,7 +257,7 @@ class Select(_FieldStage):
 
 
 @dataclass(frozen=True)
-class Drop(_FieldStage):
+class Drop(_NameStage):
     """``drop("json")``: leaves these fields out."""
 
     names: tuple[str, ...]
@@ -268,7 +285,7 @@ class Drop(_FieldStage):
 
 
 @dataclass(frozen=True)
-class Rename(_FieldStage):
+class Rename(_NameStage):
     """``rename(image="jpg;png")``: gives the first of these fields that is there a new name."""
 
     names: tuple[tuple[str, str], ...]  # (new, "old;older")
@@ -287,6 +304,13 @@ class Rename(_FieldStage):
         """The old names in place of the new ones."""
         wanted = [old for _, spec in self.names for old in _alternatives(spec)]
         return after.but(new for new, _ in self.names).also(wanted)
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        """The same under the new names."""
+        known = ((new, [old for old in _alternatives(spec) if old in features]) for new, spec in self.names)
+        names = {olds[0]: new for new, olds in known if olds}
+        gone = {new for new, _ in self.names} - names.keys()
+        return {names.get(name, name): what for name, what in features.items() if name not in gone}
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Rename the fields, in place."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal, get_args
 
@@ -64,6 +64,7 @@ class Fields:
     only: frozenset[str] | None = None  # None: every field
     without: frozenset[str] = frozenset()
     meta: bool = True  # the fields named __like_this__
+    where: Any = None  # a Condition: samples that do not fulfil it need not be read, only counted
 
     def wants(self, name: str) -> bool:
         """Say whether ``name`` is asked for."""
@@ -97,6 +98,7 @@ class Cut:
     world: int
     how: How = "range"
     uneven: Uneven = "keep"
+    within: bool = field(default=False, compare=False)  # made in a DataLoader's worker: for that worker
 
     def __post_init__(self) -> None:
         check_choice("cut", self.how, get_args(How))
@@ -113,11 +115,16 @@ class OnError:
 
     action: Literal["raise", "skip"] = "raise"
     limit: float | None = None  # skips a rank may have: a number, or a share of what it has seen
+    quarantine: str | None = None  # the file that lists them
 
     def __post_init__(self) -> None:
         check_choice("on_error", self.action, ("raise", "skip"))
         if self.limit is not None and not (_is_number(self.limit) and self.limit >= 0):
             raise PlanError(f"limit={self.limit!r}: give a number of samples, or a share below 1")
+        if self.quarantine is not None and self.action != "skip":
+            raise PlanError(
+                f"quarantine={self.quarantine!r} lists what is skipped: use on_error('skip', quarantine=...)"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from penstock.errors import DataError, PenstockError, StageError, StateError
 from penstock.feed import Loader
 from penstock.order import I64
 from penstock.plan import Combination, Fields, Plan, Resources, Stage
+from penstock.testing.lines import line_plans
+from penstock.testing.tables import table_plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +216,10 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     "mix": lambda: mix([numbers(BASE).shuffle(), numbers(OTHER, name="other").map(_noise)], [0.7, 0.3]),
     "mix all": lambda: mix([numbers(BASE), numbers(OTHER, name="o").flat_map(_copies)], [1, 2], stop="all").map(_noise),
     "mix repeated": lambda: mix([numbers(OTHER).shuffle().repeat(), numbers(BASE, name="b")], [0.5, 0.5]),
+    "changing mix": lambda: mix(
+        [numbers(BASE).shuffle(6), numbers(OTHER, name="o").map(_noise)], [(0, [3, 0]), (21, [1, 2]), (45, [1, 1])]
+    ),
+    "exclude": lambda: numbers(BASE).shuffle(5, shards=3).exclude([(0, "shard-0002", i) for i in (0, 4, 11)]),
     "zip": lambda: numbers(BASE).zip(numbers((67,), name="b").map(_noise).select("noise")).shuffle(9),
     "zip with skips": lambda: (
         numbers(BASE).map(_fails).zip(numbers((67,), name="b", bad=(2,)), suffix="_b").map(_noise).on_error("skip")
@@ -242,6 +248,8 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     "stream limit": lambda: numbers(BASE).shuffle().filter(_odd).skip(3).limit(17),
     "stream limit and batches": lambda: numbers(BASE).flat_map(_copies).limit(29).batched(4).shuffle(2),
     "empty": lambda: numbers((0, 0)).shuffle().map(_noise),
+    **table_plans(BASE, _noise, _doubled),
+    **line_plans(BASE, _noise),
 }
 RECUT = tuple(
     name
@@ -253,6 +261,9 @@ RECUT = tuple(
         "unbatched",
         "rebatched",
         "batched by size",
+        "tables in batches",
+        "columns in batches",
+        "json lines in batches",
         "stream limit",
         "stream limit and batches",
         "no counts, shuffled",  # more ranks than windows

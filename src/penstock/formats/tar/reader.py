@@ -225,9 +225,7 @@ class TarReader:
             return manifest.entry(os.path.basename(path)) if manifest is not None else None
         folder, _, name = path.rpartition("/")
         if folder not in self._manifests:
-            self._manifests[folder] = read_manifest_at(
-                folder, open_storage(path, self._storage), optional=True
-            )
+            self._manifests[folder] = read_manifest_at(folder, open_storage(path, self._storage), optional=True)
         manifest = self._manifests[folder]
         return manifest.entry(name) if manifest is not None else None
 

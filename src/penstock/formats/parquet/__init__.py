@@ -1,0 +1,1 @@
+"""Tables: Parquet files and Arrow tables as samples, and samples as Parquet files."""

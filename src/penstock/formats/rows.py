@@ -1,0 +1,289 @@
+"""Files of rows to samples: any row of any file, found by marks and read when its block is due.
+
+What a row is, a layout says: lines of text, lines of JSON or CSV, records. One large file feeds many workers, since a
+worker reads whichever rows its block names.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from penstock.errors import DataError, StorageError
+from penstock.formats.arriving import Fetcher, whole
+from penstock.formats.marks import Marks, keep_marks, kept_marks
+from penstock.formats.tar.compression import Content, open_content
+from penstock.formats.tar.index import Stamp
+from penstock.order import I64
+from penstock.plan import Fields, joined, picked
+from penstock.storage import Cache, Storage, expand, local_path, open_storage, relative, shown
+from penstock.storage.protocol import scheme
+
+Buffer = mmap.mmap | bytes
+Answer = tuple[Sequence[Any], dict[int, DataError]]
+
+_OPEN_FILES = 32  # a window reads 16 at once, and the next one may be begun
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowFile:
+    """An open file: its bytes, unpacked, and the marks of its rows."""
+
+    url: str
+    data: Buffer
+    marks: Marks
+
+
+class Layout(Protocol):
+    """What rows are, in files of one kind. A value: it may be asked from several threads."""
+
+    @property
+    def how(self) -> str:
+        """What the marks depend on, apart from the file."""
+
+    def scan(self, data: Buffer, problem: str | None) -> Marks:
+        """Find the rows; ``problem`` says why there is no more of the file than this."""
+
+    def learn(self, file: RowFile) -> Any:
+        """What all files must agree on, from the first of them that has rows."""
+
+    def read(self, file: RowFile, rows: I64, fields: Fields, learnt: Any) -> Answer:
+        """Read rows, in the order asked for."""
+
+    def key(self, file: RowFile, row: int) -> str:
+        """What a row is called in messages."""
+
+
+def open_rows(
+    patterns: Sequence[str], suffixes: Sequence[str], layout: Layout, storage: Storage | None, cache: Cache | None
+) -> RowsReader:
+    """List files and give the reader of their rows.
+
+    Raises:
+        StorageError: nothing is there.
+    """
+    ends = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".bz2", ".xz", ".zst"))
+    urls = expand(patterns, ends, storage)
+    paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
+    for url, path in zip(urls, paths, strict=True):
+        if scheme(path) == "file" and not os.path.isfile(path):
+            raise StorageError("no such file", url)
+    remote = next((path for path in paths if scheme(path) != "file"), None)
+    if cache is not None and remote is not None:
+        storage = cache.shared(open_storage(remote, storage))
+    return RowsReader([shown(url) for url in urls], relative(paths), paths, layout, storage)
+
+
+class RowsReader:
+    """Finds and reads the rows of files by number; safe to use from several threads, pickles as its arguments.
+
+    A file that is not on this machine is fetched whole when it is first asked for, since only its bytes tell where
+    rows begin.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], names: Sequence[str], paths: Sequence[str], layout: Layout, storage: Storage | None
+    ) -> None:
+        self.names = list(names)
+        self._urls, self._paths, self._layout, self._storage = list(urls), list(paths), layout, storage
+        self._marks: dict[int, Marks] = {}
+        self._open: OrderedDict[int, RowFile] = OrderedDict()
+        self._learnt: tuple[Any] | None = None
+        self._lock = threading.Lock()
+        self._opening = [threading.Lock() for _ in paths]
+        self._learning = threading.Lock()
+        self._fetcher = Fetcher()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowsReader, (self._urls, self.names, self._paths, self._layout, self._storage)
+
+    @property
+    def remote(self) -> bool:
+        """Whether a file is none of this machine."""
+        return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
+
+    def rest(self) -> None:
+        """Fetch nothing any more."""
+        fetcher, self._fetcher = self._fetcher, Fetcher()
+        fetcher.rest()
+
+    def counts(self, scan: bool) -> I64 | None:
+        """Rows of every file; ``None`` where one is unknown and may not be looked into.
+
+        Raises:
+            StorageError: a file cannot be read.
+        """
+        shards = range(len(self._paths))
+        if not scan and not all(shard in self._marks for shard in shards):
+            return None
+        return np.array([self.count(shard) for shard in shards], np.int64)
+
+    def countable(self) -> bool:
+        """Whether all counts can be had without fetching a file just for that."""
+        return all(scheme(path) == "file" or shard in self._marks for shard, path in enumerate(self._paths))
+
+    def count(self, shard: int) -> int:
+        """Rows of one file.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        return self._marked(shard).rows
+
+    def sizes(self) -> list[int]:
+        """Bytes of each file; -1 where a server does not say."""
+        return [self._size(path) for path in self._paths]
+
+    def _size(self, path: str) -> int:
+        size = open_storage(path, self._storage if scheme(path) != "file" else None).info(path).size
+        return -1 if size is None else size
+
+    def key(self, shard: int, index: int) -> str | None:
+        """What a row is called in messages."""
+        marks = self._marked(shard)
+        return None if index >= marks.readable else self._layout.key(self.file(shard), index)
+
+    def url(self, shard: int) -> str:
+        """The file."""
+        return self._urls[shard]
+
+    def locate(self, shard: I64, index: I64, fields: Fields) -> RowSpots:
+        """Remember which; how large they are is told by the average of their file."""
+        mean = {one: self._mean(one) for one in np.unique(shard).tolist()}
+        nbytes = np.array([mean[one] for one in shard.tolist()], np.int64)
+        return RowSpots(self, shard, index, fields, nbytes)
+
+    def _mean(self, shard: int) -> int:
+        marks = self._marked(shard)
+        return (marks.end - int(marks.start[0])) // marks.readable if marks.readable else 0
+
+    def read(self, shard: int, rows: I64, fields: Fields) -> Answer:
+        """Read rows of one file; a file that cannot be read at all is what is wrong with each of them."""
+        try:
+            file = self.file(shard)
+            there = rows < file.marks.readable
+            if bool(there.all()):
+                return self._layout.read(file, rows, fields, self._common())
+            good = np.flatnonzero(there)
+            some, wrong = self._layout.read(file, rows[good], fields, self._common()) if len(good) else ([], {})
+        except DataError as exc:
+            return [None] * len(rows), dict.fromkeys(range(len(rows)), exc)
+        items: list[Any] = [None] * len(rows)
+        bad = dict.fromkeys(np.flatnonzero(~there).tolist(), DataError(file.marks.bad, file.url))
+        for place, item in zip(good.tolist(), some, strict=True):
+            items[place] = item
+        return items, bad | {int(good[number]): error for number, error in wrong.items()}
+
+    def _common(self) -> Any:
+        """What all files agree on, as the first that has rows tells it."""
+        with self._learning:
+            if self._learnt is None:
+                full = next((n for n in range(len(self._paths)) if self._marked(n).readable), 0)
+                self._learnt = (self._layout.learn(self.file(full)),)
+            return self._learnt[0]
+
+    def _marked(self, shard: int) -> Marks:
+        found = self._marks.get(shard)
+        if found is None and scheme(path := self._paths[shard]) == "file":
+            found = kept_marks(path, self._layout.how, _stamp(path, self._urls[shard]))
+            if found is not None:
+                self._marks[shard] = found
+        return found or self.file(shard).marks
+
+    def file(self, shard: int) -> RowFile:
+        """Give an open file, opening it if need be.
+
+        Raises:
+            StorageError: it cannot be read, or has changed.
+        """
+        with self._opening[shard]:
+            with self._lock:
+                found = self._open.get(shard)
+                if found is not None:
+                    self._open.move_to_end(shard)
+            if found is None:
+                found = self._opened(shard)
+                with self._lock:
+                    self._open[shard] = found
+                    if len(self._open) > _OPEN_FILES:
+                        self._open.popitem(last=False)
+        if isinstance(found.data, mmap.mmap) and found.data.size() != len(found.data):
+            raise StorageError("the file was changed while it was being read", found.url)
+        return found
+
+    def _opened(self, shard: int) -> RowFile:
+        path, url, how = self._paths[shard], self._urls[shard], self._layout.how
+        if scheme(path) != "file":
+            content = self._fetched(path, url)
+            marks = self._marks.get(shard) or self._layout.scan(content.buffer, content.problem)
+        else:
+            stamp = _stamp(path, url)
+            content = open_content(path, url)
+            known = kept_marks(path, how, stamp)
+            marks = known or keep_marks(path, how, self._layout.scan(content.buffer, content.problem), stamp)
+            before = self._marks.get(shard)
+            if before is not None and before.stamp != marks.stamp:
+                raise StorageError("the file was changed while it was being read", url)
+        self._marks[shard] = marks
+        return RowFile(url, content.buffer, marks)
+
+    def _fetched(self, place: str, url: str) -> Content:
+        """Fetch a whole file, unless a cache has it."""
+        storage = open_storage(place, self._storage)
+        path = storage.local_path(place)
+        if path is not None:
+            return open_content(path, url)
+        with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
+            for chunk in whole(storage, place, url, storage.info(place), self._fetcher):
+                try:
+                    spool.write(chunk)
+                except OSError as exc:
+                    problem = f"cannot keep the file in {tempfile.gettempdir()}: {exc.strerror or exc}"
+                    raise StorageError(problem, url) from exc
+            spool.flush()
+            return open_content(spool.name, url)
+
+
+def _stamp(path: str, url: str) -> Stamp:
+    try:
+        return Stamp.of(os.stat(path))
+    except OSError as exc:
+        raise StorageError(f"cannot read the file: {exc.strerror or exc}", url) from exc
+
+
+@dataclass(slots=True)
+class RowSpots:
+    """Rows that will be read."""
+
+    reader: RowsReader
+    shard: I64
+    index: I64
+    fields: Fields
+    nbytes: I64
+
+    def take(self, sel: Any) -> RowSpots:
+        """Some of them."""
+        return RowSpots(self.reader, self.shard[sel], self.index[sel], self.fields, self.nbytes[sel])
+
+    def read(self) -> Answer:
+        """Read them, file by file."""
+        if not len(self.shard) or bool((self.shard == self.shard[0]).all()):
+            return self.reader.read(int(self.shard[0]), self.index, self.fields) if len(self.shard) else ([], {})
+        order = np.argsort(self.shard, kind="stable")
+        parts: list[Sequence[Any]] = []
+        bad: dict[int, DataError] = {}
+        for places in np.split(order, np.flatnonzero(np.diff(self.shard[order])) + 1):
+            items, wrong = self.reader.read(int(self.shard[places[0]]), self.index[places], self.fields)
+            parts.append(items)
+            bad |= {int(places[number]): error for number, error in wrong.items()}
+        back = np.empty_like(order)
+        back[order] = np.arange(len(order))
+        return picked(joined(parts), back), bad

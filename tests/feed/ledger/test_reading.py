@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.dataset import Dataset
+from penstock.errors import PlanError, StorageError
+from penstock.feed.ledger import Sample
+from penstock.testing import numbers
+
+
+def _ds() -> Dataset:
+    return numbers((30, 12, 20)).shuffle(10).batched(4)
+
+
+def _twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**sample, "copy": n} for n in range(2)]
+
+
+def _who(batch: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(f"shard-{shard:04d}", int(index)) for shard, index in zip(batch["shard"], batch["index"], strict=True)]
+
+
+def _named(samples: list[Sample]) -> list[tuple[str, int]]:
+    return [(sample.shard, sample.index) for sample in samples]
+
+
+@pytest.mark.parametrize("engine", ["serial", "local"])
+@pytest.mark.parametrize("shuffled", [False, True], ids=["as stored", "in late windows"])
+def test_a_step_says_what_was_in_each_rank_s_batch(engine: str, shuffled: bool, tmp_path: Path) -> None:
+    ds = numbers((30, 12, 20)).shuffle(10)
+    ds = (ds.flat_map(lambda sample: [sample] * (sample["x"] % 3 > 0)).shuffle(9) if shuffled else ds).batched(4)
+    got = [[*ds.on(engine).loader(rank, 2, epoch=e, uneven="keep", ledger=tmp_path)] for e in (0, 1) for rank in (0, 1)]
+    ledger = ps.ledger(tmp_path)
+    for number, (first, second) in enumerate(zip(got[2], got[3], strict=False)):
+        step = ledger.step(number)
+        assert (step.epoch, step.step) == (1, number)
+        assert {rank: _named(samples) for rank, samples in step.ranks.items()} == {0: _who(first), 1: _who(second)}
+    assert _named(ledger.step(2, epoch=0, rank=1).ranks[1]) == _who(got[1][2])
+
+
+def test_iterating_gives_every_step_in_order(tmp_path: Path) -> None:
+    loader = numbers((7, 5)).loader(ledger=tmp_path)
+    got = [[(f"shard-{s['shard']:04d}", s["index"])] for _ in range(2) for s in loader]
+    steps = list(ps.ledger(tmp_path))
+    assert [(step.epoch, step.step) for step in steps] == [(e, n) for e in range(2) for n in range(12)]
+    assert [_named(step.ranks[0]) for step in steps] == got
+
+
+def test_outputs_are_numbered(tmp_path: Path) -> None:
+    list(numbers((3,)).flat_map(_twice).batched(4).loader(ledger=tmp_path))
+    first, second = ps.ledger(tmp_path).steps()
+    assert [(s.index, s.output) for s in first.ranks[0]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [(s.index, s.output) for s in second.ranks[0]] == [(2, 0), (2, 1)]
+    assert str(second) == "step 1 of epoch 0\n  rank 0: shard-0000[2], shard-0000[2] output 1"
+
+
+def test_sources_and_padding_are_told_apart(tmp_path: Path) -> None:
+    ds = ps.mix([numbers((2,)), numbers((3,), name="other")], stop="all")
+    for rank in range(2):
+        list(ds.loader(rank, 2, uneven="pad", ledger=tmp_path))
+    samples = [sample for step in ps.ledger(tmp_path) for got in step.ranks.values() for sample in got]
+    assert sum(sample.padding for sample in samples) == 1
+    assert {(s.source, s.shard, s.index) for s in samples if not s.padding} == {
+        *((0, "shard-0000", n) for n in range(2)),
+        *((1, "other-0000", n) for n in range(3)),
+    }
+    assert any(str(sample).startswith("source 1: other-0000[") for sample in samples)
+
+
+def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be read: No such file"):
+        ps.ledger(tmp_path / "missing")
+    with pytest.raises(StorageError, match="no ledger in this folder"):
+        ps.ledger(tmp_path)
+    list(_ds().loader(ledger=tmp_path))
+    with pytest.raises(PlanError, match="epoch 0 has no such step"):
+        ps.ledger(tmp_path).step(16)
+    with pytest.raises(PlanError, match="no such step of rank 1"):
+        ps.ledger(tmp_path).step(3, rank=1)
+    with pytest.raises(PlanError, match="has epochs 0"):
+        ps.ledger(tmp_path).step(3, epoch=7)
+    next(tmp_path.glob("dataset-*.json")).unlink()
+    with pytest.raises(StorageError, match="list of shards cannot be read"):
+        ps.ledger(tmp_path).verify()
+
+
+def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+    loader = _ds().loader(ledger=tmp_path)
+    batches = iter(loader)
+    next(batches)
+    loader.state_dict()
+    proof = ps.ledger(tmp_path).verify()
+    assert (proof.ok, proof.finished) == (True, False)
+    assert (proof.delivered, proof.epochs[0].to_come) == (4, 58)
+    loader.close()

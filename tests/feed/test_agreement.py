@@ -1,0 +1,320 @@
+"""Ranks that agree, as real processes of a gloo group; this file is also the program that they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import EngineError, PlanError
+from penstock.feed import Loader
+from penstock.testing import numbers
+
+COUNTS = (30, 12, 20)
+WORLDS = (2, 4)
+Uneven = Literal["drop", "pad"]
+How = Literal["range", "step"]
+ENDS: tuple[tuple[Uneven, How], ...] = (("drop", "range"), ("drop", "step"), ("pad", "range"), ("pad", "step"))
+
+
+def late(sample: dict[str, Any]) -> bool:
+    """Passes nothing of the first samples, so that a rank has little and, among four, one has nothing."""
+    return bool(sample["x"] >= 16 and sample["x"] % 3)
+
+
+def copies(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**sample, "copy": number} for number in range(sample["x"] % 4)]
+
+
+def weight(sample: dict[str, Any]) -> int:
+    return 1 + int(sample["x"]) % 5
+
+
+def picky(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "inverse": 1 // (sample["x"] % 5 * (sample["x"] > 9))}
+
+
+def fails_at_40(sample: dict[str, Any]) -> bool:
+    if sample["x"] == 40:
+        raise ValueError("forty")
+    return True
+
+
+PLANS: dict[str, Callable[[], ps.Dataset]] = {
+    "filter": lambda: numbers(COUNTS).filter(late).batched(4),
+    "single samples": lambda: numbers(COUNTS).filter(late),
+    "flat_map": lambda: numbers(COUNTS).shuffle(8).flat_map(copies).batched(5),
+    "batched_by": lambda: numbers(COUNTS).shuffle(8).batched_by(weight, 9),
+    "skips": lambda: numbers(COUNTS).map(picky).batched(3).on_error("skip"),
+    "late shuffle": lambda: numbers(COUNTS).flat_map(copies).shuffle(7).batched(4),
+}
+
+
+# What the ranks do
+
+
+def _step(item: Any) -> dict[str, Any]:
+    """An item as plain numbers: what is in it, and how much of that is padding."""
+    xs = [item["x"]] if isinstance(item["x"], int) else item["x"].tolist()
+    copy = item.get("copy")
+    numbered = zip(xs, [0] * len(xs) if copy is None else copy.tolist(), strict=True)
+    pads = item.get("__pad__", [])
+    return {"items": [list(pair) for pair in numbered], "pads": int(np.sum(pads))}
+
+
+def _rest(loader: Loader) -> list[dict[str, Any]]:
+    return [_step(item) for item in loader]
+
+
+def _whole(ds: ps.Dataset, uneven: Uneven, cut: How) -> dict[str, Any]:
+    loader = ds.loader(cut=cut, uneven=uneven)
+    steps = _rest(loader)
+    again = ds.loader(cut=cut, uneven=uneven)
+    again.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    return {
+        "steps": steps,
+        "dropped": loader.dropped,
+        "padded": loader.padded,
+        "named": [len(loader.dropped_samples), len(loader.padded_samples)],
+        "epoch": loader.epoch,
+        "after the end": _rest(again),
+    }
+
+
+def _resumed(ds: ps.Dataset, uneven: Uneven, cut: How) -> dict[str, Any]:
+    """Stop after every step, and go on from the state of it in a new loader."""
+    steps: list[dict[str, Any]] = []
+    state: Any = None
+    ended = False
+    while not ended:
+        loader = ds.loader(cut=cut, uneven=uneven)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        ended = True
+        for item in loader:
+            steps.append(_step(item))
+            ended = False
+            break
+        state = loader.state_dict()
+        loader.close()
+    return {"steps": steps}
+
+
+def _failing() -> dict[str, Any]:
+    loader = numbers(COUNTS).filter(fails_at_40).loader(cut="step", uneven="drop")
+    got = []
+    try:
+        for item in loader:
+            got.append(item["x"])
+    except Exception as exc:
+        left = sum(-(-(b - a) // step) for a, b, step, _ in loader.state_dict()["left"])
+        return {"got": got, "kind": type(exc).__name__, "says": str(exc), "left": left}
+    return {"got": got, "kind": "none", "says": "", "left": 0}
+
+
+def _refused() -> list[str]:
+    said = []
+    for rank, world in ((0, 3), (0, 8)):
+        try:
+            numbers(COUNTS).filter(late).loader(rank, world)
+        except PlanError as exc:
+            said.append(str(exc))
+    return said
+
+
+def _saved(folder: Path) -> dict[str, Any]:
+    """Deliver three steps and leave the state to another world."""
+    loader = PLANS["flat_map"]().loader(cut="step", uneven="drop")
+    run = iter(loader)
+    steps = [_step(next(run)) for _ in range(3)]
+    rank = loader.cut.rank
+    (folder / f"state-{loader.cut.world}-{rank}.json").write_text(json.dumps(loader.state_dict()))
+    loader.close()
+    return {"steps": steps}
+
+
+def _taken_over(folder: Path, world: int) -> dict[str, Any]:
+    states = [json.loads((folder / f"state-{world}-{rank}.json").read_text()) for rank in range(world)]
+    loader = PLANS["flat_map"]().loader(uneven="pad")
+    loader.load_state_dict(states=states)
+    return {"steps": _rest(loader)}
+
+
+def _rank(rank: int, world: int, folder: Path) -> None:
+    import torch.distributed
+
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
+    done: dict[str, Any] = {}
+    for name, make in PLANS.items():
+        for uneven, cut in ENDS:
+            done[f"{name} {uneven} {cut}"] = _whole(make(), uneven, cut)
+            if world == WORLDS[0] or name == "filter":
+                done[f"{name} {uneven} {cut} resumed"] = _resumed(make(), uneven, cut)
+    done["refused"] = _refused()
+    if world == 4:
+        done["saved"] = _saved(folder)
+    elif (folder / "state-4-3.json").exists():
+        done["taken over"] = _taken_over(folder, 4)
+    done["failing"] = _failing()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    (folder / f"done-{world}-{rank}.json").write_text(json.dumps(done))
+
+
+def main(folder: Path) -> None:
+    """Run all ranks of every world; torch is imported once, before the forks."""
+    import torch.distributed  # noqa: F401
+
+    for world in sorted(WORLDS, reverse=True):
+        children = []
+        for rank in range(world):
+            child = os.fork()
+            if child == 0:
+                try:
+                    _rank(rank, world, folder)
+                    os._exit(0)
+                except BaseException:
+                    sys.excepthook(*sys.exc_info())
+                    os._exit(1)
+            children.append(child)
+        if any(os.waitpid(child, 0)[1] for child in children):
+            raise SystemExit(f"a rank of {world} failed")
+
+
+# What is expected of them
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """What each rank of each world did."""
+    folder = tmp_path_factory.mktemp("ranks")
+    said = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=110)
+    assert said.returncode == 0, said.stderr
+    return {
+        world: [json.loads((folder / f"done-{world}-{rank}.json").read_text()) for rank in range(world)]
+        for world in WORLDS
+    }
+
+
+Ranks = dict[int, list[dict[str, Any]]]
+EVERY = [f"{name} {uneven} {cut}" for name in PLANS for uneven, cut in ENDS]
+
+
+def _delivered(steps: list[dict[str, Any]]) -> Counter[tuple[int, ...]]:
+    return Counter(tuple(item) for step in steps for item in step["items"] if not step["pads"])
+
+
+def _all_of(name: str) -> Counter[tuple[int, ...]]:
+    return _delivered([_step(item) for item in PLANS[name]().epoch(0)])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("what", EVERY)
+def test_every_rank_has_as_many_steps_and_nothing_comes_twice(ranks: Ranks, what: str, world: int) -> None:
+    name, uneven, _ = what.rsplit(" ", 2)
+    done = [rank[what] for rank in ranks[world]]
+    assert len({len(rank["steps"]) for rank in done}) == 1
+    got = sum((_delivered(rank["steps"]) for rank in done), Counter[tuple[int, ...]]())
+    want = _all_of(name)
+    assert got <= want
+    if uneven == "pad":
+        assert got == want
+        assert not any(rank["dropped"] for rank in done)
+    else:
+        assert not any(step["pads"] for rank in done for step in rank["steps"])
+        assert bool(want - got) <= any(rank["dropped"] for rank in done)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_what_is_left_out_or_repeated_is_counted_and_named(ranks: Ranks, world: int) -> None:
+    for what in EVERY:
+        for rank in ranks[world]:
+            done = rank[what]
+            assert done["named"] == [done["dropped"], done["padded"]]
+            assert bool(done["padded"]) == any(step["pads"] for step in done["steps"])
+    assert sum(rank["filter drop range"]["dropped"] for rank in ranks[world]) > 0
+    assert sum(rank["filter pad range"]["padded"] for rank in ranks[world]) > 0
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_epoch_ends_for_all_and_its_state_has_an_empty_rest(ranks: Ranks, world: int) -> None:
+    for what in EVERY:
+        assert {rank[what]["epoch"] for rank in ranks[world]} == {1}
+        assert all(rank[what]["after the end"] == [] for rank in ranks[world])
+
+
+def test_a_rank_without_a_sample_repeats_those_of_others(ranks: Ranks) -> None:
+    first = ranks[4][0]["filter pad range"]["steps"]
+    assert first
+    assert all(step["pads"] == len(step["items"]) for step in first)
+    assert all(step["steps"] == [] for step in (rank["filter drop range"] for rank in ranks[4]))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_state_after_every_step_restores_the_rest_with_its_padding(ranks: Ranks, world: int) -> None:
+    resumed = [what for what in EVERY if f"{what} resumed" in ranks[world][0]]
+    assert resumed
+    for what in resumed:
+        for rank in ranks[world]:
+            assert rank[f"{what} resumed"]["steps"] == rank[what]["steps"], what
+
+
+def test_another_world_takes_over_and_agrees_on_its_own_end(ranks: Ranks) -> None:
+    before = [rank["saved"]["steps"] for rank in ranks[4]]
+    after = [rank["taken over"]["steps"] for rank in ranks[2]]
+    assert len({len(steps) for steps in after}) == 1
+    assert sum(map(_delivered, [*before, *after]), Counter[tuple[int, ...]]()) == _all_of("flat_map")
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_where_one_rank_fails_the_others_do_not_wait_for_it(ranks: Ranks, world: int) -> None:
+    done = [rank["failing"] for rank in ranks[world]]
+    culprit = 40 % world
+    for rank, one in enumerate(done):
+        assert one["kind"] == ("StageError" if rank == culprit else EngineError.__name__)
+        assert ("forty" if rank == culprit else "another rank failed") in one["says"]
+        assert len(one["got"]) == 40 // world
+        assert one["left"] == len(range(rank, 62, world)) - len(one["got"])  # what was taken is not lost
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_group_does_not_agree_for_other_ranks(ranks: Ranks, world: int) -> None:
+    for rank, done in enumerate(ranks[world]):
+        assert len(done["refused"]) == 2
+        assert all(f"this is rank {rank} of {world}" in said for said in done["refused"])
+
+
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("filter", r"filter\(late\)"),
+        ("flat_map", "flat_map"),
+        ("batched_by", r"batched_by\(weight, 9\)"),
+        ("skips", r"on_error\(\"skip\"\)"),
+    ],
+)
+def test_without_a_process_group_equal_ranks_are_refused_and_the_stage_is_named(name: str, stage: str) -> None:
+    for uneven in ("drop", "pad"):
+        with pytest.raises(PlanError, match=rf"{stage}.*init_process_group.*uneven='keep'"):
+            PLANS[name]().loader(0, 2, uneven=uneven)
+        with pytest.raises(PlanError, match=rf"{stage}.*uneven='keep'.*loader"):
+            PLANS[name]().shard(0, 2, uneven=uneven)
+
+
+def test_one_rank_needs_nobody_to_agree_with() -> None:
+    for uneven in ("drop", "pad"):
+        loader = PLANS["filter"]().loader(0, 1, uneven=uneven)
+        assert sum((_delivered([_step(item)]) for item in loader), Counter[tuple[int, ...]]()) == _all_of("filter")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,114 @@
+"""Loops that are not ours: torchdata's loader, and those of accelerate, which deals out batches itself."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+import penstock as ps
+from penstock.testing import numbers
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning")
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
+Wrap = Callable[[ps.Dataset], Any]
+
+
+def _ds() -> ps.Dataset:
+    return numbers((30, 12, 20)).shuffle(10)
+
+
+def _odd(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] % 2)
+
+
+def _twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
+    return [sample, {**sample, "x": sample["x"] + 1000}]
+
+
+PLANS: dict[str, tuple[Callable[[], ps.Dataset], int | None]] = {
+    "batched": (lambda: _ds().batched(8), None),
+    "torch batches": (lambda: _ds().map(dict), 16),
+    "filter": (lambda: _ds().filter(_odd).batched(4), None),
+    "flat_map, late shuffle": (lambda: _ds().flat_map(_twice).shuffle(7).batched(8), None),
+    "skips": (lambda: numbers((30, 12, 20), bad=[3, 44]).shuffle(10).on_error("skip").batched(8), None),
+}
+WRAPS: dict[str, Wrap] = {
+    "ds": lambda ds: ds,
+    "to_torch": lambda ds: ds.to_torch(),
+    "loader": lambda ds: ds.loader(0, 1),
+}
+CASES = [
+    (plan, wrap, workers, kept)
+    for plan in PLANS
+    for wrap in WRAPS
+    for workers, kept in ((0, False), (2, False), (2, True))
+]
+
+
+def _row(batch: Any) -> list[int]:
+    return [int(x) for x in np.atleast_1d(np.asarray(batch["x"]))]
+
+
+def _rows(batches: Any) -> list[list[int]]:
+    return [_row(batch) for batch in batches]
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrap", "workers", "kept"), CASES if FULL else [*CASES[:9], *random.Random(1).sample(CASES[9:], 6)]
+)
+def test_a_stateful_dataloader_goes_on_exactly_where_it_stood(plan: str, wrap: str, workers: int, kept: bool) -> None:
+    make, batch_size = PLANS[plan]
+
+    def loader() -> StatefulDataLoader[Any]:
+        dataset = WRAPS[wrap](make())
+        return StatefulDataLoader(dataset, batch_size=batch_size, num_workers=workers, persistent_workers=kept)
+
+    straight = loader()
+    first, second, third = (_rows(straight) for _ in range(3))
+    assert len({str(first), str(second), str(third)}) == 3
+    assert Counter(chain(*first)) == Counter(chain(*second)) == Counter(chain(*third))
+    places = range(len(second) + 1) if FULL else (0, 1, len(second) // 2, len(second))
+    for place in places:
+        before = loader()
+        _rows(before)
+        items = iter(before)
+        assert [_row(next(items)) for _ in range(place)] == second[:place]
+        state = copy.deepcopy(before.state_dict())
+        after = loader()
+        after.load_state_dict(state)
+        assert _rows(after) == second[place:]
+        assert _rows(after) == third
+        assert _plain(state)
+
+
+def _plain(state: Any) -> bool:
+    """Whether what is ours in a state is small JSON."""
+    found = []
+    if isinstance(state, dict):
+        found = [part for key, part in state.items() if key in ("dataset_iter_state", "dataset_state") and part]
+        return all(_plain(part) for part in state.values() if isinstance(part, dict)) and all(
+            len(json.dumps(part)) < 2000 for part in found
+        )
+    return True
+
+
+def test_a_state_is_not_taken_by_another_number_of_workers() -> None:
+    before = StatefulDataLoader(_ds().batched(8), batch_size=None, num_workers=2)
+    next(iter(before))
+    state = copy.deepcopy(before.state_dict())
+    after = StatefulDataLoader(_ds().batched(8), batch_size=None, num_workers=0)
+    after.load_state_dict(state)
+    with pytest.raises(AssertionError, match="single process"):
+        iter(after)

@@ -1,0 +1,81 @@
+"""The examples run, at small size, and end as their pages say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py") if path.name != "toy.py")
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
+def _run(*call: str, folder: Path, code: int = 0) -> str:
+    """Run an example with its results in ``folder``; gives what it printed."""
+    told = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    env = {name: value for name, value in os.environ.items() if name not in told} | {"OMP_NUM_THREADS": "1"}
+    call = (sys.executable, *call, "--folder", str(folder))
+    done = subprocess.run(call, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    text = done.stdout.decode()
+    assert done.returncode == code, text
+    return text
+
+
+def _proven(folder: Path, epochs: int) -> int:
+    """Check that the ledger proves every epoch; gives how many samples were delivered."""
+    proof = ps.ledger(folder / "ledger").verify()
+    assert proof.ok, str(proof)
+    assert proof.finished
+    assert len(proof.epochs) == epochs
+    return proof.delivered
+
+
+def _example(name: str) -> str:
+    return str(EXAMPLES / name)
+
+
+def test_one_process_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    call = ("-W", "error", _example("train.py"), "--samples", "200")
+    assert "stopped at step 11" in _run(*call, "--stop-at", "11", folder=tmp_path, code=1)
+    assert "going on after step 8, in epoch 0" in _run(*call, folder=tmp_path)
+    assert _proven(tmp_path, 2) == 400
+
+
+@pytest.mark.parametrize("ranks", [2, 4] if FULL else [2])
+def test_ranks_have_equal_shares(ranks: int, tmp_path: Path) -> None:
+    text = _run(*TORCHRUN, str(ranks), _example("ddp.py"), "--samples", "203", "--epochs", "1", folder=tmp_path)
+    assert "every sample came exactly once" in text
+    assert _proven(tmp_path, 1) == 203 // ranks * ranks
+
+
+def test_three_ranks_go_on_where_one_of_four_was_killed(tmp_path: Path) -> None:
+    text = _run(_example("elastic.py"), "--samples", "601", "--epochs", "1", folder=tmp_path)
+    assert "SIGKILL" in text
+    assert "3 ranks go on after step 4 of 4 ranks, in epoch 0" in text
+    assert _proven(tmp_path, 1) >= 601 - 2
+
+
+def test_accelerate_deals_out_every_sample_once(tmp_path: Path) -> None:
+    text = _run(*TORCHRUN, "2", _example("accelerated.py"), "--samples", "200", folder=tmp_path)
+    assert "epoch 1: every sample once, by 2 processes" in text
+    assert _proven(tmp_path, 2) == 400
+
+
+def test_a_trainer_goes_through_every_sample_once(tmp_path: Path) -> None:
+    text = _run(*TORCHRUN, "2", _example("trainer.py"), "--samples", "128", folder=tmp_path)
+    assert "8 steps on 2 processes" in text
+    assert _proven(tmp_path, 2) == 256
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_example_says_how_it_is_started(program: str) -> None:
+    assert f"examples/{program}" in (EXAMPLES / program).read_text()
+    assert f"`{program}`" in (EXAMPLES / "README.md").read_text()
