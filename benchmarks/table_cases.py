@@ -131,10 +131,13 @@ def _iter_batches(folder: str) -> Iterable[Batch]:
     """What pyarrow itself offers for batches, file by file."""
     import pyarrow.parquet as pq
 
-    for path in sorted(Path(folder).iterdir()):
-        for batch in pq.ParquetFile(path).iter_batches(BATCH):
-            values = batch["values"].flatten().to_numpy().reshape(batch.num_rows, -1)
-            yield {"id": batch["id"].to_numpy(), "text": batch["text"].to_pylist(), "values": values}
+    def all_files() -> Iterable[Batch]:
+        for path in sorted(Path(folder).iterdir()):
+            for batch in pq.ParquetFile(path).iter_batches(BATCH):
+                values = batch["values"].flatten().to_numpy().reshape(batch.num_rows, -1)
+                yield {"id": batch["id"].to_numpy(), "text": batch["text"].to_pylist(), "values": values}
+
+    return all_files()
 
 
 def _penstock(*, shuffled: bool = False) -> Batches:
@@ -178,7 +181,6 @@ def _written(task: Task) -> Result:
 
 def _written_by_arrow(task: Task) -> Result:
     """The same by pyarrow, with the whole tenth in memory."""
-    import pyarrow.dataset as dataset
     import pyarrow.parquet as pq
 
     made = table(task.sizes)
@@ -187,8 +189,8 @@ def _written_by_arrow(task: Task) -> Result:
     target = task.scratch / "arrow.parquet"
 
     def work() -> None:
-        whole = dataset.dataset(str(made.folder), format="parquet").head(many)
-        pq.write_table(whole, target, compression="zstd", row_group_size=40_000)
+        first = min(made.folder.iterdir())  # it has an eighth
+        pq.write_table(pq.read_table(first).slice(0, many), target, compression="zstd", row_group_size=40_000)
 
     if task.check:
         work()

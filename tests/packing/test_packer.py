@@ -571,7 +571,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("source", [7, iter(()), None], ids=str)
+@pytest.mark.parametrize("source", [7, iter(()), None], ids=["number", "iterator", "nothing"])
 def test_what_cannot_be_packed_is_refused(source: Any, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="cannot be packed"):
         ps.pack(source, tmp_path / "out")

@@ -81,6 +81,8 @@ def test_a_failing_sample_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ps.errors.StageError):
         ds.write_parquet(tmp_path, max_bytes=5_000)
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".parquet")]
+    with pytest.raises(StorageError, match="no file"):
+        len(ps.read_parquet(tmp_path))
     packed = ds.on_error("skip").write_parquet(tmp_path, max_bytes=5_000)
     assert (packed.samples, packed.skipped) == (499, 1)
 

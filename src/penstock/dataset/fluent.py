@@ -163,7 +163,7 @@ class Dataset(Chain):
         length = self._length() if self.plan.errors.action == "raise" else None
         if length is None and self._program().endless:
             raise PlanError("the dataset has no end; use limit(n)")
-        return sum(1 for _ in self._peek()) if length is None else length
+        return sum(map(len, self._run(self._coming()).runs())) if length is None else length
 
     def schema(self) -> dict[str, str]:
         """The fields of the first sample and their types.

@@ -31,6 +31,7 @@ class TextLayout:
     """Every line is a sample, empty ones too: ``{"text": line}``, strict UTF-8, without its newline."""
 
     how = "text"
+    columnar = False
 
     def scan(self, data: Buffer, problem: str | None) -> Marks:
         return scan_lines(data, _after_bom(data), line_ends, True, problem)
@@ -60,6 +61,7 @@ class _Typed:
 
     __slots__ = ()
 
+    columnar = True
     ends: Ends
 
     def key(self, file: RowFile, row: int) -> str:

@@ -11,8 +11,10 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +33,9 @@ Buffer = mmap.mmap | bytes
 Answer = tuple[Sequence[Any], dict[int, DataError]]
 
 _OPEN_FILES = 32  # a window reads 16 at once, and the next one may be begun
+_GROUP_ROWS, _GROUP_BYTES = 1024, 1 << 20  # rows that are read together where many of them are wanted soon
+_DENSE = 64  # one of so many rows of a group being wanted is many: reading a row alone costs as much as reading 50
+_KEPT_BYTES = 64_000_000  # groups that are kept for those who want others of their rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +49,8 @@ class RowFile:
 
 class Layout(Protocol):
     """What rows are, in files of one kind. A value: it may be asked from several threads."""
+
+    columnar: bool  # answers are columns, which any number of readers may share
 
     @property
     def how(self) -> str:
@@ -101,6 +108,7 @@ class RowsReader:
         self._opening = [threading.Lock() for _ in paths]
         self._learning = threading.Lock()
         self._fetcher = Fetcher()
+        self._groups = _Kept()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowsReader, (self._urls, self.names, self._paths, self._layout, self._storage)
@@ -111,9 +119,10 @@ class RowsReader:
         return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
 
     def rest(self) -> None:
-        """Fetch nothing any more."""
+        """Fetch nothing any more, and keep nothing that was read."""
         fetcher, self._fetcher = self._fetcher, Fetcher()
         fetcher.rest()
+        self._groups.clear()
 
     def counts(self, scan: bool) -> I64 | None:
         """Rows of every file; ``None`` where one is unknown and may not be looked into.
@@ -156,31 +165,63 @@ class RowsReader:
         return self._urls[shard]
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> RowSpots:
-        """Remember which; how large they are is told by the average of their file."""
-        mean = {one: self._mean(one) for one in np.unique(shard).tolist()}
-        nbytes = np.array([mean[one] for one in shard.tolist()], np.int64)
-        return RowSpots(self, shard, index, fields, nbytes)
+        """Remember which, and where many are wanted of those that lie together."""
+        nbytes, group = np.empty(len(index), np.int64), np.full(len(index), -1, np.int64)
+        for which in np.unique(shard).tolist():
+            mine = np.flatnonzero(shard == which)
+            mean, size = self._mean(which), self._group_rows(which)
+            nbytes[mine] = mean
+            if self._layout.columnar:
+                numbers = index[mine] // size
+                _, back, many = np.unique(numbers, return_inverse=True, return_counts=True)
+                within = index[mine] < self._marked(which).readable
+                group[mine] = np.where((many[back] * _DENSE >= size) & within, numbers, -1)
+        return RowSpots(self, shard, index, group, fields, nbytes)
 
     def _mean(self, shard: int) -> int:
+        """How large a row of a file is, on the average."""
         marks = self._marked(shard)
         return (marks.end - int(marks.start[0])) // marks.readable if marks.readable else 0
 
-    def read(self, shard: int, rows: I64, fields: Fields) -> Answer:
-        """Read rows of one file; a file that cannot be read at all is what is wrong with each of them."""
+    def _group_rows(self, shard: int) -> int:
+        every = self._marked(shard).every
+        most = min(_GROUP_ROWS, _GROUP_BYTES // max(1, self._mean(shard)))
+        return max(1, most // every) * every
+
+    def read(self, shard: int, rows: I64, group: I64, fields: Fields) -> Answer:
+        """Read rows of one file, by their groups or alone (``group`` is -1)."""
+        parts = []
+        for number in np.unique(group).tolist():
+            places = np.flatnonzero(group == number)
+            if number < 0:
+                parts.append((places, self._alone(shard, rows[places], fields)))
+                continue
+            key = (shard, number, fields.only, fields.without, fields.meta)
+            items, wrong = self._groups.get(key, partial(self._group, shard, number, fields))
+            local = rows[places] - number * self._group_rows(shard)
+            bad = {n: wrong[row] for n, row in enumerate(local.tolist()) if row in wrong} if wrong else {}
+            parts.append((places, (picked(items, local), bad)))
+        return in_order(parts)
+
+    def _group(self, shard: int, number: int, fields: Fields) -> Answer:
+        size = self._group_rows(shard)
+        last = min((number + 1) * size, self._marked(shard).readable)
+        return self._alone(shard, np.arange(number * size, last), fields)
+
+    def _alone(self, shard: int, rows: I64, fields: Fields) -> Answer:
+        """Read rows and no others; a file that cannot be read at all is what is wrong with each of them."""
         try:
             file = self.file(shard)
             there = rows < file.marks.readable
             if bool(there.all()):
                 return self._layout.read(file, rows, fields, self._common())
             good = np.flatnonzero(there)
-            some, wrong = self._layout.read(file, rows[good], fields, self._common()) if len(good) else ([], {})
+            read = self._layout.read(file, rows[good], fields, self._common()) if len(good) else ([], {})
         except DataError as exc:
             return [None] * len(rows), dict.fromkeys(range(len(rows)), exc)
-        items: list[Any] = [None] * len(rows)
-        bad = dict.fromkeys(np.flatnonzero(~there).tolist(), DataError(file.marks.bad, file.url))
-        for place, item in zip(good.tolist(), some, strict=True):
-            items[place] = item
-        return items, bad | {int(good[number]): error for number, error in wrong.items()}
+        gone = np.flatnonzero(~there)
+        lost = dict.fromkeys(range(len(gone)), DataError(file.marks.bad, file.url))
+        return in_order([(good, read), (gone, ([None] * len(gone), lost))])
 
     def _common(self) -> Any:
         """What all files agree on, as the first that has rows tells it."""
@@ -266,24 +307,73 @@ class RowSpots:
     reader: RowsReader
     shard: I64
     index: I64
+    group: I64
     fields: Fields
     nbytes: I64
 
     def take(self, sel: Any) -> RowSpots:
         """Some of them."""
-        return RowSpots(self.reader, self.shard[sel], self.index[sel], self.fields, self.nbytes[sel])
+        return RowSpots(self.reader, self.shard[sel], self.index[sel], self.group[sel], self.fields, self.nbytes[sel])
 
     def read(self) -> Answer:
         """Read them, file by file."""
-        if not len(self.shard) or bool((self.shard == self.shard[0]).all()):
-            return self.reader.read(int(self.shard[0]), self.index, self.fields) if len(self.shard) else ([], {})
-        order = np.argsort(self.shard, kind="stable")
-        parts: list[Sequence[Any]] = []
-        bad: dict[int, DataError] = {}
-        for places in np.split(order, np.flatnonzero(np.diff(self.shard[order])) + 1):
-            items, wrong = self.reader.read(int(self.shard[places[0]]), self.index[places], self.fields)
-            parts.append(items)
-            bad |= {int(places[number]): error for number, error in wrong.items()}
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return picked(joined(parts), back), bad
+        parts = []
+        for which in np.unique(self.shard).tolist():
+            places = np.flatnonzero(self.shard == which)
+            parts.append((places, self.reader.read(which, self.index[places], self.group[places], self.fields)))
+        return in_order(parts)
+
+
+def in_order(parts: Sequence[tuple[I64, Answer]]) -> Answer:
+    """Put answers together: each with the places where its items stand."""
+    if not parts:
+        return [], {}
+    if len(parts) == 1:
+        return parts[0][1]
+    order = np.concatenate([places for places, _ in parts])
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    bad = {int(places[n]): error for places, (_, wrong) in parts for n, error in wrong.items()}
+    return picked(joined([items for _, (items, _) in parts]), back), bad
+
+
+class _Kept:
+    """Answers that were made once for all who ask, the last ones used, within a bound of bytes."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[Any, Future[Answer]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Any, make: Callable[[], Answer]) -> Answer:
+        """Give the answer for ``key``: made now, or waited for where another thread makes it."""
+        with self._lock:
+            future = self._held.get(key)
+            new = future is None
+            if future is None:
+                future = self._held[key] = Future()
+            self._held.move_to_end(key)
+        if new:
+            try:
+                future.set_result(make())
+            except BaseException as exc:
+                future.set_exception(exc)
+                with self._lock:
+                    self._held.pop(key, None)
+                raise
+            self._trim()
+        return future.result()
+
+    def _trim(self) -> None:
+        with self._lock:
+            done = {key: one.result()[0] for key, one in self._held.items() if one.done()}
+            held = sum(int(getattr(items, "nbytes", 0)) for items in done.values())
+            for key, items in done.items():
+                if held <= _KEPT_BYTES:
+                    return
+                held -= int(getattr(items, "nbytes", 0))
+                del self._held[key]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._held.clear()

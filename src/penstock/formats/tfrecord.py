@@ -68,6 +68,7 @@ class TfRecordLayout:
     lists: tuple[str, ...] = ()
 
     how = "tfrecord"
+    columnar = False
 
     def scan(self, data: Buffer, problem: str | None) -> Marks:
         """Step from length to length; where that ends before the file does, the rest is one damaged record."""

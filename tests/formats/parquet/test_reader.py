@@ -21,6 +21,7 @@ from penstock.formats.parquet.source import ParquetSource, told_by
 from penstock.plan import Fields
 from penstock.storage import Memory, open_storage
 from penstock.testing import fingerprint
+from penstock.testing.servers import http_server
 
 
 def write(path: Path, first: int, rows: int, group: int = 10, **more: Any) -> None:
@@ -358,3 +359,11 @@ def test_remote_failures_name_the_file(remote: str) -> None:
         upload.write(b"PAR1 and then nothing that would end it")
         upload.commit()
     assert "part-1.parquet" in _message(ps.read_parquet(remote))
+
+
+def test_files_behind_a_server_are_read_by_ranges(folder: Path) -> None:
+    with http_server(folder) as port:
+        urls = [f"http://127.0.0.1:{port}/part-{number}.parquet" for number in range(3)]
+        ds = ps.read_parquet(urls).filter(ps.col("id") > 20)
+        assert [i for batch in ds.iter_batches(16) for i in batch["id"].tolist()] == list(range(21, 65))
+        assert sorted(sample["id"] for sample in ds.shuffle(8)) == list(range(21, 65))

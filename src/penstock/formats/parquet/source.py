@@ -19,7 +19,7 @@ from penstock.formats.parquet.reader import ParquetReader, Told
 from penstock.formats.parquet.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
-from penstock.storage import Cache, Storage, open_storage, relative, shown
+from penstock.storage import Cache, Storage, braces, local_path, open_storage, relative, shown
 from penstock.storage.protocol import scheme
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ParquetSource:
             StorageError: nothing is there, or a set of files is not whole.
         """
         require_arrow("reading Parquet")
-        paths = find(self.patterns, SUFFIXES, self.storage)
+        paths = _visible(find(self.patterns, SUFFIXES, self.storage), self.patterns)
         _check_sets([path for path in paths if path not in self.patterns])
         far = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
@@ -104,6 +104,25 @@ class ParquetSource:
         """The call that made it."""
         some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
         return f"read_parquet({some}{f', columns={list(self.columns)}' if self.columns else ''})"
+
+
+def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
+    """Without what lies in hidden folders, or ``_temporary`` ones, of folders that were listed: it is being written.
+
+    Raises:
+        StorageError: there is nothing else.
+    """
+    given = [local_path(one) if scheme(one) == "file" else one for pattern in patterns for one in braces(pattern)]
+    roots = [f"{one.rstrip('/')}/" for one in given]
+
+    def is_hidden(path: str) -> bool:
+        inside = next((path.removeprefix(root) for root in roots if path.startswith(root)), "")
+        return any(part[:1] in (".", "_") for part in inside.split("/")[:-1])
+
+    kept = [path for path in paths if not is_hidden(path)]
+    if not kept:
+        raise StorageError("no file of the wanted kind is there", shown(patterns[0]))
+    return kept
 
 
 def _check_sets(paths: Sequence[str]) -> None:
