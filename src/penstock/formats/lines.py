@@ -16,7 +16,17 @@ from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.marks import Marks
 from penstock.formats.parquet.columns import ABSENT, ArrowColumns
 from penstock.formats.rows import Answer, Buffer, RowFile, RowsReader, open_rows
-from penstock.formats.splitting import EVERY, Ends, Spans, csv_ends, find_rows, line_ends, line_of, scan_lines
+from penstock.formats.splitting import (
+    EVERY,
+    Ends,
+    Spans,
+    csv_ends,
+    find_rows,
+    from_mark_to_mark,
+    line_ends,
+    line_of,
+    scan_lines,
+)
 from penstock.order import I64
 from penstock.plan import Fields, Resources
 from penstock.plan.values import Workers
@@ -69,8 +79,12 @@ class _Typed:
 
     def read(self, file: RowFile, rows: I64, fields: Fields, learnt: Any) -> Answer:
         parse = self.parser(file, fields, learnt)
-        spans = find_rows(file, rows, self.ends, False)
-        batches, problems = _parsed(parse, spans, file.data)
+        together = from_mark_to_mark(file.marks, rows)
+        batch = None if together is None else _tried(parse, file.data[together], len(rows))[0]
+        batches: list[Any] = [batch]
+        problems: dict[int, str] = {}
+        if batch is None:
+            batches, problems = _parsed(parse, find_rows(file, rows, self.ends, False), file.data)
         bad = {n: DataError(text, file.url, self.key(file, int(rows[n]))) for n, text in problems.items()}
         if not batches:
             return [None] * len(rows), bad

@@ -27,6 +27,7 @@ from penstock.formats.tar.index import Stamp
 from penstock.order import I64
 from penstock.plan import Fields, joined, picked
 from penstock.storage import Cache, Storage, expand, local_path, open_storage, relative, shown
+from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
 
 Buffer = mmap.mmap | bytes
@@ -83,10 +84,8 @@ def open_rows(
     for url, path in zip(urls, paths, strict=True):
         if scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such file", url)
-    remote = next((path for path in paths if scheme(path) != "file"), None)
-    if cache is not None and remote is not None:
-        storage = cache.shared(open_storage(remote, storage))
-    return RowsReader([shown(url) for url in urls], relative(paths), paths, layout, storage)
+    place = through(cache, paths, storage)
+    return RowsReader([shown(url) for url in urls], relative(paths), paths, layout, place)
 
 
 class RowsReader:

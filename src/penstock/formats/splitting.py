@@ -43,8 +43,12 @@ def _well_quoted(data: U8, quotes: I64, delimiter: int) -> bool:
     opening, closing = quotes[0::2], quotes[1::2]
     before = data[opening[opening > 0] - 1]
     behind = data[closing[closing + 1 < len(data)] + 1]
-    edge = np.array([delimiter, _NEWLINE, _QUOTE], np.uint8)
-    return bool(np.isin(before, edge).all() and np.isin(behind, np.append(edge, _RETURN)).all())
+    edge = np.zeros(256, bool)
+    edge[[delimiter, _NEWLINE, _QUOTE]] = True
+    if not edge[before].all():
+        return False
+    edge[_RETURN] = True
+    return bool(edge[behind].all())
 
 
 def _ends_by_hand(data: bytes, delimiter: int) -> I64:
@@ -124,6 +128,15 @@ class Spans:
     def each(self, data: Buffer) -> list[bytes]:
         """The bytes of each."""
         return [data[low:high] for low, high in zip(self.begin.tolist(), self.end.tolist(), strict=True)]
+
+
+def from_mark_to_mark(marks: Marks, rows: I64) -> slice | None:
+    """Where rows lie, if they are neighbours from one mark up to another, or to the end; then nobody need look."""
+    first, last = int(rows[0]), int(rows[-1]) + 1
+    whole = first % marks.every == 0 and (last % marks.every == 0 or last == marks.readable)
+    if not whole or last - first != len(rows) or not bool((np.diff(rows) == 1).all()):
+        return None
+    return slice(*marks.stretch(first // marks.every, (last - 1) // marks.every))
 
 
 def find_rows(file: RowFile, rows: I64, ends: Ends, blanks: bool) -> Spans:

@@ -26,6 +26,7 @@ _FRAME = 16  # bytes around a record: its length, the length's checksum, its own
 _LENGTH = struct.Struct("<Q")
 _HEAD = struct.Struct("<QI")
 _SUM = struct.Struct("<I")
+_FLOAT = struct.Struct("<f")
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # the kinds of lists, by their numbers in a Feature
 _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
 
@@ -188,6 +189,15 @@ def _value(record: bytes, feature: tuple[int, int], as_list: bool) -> Any:
     if kind == _BYTES:
         parts = [record[low:high] for _, low, high in values]
         return parts[0] if len(parts) == 1 and not as_list else parts
+    if kind in (_FLOATS, _INTS) and len(values) == 1 and not as_list:
+        _, low, high = values[0]  # most fields hold one number, for which an array is a long way round
+        if kind == _FLOATS and high - low == 4:
+            return _FLOAT.unpack_from(record, low)[0]
+        if kind == _INTS and low < high:
+            whole, end = _varint(record, low)
+            if end == high:
+                whole &= (1 << 64) - 1
+                return whole - (1 << 64) if whole >> 63 else whole
     if kind == _FLOATS:
         array: Any = np.frombuffer(b"".join(record[low:high] for _, low, high in values), "<f4").astype(np.float32)
     elif kind == _INTS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -14,7 +14,20 @@ from urllib.parse import parse_qsl, urlsplit
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
 from penstock.storage.kept import CELL, RUN, URL_DIGITS, Kept
-from penstock.storage.protocol import Info, Listed, NotFound, Storage, Upload, changed, own, shown, span, too_short
+from penstock.storage.protocol import (
+    Info,
+    Listed,
+    NotFound,
+    Storage,
+    Upload,
+    changed,
+    open_storage,
+    own,
+    scheme,
+    shown,
+    span,
+    too_short,
+)
 from penstock.storage.shelf import Shelf, shelf
 
 _SECRET = re.compile(r"token|secret|passw|credential|jwt|api_?key|access_?key", re.IGNORECASE)
@@ -70,6 +83,20 @@ class Cache:
     def shared(self, storage: Storage) -> Cached:
         """Give the one of this process: an epoch knows what the one before it saw."""
         return own(("cached", self, storage), lambda: self.over(storage))
+
+
+def through(cache: Cache | None, places: Iterable[str], storage: Storage | None) -> Storage | None:
+    """The storage of those places that are remote, with a cache before it where there is one.
+
+    Raises:
+        PlanError: they are of several kinds, and one cache is for one.
+    """
+    remote = {scheme(place): place for place in places if scheme(place) != "file"}
+    if cache is None or not remote:
+        return storage
+    if len(remote) > 1 and storage is None:
+        raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
+    return cache.shared(open_storage(next(iter(remote.values())), storage))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from penstock.formats.parquet.reader import ParquetReader, Told
 from penstock.formats.parquet.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
-from penstock.storage import Cache, Storage, braces, local_path, open_storage, relative, shown
+from penstock.storage import Cache, Storage, braces, local_path, relative, shown
+from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
 
 if TYPE_CHECKING:
@@ -88,17 +89,8 @@ class ParquetSource:
             self.columns,
             told_by(paths),
             workers or (_FAR if far else len(os.sched_getaffinity(0))),
-            self._kept(paths),
+            through(self.cache, paths, self.storage),
         )
-
-    def _kept(self, paths: list[str]) -> Storage | None:
-        """The storage of what is remote, with the cache before it."""
-        remote = {scheme(path): path for path in paths if scheme(path) != "file"}
-        if self.cache is None or not remote:
-            return self.storage
-        if len(remote) > 1 and self.storage is None:
-            raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
-        return self.cache.shared(open_storage(next(iter(remote.values())), self.storage))
 
     def describe(self) -> str:
         """The call that made it."""

@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import DataError, PlanError, StorageError
+from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits
 from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.stream import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import STDIN, Cache, Storage, expand, local_path, open_storage, relative, shown
+from penstock.storage import STDIN, Cache, Storage, expand, local_path, relative, shown
+from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -56,21 +57,12 @@ class TarSource:
             return StdinReader()
         urls = expand([one for pattern in self.patterns for one in self._listed(pattern)], SUFFIXES, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
-        storage = self._kept(paths)
+        storage = through(self.cache, paths, self.storage)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
         counts = _known_counts(urls, paths, manifests)
         self._check_folders(set(paths), manifests)
         remote = {folder: manifest for folder, manifest in manifests.items() if scheme(folder) != "file"}
         return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, storage, remote)
-
-    def _kept(self, paths: list[str]) -> Storage | None:
-        """The storage of what is remote, with the cache before it."""
-        remote = {scheme(path): path for path in paths if scheme(path) != "file"}
-        if self.cache is None or not remote:
-            return self.storage
-        if len(remote) > 1 and self.storage is None:
-            raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
-        return self.cache.shared(open_storage(next(iter(remote.values())), self.storage))
 
     def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
         """A folder holds every shard that its manifest names."""
