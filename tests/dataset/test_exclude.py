@@ -6,16 +6,20 @@ import contextlib
 import io
 import json
 import logging
+import sys
 import tarfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
+import cloudpickle
 import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StateError, StorageError
 from penstock.testing import numbers
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 COUNTS = (10, 20, 5)
 BAD = {3, 10, 17, 24, 31}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage.retry import Pace, Patience, Retry, Temporary, again, fetch, gather
+from penstock.storage.retry import Pace, Patience, Retry, Temporary, again, fetch, gather, while_wanted
 
 
 @pytest.fixture
@@ -158,3 +158,11 @@ def test_the_loser_of_a_race_is_closed() -> None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert [body.closed for body in made] == [1, 1]
+
+
+def test_what_nobody_wants_any_more_is_not_tried_again(slept: list[float]) -> None:
+    wanted = iter([True, True, False])
+    with pytest.raises(StorageError, match=r"it broke \(3 times\)"), while_wanted(lambda: next(wanted)):
+        again(_failing(5), "a", Retry(tries=9))
+    assert len(slept) == 2
+    assert again(_failing(5), "a", Retry(tries=9)) == "done"

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from penstock.errors import DataError
 from penstock.storage import Info, Storage
+from penstock.storage.retry import while_wanted
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -187,7 +188,8 @@ class Fetcher:
 
     def _fetch(self, chunk: _Chunk) -> None:
         try:
-            chunk.view = chunk.owner.fetched(chunk.start, chunk.stop)
+            with while_wanted(lambda: chunk.urgent or not self.over):
+                chunk.view = chunk.owner.fetched(chunk.start, chunk.stop)
             state = _HERE
         except Exception as exc:  # it belongs to whoever reads the range
             chunk.error, state = exc, _FAILED

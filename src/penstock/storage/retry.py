@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
@@ -80,6 +81,19 @@ class Body(Protocol):
         """Give the connection back, or up."""
 
 
+_here = threading.local()
+
+
+@contextmanager
+def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Within it, this thread tries again only while somebody wants what it tries."""
+    _here.wanted = wanted
+    try:
+        yield
+    finally:
+        del _here.wanted
+
+
 class Patience:
     """Counts failures and waits between them."""
 
@@ -97,11 +111,12 @@ class Patience:
         """Wait for the next try.
 
         Raises:
-            StorageError: this was the last one.
+            StorageError: this was the last one, or nobody wants another.
         """
         self._came = 0
         self._failures += 1
-        if self._failures >= self._retry.tries:
+        wanted: Callable[[], bool] | None = getattr(_here, "wanted", None)
+        if self._failures >= self._retry.tries or (wanted is not None and not wanted()):
             times = f" ({self._failures} times)" if self._failures > 1 else ""
             raise StorageError(f"{trouble.problem}{times}", self._url) from None
         pause = self._pause(trouble.after_s)
