@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
+from penstock.dataset.relations import Aggregated, Groups, Sorted, whole
 from penstock.engines import engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
@@ -282,6 +283,23 @@ class Chain:
         plan = self.plan
         branches = tuple(branch(ds.plan) for ds in together)
         return self._with(Plan(kind(branches, **how), (), plan.seed, plan.epoch, None, plan.errors, plan.engine))
+
+    def sort(self, field: str, descending: bool = False) -> Self:
+        """Put the samples in the order of a field's values; all of them are held in memory.
+
+        Raises:
+            PlanError: this is one rank's share.
+        """
+        return self._with(whole(self.plan, Sorted(field, bool(descending))))
+
+    def groupby(self, field: str) -> Groups[Self]:
+        """Gather the samples by the value of a field: ``ds.groupby("label").count()``.
+
+        Raises:
+            PlanError: this is one rank's share.
+        """
+        whole(self.plan, Aggregated(field, "count"))  # whether it may
+        return Groups(self.plan, self._with, field)
 
     def train_test_split(
         self, test_size: float = 0.2, shuffle: bool = True, seed: int | None = None, by: str | None = None

@@ -15,18 +15,16 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 import cloudpickle
 
 from penstock.codecs.features import feature_of
-from penstock.dataset.chain import Chain
+from penstock.dataset.relations import distinct, fields_of
 from penstock.dataset.words import brief, explained, type_of
-from penstock.engines import Meters, Program, Run, Stats, snapshot
+from penstock.dataset.writing import Writing
+from penstock.engines import Meters, Program, Run, Stats, snapshot, started
 from penstock.errors import PlanError
 from penstock.feed import Deal, Epochs, Loader, Stream, find_rank, this_worker, torch_class, warn_uncut
-from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.formats.huggingface import collected
+from penstock.formats.items import ItemsSource
 from penstock.formats.parquet.tables import ArrowBatch, frame, joined_table
-from penstock.packing import Packed, write_rows, write_shards
-from penstock.packing.tables import TableOptions, write_tables
-from penstock.plan import Cut, Plan, check_choice, check_count, relaxed
-from penstock.storage import Storage
+from penstock.plan import ByObject, Cut, Plan, check_choice, check_count, relaxed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.feed.torch import TorchDataset
 
 
-class Dataset(Chain):
+class Dataset(Writing):
     """A description of samples and what is done to them; immutable, every method returns a new one.
 
     Iterating starts the engine: every ``for`` is the next epoch.
@@ -83,12 +81,7 @@ class Dataset(Chain):
         return loader
 
     def _run(self, epoch: int) -> Run:
-        program = Program(self.plan)
-        if program.stream is not None:
-            return self._noted(Run(program, None, epoch, program.front()))
-        alone = self.plan.cut is None or self.plan.cut.world == 1
-        order = program.order(epoch, counts=not alone)
-        return self._noted(Run(program, order, epoch, program.start(order, self.plan.cut)))
+        return self._noted(started(self.plan, epoch))
 
     def _noted(self, run: Run) -> Run:
         self._meters = run.meters
@@ -177,6 +170,18 @@ class Dataset(Chain):
         if not isinstance(sample, dict):
             sample = {"item": sample}
         return {name: type_of(value) for name, value in sample.items()}
+
+    def unique(self, field: str) -> list[Any]:
+        """The values of a field, each once, in the order they first come.
+
+        Raises:
+            DataError: a sample has no such field.
+        """
+        return distinct(started(fields_of(self.plan, field), self._coming()).items(), field)
+
+    def materialize(self) -> Dataset:
+        """The samples of the coming epoch, run once and kept in memory."""
+        return Dataset(Plan(ItemsSource(ByObject(self.take_all())), (), self.plan.seed, engine=self.plan.engine))
 
     def __getitem__(self, i: SupportsIndex) -> Any:
         """The sample at place ``i`` of the unshuffled order, through every stage.
@@ -312,123 +317,6 @@ class Dataset(Chain):
         rank, world = find_rank(rank, world)
         share = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"), within)
         return Loader(self.plan, share, epoch, ledger=ledger)
-
-    def write_tar(
-        self,
-        url: str,
-        max_bytes: float | str = 1e9,
-        max_samples: int = 100_000,
-        compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
-        *,
-        trust_pickle: bool = False,
-        progress: bool = False,
-        storage: Storage | None = None,
-    ) -> Packed:
-        """Write the samples into tar shards, in order.
-
-        ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
-        path, or a URL that ``storage`` or its scheme knows how to write to.
-
-        Raises:
-            DataError: a sample cannot be stored.
-            StorageError: the place cannot be written.
-        """
-        return write_shards(
-            self.plan,
-            self._coming(),
-            url,
-            max_bytes=max_bytes,
-            max_samples=max_samples,
-            compress=compress,
-            trust_pickle=trust_pickle,
-            progress=progress,
-            storage=storage,
-        )
-
-    def write_csv(
-        self,
-        url: str,
-        max_bytes: float | str | None = None,
-        *,
-        delimiter: str = ",",
-        progress: bool = False,
-        storage: Storage | None = None,
-    ) -> Packed:
-        """Write the samples as CSV, in order: into one ``.csv`` file, or a folder (``00000-of-00010.csv``, ...).
-
-        ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done.
-
-        Raises:
-            DataError: a value has no place in CSV, or a sample has other fields than the first.
-            StorageError: the place cannot be written, or holds such files already.
-        """
-        return self._rows(url, AsCsv(delimiter), max_bytes, progress, storage)
-
-    def write_json(
-        self,
-        url: str,
-        max_bytes: float | str | None = None,
-        *,
-        progress: bool = False,
-        storage: Storage | None = None,
-    ) -> Packed:
-        """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or a folder; as ``write_csv`` does.
-
-        Raises:
-            DataError: a value has no place in JSON.
-            StorageError: the place cannot be written, or holds such files already.
-        """
-        return self._rows(url, AsJson(), max_bytes, progress, storage)
-
-    def write_tfrecords(
-        self,
-        url: str,
-        max_bytes: float | str | None = None,
-        *,
-        progress: bool = False,
-        storage: Storage | None = None,
-    ) -> Packed:
-        """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or a folder.
-
-        Raises:
-            DataError: a value has no place there.
-            StorageError: the place cannot be written, or holds such files already.
-        """
-        return self._rows(url, AsExample(), max_bytes, progress, storage)
-
-    def _rows(
-        self, url: str, kind: RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
-    ) -> Packed:
-        return write_rows(self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage)
-
-    def write_parquet(
-        self,
-        url: str | os.PathLike[str],
-        max_bytes: float | str = "500MB",
-        max_samples: int | None = None,
-        compression: str = "zstd",
-        *,
-        append: bool = False,
-        resume: bool = True,
-        schema: pa.Schema | None = None,
-        progress: bool = False,
-        storage: Storage | None = None,
-    ) -> Packed:
-        """Write the samples into Parquet files of a folder, in order: ``00000-of-00010.parquet`` and so on.
-
-        They appear together when the last one is complete; no file has more than ``max_bytes``, unless one sample alone
-        has. ``append`` writes a new set beside those that are there; ``resume`` goes on with an interrupted run of the
-        same dataset and options; ``schema`` says the types of columns, by default those of the first samples.
-
-        Raises:
-            DataError: a sample cannot be stored.
-            MissingExtra: pyarrow is not installed.
-            PlanError: an argument makes no sense, or the folder holds such files already.
-            StorageError: the place cannot be written.
-        """
-        options = TableOptions(max_bytes, max_samples, compression, append, resume, schema)
-        where = os.fspath(url)
-        return write_tables(self.plan, self._coming(), where, options, progress=progress, storage=storage)
 
     def to_huggingface(
         self, path: str | os.PathLike[str] | None = None, *, features: Mapping[str, Any] | None = None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from penstock.engines.cursor import AnyCursor, Part, Start
 from penstock.engines.meter import Event, Meters
 from penstock.engines.program import Level, Program, Segment
-from penstock.engines.run import ENGINES, Run, Witness
+from penstock.engines.run import ENGINES, Run, Witness, started
 from penstock.engines.stats import Stats, snapshot
 from penstock.engines.tracing import (
     AGAIN,
@@ -91,4 +91,5 @@ __all__ = [
     "Witness",
     "engine_options",
     "snapshot",
+    "started",
 ]

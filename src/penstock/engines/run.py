@@ -18,7 +18,7 @@ from penstock.engines.stats import Stats, snapshot
 from penstock.engines.tracing import DELIVERED, Trail
 from penstock.errors import DataError
 from penstock.order import I64, Order, Piece, tail, total
-from penstock.plan import Block, Skipped
+from penstock.plan import Block, Plan, Skipped
 
 log = logging.getLogger("penstock")
 
@@ -236,3 +236,13 @@ class Run:
     def stats(self) -> Stats:
         """What the run did so far."""
         return snapshot(self.meters)
+
+
+def started(plan: Plan, epoch: int) -> Run:
+    """A run of a plan's epoch from its beginning, for those who ask for no state."""
+    program = Program(plan)
+    if program.stream is not None:
+        return Run(program, None, epoch, program.front())
+    alone = plan.cut is None or plan.cut.world == 1
+    order = program.order(epoch, counts=not alone)
+    return Run(program, order, epoch, program.start(order, plan.cut))

@@ -1,0 +1,142 @@
+"""Samples into files: every method writes all of them, in order."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from penstock.dataset.chain import Chain
+from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
+from penstock.packing import Packed, write_rows, write_shards
+from penstock.packing.tables import TableOptions, write_tables
+from penstock.storage import Storage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Writing(Chain):
+    """A plan whose samples can be written; nothing of it appears before it is whole."""
+
+    __slots__ = ()
+
+    def _coming(self) -> int:
+        """The epoch that is written."""
+        return self.plan.epoch or 0
+
+    def write_tar(
+        self,
+        url: str,
+        max_bytes: float | str = 1e9,
+        max_samples: int = 100_000,
+        compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
+        *,
+        trust_pickle: bool = False,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples into tar shards, in order.
+
+        ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
+        path, or a URL that ``storage`` or its scheme knows how to write to.
+
+        Raises:
+            DataError: a sample cannot be stored.
+            StorageError: the place cannot be written.
+        """
+        return write_shards(
+            self.plan,
+            self._coming(),
+            url,
+            max_bytes=max_bytes,
+            max_samples=max_samples,
+            compress=compress,
+            trust_pickle=trust_pickle,
+            progress=progress,
+            storage=storage,
+        )
+
+    def write_csv(
+        self,
+        url: str,
+        max_bytes: float | str | None = None,
+        *,
+        delimiter: str = ",",
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples as CSV, in order: into one ``.csv`` file, or a folder (``00000-of-00010.csv``, ...).
+
+        ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done.
+
+        Raises:
+            DataError: a value has no place in CSV, or a sample has other fields than the first.
+            StorageError: the place cannot be written, or holds such files already.
+        """
+        return self._rows(url, AsCsv(delimiter), max_bytes, progress, storage)
+
+    def write_json(
+        self,
+        url: str,
+        max_bytes: float | str | None = None,
+        *,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or a folder; as ``write_csv`` does.
+
+        Raises:
+            DataError: a value has no place in JSON.
+            StorageError: the place cannot be written, or holds such files already.
+        """
+        return self._rows(url, AsJson(), max_bytes, progress, storage)
+
+    def write_tfrecords(
+        self,
+        url: str,
+        max_bytes: float | str | None = None,
+        *,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or a folder.
+
+        Raises:
+            DataError: a value has no place there.
+            StorageError: the place cannot be written, or holds such files already.
+        """
+        return self._rows(url, AsExample(), max_bytes, progress, storage)
+
+    def _rows(
+        self, url: str, kind: RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
+    ) -> Packed:
+        return write_rows(self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage)
+
+    def write_parquet(
+        self,
+        url: str | os.PathLike[str],
+        max_bytes: float | str = "500MB",
+        max_samples: int | None = None,
+        compression: str = "zstd",
+        *,
+        append: bool = False,
+        resume: bool = True,
+        schema: pa.Schema | None = None,
+        progress: bool = False,
+        storage: Storage | None = None,
+    ) -> Packed:
+        """Write the samples into Parquet files of a folder, in order: ``00000-of-00010.parquet`` and so on.
+
+        They appear together when the last one is complete; no file has more than ``max_bytes``, unless one sample alone
+        has. ``append`` writes a new set beside those that are there; ``resume`` goes on with an interrupted run of the
+        same dataset and options; ``schema`` says the types of columns, by default those of the first samples.
+
+        Raises:
+            DataError: a sample cannot be stored.
+            MissingExtra: pyarrow is not installed.
+            PlanError: an argument makes no sense, or the folder holds such files already.
+            StorageError: the place cannot be written.
+        """
+        options = TableOptions(max_bytes, max_samples, compression, append, resume, schema)
+        where = os.fspath(url)
+        return write_tables(self.plan, self._coming(), where, options, progress=progress, storage=storage)

@@ -1,0 +1,146 @@
+"""Groups, order by value, distinct values: what a plain loop over the samples says."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import statistics
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PenstockError, PlanError
+from penstock.testing import numbers
+
+DICE = random.Random(0)
+ROWS: list[dict[str, Any]] = [{"k": DICE.choice("abc"), "x": DICE.randrange(100), "y": DICE.random()} for _ in range(200)]
+
+
+def groups() -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in ROWS:
+        found[row["k"]].append(row)
+    return dict(sorted(found.items()))
+
+
+def test_count_is_a_row_for_each_value_in_its_order() -> None:
+    got = ps.from_items(ROWS).groupby("k").count().take_all()
+    assert got == [{"k": k, "count": len(rows)} for k, rows in groups().items()]
+
+
+@pytest.mark.parametrize(
+    ("how", "meant"),
+    [
+        ("sum", sum),
+        ("mean", statistics.fmean),
+        ("min", min),
+        ("max", max),
+        ("std", statistics.stdev),
+        ("list", list),
+    ],
+)
+def test_aggregates_are_those_of_the_values(how: str, meant: Any) -> None:
+    got = getattr(ps.from_items(ROWS).groupby("k"), how)("x", "y").take_all()
+    for row, (k, rows) in zip(got, groups().items(), strict=True):
+        assert row["k"] == k
+        for name in ("x", "y"):
+            assert row[f"{name}_{how}"] == pytest.approx(meant([one[name] for one in rows]))
+
+
+def test_the_deviation_of_one_value_is_not_known() -> None:
+    (row,) = ps.from_items([{"k": 1, "x": 5}]).groupby("k").std("x").take_all()
+    assert math.isnan(row["x_std"])
+
+
+def test_shapes_and_arrays_are_values_too() -> None:
+    rows = [{"dims": shape} for shape in [(4, 6), [4, 6], np.array([2, 2]), (2, 2, 3)]]
+    got = ps.from_items(rows).groupby("dims").count().take_all()
+    assert [(list(row["dims"]), row["count"]) for row in got] == [([2, 2], 1), ([2, 2, 3], 1), ([4, 6], 2)]
+
+
+def test_nothing_and_nan_are_groups_at_the_end() -> None:
+    rows: list[dict[str, Any]] = [{"k": None}, {"k": float("nan")}, {"k": 2}, {"k": np.float64("nan")}, {"k": 1.5}]
+    got = ps.from_items(rows).groupby("k").count().take_all()
+    assert [row["k"] for row in got[:2]] == [1.5, 2]
+    assert sorted((str(row["k"]), row["count"]) for row in got[2:]) == [("None", 1), ("nan", 2)]
+
+
+@pytest.mark.parametrize("descending", [False, True])
+def test_sort_is_stable(descending: bool) -> None:
+    got = ps.from_items(ROWS).sort("k", descending=descending).take_all()
+    assert got == sorted(ROWS, key=lambda row: row["k"], reverse=descending)
+
+
+def test_unique_gives_values_as_they_first_come() -> None:
+    assert ps.from_items(ROWS).unique("k") == list(dict.fromkeys(row["k"] for row in ROWS))
+
+
+def test_what_comes_out_is_a_dataset() -> None:
+    ds = numbers((5, 7)).map(lambda s: {**s, "odd": s["x"] % 2}).groupby("odd").count()
+    assert len(ds) == 2
+    assert ds.map(lambda row: row["count"]).take_all() == [6, 6]
+    assert [row["odd"] for row in ds.shard(1, 2)] == [1]
+    assert pickle.loads(pickle.dumps(ds)).take_all() == ds.take_all()
+    assert "groupby('odd').count()" in repr(ds)
+
+
+def test_nothing_runs_before_it_is_read() -> None:
+    called: list[int] = []
+
+    def noted(x: int) -> dict[str, int]:
+        called.append(x)
+        return {"k": x}
+
+    ds = ps.from_items([1, 2]).map(noted).groupby("k").count().sort("count")
+    assert not called
+    ds.take_all()
+    assert sorted(called) == [1, 2]
+
+
+def test_only_the_fields_in_question_are_read(tmp_path: Any) -> None:
+    ps.from_items([{"__key__": str(i), "txt": "x" * 99, "cls": i % 3} for i in range(9)]).write_tar(str(tmp_path))
+    ds = ps.read_tar(str(tmp_path)).decode(txt=lambda data: 1 // 0).groupby("cls").count()
+    assert [row["count"] for row in ds.take_all()] == [3, 3, 3]
+
+
+def test_a_materialized_dataset_is_run_once() -> None:
+    called: list[int] = []
+
+    def noted(x: int) -> int:
+        called.append(x)
+        return x + 1
+
+    ds = ps.from_items([1, 2, 3]).map(noted).materialize()
+    assert [ds.take_all(), list(ds), len(ds)] == [[2, 3, 4], [2, 3, 4], 3]
+    assert sorted(called) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda ds: ds.shard(0, 2).groupby("k"),
+        lambda ds: ds.shard(0, 2).sort("k"),
+        lambda ds: ds.groupby("k").sum(),
+    ],
+    ids=["groupby of a share", "sort of a share", "sum of nothing"],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: Any) -> None:
+    with pytest.raises(PlanError):
+        wrong(ps.from_items(ROWS))
+
+
+@pytest.mark.parametrize(
+    "run", [lambda ds: ds.groupby("z").count().take_all(), lambda ds: ds.sort("z").take(1), lambda ds: ds.unique("z")]
+)
+def test_a_field_that_is_not_there_is_named(run: Any) -> None:
+    with pytest.raises(PenstockError, match="'z'"):
+        run(ps.from_items(ROWS))
+
+
+def test_samples_without_fields_have_no_groups() -> None:
+    with pytest.raises(DataError, match="needs samples with fields"):
+        ps.from_items([1, 2]).sort("k").take_all()
