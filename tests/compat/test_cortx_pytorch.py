@@ -57,7 +57,7 @@ def numbers_in(loader: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")  # more workers than there are cores
-@pytest.mark.parametrize("start", ["fork", "spawn"] if FULL else ["fork"])
+@pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_every_sample_arrives_once_an_epoch_through_three_workers(client: Any, start: str) -> None:
     dataset = (
         RemoteDataset(client, "testbucket", "pictures")

@@ -17,7 +17,9 @@ from penstock.errors import DataError, PenstockError, PlanError
 from penstock.testing import numbers
 
 DICE = random.Random(0)
-ROWS: list[dict[str, Any]] = [{"k": DICE.choice("abc"), "x": DICE.randrange(100), "y": DICE.random()} for _ in range(200)]
+ROWS: list[dict[str, Any]] = [
+    {"k": DICE.choice("abc"), "x": DICE.randrange(100), "y": DICE.random()} for _ in range(200)
+]
 
 
 def groups() -> dict[str, list[dict[str, Any]]]:

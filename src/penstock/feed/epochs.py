@@ -17,6 +17,8 @@ from penstock.feed.workers import Worker
 _ROOM = 1 << 16  # bytes that the count never needs
 _PASSES = 8  # of one dataset that may be begun at the same time
 
+_taken: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()  # by processes being started
+
 # A pass: the name its workers share, its epoch, and the workers that have come to it.
 _Pass = tuple[int, int, list[int]]
 
@@ -52,11 +54,15 @@ class Epochs:
         weakref.finalize(self, os.close, file)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if context.get_spawning_popen() is None:
+        child = context.get_spawning_popen()
+        if child is None:
             return Epochs, ()  # kept, or on its way to who knows where: a count of its own
         self.share()
         assert self._file is not None
-        return _attached, (reduction.DupFd(self._file),)
+        taken = _taken.setdefault(child, {})  # a file goes to a process once, however often the dataset does
+        if self._file not in taken:
+            taken[self._file] = reduction.DupFd(self._file)
+        return _attached, (taken[self._file],)
 
     def coming(self) -> int:
         """The epoch of the next pass."""
@@ -131,5 +137,5 @@ def _unnamed() -> int:
 
 def _attached(file: Any) -> Epochs:
     epochs = Epochs()
-    epochs._attach(file.detach())
+    epochs._attach(os.dup(file.detach()))  # what comes several times has one file
     return epochs
