@@ -40,6 +40,7 @@ ENVS = data.HERE / ".envs"
 TIMEOUT_S = 300
 SHOWN = {
     "CPU s",
+    "bytes a sample",
     "files opened",
     "shards touched",
     "numpy imported",
@@ -140,6 +141,7 @@ PROMISES: dict[str, tuple[Target, ...]] = {
     },
     "loader": (
         Target("us a sample over the dataset itself", "a sample", 1.0, value="us over a loop"),
+        Target("us a sample of a ledger, batches of 64", "a sample, with a ledger", 1.0, value="us over a loop"),
         Target("seconds a state takes", "a state", 0.001),
     ),
     "table-batches": (Target("penstock, to read_table", "penstock", 1.0, table_cases.LIMIT, at_least=True),),
