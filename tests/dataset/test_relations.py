@@ -81,6 +81,40 @@ def test_unique_gives_values_as_they_first_come() -> None:
     assert ps.from_items(ROWS).unique("k") == list(dict.fromkeys(row["k"] for row in ROWS))
 
 
+LABELS = [{"k": "a", "label": 1}, {"k": "b", "label": 2}, {"k": "b", "label": 3}, {"k": "z", "label": 4}]
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_a_join_is_what_two_loops_give(how: Any) -> None:
+    want = []
+    for row in ROWS:
+        partners = [one for one in LABELS if one["k"] == row["k"]]
+        want += [{**row, "label": one["label"]} for one in partners]
+        want += [row] if how == "left" and not partners else []
+    joined = ps.from_items(ROWS).join(ps.from_items(LABELS), on="k", how=how)
+    assert list(joined) == want
+    assert list(pickle.loads(pickle.dumps(joined))) == want
+    assert list(joined.on("serial")) == want
+
+
+def test_a_join_can_be_resumed() -> None:
+    ds = ps.from_items(ROWS).join(ps.from_items(LABELS), "k", workers=2).shuffle(10).batched(7)
+    whole = [batch["x"].tolist() for batch in ds.loader()]
+    loader = ds.loader()
+    run = iter(loader)
+    seen = [next(run)["x"].tolist() for _ in range(5)]
+    again = ds.loader()
+    again.load_state_dict(loader.state_dict())
+    assert seen + [batch["x"].tolist() for batch in again] == whole
+
+
+def test_fields_that_both_sides_have_need_a_suffix() -> None:
+    left, right = ps.from_items([{"k": 1, "x": 2}]), ps.from_items([{"k": 1, "x": 3, "__key__": "r"}])
+    assert left.join(right, "k", suffix="_r").take_all() == [{"k": 1, "x": 2, "x_r": 3}]
+    with pytest.raises(PenstockError, match="both sides have 'x'; give suffix="):
+        left.join(right, "k").take_all()
+
+
 def test_what_comes_out_is_a_dataset() -> None:
     ds = numbers((5, 7)).map(lambda s: {**s, "odd": s["x"] % 2}).groupby("odd").count()
     assert len(ds) == 2
@@ -127,8 +161,11 @@ def test_a_materialized_dataset_is_run_once() -> None:
         lambda ds: ds.shard(0, 2).groupby("k"),
         lambda ds: ds.shard(0, 2).sort("k"),
         lambda ds: ds.groupby("k").sum(),
+        lambda ds: ds.join(ds.shard(0, 2), "k"),
+        lambda ds: ds.join(ROWS, "k"),
+        lambda ds: ds.join(ds, "k", how="outer"),
     ],
-    ids=["groupby of a share", "sort of a share", "sum of nothing"],
+    ids=["groupby of a share", "sort of a share", "sum of nothing", "a share", "a list", "another kind"],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: Any) -> None:
     with pytest.raises(PlanError):

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
-from penstock.dataset.relations import Aggregated, Groups, Sorted, whole
+from penstock.dataset.relations import Aggregated, Groups, Lookup, Sorted, whole
 from penstock.engines import engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
@@ -49,6 +49,7 @@ from penstock.plan import (
     Where,
     Zip,
     check_branch,
+    check_choice,
     check_count,
     exclusions,
 )
@@ -291,6 +292,26 @@ class Chain:
             PlanError: this is one rank's share.
         """
         return self._with(whole(self.plan, Sorted(field, bool(descending))))
+
+    def join(
+        self, other: Chain, on: str, how: Literal["inner", "left"] = "inner", *, suffix: str | None = None, **more: Any
+    ) -> Self:
+        """Add to every sample the fields of those of ``other`` that have the same value of a field.
+
+        Samples stay in order; one that has several partners comes with each of them, one that has none is left out, or
+        (``how="left"``) stays as it is. ``other`` is held in memory. ``suffix`` renames its fields where both sides
+        have them. Takes what ``map`` takes, but for where it runs: in threads.
+
+        Raises:
+            PlanError: ``other`` is no dataset, or one rank's share.
+        """
+        if not isinstance(other, Chain):
+            raise PlanError(f"join needs a Dataset, not {type(other).__name__}")
+        check_choice("how", how, ("inner", "left"))
+        if other.plan.cut is not None and other.plan.cut.world > 1:
+            raise PlanError(f"join needs all of the other dataset, which is cut for {other.plan.cut.world} ranks")
+        lookup = Lookup(other.plan, on, how, suffix)
+        return self._then(FlatMapFn(lookup, resources=_resources("join", more)))
 
     def groupby(self, field: str) -> Groups[Self]:
         """Gather the samples by the value of a field: ``ds.groupby("label").count()``.

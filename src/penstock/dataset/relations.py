@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -164,6 +165,47 @@ class Groups(Generic[_Of]):
             raise PlanError(f"{how}() needs the names of fields, as in groupby({self.field!r}).{how}('x')")
         read = fields_of(self.plan, self.field, *fields)
         return self.made(whole(read, Aggregated(self.field, how, fields)))
+
+
+class Lookup:
+    """Joins a sample with those of another plan that have the same value of a field.
+
+    They are gathered when the first sample asks, once in every process that joins.
+    """
+
+    def __init__(self, plan: Plan, field: str, how: str, suffix: str | None) -> None:
+        self._plan, self._field, self._how, self._suffix = plan, field, how, suffix
+        self._lock = threading.Lock()
+        self._rows: dict[Hashable, list[dict[str, Any]]] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lookup, (self._plan, self._field, self._how, self._suffix)
+
+    def __repr__(self) -> str:
+        return f"join on {self._field!r}"
+
+    def __call__(self, sample: Any) -> list[Any]:
+        found = self._gathered().get(hashable(value_of(sample, self._field, "join")), ())
+        if not found:
+            return [sample] if self._how == "left" else []
+        return [{**sample, **self._named(row, sample)} for row in found]
+
+    def _gathered(self) -> dict[Hashable, list[dict[str, Any]]]:
+        with self._lock:
+            if self._rows is None:
+                rows: dict[Hashable, list[dict[str, Any]]] = {}
+                for row in started(self._plan, self._plan.epoch or 0).items():
+                    rows.setdefault(hashable(value_of(row, self._field, "join")), []).append(row)
+                self._rows = rows
+            return self._rows
+
+    def _named(self, row: dict[str, Any], sample: dict[str, Any]) -> dict[str, Any]:
+        """The other side's fields, but for the one they are joined on and those of its own kind."""
+        own = {name: value for name, value in row.items() if name != self._field and not name.startswith("__")}
+        clash = sorted(own.keys() & sample.keys())
+        if clash and self._suffix is None:
+            raise DataError(f"join: both sides have {', '.join(map(repr, clash))}; give suffix=")
+        return {f"{name}{self._suffix}" if name in clash else name: value for name, value in own.items()}
 
 
 def distinct(items: Iterator[Any], field: str) -> list[Any]:
