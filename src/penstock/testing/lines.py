@@ -41,7 +41,7 @@ def line_plans(counts: Sequence[int], noise: Callable[..., Any]) -> dict[str, Ca
     """Plans over files of rows, with a function that takes ``rng``."""
 
     def at(kind: str) -> str:
-        return os.path.join(_folder(tuple(counts)), f"*.{kind}")
+        return os.path.join(_folder(tuple(counts[:4])), f"*.{kind}")  # opening one parses rows: fewer say as much
 
     return {
         "csv with a wrong row": lambda: read_csv(at("csv")).shuffle(9, shards=3).map(noise).on_error("skip"),
