@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.engines.flow import Limit
 from penstock.errors import DataError
 from penstock.formats import rows
 from penstock.formats.lines import CsvLayout
@@ -38,11 +39,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     return seen
 
 
-def test_a_window_reads_every_group_once(path: str, reads: Counter[int]) -> None:
+def test_a_window_reads_every_group_once(path: str, reads: Counter[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Limit, "measured", lambda *_: None)  # blocks as they come, however busy the machine is
     got = [sample["x"] for sample in ps.read_csv(path).shuffle(3000)]
     assert sorted(got) == list(range(20_000))
-    groups = sum(times for size, times in reads.items() if size >= 500)
-    assert groups <= 2 * 20  # 20 groups; the one in which two windows meet may be read again
+    assert sum(reads.values()) <= 2 * 20  # 20 groups; the one in which two windows meet may be read again
     assert reads[1024] == 19
     assert sum(size * times for size, times in reads.items() if size < 500) < 100  # edges of windows
 
