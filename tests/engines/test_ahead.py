@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.engines.ahead import ahead
+from penstock.storage.retry import wanted
 
 
 def scouts() -> list[threading.Thread]:
@@ -73,3 +74,23 @@ def test_closing_does_not_wait_for_what_takes_for_ever() -> None:
     for thread in scouts():
         thread.join(5)
     assert not scouts()
+
+
+def test_what_is_found_after_the_end_is_wanted_by_nobody() -> None:
+    began, ended, seen = threading.Event(), threading.Event(), []
+
+    def find(number: int) -> int:
+        if number:
+            began.set()
+            ended.wait(30)
+        seen.append(wanted())
+        return number
+
+    things = ahead(range(3), find)
+    next(things)
+    assert began.wait(5)
+    things.close()  # type: ignore[attr-defined]
+    ended.set()
+    for thread in scouts():
+        thread.join(5)
+    assert seen == [True, False]

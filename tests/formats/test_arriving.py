@@ -17,6 +17,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats import arriving
 from penstock.formats.arriving import CHUNK, GRID, Arriving, Fetcher, whole
 from penstock.storage import Info
+from penstock.storage.retry import while_wanted
 
 SIZE = 20 * GRID + 12_345
 BYTES = np.random.default_rng(0).bytes(SIZE)
@@ -176,6 +177,16 @@ def test_what_is_wanted_after_the_end_is_not_fetched() -> None:
     bytes_ = opened(storage, fetcher)
     fetcher.rest()
     want(bytes_, [(0, SIZE)], ascending=True)
+    time.sleep(0.05)
+    assert not storage.asked
+    assert bytes_[5:10] == BYTES[5:10]
+
+
+def test_what_nobody_wants_any_more_is_not_fetched() -> None:
+    storage = Slow()
+    bytes_ = opened(storage)
+    with while_wanted(lambda: False):
+        want(bytes_, [(0, SIZE)], ascending=True)
     time.sleep(0.05)
     assert not storage.asked
     assert bytes_[5:10] == BYTES[5:10]

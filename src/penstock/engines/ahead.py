@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
+from penstock.storage.retry import while_wanted
+
 _A = TypeVar("_A")
 _B = TypeVar("_B")
 
@@ -36,9 +38,10 @@ class _Scout(threading.Thread, Generic[_A, _B]):
 
     def run(self) -> None:
         try:
-            for thing in self._things:
-                if not self._hand_over((thing, self._find(thing))):
-                    return
+            with while_wanted(lambda: not self._over):
+                for thing in self._things:
+                    if not self._hand_over((thing, self._find(thing))):
+                        return
         except BaseException as error:  # it is the reader's, who will come to it
             self._error = error
         with self._changed:

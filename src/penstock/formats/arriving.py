@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from penstock.errors import DataError
 from penstock.storage import Info, Storage
-from penstock.storage.retry import while_wanted
+from penstock.storage.retry import wanted, while_wanted
 
 I64 = npt.NDArray[np.int64]
 U32 = npt.NDArray[np.uint32]
@@ -245,7 +245,7 @@ class Arriving:
             starts[np.concatenate([[0], cuts])].tolist(), reach[np.append(cuts, len(reach)) - 1].tolist(), strict=True
         )
         with self.fetcher.lock:
-            if self.fetcher.over:
+            if self.fetcher.over or not wanted():
                 return
             fresh: list[_Chunk] = []
             for start, stop in runs:

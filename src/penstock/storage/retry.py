@@ -85,13 +85,19 @@ _here = threading.local()
 
 
 @contextmanager
-def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
+def while_wanted(asked: Callable[[], bool]) -> Iterator[None]:
     """Within it, this thread tries again only while somebody wants what it tries."""
-    _here.wanted = wanted
+    _here.wanted = asked
     try:
         yield
     finally:
         del _here.wanted
+
+
+def wanted() -> bool:
+    """Whether anybody still wants what this thread does; always, outside of ``while_wanted``."""
+    asked: Callable[[], bool] | None = getattr(_here, "wanted", None)
+    return asked is None or asked()
 
 
 class Patience:
@@ -115,8 +121,7 @@ class Patience:
         """
         self._came = 0
         self._failures += 1
-        wanted: Callable[[], bool] | None = getattr(_here, "wanted", None)
-        if self._failures >= self._retry.tries or (wanted is not None and not wanted()):
+        if self._failures >= self._retry.tries or not wanted():
             times = f" ({self._failures} times)" if self._failures > 1 else ""
             raise StorageError(f"{trouble.problem}{times}", self._url) from None
         pause = self._pause(trouble.after_s)
