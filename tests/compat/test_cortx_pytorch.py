@@ -66,7 +66,10 @@ def test_every_sample_arrives_once_an_epoch_through_three_workers(client: Any, s
         .map_tuple(number, lambda x: x)
         .batched(64)
     )
-    loader = torch.utils.data.DataLoader(dataset, num_workers=3, batch_size=None, multiprocessing_context=start)
+    slow = start == "spawn"  # to start
+    loader = torch.utils.data.DataLoader(
+        dataset, num_workers=3, batch_size=None, multiprocessing_context=start, persistent_workers=slow
+    )
     first, second = numbers_in(loader), numbers_in(loader)
     assert Counter(first) == Counter(second) == Counter(range(MANY))
     assert first != second, "every epoch has an order of its own"

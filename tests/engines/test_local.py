@@ -19,12 +19,21 @@ WORKERS: tuple[Any, ...] = (1, 2, 5, (1, 4))
 WHERE = ("threads", "processes", "mixed")
 
 
-class TestLocal(EngineTests):
+class _Sampled(UnorderedEngineTests):
+    """The short form: a few worlds and a few moments, where the serial engine is tried on all of them."""
+
+    worlds = UnorderedEngineTests.worlds if FULL else (3,)
+
+    def points(self, many: int) -> Iterable[int]:
+        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 4))}
+
+
+class TestLocal(_Sampled, EngineTests):
     def on(self, ds: Dataset) -> Dataset:
         return ds.on("local")
 
 
-class TestUnordered(UnorderedEngineTests):
+class TestUnordered(_Sampled):
     def on(self, ds: Dataset) -> Dataset:
         return ds.on("local", ordered=False)
 
