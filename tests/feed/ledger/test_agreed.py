@@ -58,7 +58,7 @@ def test_what_ranks_agree_to_drop_or_repeat_is_accounted_for(tmp_path: Path) -> 
         places = {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
         command = [sys.executable, __file__, str(tmp_path)]
         ranks.append(subprocess.Popen(command, env={**os.environ, **places, "GLOO_SOCKET_IFNAME": "lo"}))
-    assert [process.wait(60) for process in ranks] == [0] * WORLD
+    assert [process.wait(100) for process in ranks] == [0] * WORLD
     for name in PLANS:
         dropped = ps.ledger(tmp_path / f"drop {name}").verify()
         assert dropped.ok, dropped
