@@ -142,8 +142,8 @@ class ImageDecoder:
         if self.form is None:
             return _as_stored(image)
         if self.form.container == "pil":
-            return _converted(image, self.form.mode) if image.mode != self.form.mode else image.copy()
-        pixels = _converted(image, self.form.mode)
+            return converted(image, self.form.mode) if image.mode != self.form.mode else image.copy()
+        pixels = converted(image, self.form.mode)
         return _numpy(pixels, self.form) if self.form.container == "numpy" else _tensor(pixels, self.form)
 
 
@@ -257,14 +257,19 @@ def _as_stored(image: ImageFile.ImageFile) -> Array:
     mode = _SHOWN_AS.get(image.mode, image.mode)
     if image.mode == "P" and "transparency" in image.info:
         mode = "RGBA"
-    array = np.array(_converted(image, mode))
+    array = np.array(converted(image, mode))
     # Pillow widens 16 bits to 32 for some kinds of file, and keeps the byte order of others.
     if mode.startswith("I;16") or (mode == "I" and image.format in ("PNG", "PPM")):
         return array.astype(np.uint16, copy=False)
     return array
 
 
-def _converted(image: Image.Image, mode: str) -> Image.Image:
+def converted(image: Image.Image, mode: str) -> Image.Image:
+    """Return the image in another mode.
+
+    Raises:
+        ValueError: It holds more than 8 bits can.
+    """
     if image.mode == mode:
         return image
     if image.mode == "P" and mode in ("L", "RGB"):

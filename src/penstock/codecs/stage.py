@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from penstock.codecs.features import Feature
@@ -53,7 +53,7 @@ class Decode(Map):
         """The same fields: what nobody asks for is not decoded."""
         return after
 
-    @property
+    @cached_property  # asked for once a block, and blocks of large images are short
     def wants_rng(self) -> bool:
         return any(callable(spec) and takes(spec, "rng") for _, spec in self.by_field)
 
@@ -88,14 +88,16 @@ class Decode(Map):
         if call is not None or isinstance(spec, Feature):
             return None if call is None else (call, False)
         if callable(spec):
-            call = spec
+            within = getattr(spec, "within", None)  # a transform of images: it decodes, and has to know the limits
+            call = spec if within is None else within(self.limits)
         elif field in given:
             call = explicit(field, spec, limits=self.limits, trust_pickle=self.trust_pickle)
         else:
             call = decoder(field, self.spec, limits=self.limits, trust_pickle=self.trust_pickle)
         if call is None:
             return None
-        return partial(of_file, decode=call) if feature is not None else call, takes(call, "rng") and call is spec
+        random = callable(spec) and takes(spec, "rng")
+        return partial(of_file, decode=call) if feature is not None else call, random
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key."""

@@ -1,0 +1,74 @@
+"""The engine laws, bit for bit, for every augmentation: on threads, on processes, after a restart."""
+
+from __future__ import annotations
+
+import io
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock import vision
+from penstock.testing import fingerprint
+
+CROP = vision.RandomResizedCrop(16, flip=True)
+PLANS: dict[str, Any] = {
+    "random resized crop": CROP,
+    "random resized crop, plain": vision.RandomResizedCrop(16, flip=True, antialias=False),
+    "resize": vision.Resize(12, max_size=20),
+    "center crop": vision.CenterCrop(20, layout="CHW", normalize="imagenet", dtype="float16"),
+    "random crop": vision.RandomCrop(24, padding=4, padding_mode="reflect", flip=True),
+    "flips": vision.Compose(CROP, vision.HorizontalFlip(), vision.VerticalFlip()),
+    "jitter": vision.Compose(CROP, vision.ColorJitter(0.4, 0.4, 0.4, 0.2)),
+    "gray": vision.Compose(CROP, vision.Grayscale(p=0.5)),
+    "blur": vision.Compose(CROP, vision.GaussianBlur(5, p=0.5)),
+    "erasing": vision.Compose(CROP, vision.RandomErasing(0.7, value="random")),
+    "normalize": vision.Compose(CROP, vision.Normalize(layout="CHW")),
+}
+
+
+def photo(number: int) -> bytes:
+    rng = np.random.default_rng(number)
+    small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+    stream = io.BytesIO()
+    small.resize((48 + number, 40), Image.Resampling.BICUBIC).save(stream, ("JPEG", "PNG", "WEBP")[number % 3])
+    return stream.getvalue()
+
+
+SOURCE = ps.from_items([{"__key__": f"{n:02}", "jpg": photo(n), "cls": n % 4} for n in range(21)]).shuffle().seed(3)
+
+
+def stream(ds: Any) -> list[Any]:
+    return [fingerprint(item) for item in ds]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_threads_give_what_serial_gives(name: str) -> None:
+    ds = SOURCE.decode(jpg=PLANS[name], workers=3).epoch(2)
+    want = stream(ds.on("serial"))
+    assert stream(ds) == want
+    loader = SOURCE.decode(jpg=PLANS[name], workers=2).loader(epoch=2)
+    assert stream(islice(loader, 8)) == want[:8]
+    state = loader.state_dict()
+    loader.close()
+    again = SOURCE.decode(jpg=PLANS[name]).loader()
+    again.load_state_dict(state)
+    assert stream(again) == want[8:]
+
+
+def test_processes_give_what_serial_gives() -> None:
+    def every(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        made = {name: plan(sample["jpg"], rng) if plan.random else plan(sample["jpg"]) for name, plan in PLANS.items()}
+        return {"jpg": CROP(sample["jpg"], rng), "cls": sample["cls"], **made}
+
+    ds = SOURCE.map(every, workers=2, on="processes").batched(7).map(vision.MixUp(0.3, 4)).epoch(1)
+    assert stream(ds) == stream(ds.on("serial"))
+
+
+def test_batches_are_mixed_by_any_engine_alike() -> None:
+    for mixing in (vision.MixUp(0.3, 4), vision.CutMix(1.0, 4)):
+        ds = SOURCE.decode(jpg=CROP, workers=3).batched(6).map(mixing, workers=2).epoch(1)
+        assert stream(ds) == stream(ds.on("serial"))

@@ -1,0 +1,163 @@
+"""Images made smaller when they are packed."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock import vision
+from penstock.cli import main
+from penstock.vision.resampling import Pixels, resize
+
+
+def pixels(height: int, width: int, channels: int = 3) -> Pixels:
+    rows, columns = np.mgrid[:height, :width]
+    planes = [rows * 2 % 256, columns % 256, (rows + columns) % 256, 255 - rows % 200]
+    return np.stack(planes[:channels], axis=2).astype(np.uint8)
+
+
+def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
+    stream = io.BytesIO()
+    image.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def opened(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+LARGE = Image.fromarray(pixels(150, 200))
+
+
+def test_a_large_jpeg_is_scaled_down_once() -> None:
+    store = vision.Store(max_side=100, quality=95)
+    data = saved(LARGE, "JPEG", quality=95)
+    small = store(data)
+    image = opened(small)
+    assert (image.format, image.size) == ("JPEG", (100, 75))
+    assert len(small) < len(data) / 2
+    apart = np.abs(np.asarray(image).astype(int) - resize(vision.read_image(data), (75, 100)))
+    assert apart.mean() < 4
+    assert store(small) == small
+    assert store(data) == small
+
+
+def test_a_small_image_keeps_its_bytes() -> None:
+    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
+        data = saved(LARGE, kind)
+        assert vision.Store(200)(data) == data
+
+
+def test_other_kinds_stay_what_they_are() -> None:
+    store = vision.Store(64)
+    png = opened(store(saved(LARGE, "PNG")))
+    assert (png.format, png.size) == ("PNG", (64, 48))
+    assert np.array_equal(np.asarray(png), resize(np.asarray(LARGE), (48, 64)))
+    clear = opened(store(saved(Image.fromarray(pixels(150, 200, 4)), "PNG")))
+    assert (clear.mode, clear.size) == ("RGBA", (64, 48))
+    webp = opened(store(saved(LARGE, "WEBP")))
+    assert (webp.format, webp.size) == ("WEBP", (64, 48))
+    gray = opened(store(saved(LARGE.convert("L"), "JPEG")))
+    assert (gray.mode, gray.size) == ("L", (64, 48))
+    for kept in (LARGE.quantize(8), LARGE.convert("1"), Image.fromarray(np.zeros((90, 90), np.uint16))):
+        assert store(data := saved(kept, "PNG")) == data
+    assert store(data := saved(LARGE, "BMP")) == data
+
+
+def test_a_turned_image_is_stored_upright() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    image = opened(vision.Store(100)(saved(LARGE, "JPEG", exif=exif)))
+    assert image.size == (75, 100)
+    assert not image.getexif()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(12):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        side = 60 if number % 3 == 0 else 150
+        path.write_bytes(saved(Image.fromarray(pixels(side, side + number)), "JPEG", quality=95))
+    return tmp_path
+
+
+def contents(packed: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in packed.iterdir() if path.suffix == ".tar"}
+
+
+def test_packing_stores_images_for_training(folder: Path) -> None:
+    store = vision.Store(max_side=80)
+    packed = ps.pack(folder / "photos", folder / "one", images=store, max_samples=5, workers=1)
+    assert packed.samples == 12
+    sides = {max(sample["jpg"].shape) for sample in ps.read_tar(str(folder / "one")).decode("rgb8")}
+    assert max(sides) == 80
+    stored = {sample["jpg"] for sample in ps.read_tar(str(folder / "one"))}
+    kept = {path.read_bytes() for path in (folder / "photos").rglob("*.jpg")}
+    assert len(stored & kept) == 4
+    ps.pack(folder / "photos", folder / "two", images=store, max_samples=5, workers=3)
+    assert contents(folder / "one") == contents(folder / "two")
+    assert ps.pack(folder / "photos", folder / "one", images=store, max_samples=5) == packed
+    with pytest.raises(ps.errors.PlanError, match="made otherwise"):
+        ps.pack(folder / "photos", folder / "one", images=vision.Store(90), max_samples=5)
+    with pytest.raises(ps.errors.PlanError, match=r"vision\.Store"):
+        ps.pack(folder / "photos", folder / "three", images=512)  # type: ignore[arg-type]
+
+
+def test_an_interrupted_packing_goes_on_to_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = vision.Store(max_side=80)
+    ps.pack(folder / "photos", folder / "whole", images=store, max_samples=2, workers=1)
+    stored, left = vision.Store.__call__, [7]
+
+    def failing(self: vision.Store, data: bytes) -> bytes:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("the power went")
+        return stored(self, data)
+
+    monkeypatch.setattr(vision.Store, "__call__", failing)
+    with pytest.raises(ps.errors.DataError, match="the power went"):
+        ps.pack(folder / "photos", folder / "parts", images=store, max_samples=2, workers=1)
+    monkeypatch.undo()
+    assert 0 < len(contents(folder / "parts")) < 6
+    ps.pack(folder / "photos", folder / "parts", images=store, max_samples=2)
+    assert contents(folder / "parts") == contents(folder / "whole")
+
+
+def test_a_damaged_image_ends_the_packing_or_is_left_out(folder: Path) -> None:
+    (folder / "photos" / "a" / "bad.jpg").write_bytes(saved(LARGE, "JPEG")[:2000])
+    with pytest.raises(ps.errors.DataError, match=r"store: field 'jpg': damaged or truncated.*bad"):
+        ps.pack(folder / "photos", folder / "out", images=vision.Store(80))
+    packed = ps.pack(folder / "photos", folder / "out", images=vision.Store(80), on_error="skip", resume=False)
+    assert (packed.samples, packed.skipped) == (12, 1)
+
+
+def test_masks_and_other_fields_keep_their_bytes() -> None:
+    jpeg, png = saved(LARGE, "JPEG"), saved(LARGE, "PNG")
+    ds = ps.from_items([{"__key__": "a", "jpg": jpeg, "seg.png": png, "txt": "x"}])
+    ps.pack(ds, "memory://masks/out", images=vision.Store(50))
+    sample = ps.read_tar("memory://masks/out").first()
+    assert sample["seg.png"] == png
+    assert opened(sample["jpg"]).size == (50, 38)
+
+
+def test_the_command_scales_images_down(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos, out = str(folder / "photos"), str(folder / "out")
+    assert main(["pack", photos, out, "--max-side", "64", "--quality", "80", "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert main(["pack", photos, out, "--max-side", "64", "--quality", "80", "--json"]) == 0
+    packed = json.loads(capsys.readouterr().out)
+    assert packed["samples"] == told["samples"] == 12
+    assert packed["nbytes"] == told["nbytes"]
+    assert {max(sample["jpg"].shape) for sample in ps.read_tar(out).decode("rgb8")} <= {60, 63, 64}
+    assert main(["pack", photos, str(folder / "no"), "--quality", "80"]) != 0
+    assert "--max-side" in capsys.readouterr().err
