@@ -1,0 +1,44 @@
+"""The same job on Ray: what the engine does is tested with the engine; here, that a job is none the wiser."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.jobs import Out
+
+pytestmark = [pytest.mark.usefixtures("one_ray"), pytest.mark.xdist_group("ray")]
+
+
+def work(path: Path, out: Out) -> Iterator[dict[str, Any]]:
+    number = int(path.stem)
+    out.path(f"{number % 3}/{number}").write_text(path.read_text())
+    yield {"source": path, "own": out.input}
+    if number == 3:
+        os._exit(3)
+    if number % 4 == 1:
+        raise ValueError(f"{number} fails")
+
+
+def test_ray_gives_what_processes_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for number in range(9):
+        Path(f"in/{number}.txt").write_text(str(number))
+    ray = ps.process("in/*.txt", work, "ray", "ray.parquet", 2, retries=1, engine="ray")
+    here = ps.process("in/*.txt", work, "here", "here.parquet", 2, retries=1)
+    assert ray.take_all() == here.take_all()
+    assert len(ray) == 6
+    assert Path("ray.parquet").read_bytes() == Path("here.parquet").read_bytes()
+    failed = [[(one.input, one.traceback, one.tries) for one in meta.failures] for meta in (ray, here)]
+    assert failed[0] == failed[1]
+    assert [one.error for one in ray.failures][::2] == ["ValueError: 1 fails", "ValueError: 5 fails"]
+    assert "worker process ended" in ray.failures[1].error
+    files = [sorted(str(path.relative_to(out)) for path in Path(out).rglob("*")) for out in ("ray", "here")]
+    assert files[0] == files[1]
+    assert ps.process([f"in/{n}.txt" for n in (0, 2, 4)], work, "ray", workers=2, engine="ray").worked == 0
