@@ -34,8 +34,8 @@ check: $(STAMP) ## lint, format, types and floors
 	@$(call quietly,$(BIN)/mypy)
 	@$(call quietly,$(BIN)/lint-imports --no-logo)
 
-bench: $(STAMP) ## measure beside the peers; CASE=raw-tiny for one table
-	@$(BIN)/python benchmarks/run.py $(CASE)
+bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch ROUNDS=3 for a part of it
+	@$(BIN)/python benchmarks/run.py $(CASE) $(if $(PEERS),--peers $(PEERS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH)
 
 fix: $(STAMP) ## mend what lint and format can mend by themselves
 	@$(call quietly,$(BIN)/ruff check --fix .)

@@ -396,6 +396,8 @@ def _write_tarfile(samples: list[Sample], folder: Path) -> None:
     data.write_foreign(folder, listed, 2)
 
 
+DATA: tuple[Source, ...] = (data.photos, data.photos10, data.tiny, data.tiny10, data.jpegs, data.many)
+
 CASES = {
     "raw-photos": Case(
         "Raw samples of photo shards (about 30 KB: jpg, cls, json), one process",

@@ -30,10 +30,11 @@ class Sizes:
     tiny: int = 40_000
     jpegs: int = 400
     shards: int = 10_000  # of the folder that is only opened
+    images: int = 3_840  # photos: 60 batches
 
 
 FULL = Sizes()
-QUICK = Sizes(photos=600, tiny=4_000, jpegs=40, shards=1_000)
+QUICK = Sizes(photos=600, tiny=4_000, jpegs=40, shards=1_000, images=384)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,41 +64,42 @@ def private(folder: Path) -> Path:
 
 def photos(sizes: Sizes) -> Made:
     """About 30 KB of noise as jpg, a class and some JSON a sample, in six shards."""
-    return _made(f"photos-{sizes.photos}", sizes.photos, lambda at: write_foreign(at, _photos(sizes.photos), 6))
+    return made(f"photos-{sizes.photos}", sizes.photos, lambda at: write_foreign(at, _photos(sizes.photos), 6))
 
 
 def photos10(sizes: Sizes) -> Made:
     """Ten times the photos, under ten names: each name is mapped and indexed on its own, the disk holds one."""
-    return _made(f"photos-{sizes.photos}-x10", 10 * sizes.photos, lambda at: _linked(at, photos(sizes)))
+    return made(f"photos-{sizes.photos}-x10", 10 * sizes.photos, lambda at: _linked(at, photos(sizes)))
 
 
 def tiny(sizes: Sizes) -> Made:
     """200 bytes of text and a class a sample, in four shards."""
-    return _made(f"tiny-{sizes.tiny}", sizes.tiny, lambda at: write_foreign(at, _tiny(sizes.tiny), 4))
+    return made(f"tiny-{sizes.tiny}", sizes.tiny, lambda at: write_foreign(at, _tiny(sizes.tiny), 4))
 
 
 def tiny10(sizes: Sizes) -> Made:
     """Ten times the tiny samples, as with the photos."""
-    return _made(f"tiny-{sizes.tiny}-x10", 10 * sizes.tiny, lambda at: _linked(at, tiny(sizes)))
+    return made(f"tiny-{sizes.tiny}-x10", 10 * sizes.tiny, lambda at: _linked(at, tiny(sizes)))
 
 
 def jpegs(sizes: Sizes) -> Made:
     """Images of 500 x 375 that take about 110 KB as JPEG, and a class, in four shards."""
-    return _made(f"jpegs-{sizes.jpegs}", sizes.jpegs, lambda at: write_foreign(at, _jpegs(sizes.jpegs), 4))
+    return made(f"jpegs-{sizes.jpegs}", sizes.jpegs, lambda at: write_foreign(at, _jpegs(sizes.jpegs), 4))
 
 
 def thumbnails(sizes: Sizes) -> Made:
     """Images of 64 x 64 that take about 2 KB as JPEG, and a class, in four shards."""
     count = 50 * sizes.jpegs
-    return _made(f"thumbnails-{count}", count, lambda at: write_foreign(at, _thumbnails(count), 4))
+    return made(f"thumbnails-{count}", count, lambda at: write_foreign(at, _thumbnails(count), 4))
 
 
 def many(sizes: Sizes) -> Made:
     """As many shards as a large dataset has, of two samples each, with a manifest and indexes of our own."""
-    return _made(f"many-{sizes.shards}", 2 * sizes.shards, lambda at: _own(at, sizes.shards))
+    return made(f"many-{sizes.shards}", 2 * sizes.shards, lambda at: _own(at, sizes.shards))
 
 
-def _made(name: str, samples: int, make: Callable[[Path], None]) -> Made:
+def made(name: str, samples: int, make: Callable[[Path], None]) -> Made:
+    """A data set of that name, made by ``make`` in the folder it is given if it is not there."""
     folder = private(HOME) / name
     if not folder.is_dir():
         unfinished = HOME / f".{name}.unfinished"

@@ -5,21 +5,18 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import data
 import work
 from cases import Case, Result, Row, Task, main
 from data import FULL, QUICK, Sizes
+from watching import watched_memory
 
 Dataset = Any  # the library is imported by the rows that measure it
 Items = Callable[[Sizes], list[Any]]
@@ -172,54 +169,11 @@ def _peak(batches: Batches) -> Callable[[Task], Result]:
         import torch
 
         assert torch is not None
-        with _watched_memory() as peaks:
+        with watched_memory() as peaks:
             deque(batches(_count(QUICK if task.check else task.sizes)), maxlen=2)
         return peaks
 
     return measure
-
-
-@contextmanager
-def _watched_memory() -> Iterator[Result]:
-    """The most that this process and its children hold together, looked at every 50 ms.
-
-    ``peak MB`` counts every page once, shared memory included, files not; ``private MB`` counts what is in one process
-    alone, so memory that forked workers share with their parent is in neither of them.
-    """
-    peaks: Result = {"peak MB": 0.0, "private MB": 0.0}
-    stopped = threading.Event()
-
-    def look() -> None:
-        while not stopped.wait(0.05):
-            found = [_held(pid) for pid in (os.getpid(), *_children(os.getpid()))]
-            for name in peaks:
-                peaks[name] = max(peaks[name], sum(held[name] for held in found) / 1e3)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        yield peaks
-    finally:
-        stopped.set()
-        watcher.join()
-
-
-def _held(pid: int) -> Result:
-    """Kilobytes of a process."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    except OSError:  # it has just ended
-        lines = []
-    found = {name: float(size.split()[0]) for name, size in (line.split(":") for line in lines)}
-    values = {"peak MB": ("Pss_Anon", "Pss_Shmem"), "private MB": ("Private_Clean", "Private_Dirty")}
-    return {name: sum(found.get(part, 0.0) for part in parts) for name, parts in values.items()}
-
-
-def _children(pid: int) -> list[int]:
-    """All processes below one."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    own = [int(child) for task in tasks for child in task.read_text().split()]
-    return own + [below for child in own for below in _children(child)]
 
 
 # A pipeline: waiting, computing without the interpreter lock, computing with it; a pool for each
@@ -296,6 +250,8 @@ def _first_loaded(task: Task) -> Result:
     next(iter(loader))
     return {"seconds": time.perf_counter() - begun}
 
+
+DATA = (data.photos,)
 
 CASES = {
     "hop": Case(

@@ -388,6 +388,8 @@ WEBDATASET = {  # "its curl": what the library does by itself; a loader's worker
     "webdataset, its curl, 4 loader workers": _webdataset("{url}", workers=4),
 }
 
+DATA = (shards, bare, files)
+
 CASES = {
     "remote": Case(
         "Photo shards (656 MB) behind a server that answers after 50 ms and gives a connection 200 MB/s; one pass "

@@ -11,18 +11,23 @@ import os
 import shutil
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import data
+import photos
 from cases import Case, Result, Row, Task, main
 from data import FULL, Made, Sizes
+from watching import cpu_seconds
 
 FILES = 8
 GROUP = 32_768
 BATCH = 1024
 LIMIT = "limit: pyarrow read_table"
+HUGGINGFACE = ("Hugging Face, map-style", "Hugging Face, streaming")
+RECIPE = "the document's recipe"
 
 Batch = dict[str, Any]
 Batches = Callable[[str], Iterable[Batch]]
@@ -97,12 +102,14 @@ def _batches(make: Batches) -> Callable[[Task], Result]:
 
 
 def _digest(batches: Iterable[Batch]) -> Result:
-    """What came, in any order and cut anyhow."""
+    """What came, in any order and cut anyhow; numbers may be wider than they were."""
+    import numpy as np
+
     total = count = 0
     for batch in batches:
         for number, text, values in zip(batch["id"], batch["text"], batch["values"], strict=True):
             told = zlib.crc32(str(text).encode(), int(number) & 0xFFFFFFFF)
-            total = (total + zlib.crc32(values.tobytes(), told)) % 2**53
+            total = (total + zlib.crc32(np.asarray(values, np.int32).tobytes(), told)) % 2**53
             count += 1
     return {"samples": count, "digest": total}
 
@@ -153,6 +160,39 @@ def _penstock(*, shuffled: bool = False) -> Batches:
     return make
 
 
+def _huggingface(*, streaming: bool) -> Batches:
+    """Its own batches in numpy; what it needs in its cache is there before."""
+
+    def make(folder: str) -> Iterable[Batch]:
+        import datasets as hf
+
+        hf.config.HF_DATASETS_CACHE = data.HOME / "huggingface"
+        hf.disable_progress_bars()
+        files = sorted(map(str, Path(folder).iterdir()))
+        found = hf.load_dataset("parquet", data_files=files, split="train", streaming=streaming)
+        batches: Iterable[Batch] = found.with_format("numpy").iter(BATCH)
+        return batches
+
+    return make
+
+
+def _ray(folder: str) -> Iterable[Batch]:
+    """Its own batches in numpy, on a Ray that runs and has read before."""
+    from ray_programs import started
+
+    with started() as ray_data:
+        next(iter(ray_data.read_parquet(folder).limit(BATCH).iter_batches(batch_size=BATCH)))
+        yield {}  # from here on it is measured
+        yield from ray_data.read_parquet(folder).iter_batches(batch_size=BATCH, batch_format="numpy")
+
+
+def _ray_batches(task: Task) -> Result:
+    made = table(task.sizes)
+    batches = iter(_ray(str(made.folder)))
+    next(batches)
+    return _digest(batches) if task.check else _timed(made.samples, _nbytes(made), lambda: deque(batches, maxlen=0))
+
+
 def _limit(task: Task) -> Result:
     """``read_table`` and nothing more."""
     made = table(task.sizes)
@@ -198,6 +238,78 @@ def _written_by_arrow(task: Task) -> Result:
     return _timed(many, 0, work)
 
 
+# Hugging Face to Parquet with the media inside
+
+SHARD_BYTES = 100_000_000
+
+
+def _hf_photos(sizes: Sizes) -> Made:
+    return photos.files(sizes.images)
+
+
+def _embedded(write: Callable[[Any, Path], object]) -> Callable[[Task], Result]:
+    """Measure from a dataset of paths to files that hold the photos."""
+
+    def measure(task: Task) -> Result:
+        import datasets as hf
+
+        hf.config.HF_DATASETS_CACHE = data.HOME / "huggingface"
+        hf.disable_progress_bars()
+        made = _hf_photos(task.sizes)
+        listed = photos.listed(made)
+        columns = {"image": [path for path, _ in listed], "label": [label for _, label in listed]}
+        dataset = hf.Dataset.from_dict(columns).cast_column("image", hf.Image())
+        target = task.scratch / "out"
+        target.parent.mkdir(parents=True)
+        if task.check:
+            write(dataset, target)
+            return _photos_in(target)
+        nbytes = sum(Path(path).stat().st_size for path, _ in listed)
+        write(dataset.select(range(1)), task.scratch / "warm")  # imports are no part of it
+        cpu, begun = cpu_seconds(), time.perf_counter()
+        write(dataset, target)
+        seconds, spent = time.perf_counter() - begun, cpu_seconds() - cpu
+        return {"seconds": seconds, "samples": made.samples, "nbytes": nbytes, "CPU s": spent}
+
+    return measure
+
+
+def _photos_in(folder: Path) -> Result:
+    import pyarrow.parquet as pq
+
+    total = count = 0
+    for path in folder.glob("*.parquet"):
+        for row in pq.read_table(path).to_pylist():
+            total = (total + zlib.crc32(row["image"]["bytes"], row["label"])) % 2**53
+            count += 1
+    return {"samples": count, "digest": total}
+
+
+def _recipe(dataset: Any, folder: Path) -> None:
+    """Shards by position, media embedded by a map, one after the other, with what datasets keeps private."""
+    from datasets.table import embed_table_storage
+    from datasets.utils.py_utils import convert_file_size_to_int
+
+    many = int(dataset._estimate_nbytes() / convert_file_size_to_int(SHARD_BYTES)) + 1
+    folder.mkdir()
+    for number in range(many):
+        shard = dataset.shard(num_shards=many, index=number, contiguous=True).with_format("arrow")
+        shard = shard.map(embed_table_storage, batched=True, batch_size=1000, keep_in_memory=True)
+        shard.with_format(None).to_parquet(str(folder / f"{number:05d}-of-{many:05d}.parquet"))
+
+
+def _embed(workers: int, **options: str) -> Callable[[Any, Path], object]:
+    def write(dataset: Any, folder: Path) -> object:
+        import penstock as ps
+
+        ds = ps.from_huggingface(dataset, workers=workers)
+        return ds.write_parquet(str(folder), max_bytes=SHARD_BYTES, **options)
+
+    return write
+
+
+DATA = (table, _hf_photos)
+
 CASES: dict[str, Case] = {
     "table-batches": Case(
         "Parquet files (id, 200 letters, 128 int32) to batches of 1024 in numpy; text as a list of str",
@@ -206,6 +318,9 @@ CASES: dict[str, Case] = {
             Row("pyarrow, iter_batches", _batches(_iter_batches)),
             Row("penstock", _batches(_penstock())),
             Row("penstock, shuffled", _batches(_penstock(shuffled=True))),
+            Row(HUGGINGFACE[0], _batches(_huggingface(streaming=False)), peer="huggingface"),
+            Row(HUGGINGFACE[1], _batches(_huggingface(streaming=True)), peer="huggingface"),
+            Row("Ray Data", _ray_batches, peer="ray"),
         ),
         baseline=LIMIT,
         most_rounds=5,
@@ -215,6 +330,17 @@ CASES: dict[str, Case] = {
         (Row("pyarrow", _written_by_arrow), Row("penstock", _written)),
         baseline="pyarrow",
         most_rounds=5,
+    ),
+    "huggingface-parquet": Case(
+        "A Hugging Face dataset of photos (paths) to Parquet with the photos inside, shards of at most 100 MB",
+        (
+            Row(RECIPE, _embedded(_recipe)),
+            Row("penstock, workers=1", _embedded(_embed(1))),
+            Row("penstock, workers=2", _embedded(_embed(2))),
+            Row("penstock, workers=2, snappy as in the recipe", _embedded(_embed(2, compression="snappy"))),
+        ),
+        baseline=RECIPE,
+        most_rounds=6,
     ),
 }
 

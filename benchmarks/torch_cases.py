@@ -201,6 +201,8 @@ def _rows(source: Source, side: int) -> tuple[Row, ...]:
     )
 
 
+DATA = (data.jpegs, data.thumbnails, data.many)
+
 CASES = {
     "torch-photos": Case(
         "A DataLoader with 2 workers: 500 x 375 JPEG, random crop to 224 by Pillow, batches of 32",

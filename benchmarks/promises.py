@@ -1,0 +1,166 @@
+"""What is promised: figures that a run is held against, case by case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import image_cases
+import ray_cases
+import remote_cases
+import table_cases
+from image_cases import OURS, PLAIN, SMOOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A figure that is promised: the seconds of ``over`` to those of ``row``, or a value of ``row``."""
+
+    text: str
+    row: str
+    limit: float
+    over: str | None = None
+    value: str = "seconds"
+    at_least: bool = False
+
+    def met(self, figure: float) -> bool:
+        """Whether the promise is kept."""
+        return figure >= self.limit if self.at_least else figure <= self.limit
+
+
+def _raw_targets(at_least: float, first: float) -> tuple[Target, ...]:
+    ours = "penstock"
+    return (
+        Target(f"{ours}, to webdataset", ours, at_least, over="webdataset", at_least=True),
+        Target("first contact, to webdataset", f"{ours}, first contact", first, over="webdataset", at_least=True),
+        Target(f"{ours}, to SPDL", ours, 1.0, over="SPDL iter_tarfile", at_least=True),
+        Target("shuffled epoch, times unshuffled", ours, 1.2, over=f"{ours}, shuffled"),
+    )
+
+
+def _image_targets() -> Iterator[Target]:
+    """Of the limit; and ahead of every peer that scales in the same way."""
+    limit = image_cases.LIMIT
+    for antialias, share in ((False, 0.85), (True, 0.7)):
+        yield Target(f"{OURS[antialias]}, to libjpeg-turbo alone", OURS[antialias], share, limit, at_least=True)
+    slow = f"webdataset + DataLoader ({SMOOTH})"
+    yield Target(f"{OURS[True]}, to {slow}", OURS[True], 2.0, slow, at_least=True)
+    for row in image_cases.IMAGES:
+        if row.peer is not None:
+            ours = OURS[not row.name.endswith((f"({PLAIN})", "bilinear)"))]
+            yield Target(f"{ours}, to {row.name}", ours, 1.0, row.name, at_least=True)
+
+
+# Of the pipeline. Which of the two is the best depends on what else the two cores have to do.
+BEST = ("hand-set: 16, 1, 1", "hand-set: 16, 2, 2")
+SELF = "sizes its pools itself"
+
+PROMISES: dict[str, tuple[Target, ...]] = {
+    "raw-photos": _raw_targets(12, 12),
+    "raw-tiny": _raw_targets(40, 20),
+    "open": (
+        Target("seconds to the first sample, pattern", "penstock, pattern", 1.0),
+        Target("seconds to the first sample, folder", "penstock, folder", 1.0),
+        Target("shards touched, pattern", "penstock, pattern", 1, value="shards touched"),
+        Target("shards touched, folder", "penstock, folder", 1, value="shards touched"),
+    ),
+    "start": (
+        Target("seconds to import penstock", "import penstock", 0.150),
+        Target("numpy imported by it", "import penstock", 0, value="numpy imported"),
+    ),
+    "memory": tuple(
+        Target(f"{value} for 10x the {what}, times", f"penstock, {what}", 1.1, f"penstock, 10x {what}", value)
+        for what in ("photos", "tiny")
+        for value in ("own MB", "peak MB")
+    ),
+    "hop": tuple(
+        Target(f"us a sample over a plain loop, {what}", f"{what}, threads", 2.0, value="us over a loop")
+        for what in ("ints", "photos in memory")
+    ),
+    "process": (
+        Target("made in the worker, to DataLoader", "penstock, made in the worker", 1.5, "DataLoader", at_least=True),
+        Target(
+            "images sent to the worker, to DataLoader",
+            "penstock, images sent to the worker",
+            1.0,
+            "DataLoader",
+            at_least=True,
+        ),
+    ),
+    "process-memory": tuple(
+        Target(f"{value} of DataLoader, times", "DataLoader", 1.0, "penstock, made in the worker", value)
+        for value in ("peak MB", "private MB")
+    ),
+    "pipeline": (
+        Target("share of its time that the slowest pool works", BEST[0], 0.9, value="slowest pool busy", at_least=True),
+        *(Target(f"sizes its pools itself, to {best}", SELF, 0.8, best, at_least=True) for best in BEST),
+    ),
+    "first": (
+        Target("seconds to the first sample, threads", "penstock, threads", 0.020),
+        Target("seconds to the first sample, processes", "penstock, processes", 1.0),
+    ),
+    "remote": (
+        Target("penstock, to bare ranges", "penstock", 0.85, remote_cases.LIMIT, at_least=True),
+        Target("penstock, shuffled, to bare ranges", "penstock, shuffled", 0.85, remote_cases.LIMIT, at_least=True),
+        *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in remote_cases.WEBDATASET),
+    ),
+    **{
+        case: (Target("a DataLoader over penstock, to webdataset", "penstock", 2.0, "webdataset", at_least=True),)
+        for case in ("torch-photos", "torch-thumbnails")
+    },
+    "loader": (
+        Target("us a sample over the dataset itself", "a sample", 1.0, value="us over a loop"),
+        Target("us a sample of a ledger, batches of 64", "a sample, with a ledger", 1.0, value="us over a loop"),
+        Target("seconds a state takes", "a state", 0.001),
+    ),
+    "table-batches": (
+        Target("penstock, to read_table", "penstock", 1.0, table_cases.LIMIT, at_least=True),
+        *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in table_cases.HUGGINGFACE),
+        Target("penstock, to Ray Data", "penstock", 8, "Ray Data", at_least=True),
+    ),
+    "huggingface-parquet": (
+        Target("penstock, to the recipe", "penstock, workers=2", 2, table_cases.RECIPE, at_least=True),
+    ),
+    "images": tuple(_image_targets()),
+    "images-256": tuple(
+        Target(
+            f"256 px on the long side, to as they are, antialias={on}",
+            f"256 px on the long side, antialias={on}",
+            2.3,
+            f"as they are, antialias={on}",
+            at_least=True,
+        )
+        for on in OURS
+    ),
+    "images-memory": tuple(
+        Target(f"private MB of a DataLoader ({how}), times", f"torch DataLoader ({how})", 1.0, ours, "private MB")
+        for how, ours in ((PLAIN, OURS[False]), (SMOOTH, OURS[True]))
+    ),
+    "images-first": tuple(Target(f"seconds to the first batch, {ours}", ours, 1.0) for ours in OURS.values()),
+    "images-linear": tuple(
+        Target(f"time a sample, {many}x data to 1x", "penstock, 1x", 1.1, f"penstock, {many}x", "us a sample")
+        for many in image_cases.GROWTH[1:]
+    ),
+    "tools-cat": (
+        Target("penstock cat, to GNU cat", "penstock cat", 0.8, "GNU cat", at_least=True),
+        Target("penstock cat, to tarproc's", "penstock cat", 10, "tarproc's tarcats", at_least=True),
+    ),
+    "tools-split": (
+        Target("penstock split, to GNU tar", "penstock split", 0.8, "GNU tar, from files", at_least=True),
+        Target("penstock split, to tarproc's", "penstock split", 10, "tarproc's tarsplit", at_least=True),
+    ),
+    "tools-start": (Target("seconds of penstock cat --help", "penstock cat --help", 0.2),),
+    "ray": (
+        Target("time of the hand-written program, times", ray_cases.BEST, 1.25, ray_cases.OURS),
+        Target("penstock, to the obvious program", ray_cases.SMOOTH, 1.0, ray_cases.OBVIOUS, at_least=True),
+        Target("seconds to the first batch on a running Ray", ray_cases.OURS, 2.0, value="first s"),
+    ),
+    "cached": (
+        Target("through a cache, times local files", "penstock, local files", 1.1, "penstock, through a cache"),
+    ),
+    "pack": tuple(
+        Target(f"{ours}, to {peer}", ours, limit, peer, at_least=True)
+        for ours in ("penstock", "penstock, shuffled")
+        for peer, limit in (("webdataset", 2), ("GNU tar", 0.7))
+    ),
+}
