@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 
@@ -8,6 +9,7 @@ import pytest
 
 import penstock
 from penstock.cli import COMMANDS, demo, main
+from penstock.cli.tools import TOOLS
 from penstock.errors import DataError
 
 
@@ -16,7 +18,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert exit_.value.code == 0
     out = capsys.readouterr().out
-    assert [name for name in COMMANDS if f"    {name} " not in out] == []
+    assert [name for name in COMMANDS | TOOLS if not re.search(rf"^    {name}\s", out, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", COMMANDS)

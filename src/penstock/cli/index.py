@@ -7,22 +7,22 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from penstock.engines.progress import Progress
-from penstock.formats.tar.source import SUFFIXES
-from penstock.packing.checking import make_index, put_index
-from penstock.storage import expand, shown, spell
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="shards, folders, globs or brace patterns")
     parser.add_argument("--json", action="store_true", help="one JSON line for each shard")
     parser.add_argument("--workers", type=int, default=2, help="shards looked into at a time (2)")
-    parser.epilog = "example: penstock index 'train-{0000..0147}.tar'"
+    parser.epilog = "example:\n  penstock index 'train-{0000..0147}.tar'"
 
 
 def run(args: argparse.Namespace) -> int:
     """Index every shard; 1 if one of them is damaged."""
+    from penstock.engines.progress import Progress
+    from penstock.formats.tar.source import SUFFIXES
+    from penstock.packing.checking import make_index, put_index
+    from penstock.storage import expand, shown, spell
+
     urls = expand(spell(args.urls), SUFFIXES)
     damaged = 0
     with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:

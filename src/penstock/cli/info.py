@@ -10,10 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from penstock.formats.tar.source import SUFFIXES
-from penstock.packing.describing import classes_of, fields_of, index_of
-from penstock.storage import expand, spell
-
 _MOST_CLASSES = 20  # lines of the text: the rest is in --json
 
 
@@ -22,11 +18,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", nargs="+", metavar="URL", help="folders, shards, globs or brace patterns")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object")
     parser.add_argument("--workers", type=int, default=2, help="shards looked into at a time (2)")
-    parser.epilog = "example: penstock info photos-packed/"
+    parser.epilog = "example:\n  penstock info photos-packed/"
 
 
 def run(args: argparse.Namespace) -> int:
     """Look at every shard and sum up."""
+    from penstock.formats.tar.source import SUFFIXES
+    from penstock.packing.describing import classes_of, fields_of, index_of
+    from penstock.storage import expand, spell
+
     urls = expand(spell(args.urls), SUFFIXES)
     with ThreadPoolExecutor(max(1, args.workers)) as pool:
         indexes = list(pool.map(index_of, urls))

@@ -6,9 +6,13 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from penstock.formats.tar.compression import SUFFIXES
-from penstock.packing import Packed, pack
+from penstock.errors import PlanError
+
+if TYPE_CHECKING:
+    from penstock.packing import Packed
+    from penstock.vision import Store
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,17 +26,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, help="how many read at a time")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source")
     parser.add_argument("--seed", type=int, default=0, help="decides the order (0)")
-    parser.add_argument("--compress", choices=sorted(SUFFIXES), help="compress shards")
+    parser.add_argument("--max-side", type=int, help="scale images down to so many pixels on their longer side")
+    parser.add_argument("--quality", type=int, help="the quality of images that are scaled down (90)")
+    parser.add_argument("--compress", choices=("bz2", "gz", "xz", "zst"), help="compress shards")
     parser.add_argument("--skip-errors", action="store_true", help="leave out samples that cannot be read")
     parser.add_argument("--dry-run", action="store_true", help="write nothing, tell what would be written")
     parser.add_argument("--append", action="store_true", help="add to the shards that are there")
     parser.add_argument("--no-resume", action="store_true", help="start over, replacing what is there")
     parser.add_argument("--json", action="store_true", help="tell what was written as JSON")
-    parser.epilog = "example: penstock pack photos/ s3://bucket/photos --max-bytes 200MB"
+    parser.epilog = """examples:
+  penstock pack photos/ s3://bucket/photos --max-bytes 200MB
+  penstock pack hf:mnist mnist-packed/"""
 
 
 def run(args: argparse.Namespace) -> int:
     """Pack, and say what came of it."""
+    from penstock.packing import pack  # here, as in all commands: help must be quick
+
     packed = pack(
         args.source,
         args.target,
@@ -43,12 +53,23 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
         resume=not args.no_resume,
         compress=args.compress,
+        images=_images(args.max_side, args.quality),
         on_error="skip" if args.skip_errors else None,
         dry_run=args.dry_run,
         append=args.append,
     )
     sys.stdout.write(f"{json.dumps(asdict(packed)) if args.json else _told(packed, args.dry_run)}\n")
     return 0
+
+
+def _images(max_side: int | None, quality: int | None) -> Store | None:
+    if max_side is None:
+        if quality is not None:
+            raise PlanError("--quality is for images that --max-side scales down; give both")
+        return None
+    from penstock.vision import Store
+
+    return Store(max_side) if quality is None else Store(max_side, quality)
 
 
 def _told(packed: Packed, dry: bool) -> str:

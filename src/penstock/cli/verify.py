@@ -8,11 +8,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
-from penstock.engines.progress import Progress
-from penstock.feed.ledger import ledger
-from penstock.packing.checking import listed, verify
-from penstock.storage import spell
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
@@ -22,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     help_json = "one JSON line for each thing that is wrong; of a ledger one for all it says"
     parser.add_argument("--json", action="store_true", help=help_json)
     parser.add_argument("--workers", type=int, default=2, help="shards read at a time (2)")
-    parser.epilog = "examples: penstock verify s3://bucket/photos; penstock verify --ledger runs/ledger"
+    parser.epilog = "examples:\n  penstock verify s3://bucket/photos\n  penstock verify --ledger runs/ledger"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,12 +26,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ledger(folder: str, as_json: bool) -> int:
+    from penstock.feed.ledger import ledger
+
     proof = ledger(folder).verify()
     sys.stdout.write(f"{json.dumps(proof.to_json()) if as_json else proof}\n")
     return 0 if proof.ok else 1
 
 
 def _shards(args: argparse.Namespace) -> int:
+    from penstock.engines.progress import Progress
+    from penstock.packing.checking import listed, verify
+    from penstock.storage import spell
+
     shards = listed(spell(args.urls))
     wrong = 0
     with Progress("verifying", len(shards), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:

@@ -19,6 +19,7 @@ import pytest
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar import TarReader, load_index, samples
 from penstock.formats.tar.index import write_beside
+from penstock.formats.tar.raw import Raw, open_raw
 from penstock.formats.tar.scan import scan
 
 KEYS = [f"d/{number:03d}" for number in range(6)]
@@ -531,3 +532,17 @@ def test_a_sparse_file_of_gnu_tar_is_refused_by_name(tmp_path: Path) -> None:
         good = [key for number, key in enumerate(index.keys()) if number not in index.bad]
         assert good == ["a", "c"]
         assert list(index.bad.values()) == ["sparse members are not supported"]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "bomb" not in name])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_bad_archive_gives_the_same_when_it_is_copied(name: str, mapped: bool, tmp_path: Path) -> None:
+    made = CASES[name].data
+    data = made() if callable(made) else made
+    path = tmp_path / "bad.tar"
+    path.write_bytes(data)
+    found = list(open_raw(str(path), mapped=mapped))
+    losses = [(place, str(item)) for place, item in enumerate(found) if isinstance(item, DataError)]
+    keys, wanted = from_stream(data, str(path))
+    assert [item.key for item in found if isinstance(item, Raw)] == keys
+    assert losses == [(place, str(error)) for place, error in wanted]

@@ -10,7 +10,8 @@ import zlib
 import pytest
 
 from penstock.formats.tar.index import GRID
-from penstock.formats.tar.sink import Line, Sink
+from penstock.formats.tar.line import Line
+from penstock.formats.tar.sink import Sink
 
 
 def test_jobs_are_done_in_order_by_one_thread() -> None:

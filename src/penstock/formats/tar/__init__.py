@@ -1,12 +1,32 @@
-"""Tar shards: read in place through an index, front to back from a stream, and written."""
+"""Tar shards: read in place through an index, front to back from a stream, and written.
 
-from penstock.formats.tar.compression import ArchiveLimits
-from penstock.formats.tar.index import Index
-from penstock.formats.tar.reader import TarReader
-from penstock.formats.tar.scan import load_index
-from penstock.formats.tar.spots import Spots
-from penstock.formats.tar.stream import samples
-from penstock.formats.tar.writer import ShardWriter, TarWriter
+Names are loaded when they are first used: whoever only copies samples needs no numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.formats.tar.compression import ArchiveLimits
+    from penstock.formats.tar.index import Index
+    from penstock.formats.tar.reader import TarReader
+    from penstock.formats.tar.scan import load_index
+    from penstock.formats.tar.spots import Spots
+    from penstock.formats.tar.stream import samples
+    from penstock.formats.tar.writer import ShardWriter, TarWriter
+
+_WHERE = {
+    "ArchiveLimits": "unpacking",
+    "Index": "index",
+    "ShardWriter": "writer",
+    "Spots": "spots",
+    "TarReader": "reader",
+    "TarWriter": "writer",
+    "load_index": "scan",
+    "samples": "stream",
+}
 
 __all__ = [
     "ArchiveLimits",
@@ -18,3 +38,11 @@ __all__ = [
     "load_index",
     "samples",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"penstock.formats.tar has no {name!r}")
+    value = getattr(import_module(f"penstock.formats.tar.{_WHERE[name]}"), name)
+    globals()[name] = value
+    return value

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import DataError
 from penstock.formats.publish import replace_file
+from penstock.storage import Storage, open_storage
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -345,6 +346,18 @@ def write_beside(path: str, index: Index) -> None:
         OSError: The folder cannot be written.
     """
     replace_file(Path(path + SUFFIX), index.to_bytes())
+
+
+def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
+    """Remove shards and their indexes; those that are not there are fine.
+
+    Raises:
+        StorageError: One cannot be removed.
+    """
+    place = open_storage(folder, storage)
+    for name in names:
+        place.delete(f"{folder}/{name}")
+        place.delete(f"{folder}/{name}{SUFFIX}")
 
 
 def cache_folder() -> Path:

@@ -20,6 +20,7 @@ REFUSED = {ord("S"): "sparse members are not supported", ord("M"): "multi-volume
 MAX_EXTENSION = 1 << 20  # a name never needs a megabyte: a larger record is damage or an attack
 MAX_PADDING = 64 << 20  # more padding than any tape needs is not read through, but reported
 
+SOURCE = "__source__"  # where tarproc's tools took a sample from, which they write beside its fields: no field of it
 GAP = b""  # the name of an item that is no member but a loss
 END = b"\0"  # the name of an item that is no member but the end of the archive, where something is wrong
 
@@ -274,6 +275,11 @@ class Grouper(Generic[V]):
         self._loss: str | None = None
         self._names: dict[bytes, str] = {}
 
+    @property
+    def first(self) -> V | None:
+        """The first value of the sample that is open; None where none is."""
+        return next(iter(self._sample.values()), None) if self._raw else None
+
     def push(self, name: bytes, value: V, trouble: str | None = None) -> list[Entry[V]]:
         """Take the next member, or a GAP or END; give the entries that are complete by that."""
         slash = name.rfind(b"/") + 1
@@ -317,6 +323,8 @@ class Grouper(Generic[V]):
     def _field(self, extension: bytes) -> str:
         """Name the field of an extension; each is worked out once a shard."""
         name = extension.decode("utf-8", "surrogateescape").lower()
+        if name == SOURCE:
+            return ""
         if name:
             self._names[extension] = name
         return name

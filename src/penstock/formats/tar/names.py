@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from penstock.errors import PlanError
-from penstock.formats.tar.compression import SUFFIXES
+from penstock.formats.tar.unpacking import SUFFIXES
 from penstock.storage.protocol import scheme
 
 _SHARD = "shard-%06d.tar"

@@ -1,4 +1,4 @@
-"""Where the bytes of an archive go: through a compressor, past the checksums, into a draft; in the background."""
+"""Where the bytes of an archive go: through a compressor, past the checksums, into a draft."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ import gzip
 import hashlib
 import io
 import lzma
-import queue
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, BinaryIO, cast
 
 from penstock.errors import MissingExtra, PlanError
-from penstock.formats.publish import Draft
+from penstock.formats.publish import Draft, FileDraft
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.index import GridSum
+from penstock.formats.tar.line import Lane
 from penstock.formats.tar.members import BLOCK, padded
+from penstock.formats.tar.ranges import FileRange, runs
 
 END = bytes(2 * BLOCK)  # of every archive
-Job = Callable[[], object]
-Lane = Callable[[Job], None]
 
 
 def sample_size(sizes: Iterable[int]) -> int:
@@ -50,6 +48,7 @@ class Sink(io.RawIOBase):
         self.hash = hashlib.sha256()
         self.grid = GridSum()
         self.count = 0
+        self._buffer = bytearray(1 << 18)  # which stays in the processor's cache
 
     def writable(self) -> bool:
         """Tell that it can be written."""
@@ -63,7 +62,24 @@ class Sink(io.RawIOBase):
         self.count += len(kept)
         return len(kept)
 
-    def _sum(self, data: bytes) -> None:
+    def write_pieces(self, pieces: list[Any]) -> None:
+        """Write all of them; ranges of files are copied by the system where the draft is a file."""
+        for run in runs(pieces):
+            if not isinstance(run, FileRange):
+                self.write(b"".join(run))
+            elif isinstance(self._draft, FileDraft):
+                run.copy_to(self._draft.fileno())
+                self._sums(partial(self._sum_range, run))
+                self.count += len(run)
+            else:
+                for chunk in run.chunks():
+                    self.write(chunk)
+
+    def _sum_range(self, range: FileRange) -> None:
+        for chunk in range.chunks(self._buffer):
+            self._sum(chunk)
+
+    def _sum(self, data: bytes | memoryview) -> None:
         self.hash.update(data)
         self.grid.update(data)
 
@@ -109,56 +125,3 @@ def compressor(sink: Sink, kind: str | None) -> Any:
     except ImportError as exc:
         raise MissingExtra("writing zstd", "zstd") from exc
     return zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file, closefd=False)
-
-
-def at_once(job: Job) -> None:
-    """Do a job here and now."""
-    job()
-
-
-class Line:
-    """A thread that does jobs one after the other; after one that failed, none.
-
-    The failure is raised to whoever gives the next job, or ends the line.
-    """
-
-    def __init__(self, name: str, room: int) -> None:
-        """Begin; with ``room`` jobs waiting, giving another one waits too."""
-        self._jobs: queue.Queue[Job | None] = queue.Queue(room)
-        self._failure: BaseException | None = None
-        self._stopped = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-
-    def __call__(self, job: Job) -> None:
-        """Give it a job."""
-        self._check()
-        self._jobs.put(job)
-
-    def finish(self) -> None:
-        """Wait until all is done, and end."""
-        self._end()
-        self._check()
-
-    def stop(self, after_all: bool = False) -> None:
-        """End after the job at hand, or after those that wait too; no failure is raised."""
-        self._stopped = not after_all
-        self._end()
-
-    def _end(self) -> None:
-        if self._thread.is_alive():
-            self._jobs.put(None)
-            self._thread.join()
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            if self._failure is None and not self._stopped:
-                try:
-                    job()
-                except BaseException as exc:  # raised again where somebody can see it
-                    self._failure = exc
-            del job

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple, Self, cast
+from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 
@@ -23,9 +23,13 @@ from penstock.formats.publish import Draft, FileDraft, UploadDraft, put_object
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.headers import check_key, checked, member_header
 from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, Stamp, write_beside
+from penstock.formats.tar.index import remove_shards as remove_shards
+from penstock.formats.tar.line import Lane, Line, at_once
 from penstock.formats.tar.members import BLOCK
 from penstock.formats.tar.names import named, on_disk, suffix_compression
-from penstock.formats.tar.sink import END, Lane, Line, OpenFile, Sink, at_once, compressor, file_size
+from penstock.formats.tar.parts import Parts
+from penstock.formats.tar.ranges import joined
+from penstock.formats.tar.sink import END, OpenFile, Sink, compressor, file_size
 from penstock.storage import Storage, local_path, open_storage, shown
 
 Encode = Callable[[str, Any], bytes]
@@ -35,17 +39,6 @@ _ZEROS = bytes(BLOCK)
 _BATCH = 1 << 20  # bytes handed to the system at once
 _INK_ROOM = 16  # batches on their way to the disk: enough to write on while a sample is long in coming
 _PRESS_ROOM = 2  # shards that are complete and wait to be published
-
-
-class Parts(NamedTuple):
-    """A sample ready to be written: its pieces, and where from its beginning the fields lie."""
-
-    key: str
-    kind: tuple[str, ...]
-    pieces: list[Any]
-    starts: list[int]
-    sizes: list[int]
-    nbytes: int
 
 
 class TarWriter:
@@ -90,9 +83,10 @@ class TarWriter:
         self._builder = IndexBuilder()
         self._starts: list[int] = []
         self._sizes: list[int] = []
-        self._parts: list[bytes | memoryview] = []
+        self._parts: list[Any] = []
         self._waiting = 0
         self._closed = False
+        self._failure: BaseException | None = None  # of a write in the background: raised to whoever writes on
         self._storage = None if self.url is None or on_disk(self.url) else open_storage(self.url, storage)
         compress = compress or (suffix_compression(self.url) if self.url else None)
         self._draft = self._begun(target)
@@ -177,7 +171,7 @@ class TarWriter:
             OSError: The file cannot be written.
         """
         if self._closed:
-            raise ValueError("the archive is closed")
+            raise self._failure or ValueError("the archive is closed")
         if parts.key in self._keys:
             raise DataError("the key was written before", self._shard, parts.key)
         self._keys.add(parts.key)
@@ -224,19 +218,19 @@ class TarWriter:
         batch, self._parts, self._waiting = self._parts, [], 0
         self._ink(partial(self._write, batch))
 
-    def _write(self, batch: list[bytes | memoryview]) -> None:
+    def _write(self, batch: list[Any]) -> None:
         try:
-            self._out.write(b"".join(batch))
-        except BaseException:
-            self._drop()
+            self._sink.write_pieces(batch) if self._out is self._sink else self._out.write(joined(batch))
+        except BaseException as exc:
+            self._drop(exc)
             raise
 
     def _end(self, published: Callable[[ShardEntry], object] | None) -> None:
         try:
             if self._out is not self._sink:
                 self._out.close()
-        except BaseException:
-            self._drop()
+        except BaseException as exc:
+            self._drop(exc)
             raise
         # The checksums are complete when those who make them come by here.
         self._sums(partial(self._press, partial(self._publish, published)))
@@ -244,8 +238,8 @@ class TarWriter:
     def _publish(self, published: Callable[[ShardEntry], object] | None) -> None:
         try:
             status = self._draft.publish()
-        except BaseException:
-            self._drop()
+        except BaseException as exc:
+            self._drop(exc)
             raise
         name = self.url.rpartition("/")[2] if self.url else ""
         entry = ShardEntry(name, self.samples, self._sink.count, self._sink.hash.hexdigest())
@@ -263,8 +257,8 @@ class TarWriter:
         else:
             put_object(self._storage, url + SUFFIX, index.to_bytes())
 
-    def _drop(self) -> None:
-        self._closed = True
+    def _drop(self, why: BaseException | None = None) -> None:
+        self._closed, self._failure = True, self._failure or why
         self._draft.drop()
 
 
@@ -355,12 +349,32 @@ class ShardWriter:
         """
         if self._closed:
             raise ValueError("the writer is closed")
+        self.write_parts((self._open or self._begin()).parts(sample), note)
+
+    def write_parts(self, parts: Parts, note: Callable[[], Any] | None = None) -> None:
+        """Add a sample whose headers are made, as :meth:`write` does.
+
+        Raises:
+            DataError: The shard has the key already.
+            OSError: The folder cannot be written.
+        """
+        if self._closed:
+            raise ValueError("the writer is closed")
         writer = self._open or self._begin()
-        parts = writer.parts(sample)
-        if writer.samples and self._over(writer, parts.nbytes):
+        if not self.fits(parts):
             self._finish(writer, note() if note else None)
             writer = self._begin()
         writer.write_parts(parts)
+
+    @property
+    def single(self) -> str | None:
+        """The name of the one archive that takes everything; None where there are numbered shards."""
+        return self._name if self._single else None
+
+    def fits(self, parts: Parts) -> bool:
+        """Tell whether a sample goes into the open shard; where none is open, or it is empty, it does."""
+        writer = self._open
+        return writer is None or not writer.samples or not self._over(writer, parts.nbytes)
 
     def close(self, note: Callable[[], Any] | None = None) -> None:
         """Complete the last shard and write the manifest.
@@ -433,15 +447,3 @@ class ShardWriter:
 def _ending(field: str, key: str) -> bytes:
     checked(b"", field, key)
     return f".{field}".encode("utf-8", "surrogateescape")
-
-
-def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
-    """Remove shards and their indexes; those that are not there are fine.
-
-    Raises:
-        StorageError: One cannot be removed.
-    """
-    place = open_storage(folder, storage)
-    for name in names:
-        place.delete(f"{folder}/{name}")
-        place.delete(f"{folder}/{name}{SUFFIX}")
