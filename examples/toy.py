@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,18 @@ def make_shards(folder: Path, samples: int) -> None:
 def read_shards(folder: Path) -> ps.Dataset:
     """The samples, in another order every epoch: ``npy`` is a point, ``cls`` its kind."""
     return ps.read_tar(str(folder / "shards")).shuffle(seed=1).decode()
+
+
+def start_ray(cores: int) -> None:
+    """Use the cluster that ``RAY_ADDRESS`` names; else start one here, with so many logical cores at least."""
+    import ray
+
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(**quiet)
+    else:
+        many = max(cores, os.cpu_count() or 1)
+        ray.init("local", num_cpus=many, include_dashboard=False, object_store_memory=300_000_000, **quiet)
 
 
 def network() -> nn.Module:

@@ -50,6 +50,30 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_cache].cleanup()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests that use Ray first, so that one process runs them all and starts one Ray."""
+    items.sort(key=lambda item: "one_ray" not in getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def one_ray() -> Iterator[None]:
+    """Ray with two cores and two devices that are only counted, for all tests that use it."""
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=2,
+        include_dashboard=False,
+        object_store_memory=200_000_000,
+        logging_level="error",
+        log_to_driver=False,
+    )
+    yield
+    ray.shutdown()
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_left() -> Iterator[None]:
     """Fail a test that leaves a thread behind, and name the thread."""

@@ -19,16 +19,19 @@ _WHERE = {
     "S3": "storage",
     "TarWriter": "formats.tar",
     "col": "plan",
+    "convert": "dataset",
     "errors": "errors",
     "from_arrow": "dataset",
     "features": "codecs.features",
     "from_huggingface": "dataset",
     "from_items": "dataset",
+    "from_ray": "dataset",
     "from_torch": "dataset",
     "ledger": "feed.ledger",
     "mix": "dataset",
     "pack": "packing",
     "pad": "plan",
+    "process": "jobs",
     "read_csv": "dataset",
     "read_files": "dataset",
     "read_images": "dataset",
@@ -37,16 +40,20 @@ _WHERE = {
     "read_tar": "dataset",
     "read_text": "dataset",
     "read_tfrecords": "dataset",
+    "vision": "vision",
 }
 
 if TYPE_CHECKING:
     from penstock import errors as errors
+    from penstock import vision as vision
     from penstock.codecs import Limits as Limits
     from penstock.codecs import features as features
     from penstock.dataset import Dataset as Dataset
+    from penstock.dataset import convert as convert
     from penstock.dataset import from_arrow as from_arrow
     from penstock.dataset import from_huggingface as from_huggingface
     from penstock.dataset import from_items as from_items
+    from penstock.dataset import from_ray as from_ray
     from penstock.dataset import from_torch as from_torch
     from penstock.dataset import mix as mix
     from penstock.dataset import read_csv as read_csv
@@ -60,6 +67,7 @@ if TYPE_CHECKING:
     from penstock.feed import Loader as Loader
     from penstock.feed.ledger import ledger as ledger
     from penstock.formats.tar import TarWriter as TarWriter
+    from penstock.jobs import process as process
     from penstock.packing import Packed as Packed
     from penstock.packing import pack as pack
     from penstock.plan import col as col
@@ -74,7 +82,7 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"penstock has no {name!r}; it has {', '.join(sorted(_WHERE))}")
     room = import_module(f"penstock.{_WHERE[name]}")
-    value = room if name in ("errors", "features") else getattr(room, name)
+    value = room if name in ("errors", "features", "vision") else getattr(room, name)
     globals()[name] = value
     return value
 

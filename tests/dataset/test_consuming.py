@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.errors import PlanError
+from penstock.errors import DataError, PlanError
 from penstock.testing import numbers
 
 
@@ -104,7 +104,15 @@ def test_an_item_that_is_not_there_is_an_index_error() -> None:
             numbers((7, 5))[i]
 
 
-@pytest.mark.parametrize("i", ["x", 1.5, None, slice(2)])
+def test_the_name_of_a_field_gives_its_values() -> None:
+    ds = ps.from_items([{"a": n, "b": -n} for n in range(3)])
+    assert ds["b"].take_all() == [0, -1, -2]
+    assert ds["a"].map(str).take(2) == ["0", "1"]
+    with pytest.raises(DataError, match=r"no field 'c'|no such field"):
+        ds["c"].first()
+
+
+@pytest.mark.parametrize("i", [1.5, None, slice(2)])
 def test_an_item_has_a_number(i: Any) -> None:
     with pytest.raises(TypeError, match="needs a number"):
         numbers((7,))[i]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import penstock as ps
@@ -90,7 +91,7 @@ def test_a_join_is_what_two_loops_give(how: Any) -> None:
     for row in ROWS:
         partners = [one for one in LABELS if one["k"] == row["k"]]
         want += [{**row, "label": one["label"]} for one in partners]
-        want += [row] if how == "left" and not partners else []
+        want += [{**row, "label": None}] if how == "left" and not partners else []
     joined = ps.from_items(ROWS).join(ps.from_items(LABELS), on="k", how=how)
     assert list(joined) == want
     assert list(pickle.loads(pickle.dumps(joined))) == want
@@ -155,6 +156,44 @@ def test_a_materialized_dataset_is_run_once() -> None:
     assert sorted(called) == [1, 2, 3]
 
 
+def test_a_materialized_table_stays_one(tmp_path: Any) -> None:
+    ds = ps.from_arrow(pa.table({"a": pa.array([1, 2, 3], pa.int8()), "b": ["x", None, "z"]})).filter(ps.col("a") > 1)
+    for kept in (ds.materialize(), ds.materialize(tmp_path / "table")):
+        assert kept.to_arrow().schema.field("a").type == pa.int8()
+        assert kept.take_all() == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
+        assert len(kept) == 2
+    with pytest.raises(PlanError, match="holds 1 Parquet files"):
+        ds.materialize(tmp_path / "table")
+
+
+def test_frames_of_others_hold_the_same() -> None:
+    ds = ps.from_items(ROWS)
+    assert ds.to_polars().rows(named=True) == ROWS
+    assert ds.to_pandas().to_dict("records") == ROWS
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: ps.from_items(ROWS),
+        lambda: ps.from_items(ROWS).shuffle(),
+        lambda: ps.from_items(ROWS[:90]).union(ps.from_items(ROWS[90:])).map(dict),
+        lambda: ps.from_arrow(pa.Table.from_pylist(ROWS)).repeat(2),
+    ],
+)
+def test_a_stratified_split_takes_the_same_share_of_every_value(made: Any) -> None:
+    train, test = made().train_test_split(0.25, stratify="k", seed=3)
+    found: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
+    for side, ds in zip(found, (train, pickle.loads(pickle.dumps(test))), strict=True):
+        for row in {row["y"]: row for row in ds}.values():
+            side[row["k"]].append(row["y"])
+    for k, rows in groups().items():
+        assert len(found[1][k]) == int(len(rows) * 0.25 + 0.5)
+        assert sorted(found[0][k] + found[1][k]) == sorted(row["y"] for row in rows)
+    assert len(test) == len(test.take_all())
+    assert {row["y"] for row in test.epoch(3)} == {row["y"] for row in test.epoch(1)}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -163,9 +202,10 @@ def test_a_materialized_dataset_is_run_once() -> None:
         lambda ds: ds.groupby("k").sum(),
         lambda ds: ds.join(ds.shard(0, 2), "k"),
         lambda ds: ds.join(ROWS, "k"),
+        lambda ds: ds.train_test_split(stratify="k", by="x"),
         lambda ds: ds.join(ds, "k", how="outer"),
     ],
-    ids=["groupby of a share", "sort of a share", "sum of nothing", "a share", "a list", "another kind"],
+    ids=["groupby of a share", "sort of a share", "sum of nothing", "a share", "a list", "two ways", "another kind"],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: Any) -> None:
     with pytest.raises(PlanError):

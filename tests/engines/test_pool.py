@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.meter import Event, Meter, Meters
-from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
+from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, Stranded, as_finished, in_order, join_all
 from penstock.engines.reading import Held, Span
 from penstock.order import Refs
 from penstock.plan import Block
@@ -401,3 +401,39 @@ def test_a_thread_that_does_not_come_back_is_named(
     assert "left behind, still inside a function: penstock driver" in caplog.text
     going.set()
     driver.join(5)
+
+
+def test_what_a_stranded_worker_had_is_done_by_another_while_it_gets_ready_again() -> None:
+    rescued, readied = threading.Event(), threading.Event()
+
+    @dataclass(slots=True)
+    class Strands(Calls):
+        number: int = 0
+        lost: bool = False
+
+        def prepare(self) -> None:
+            if self.lost:
+                assert rescued.wait(5), "nobody else has taken it"
+                readied.set()
+
+        def __call__(self, job: Job) -> Done:
+            assert isinstance(job, Block)
+            if job.items == [3] and not stranded:
+                stranded.append(self.number)
+                self.lost = True
+                raise Stranded(job)
+            if job.items == [3]:
+                assert self.number not in stranded
+                rescued.set()
+            return job, None
+
+    stranded: list[int] = []
+    pool = Pool(
+        "test", 2, lambda number: Strands(whole(lambda b: b), number=number), Meter("test", "threads"), Meters()
+    )
+    done = in_order((block(number) for number in range(8)), pool, lambda: 4)
+    assert [out.items for out in done] == [[number] for number in range(8)]
+    assert readied.wait(5)
+    pool.stop()
+    join_all([], [pool])
+    assert len(stranded) == 1

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engines.wire import LEASES, SMALL, CannotTravel, Wire, dumps, memory_file
+from penstock.engines.wire import LEASES, SMALL, CannotTravel, Wire, dumps, folded, memory_file, unfolded
 from penstock.testing import fingerprint
 
 Pair = tuple[Wire, Wire]
@@ -237,6 +237,22 @@ def test_what_was_received_stays_after_the_close(pair: Pair) -> None:
     for wire in pair:
         wire.close()
     np.testing.assert_array_equal(got, array(7))
+
+
+def test_an_object_in_one_run_of_bytes_is_the_same_again_and_can_be_written() -> None:
+    sent = [{"image": array(3), "small": np.arange(3), "t": torch.arange(5000)}, (b"x" * 9000, 1.5), "text"]
+    data = folded(sent)
+    data.flags.writeable = False  # as Ray's store hands it out
+    got = unfolded(data)
+    assert fingerprint(got) == fingerprint(sent)
+    got[0]["image"][:] = 0
+    assert got[0]["image"].ctypes.data % 16 == 0
+    assert fingerprint(unfolded(data)) == fingerprint(sent), "what was changed is a copy"
+
+
+def test_what_cannot_be_folded_says_so() -> None:
+    with pytest.raises(CannotTravel, match="cannot be sent"):
+        folded(threading.Lock())
 
 
 def test_functions_travel_by_value() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
-from penstock.dataset.relations import Aggregated, Groups, Lookup, Sorted, whole
+from penstock.dataset.relations import Strata, Stratified
 from penstock.engines import engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
@@ -49,7 +49,6 @@ from penstock.plan import (
     Where,
     Zip,
     check_branch,
-    check_choice,
     check_count,
     exclusions,
 )
@@ -129,7 +128,7 @@ class Chain:
         Raises:
             PlanError: ``fn`` is no function, or an argument is out of range.
         """
-        return self._then(MapFn(fn, resources=_resources("map", resources)))
+        return self._then(MapFn(fn, resources=resources_of("map", resources)))
 
     def filter(self, fn: Callable[..., Any] | Condition, **resources: Any) -> Self:
         """Keep the samples for which ``fn(sample)`` is true. Takes what ``map`` takes.
@@ -144,11 +143,11 @@ class Chain:
             if resources:
                 raise PlanError(f"filter({fn}) calls no function: it has no {', '.join(resources)}")
             return self._then(Where(fn))
-        return self._then(FilterFn(fn, resources=_resources("filter", resources)))
+        return self._then(FilterFn(fn, resources=resources_of("filter", resources)))
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **resources: Any) -> Self:
         """Replace every sample by all that ``fn(sample)`` gives. Takes what ``map`` takes."""
-        return self._then(FlatMapFn(fn, resources=_resources("flat_map", resources)))
+        return self._then(FlatMapFn(fn, resources=resources_of("flat_map", resources)))
 
     def map_batches(
         self,
@@ -169,7 +168,7 @@ class Chain:
         """
         args = ByObject(tuple(fn_args)) if fn_args else None
         kwargs = ByObject(dict(fn_kwargs)) if fn_kwargs else None
-        given = _resources("map_batches", resources)
+        given = resources_of("map_batches", resources)
         return self._then(MapBatches(fn, batch_size, args, kwargs, resources=given))
 
     def select(self, *names: str) -> Self:
@@ -285,54 +284,26 @@ class Chain:
         branches = tuple(branch(ds.plan) for ds in together)
         return self._with(Plan(kind(branches, **how), (), plan.seed, plan.epoch, None, plan.errors, plan.engine))
 
-    def sort(self, field: str, descending: bool = False) -> Self:
-        """Put the samples in the order of a field's values; all of them are held in memory.
-
-        Raises:
-            PlanError: this is one rank's share.
-        """
-        return self._with(whole(self.plan, Sorted(field, bool(descending))))
-
-    def join(
-        self, other: Chain, on: str, how: Literal["inner", "left"] = "inner", *, suffix: str | None = None, **more: Any
-    ) -> Self:
-        """Add to every sample the fields of those of ``other`` that have the same value of a field.
-
-        Samples stay in order; one that has several partners comes with each of them, one that has none is left out, or
-        (``how="left"``) stays as it is. ``other`` is held in memory. ``suffix`` renames its fields where both sides
-        have them. Takes what ``map`` takes, but for where it runs: in threads.
-
-        Raises:
-            PlanError: ``other`` is no dataset, or one rank's share.
-        """
-        if not isinstance(other, Chain):
-            raise PlanError(f"join needs a Dataset, not {type(other).__name__}")
-        check_choice("how", how, ("inner", "left"))
-        if other.plan.cut is not None and other.plan.cut.world > 1:
-            raise PlanError(f"join needs all of the other dataset, which is cut for {other.plan.cut.world} ranks")
-        lookup = Lookup(other.plan, on, how, suffix)
-        return self._then(FlatMapFn(lookup, resources=_resources("join", more)))
-
-    def groupby(self, field: str) -> Groups[Self]:
-        """Gather the samples by the value of a field: ``ds.groupby("label").count()``.
-
-        Raises:
-            PlanError: this is one rank's share.
-        """
-        whole(self.plan, Aggregated(field, "count"))  # whether it may
-        return Groups(self.plan, self._with, field)
-
     def train_test_split(
-        self, test_size: float = 0.2, shuffle: bool = True, seed: int | None = None, by: str | None = None
+        self,
+        test_size: float = 0.2,
+        shuffle: bool = True,
+        seed: int | None = None,
+        by: str | None = None,
+        stratify: str | None = None,
     ) -> tuple[Self, Self]:
         """Part the samples in (train, test), the same way in every epoch and run.
 
         Each shard gives its share, chosen by a hash, so that adding shards moves no sample; ``by`` hashes a field
         instead, so that samples with the same value stay together; ``shuffle=False`` takes the end of the order.
+        ``stratify`` names a field of which every value gives the same share; that field of all samples is read once,
+        when a side is first used.
 
         Raises:
-            PlanError: ``test_size`` is no share, or a stage before joins samples.
+            PlanError: ``test_size`` is no share, arguments contradict each other, or a stage before joins samples.
         """
+        if stratify is not None and (by is not None or not shuffle):
+            raise PlanError("stratify= says by itself which samples are chosen: leave by= and shuffle= out")
         if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
             raise PlanError(f"test_size={test_size!r}: give a share between 0 and 1")
         if not self.plan.commutes:
@@ -340,15 +311,30 @@ class Chain:
         if by is not None:
             sides = [SplitBy(by, test_size, seed or 0, side) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
+        if stratify is not None:
+            said = f"train_test_split(test_size={test_size}, stratify={stratify!r})"
+            strata = Strata(self._unshuffled(), stratify, test_size, seed or 0)
+            left, right = (self._choose(Stratified((), strata=strata, test=side, said=said)) for side in (False, True))
+            return left, right
         train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
         return train, test
 
+    def _chosen_from(self) -> int:
+        """Behind which stage samples are chosen: below every shuffle and repeat."""
+        after = len(self.plan.stages)
+        while after and not isinstance(self.plan.stages[after - 1], Slice | Choose):
+            after -= 1
+        return after
+
+    def _unshuffled(self) -> Plan:
+        """What is chosen from."""
+        after, plan = self._chosen_from(), self.plan
+        kept = (stage for at, stage in enumerate(plan.stages) if at < after or not isinstance(stage, OrderStage))
+        return replace(plan, stages=tuple(kept), cut=None)
+
     def _choose(self, choice: Choose | Exclude) -> Self:
         """Choose below every shuffle and repeat, so that what is chosen is the same in every epoch."""
-        plan = self.plan
-        after = len(plan.stages)
-        while after and not isinstance(plan.stages[after - 1], Slice | Choose):
-            after -= 1
+        plan, after = self.plan, self._chosen_from()
         if isinstance(plan.source, Mix | Union) and not after:
             branches = []
             for below, branch in zip(_parts(choice, plan), plan.source.branches, strict=True):
@@ -422,11 +408,11 @@ class Chain:
         return self._with(replace(self.plan, errors=OnError(action, limit, where)))
 
     def on(self, engine: str, **options: Any) -> Self:
-        """Choose the engine: ``"local"`` or ``"serial"``.
+        """Choose the engine: ``"local"``, ``"ray"`` or ``"serial"``.
 
-        The local engine takes ``cpus=`` (cores it may use), ``memory=`` (bytes under way), ``ordered=False`` (whatever
-        is finished comes first) and ``devices=["cuda:0"]`` (for stages with ``gpus=``); both take ``report=True`` (a
-        live table) and ``observer=`` (a function that is told of every ``Event``).
+        The first two take ``cpus=`` (cores to use), ``memory=`` (bytes under way) and ``ordered=False`` (whatever is
+        finished comes first), the local one ``devices=["cuda:0"]`` (for stages with ``gpus=``) and Ray ``address=`` (of
+        a cluster); all take ``report=True`` (a live table) and ``observer=`` (told of every ``Event``).
 
         Raises:
             PlanError: there is no such engine or option.
@@ -434,7 +420,7 @@ class Chain:
         return self._with(replace(self.plan, engine=engine_options(engine, options)))
 
 
-def _resources(stage: str, given: dict[str, Any]) -> Resources:
+def resources_of(stage: str, given: dict[str, Any]) -> Resources:
     known = [field.name for field in fields(Resources)]
     if unknown := [name for name in given if name not in known]:
         raise PlanError(f"{stage} has no argument {', '.join(unknown)}; it takes {', '.join(known)}")

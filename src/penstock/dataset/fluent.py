@@ -6,6 +6,7 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
@@ -15,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 import cloudpickle
 
 from penstock.codecs.features import feature_of
-from penstock.dataset.relations import distinct, fields_of
+from penstock.dataset.relations import fields_of, gathered, memory_of, unique
 from penstock.dataset.words import brief, explained, type_of
 from penstock.dataset.writing import Writing
 from penstock.engines import Meters, Program, Run, Stats, snapshot, started
-from penstock.errors import PlanError
+from penstock.errors import DataError, PlanError
 from penstock.feed import Deal, Epochs, Loader, Stream, find_rank, this_worker, torch_class, warn_uncut
 from penstock.formats.huggingface import collected
 from penstock.formats.items import ItemsSource
-from penstock.formats.parquet.tables import ArrowBatch, frame, joined_table
-from penstock.plan import ByObject, Cut, Plan, check_choice, check_count, relaxed
+from penstock.formats.parquet.source import ParquetSource, TableSource
+from penstock.formats.parquet.tables import ArrowBatch, frame, joined_table, polars_frame, table_from
+from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, relaxed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -177,23 +179,39 @@ class Dataset(Writing):
         Raises:
             DataError: a sample has no such field.
         """
-        return distinct(started(fields_of(self.plan, field), self._coming()).items(), field)
+        plan = fields_of(self.plan, field)
+        return unique(started(plan, self._coming()).runs(), field, memory_of(plan))
 
-    def materialize(self) -> Dataset:
-        """The samples of the coming epoch, run once and kept in memory."""
-        return Dataset(Plan(ItemsSource(ByObject(self.take_all())), (), self.plan.seed, engine=self.plan.engine))
+    def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
+        """The samples of the coming epoch, run once and kept: in memory, or in Parquet files in a new folder.
 
-    def __getitem__(self, i: SupportsIndex) -> Any:
-        """The sample at place ``i`` of the unshuffled order, through every stage.
+        Columns are kept as columns.
+
+        Raises:
+            PlanError: the folder holds such files already.
+            DataError: a sample cannot be stored in a table.
+            StorageError: the folder cannot be written.
+        """
+        if folder is not None:
+            Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
+            return Dataset(Plan(ParquetSource((os.fspath(folder),)), (), self.plan.seed, engine=self.plan.engine))
+        items = gathered([run for run in self._run(self._coming()).runs() if len(run)])
+        kept = TableSource(ByObject(table_from(items))) if isinstance(items, Columns) else ItemsSource(ByObject(items))
+        return Dataset(Plan(kept, (), self.plan.seed, engine=self.plan.engine))
+
+    def __getitem__(self, i: SupportsIndex | str) -> Any:
+        """The sample at place ``i`` of the unshuffled order, through every stage; or the values of a field, a dataset.
 
         Raises:
             IndexError: there is no such place.
             TypeError: a stage changes the count, so that places mean nothing.
         """
+        if isinstance(i, str):
+            return Dataset(fields_of(self.plan, i).then(MapFn(_Column(i))))
         try:
             wanted = index(i)
         except TypeError:
-            raise TypeError(f"ds[i] needs a number, not {type(i).__name__}") from None
+            raise TypeError(f"ds[i] needs a number or the name of a field, not {type(i).__name__}") from None
         plan = relaxed(self.plan)
         if not plan.counted:
             raise TypeError("ds[i] needs stages that keep the count; filter, flat_map and batched do not")
@@ -245,6 +263,10 @@ class Dataset(Writing):
     def to_pandas(self) -> pd.DataFrame:
         """All samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
         return frame(self.to_arrow())
+
+    def to_polars(self) -> Any:
+        """All samples as a ``polars.DataFrame`` in memory; it raises what ``to_arrow`` raises."""
+        return polars_frame(self.to_arrow())
 
     def iter_torch_batches(
         self,
@@ -335,6 +357,21 @@ class Dataset(Writing):
         given = None if features is None else {name: feature_of(feature) for name, feature in features.items()}
         return collected(self._peek(), self._program().features(), given, path)
 
+    def to_ray(self, blocks: int | None = None) -> Any:
+        """A ``ray.data.Dataset`` of the coming epoch, in order: a column for each field, arrays as tensors.
+
+        Its read tasks run this plan on stretches of the order: a shard each, or a range of at least 256 samples of
+        one; ``blocks`` says how many. A class given to ``map_batches`` is constructed once in every process that reads.
+        Where a stage sees several samples there is one task. An ``on_error`` limit holds for each task.
+
+        Raises:
+            MissingExtra: ray is not installed.
+            PlanError: the dataset has no end.
+        """
+        from penstock.feed.ray import to_ray
+
+        return to_ray(self.plan, self._coming(), blocks)
+
     def stats(self) -> Stats:
         """What the last run of this dataset did, or does: rates, where the time goes, and the bottleneck in words."""
         return self._meters.stats() if isinstance(self._meters, Loader) else snapshot(self._meters)
@@ -342,6 +379,19 @@ class Dataset(Writing):
     def explain(self) -> str:
         """The plan as it runs: what is fused, where, and with how many workers."""
         return explained(Program(self.plan))
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The value of a sample's field."""
+
+    field: str
+
+    def __call__(self, sample: Any) -> Any:
+        if not isinstance(sample, dict) or self.field not in sample:
+            kind = "sample" if isinstance(sample, dict) else type(sample).__name__
+            raise DataError(f"ds[{self.field!r}]: a {kind} has no such field")
+        return sample[self.field]
 
 
 def _unpickled(plan: bytes, epochs: Epochs | None = None) -> Dataset:

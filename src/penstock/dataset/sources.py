@@ -13,10 +13,12 @@ from penstock.errors import PlanError
 from penstock.formats.files import FilesSource, ImagesSource
 from penstock.formats.huggingface import HuggingFaceSource, check_dataset
 from penstock.formats.items import ItemsSource
-from penstock.formats.lines import JsonLayout, LinesSource, TextLayout, csv_layout, types_of
+from penstock.formats.lines import JsonLayout, TextLayout, csv_layout, types_of
 from penstock.formats.parquet.source import ParquetSource, TableSource, table_of
+from penstock.formats.ray import RaySource, is_ray_dataset
+from penstock.formats.rows import RowsSource
 from penstock.formats.tar.source import TarSource
-from penstock.formats.tfrecord import TfRecordsSource
+from penstock.formats.tfrecord import TfRecordLayout
 from penstock.formats.torch import TorchSource
 from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
 from penstock.storage import Cache, Storage, spell
@@ -128,7 +130,7 @@ def read_csv(
     Raises:
         PlanError: an argument that cannot be meant.
     """
-    return _source(LinesSource(spell(urls), csv_layout(delimiter, names, types), workers, storage, cache))
+    return _source(RowsSource(spell(urls), csv_layout(delimiter, names, types), workers, storage, cache))
 
 
 def read_json(
@@ -144,14 +146,14 @@ def read_json(
     Raises:
         PlanError: an argument that cannot be meant.
     """
-    return _source(LinesSource(spell(urls), JsonLayout(types_of(types)), workers, storage, cache))
+    return _source(RowsSource(spell(urls), JsonLayout(types_of(types)), workers, storage, cache))
 
 
 def read_text(
     urls: Places, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
 ) -> Dataset:
     """Read lines of text, also of compressed files: each is a sample, ``{"text": line}``."""
-    return _source(LinesSource(spell(urls), TextLayout(), workers, storage, cache))
+    return _source(RowsSource(spell(urls), TextLayout(), workers, storage, cache))
 
 
 def read_tfrecords(
@@ -173,7 +175,7 @@ def read_tfrecords(
     names = () if isinstance(lists, str) else tuple(lists)
     if isinstance(lists, str) or not all(isinstance(name, str) for name in names):
         raise PlanError(f"lists={lists!r}: give a list of field names")
-    return _source(TfRecordsSource(spell(urls), names, workers, storage, cache))
+    return _source(RowsSource(spell(urls), TfRecordLayout(names), workers, storage, cache))
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
@@ -227,6 +229,24 @@ def from_huggingface(dataset: Any, split: str | None = None, *, workers: Workers
         return _source(HuggingFaceSource(os.fspath(dataset), split, workers))
     check_dataset(dataset)
     return _source(HuggingFaceSource(ByObject(dataset), split, workers))
+
+
+def from_ray(dataset: Any, *, workers: Workers = None) -> Dataset:
+    """Read the rows of a ``ray.data.Dataset``: tensors are numpy arrays, a block of it is a shard.
+
+    It is run once, when its rows are first asked for, and stays in Ray's object store. Pickled, this is references to
+    its blocks, so that tasks and actors of Ray read it too.
+
+    Args:
+        dataset: The Ray dataset.
+        workers: Workers that read, where one is not enough.
+
+    Raises:
+        PlanError: it is no Ray dataset.
+    """
+    if not is_ray_dataset(dataset):
+        raise PlanError(f"from_ray needs a ray.data.Dataset, not {type(dataset).__name__}")
+    return _source(RaySource(dataset, workers))
 
 
 def _source(source: Any) -> Dataset:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
-from penstock.dataset.chain import Chain
+from penstock.dataset.tabular import Tabular
+from penstock.errors import PlanError
 from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
-from penstock.packing import Packed, write_rows, write_shards
+from penstock.packing import Packed, pack, write_rows, write_shards
 from penstock.packing.tables import TableOptions, write_tables
 from penstock.storage import Storage
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Writing(Chain):
+class Writing(Tabular):
     """A plan whose samples can be written; nothing of it appears before it is whole."""
 
     __slots__ = ()
@@ -32,18 +33,34 @@ class Writing(Chain):
         compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
         *,
         trust_pickle: bool = False,
+        resume: bool = False,
         progress: bool = False,
         storage: Storage | None = None,
     ) -> Packed:
         """Write the samples into tar shards, in order.
 
         ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
-        path, or a URL that ``storage`` or its scheme knows how to write to.
+        path, or a URL that ``storage`` or its scheme knows how to write to. ``resume`` goes on with an interrupted run
+        of the same dataset and options that had it too, makes only the shards that are missing, and needs a folder.
 
         Raises:
             DataError: a sample cannot be stored.
+            PlanError: the folder holds shards of something else, with ``resume``.
             StorageError: the place cannot be written.
         """
+        if resume:
+            if trust_pickle:
+                raise PlanError("write_tar(resume=True) stores no pickle: leave out trust_pickle")
+            return pack(
+                self.epoch(self._coming()),
+                url,
+                max_bytes=max_bytes,
+                max_samples=max_samples,
+                shuffle=False,
+                compress=compress,
+                progress=progress,
+                storage=storage,
+            )
         return write_shards(
             self.plan,
             self._coming(),

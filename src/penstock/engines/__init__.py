@@ -1,4 +1,4 @@
-"""HOW a plan runs: serial (the meaning), local (threads, processes). Engines read scopes and needs, never stages."""
+"""HOW a plan runs: serial (the meaning), local (threads, processes), ray. Engines see scopes and needs, not stages."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from penstock.plan import EngineOptions, check_callable, check_choice, check_cou
 
 OPTIONS: dict[str, frozenset[str]] = {
     "local": frozenset({"cpus", "devices", "memory", "observer", "ordered", "report"}),
+    "ray": frozenset({"address", "cpus", "memory", "observer", "ordered", "report"}),
     "serial": frozenset({"observer", "report"}),
 }
 
@@ -47,6 +48,8 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
         check_count("cpus", options["cpus"], least=1)
     if "memory" in options:
         size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
+    if not isinstance(options.get("address"), str | None):
+        raise PlanError(f"address={options['address']!r}: give a text such as 'auto' or 'ray://host:10001'")
     for flag in ("ordered", "report"):
         if not isinstance(options.get(flag, True), bool):
             raise PlanError(f"{flag}={options[flag]!r}: give True or False")

@@ -37,6 +37,11 @@ from penstock.plan import (
 )
 
 Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
+Find = Callable[[Refs], Spots]
+
+
+MOST = 512  # samples a block
+WIDE, WIDE_BYTES = 8192, 4_000_000  # the same where samples are columns, which cost by the block and not by the row
 
 
 @dataclass(slots=True)
@@ -44,10 +49,12 @@ class Pace:
     """How large blocks are: small at first, then bounded by number and bytes, and by what they turn out to cost."""
 
     count: int = 16
-    most: int = 512
+    most: int = MOST
     least: int = 1  # what a stage that works on several rows at once would like
     nbytes: int = 500_000  # raw bytes: larger blocks fall out of the processor's cache
     large: int = 16_000_000  # bytes of what comes out
+    seconds: float = 0.05  # of work: what a close may have to wait for
+    ceiling: int = MOST  # what ``most`` may grow to
     limits: list[Limit] = field(default_factory=list)
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
@@ -84,22 +91,30 @@ class Limit:
     def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
         """Learn from a finished block: none should take long or grow large."""
         if inputs:
-            costly = max(seconds / 0.05, nbytes / self.pace.large)  # 50 ms: what a close may have to wait for
+            costly = max(seconds / self.pace.seconds, nbytes / self.pace.large)
             if costly > 1:
                 self.most = max(1, int(inputs / costly))
             elif costly < 0.25:
-                self.most = min(512, max(self.most, 2 * inputs))
+                self.most = min(self.pace.ceiling, max(self.most, 2 * inputs))
             self.pace.settle()
 
 
 def flow(
-    program: Program, order: Order | None, epoch: int, start: Start, each: Each, pace: Pace, meters: Meters
+    program: Program,
+    order: Order | None,
+    epoch: int,
+    start: Start,
+    each: Each,
+    pace: Pace,
+    meters: Meters,
+    find: Find | None = None,
 ) -> Iterator[Block]:
     """The blocks that come out at the end of the plan.
 
-    ``order`` is ``None`` for a stream. A block with an error is the last one.
+    ``order`` is ``None`` for a stream. A block with an error is the last one. ``find`` takes the place of looking for
+    samples where that is left to whoever reads them.
     """
-    blocks = _stream(program) if order is None else walk(program, order, start, pace)
+    blocks = _stream(program) if order is None else walk(program, order, start, pace, find)
     for number, level in enumerate(program.levels):
         if level.head is not None:
             meter = Meter(level.head.stage.describe(), "inline")
@@ -169,7 +184,7 @@ def _headed(
     return _Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
 
 
-def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[Block]:
+def walk(program: Program, order: Order, start: Start, pace: Pace, find: Find | None = None) -> Iterator[Block]:
     """Cut the positions to come into blocks of found samples."""
     parts = start.parts()
     padding = start.padded_from()
@@ -178,7 +193,7 @@ def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[B
         for number, piece in enumerate(stretch.pieces):
             sub = piece[3]
             padded = part == len(parts) - 1 and number >= padding
-            for (positions, refs, after), spots in _located(program, order, piece):
+            for (positions, refs, after), spots in _located(program, order, piece, find):
                 for low, high in pace.cuts(spots.nbytes):
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after
@@ -198,19 +213,23 @@ def walk(program: Program, order: Order, start: Start, pace: Pace) -> Iterator[B
             yield nothing(ends_part=True)
 
 
-def _located(program: Program, order: Order, piece: Piece) -> Iterator[tuple[tuple[I64, Refs, int], Spots]]:
+def _located(
+    program: Program, order: Order, piece: Piece, find: Find | None
+) -> Iterator[tuple[tuple[I64, Refs, int], Spots]]:
     """The chunks of a piece and where their samples lie; far away, those to come are looked for in the meantime."""
 
+    if find is not None:
+        return ((chunk, find(chunk[1])) for chunk in order.walk(piece))
     if not program.remote:
         return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece))
     reach = _Reach()
 
-    def find(chunk: tuple[I64, Refs, int]) -> Spots:
+    def found(chunk: tuple[I64, Refs, int]) -> Spots:
         spots = program.locate(chunk[1])
         reach.learn(spots.nbytes)
         return spots
 
-    return ahead(order.walk(piece, reach.sizes()), find)
+    return ahead(order.walk(piece, reach.sizes()), found)
 
 
 @dataclass(slots=True)

@@ -24,10 +24,11 @@ from functools import partial
 from typing import Any
 
 from penstock.engines.board import Board
-from penstock.engines.child import Cargo, ProcessHand
+from penstock.engines.child import Cargo
 from penstock.engines.cursor import Start
 from penstock.engines.devices import shared_out, with_moves
-from penstock.engines.flow import Each, Limit, Pace, flow
+from penstock.engines.flow import WIDE, WIDE_BYTES, Each, Find, Limit, Pace, flow
+from penstock.engines.hand import AwayHand, Sending
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.monitor import Monitor
 from penstock.engines.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
@@ -55,7 +56,8 @@ def run(
     options = program.plan.engine
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.heavy for segment in segments):
-        return flow(program, order, epoch, start, _inline(program, epoch, meters), Pace(nbytes=INLINE), meters)
+        pace = Pace(most=WIDE, nbytes=WIDE_BYTES) if program.columnar else Pace(nbytes=INLINE)
+        return flow(program, order, epoch, start, _inline(program, epoch, meters), pace, meters)
     sharers = options.get("sharers", 1)
     if sharers > 1 and all(segment.resources in (None, ANY) for segment in segments):
         pace = Pace(count=1, most=FEW)  # as fine as for a pool: the consumer waits for every block
@@ -64,7 +66,7 @@ def run(
     asked = options.get("memory")
     memory = (MEMORY if asked is None else size_in_bytes("memory", asked)) // sharers
     crews = _crews(program, segments, epoch, cores, sharers, options.get("devices"))
-    return _Run(program, epoch, ordered, cores, memory, asked is not None, meters, crews).blocks(order, start)
+    return PooledRun(program, epoch, ordered, cores, memory, asked is not None, meters, crews).blocks(order, start)
 
 
 def cores_at_hand() -> int:
@@ -73,7 +75,7 @@ def cores_at_hand() -> int:
 
 
 @dataclass(slots=True)
-class _Crew:
+class Crew:
     """How a segment is worked on: by how many, where, and on which devices."""
 
     segment: Segment
@@ -81,7 +83,7 @@ class _Crew:
     most: int
     begin: int
     devices: list[Any]
-    cargo: Cargo | None  # for processes
+    cargo: Sending | None  # where the work is done elsewhere
 
     @property
     def timeout_s(self) -> float | None:
@@ -91,7 +93,7 @@ class _Crew:
 
 def _crews(
     program: Program, segments: list[Segment], epoch: int, cores: int, sharers: int, devices: Any
-) -> dict[int, _Crew]:
+) -> dict[int, Crew]:
     """The crew of every heavy segment, by the segment's identity; whatever cannot be had is refused here.
 
     Raises:
@@ -110,7 +112,7 @@ def _crews(
             most = len(share)
             begin = most if segment.resources.workers is None else min(begin, most)
         cargo = Cargo.of(ready, program.contexts(ready, epoch)) if processes else None
-        crews[id(segment)] = _Crew(ready, least, most, begin, share, cargo)
+        crews[id(segment)] = Crew(ready, least, most, begin, share, cargo)
     return crews
 
 
@@ -184,19 +186,21 @@ class _Gauge:
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class _Run:
+class PooledRun:
     """One iteration: its pools, and the thread that moves blocks between them."""
 
     program: Program
     epoch: int
     ordered: bool
-    cores: int
+    cores: float
     memory: int
     strict: bool  # the memory was asked for: rather let workers wait than use more
     meters: Meters
-    crews: dict[int, _Crew]
+    crews: dict[int, Crew]
     pools: list[Pool] = field(default_factory=list)
     pace: Pace = field(default_factory=lambda: Pace(count=1))
+    few: int = FEW
+    find: Find | None = None  # how samples are found, where not as they always are
     channel: Channel = field(default_factory=lambda: Channel(lambda: READY))
     driver: threading.Thread | None = None
     monitor: Monitor | None = None
@@ -205,11 +209,13 @@ class _Run:
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
         """The finished blocks; closing the iterator ends the run."""
         self.pace.least = self._rows_wanted()
-        self.pace.most = 1 if self.strict else FEW
-        _live.add(self)
+        self.pace.most = 1 if self.strict else self.few
+        if self.program.columnar:
+            self.pace.ceiling = WIDE
+        live.add(self)
         try:
             self.monitor = Monitor(self.cores, self.meters)
-            chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace, self.meters)
+            chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace, self.meters, self.find)
             self.driver = threading.Thread(
                 target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True
             )
@@ -236,7 +242,7 @@ class _Run:
 
     def close(self) -> None:
         """End everything this run started."""
-        _live.discard(self)
+        live.discard(self)
         if os.getpid() != self.pid:  # a fork has none of the threads, and their locks as they were
             return
         self.channel.close()
@@ -261,7 +267,7 @@ class _Run:
         if not segment.heavy:
             return _inline(self.program, self.epoch, self.meters)(blocks, segment)
         crew = self.crews[id(segment)]
-        on = "processes" if crew.cargo is not None else "threads"
+        on = crew.cargo.on if crew.cargo is not None else "threads"
         meter = Meter(segment.describe(), on, crew.least, crew.most, crew.begin)
         self.meters.segments.append(meter)
         gauge = _Gauge(meter, self._share(), self.strict)
@@ -276,16 +282,20 @@ class _Run:
         self.monitor.watch(pool, crew.timeout_s if crew.cargo is None else None)
         return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
 
-    def _hand(self, crew: _Crew, gauge: _Gauge, limit: Limit | None, number: int) -> Hand:
+    def _hand(self, crew: Crew, gauge: _Gauge, limit: Limit | None, number: int) -> Hand:
         device = crew.devices[number % len(crew.devices)]
         if crew.cargo is not None:
-            inner: Hand = ProcessHand(crew.cargo, device, gauge.meter, self.meters, number)
+            inner: Hand = self._away(crew.cargo, device, gauge.meter, number)
         else:
             contexts = self.program.contexts(crew.segment, self.epoch)
             for ctx in contexts:
                 ctx.device = device
             inner = ThreadHand(crew.segment, contexts, gauge.meter, crew.timeout_s is not None)
         return _Measured(inner, gauge, limit)
+
+    def _away(self, cargo: Sending, device: Any, meter: Meter, number: int) -> Hand:
+        """The hand of a worker elsewhere."""
+        return AwayHand(cargo, device, meter, self.meters, number)
 
     def _share(self) -> int:
         """What one pool may hold of the memory; what waits for the consumer has a share too."""
@@ -399,12 +409,13 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
             channel.put(exc)
 
 
-_live: weakref.WeakSet[_Run] = weakref.WeakSet()
+live: weakref.WeakSet[PooledRun] = weakref.WeakSet()
 
 
-def _close_all() -> None:
-    for run_ in list(_live):
+def close_all() -> None:
+    """End every run that is going on."""
+    for run_ in list(live):
         run_.close()
 
 
-atexit.register(_close_all)
+atexit.register(close_all)

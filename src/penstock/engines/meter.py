@@ -34,7 +34,7 @@ class Meter:
     """What one segment did."""
 
     name: str
-    on: str  # "threads", "processes", or "inline": in the thread that moves blocks
+    on: str  # "threads", "processes", "actors" of a cluster, or "inline": in the thread that moves blocks
     least: int = 1  # workers it may shrink to
     most: int = 1  # and grow to
     workers: int = 1  # now

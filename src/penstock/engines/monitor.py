@@ -31,7 +31,7 @@ class _Watched:
         self.busy, self.cpu, self.awaited, self.inputs = now
         size = self.pool.size
         waited = min(1.0, max(awaited, 0.0))
-        return Reading(size, meter.least, meter.most, meter.on == "processes", min(busy, size), cpu, waited, inputs)
+        return Reading(size, meter.least, meter.most, meter.on != "threads", min(busy, size), cpu, waited, inputs)
 
 
 class Monitor:

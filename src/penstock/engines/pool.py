@@ -31,6 +31,14 @@ class Closed(Exception):
     """The other side is gone."""
 
 
+class Stranded(Exception):
+    """A worker is gone and another may take long: somebody else shall go on with ``job``."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.job = job
+
+
 class Hand(Protocol):
     """What a worker thread works with; made, used and closed in that thread."""
 
@@ -174,22 +182,42 @@ class Pool:
                 self._settle(future, trouble)
                 continue
             self._hold(number, future)
+            stranded = False
             try:
                 self._settle(future, self._timed(number, job))
+            except Stranded as exc:
+                stranded = True
+                self._again(exc.job, future)
             except BaseException as exc:  # it belongs to whoever waits for the block
                 self._settle(future, exc)
             self._hold(number, None)
             del task, job, future  # an idle worker holds no samples
+            if stranded:
+                trouble = self._ready(self._hands[number])
         self._leave(number)
 
     def _prepared(self, number: int) -> BaseException | None:
         """Make the worker's hand; what went wrong belongs to whoever waits for a block."""
         try:
             hand = self._hands[number] = self._make(number)
+        except BaseException as exc:
+            return exc
+        return self._ready(hand)
+
+    def _ready(self, hand: Hand) -> BaseException | None:
+        try:
             hand.prepare()
         except BaseException as exc:
             return exc
         return None
+
+    def _again(self, job: Job, future: Future[Done]) -> None:
+        """Have somebody else go on with it."""
+        with self._lock:
+            if self._closed:
+                future.cancel()
+            else:
+                self._tasks.put((job, future))
 
     def _settle(self, future: Future[Done], result: Done | BaseException) -> None:
         if future.done():  # somebody lost patience with it

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import Start
-from penstock.engines.reading import Gathered, Read, Rows
+from penstock.engines.reading import Finder, Read
 from penstock.errors import PlanError
-from penstock.order import ENDLESS, I64, Lazy, Order, Piece, Refs, Shards, head, name_hash, tail
+from penstock.order import ENDLESS, Lazy, Order, Piece, Refs, Shards, head, name_hash, tail
 from penstock.plan import (
     Arrangement,
     At,
@@ -127,6 +127,11 @@ class Program:
         """
         return [leaf.open() for leaf in self.arrangement.leaves]
 
+    @property
+    def columnar(self) -> bool:
+        """Whether samples come as columns, and are cheap in numbers."""
+        return all(getattr(leaf, "columnar", False) for leaf in self.arrangement.leaves)
+
     @cached_property
     def remote(self) -> bool:
         """Whether a source is far away, so that finding a sample takes time."""
@@ -233,28 +238,14 @@ class Program:
         """The beginning of a stream."""
         return Start([[0, ENDLESS, 1, 0]])
 
+    @cached_property
+    def finder(self) -> Finder:
+        """Finds samples in the open sources."""
+        return Finder(self.readers, self.fields, self.arrangement.slots)
+
     def locate(self, refs: Refs) -> Spots:
         """Find the samples that ``refs`` name, for every operand of a zip."""
-        if self.arrangement.slots == 1:
-            return self._find(refs)
-        slots = []
-        chain: Refs | None = refs
-        while chain is not None:
-            slots.append(self._find(chain))
-            chain = chain.pair
-        return Rows(slots, np.sum([spots.nbytes for spots in slots], axis=0))
-
-    def _find(self, refs: Refs) -> Spots:
-        if len(self.readers) == 1:
-            return self.readers[0].locate(refs.shard, refs.index, self.fields[0])
-        parts = []
-        nbytes: I64 = np.zeros(len(refs), np.int64)
-        for leaf in np.unique(refs.leaf).tolist():
-            at = np.flatnonzero(refs.leaf == leaf)
-            spots = self.readers[leaf].locate(refs.shard[at], refs.index[at], self.fields[leaf])
-            nbytes[at] = spots.nbytes
-            parts.append((at, spots))
-        return Gathered(parts, nbytes)
+        return self.finder.locate(refs)
 
     def contexts(self, segment: Segment, epoch: int) -> list[Context]:
         """Fresh contexts for one worker of ``segment``."""

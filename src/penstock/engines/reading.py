@@ -11,7 +11,7 @@ from penstock.engines.cursor import Cursor
 from penstock.engines.tracing import COLUMNS, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
-from penstock.plan import Block, Context, Place, Reader, Row, Slot, Spots, Stage, picked
+from penstock.plan import Block, Context, Fields, Place, Reader, Row, Slot, Spots, Stage, picked
 
 
 @dataclass(slots=True)
@@ -112,6 +112,38 @@ class Read(Stage):
                 return block.keep(kept, picked(block.items, kept))
         kept = [i for i in range(len(block.items)) if i not in bad]
         return block.keep(kept, picked(block.items, kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Finder:
+    """Finds samples in open sources; it can be sent to where they are read."""
+
+    readers: list[Reader]
+    fields: list[Fields]
+    slots: int  # operands of a zip
+
+    def locate(self, refs: Refs) -> Spots:
+        """Find the samples that ``refs`` name, for every operand of a zip."""
+        if self.slots == 1:
+            return self._find(refs)
+        slots = []
+        chain: Refs | None = refs
+        while chain is not None:
+            slots.append(self._find(chain))
+            chain = chain.pair
+        return Rows(slots, np.sum([spots.nbytes for spots in slots], axis=0))
+
+    def _find(self, refs: Refs) -> Spots:
+        if len(self.readers) == 1:
+            return self.readers[0].locate(refs.shard, refs.index, self.fields[0])
+        parts = []
+        nbytes: I64 = np.zeros(len(refs), np.int64)
+        for leaf in np.unique(refs.leaf).tolist():
+            at = np.flatnonzero(refs.leaf == leaf)
+            spots = self.readers[leaf].locate(refs.shard[at], refs.index[at], self.fields[leaf])
+            nbytes[at] = spots.nbytes
+            parts.append((at, spots))
+        return Gathered(parts, nbytes)
 
 
 @dataclass(slots=True)

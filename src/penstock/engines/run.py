@@ -24,7 +24,14 @@ log = logging.getLogger("penstock")
 
 Witness = Callable[[I64, int], None]  # a table of samples (see ``tracing``), and how many items they are in
 
-ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "serial": serial.run}
+
+def _on_ray(*args: Any, **options: Any) -> Iterator[Block]:
+    from penstock.engines.ray.engine import run  # nobody who does not use Ray loads any of it
+
+    return run(*args, **options)
+
+
+ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "ray": _on_ray, "serial": serial.run}
 
 
 class Run:

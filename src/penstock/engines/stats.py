@@ -40,7 +40,7 @@ class SegmentStats:
     """What one segment did; rates are over the whole run, shares are of the time its workers existed."""
 
     name: str
-    on: str  # "threads", "processes" or "inline"
+    on: str  # "threads", "processes", "actors" or "inline"
     workers: int  # now; once the run is over, the last
     least: int
     most: int
@@ -157,7 +157,7 @@ class Picture:
     @property
     def locked(self) -> float:
         """Cores in use by those who share the interpreter lock."""
-        return sum(load.cpu for load in self.loads if load.on != "processes")
+        return sum(load.cpu for load in self.loads if load.on not in ("processes", "actors"))
 
 
 class Ceiling(NamedTuple):

@@ -31,6 +31,10 @@ _ALIGN = 64
 _LEAST = 1 << 20
 _HEAD = struct.Struct("<qqqqqq")  # segment (-1: in line), its capacity, pickle's bytes, buffers, freed, dropped
 _LENGTH = struct.Struct("<i")
+_FOLD = struct.Struct("<qqqqqqqq")  # buffers, the pickle's bytes; as long as keeps what follows aligned
+
+Table = np.ndarray[Any, np.dtype[np.int64]]
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _tensor(array: Any) -> Any:
@@ -104,13 +108,7 @@ class Wire:
             OSError: the other end is gone.
             CannotTravel: it cannot be pickled; nothing was sent.
         """
-        parts: list[Any] = []
-        buffers: list[memoryview] = []
-        pickler = _Pickler(SimpleNamespace(write=parts.append), 5, buffer_callback=lambda b: _in_band(b, buffers))
-        try:
-            pickler.dump(obj)
-        except Exception as exc:
-            raise CannotTravel(f"it cannot be sent to another process: {type(exc).__name__}: {exc}") from exc
+        parts, buffers = _pickled(obj)
         length = sum(map(len, parts))
         if not buffers and length <= INLINE:
             self._post(-1, 0, length, 0, b"".join(parts))
@@ -118,13 +116,7 @@ class Wire:
         table, size = _layout(length, buffers)
         segment, fd = self._segment(size)
         view = memoryview(self._ours[segment])
-        view[: table.nbytes] = table.tobytes()
-        at = table.nbytes
-        for part in parts:
-            view[at : at + len(part)] = part
-            at += len(part)
-        for buffer, (start, many) in zip(buffers, table.tolist(), strict=True):
-            view[start : start + many] = buffer
+        _fill(view, table, parts, buffers)
         view.release()
         self._post(segment, len(self._ours[segment]), length, len(buffers), b"", fd)
 
@@ -218,6 +210,61 @@ class Wire:
         self.sock.close()
 
 
+def folded(obj: Any) -> Bytes:
+    """An object as one run of bytes, its large buffers behind its pickle, for ways that are not ours.
+
+    Raises:
+        CannotTravel: it cannot be pickled.
+    """
+    parts, buffers = _pickled(obj)
+    length = sum(map(len, parts))
+    table, size = _layout(length, buffers)
+    out: Bytes = np.empty(_FOLD.size + size, np.uint8)
+    out[: _FOLD.size] = np.frombuffer(_FOLD.pack(len(buffers), length, 0, 0, 0, 0, 0, 0), np.uint8)
+    _fill(out[_FOLD.size :].data, table, parts, buffers)
+    return out
+
+
+def unfolded(data: Bytes) -> Any:
+    """The object again; its buffers are a copy of the bytes, which may be changed.
+
+    Raises:
+        CannotTravel: it cannot be made again here.
+    """
+    many, length, *_ = _FOLD.unpack_from(data.data)
+    whole = np.array(data[_FOLD.size :])
+    table = whole[: 16 * many].view(np.int64).reshape(-1, 2).tolist()
+    buffers = [whole[start : start + size] for start, size in table]
+    return _loads(whole[16 * many : 16 * many + length].data, buffers)
+
+
+def _pickled(obj: Any) -> tuple[list[Any], list[memoryview]]:
+    """The pickle in parts, and the large buffers that are left out of it.
+
+    Raises:
+        CannotTravel: it cannot be pickled.
+    """
+    parts: list[Any] = []
+    buffers: list[memoryview] = []
+    pickler = _Pickler(SimpleNamespace(write=parts.append), 5, buffer_callback=lambda b: _in_band(b, buffers))
+    try:
+        pickler.dump(obj)
+    except Exception as exc:
+        raise CannotTravel(f"it cannot be sent to another process: {type(exc).__name__}: {exc}") from exc
+    return parts, buffers
+
+
+def _fill(view: memoryview, table: Table, parts: list[Any], buffers: list[memoryview]) -> None:
+    """Write a message: the table of buffers, the pickle, the buffers."""
+    view[: table.nbytes] = table.tobytes()
+    at = table.nbytes
+    for part in parts:
+        view[at : at + len(part)] = part
+        at += len(part)
+    for buffer, (start, many) in zip(buffers, table.tolist(), strict=True):
+        view[start : start + many] = buffer
+
+
 def _loads(data: memoryview, buffers: Sequence[Any]) -> Any:
     try:
         return pickle.loads(data, buffers=buffers)
@@ -234,7 +281,7 @@ def _in_band(buffer: pickle.PickleBuffer, large: list[memoryview]) -> bool:
     return False
 
 
-def _layout(length: int, buffers: list[memoryview]) -> tuple[np.ndarray[Any, np.dtype[np.int64]], int]:
+def _layout(length: int, buffers: list[memoryview]) -> tuple[Table, int]:
     """Where each buffer begins and how long it is, behind the table itself and the pickle; and the end of all."""
     table = np.zeros((len(buffers), 2), np.int64)
     at = table.nbytes + length

@@ -81,10 +81,10 @@ def _send(wire: Wire, part: Block, again: bool, segment: Segment, contexts: list
     try:
         wire.send(("done", packed(part), again, counts))
     except CannotTravel:  # one of the items
-        wire.send(("done", packed(_sendable(part, segment, contexts)), again, counts))
+        wire.send(("done", packed(sendable(part, segment, contexts)), again, counts))
 
 
-def _sendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
+def sendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
     """The block without the items that cannot be pickled, which fail like any other."""
     stage, ctx = segment.stages[-1].stage, contexts[-1]
     kept: list[int] = []

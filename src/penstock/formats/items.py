@@ -38,6 +38,8 @@ class ItemsSource:
 class ItemsReader:
     """One shard: the list."""
 
+    at_hand = True  # in the memory of this process, and nowhere else
+
     def __init__(self, items: Sequence[Any]) -> None:
         self.names = ["items"]
         self._items = items

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from penstock.codecs.features import Value, arrow_type
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.marks import Marks
 from penstock.formats.parquet.columns import ABSENT, ArrowColumns
-from penstock.formats.rows import Answer, Buffer, RowFile, RowsReader, open_rows
+from penstock.formats.rows import Answer, Buffer, RowFile
 from penstock.formats.splitting import (
     EVERY,
     Ends,
@@ -28,9 +29,7 @@ from penstock.formats.splitting import (
     scan_lines,
 )
 from penstock.order import I64
-from penstock.plan import Fields, Resources
-from penstock.plan.values import Workers
-from penstock.storage import Cache, Storage, shown
+from penstock.plan import Fields
 
 _HEAD = 4 << 20  # bytes of the first file by which types are decided
 _BOM = b"\xef\xbb\xbf"
@@ -42,6 +41,7 @@ class TextLayout:
 
     how = "text"
     columnar = False
+    call, suffixes, cheap = "read_text", (".txt", ".text", ".log"), True
 
     def scan(self, data: Buffer, problem: str | None) -> Marks:
         return scan_lines(data, _after_bom(data), line_ends, True, problem)
@@ -66,12 +66,13 @@ class TextLayout:
         return out, bad
 
 
-class _Typed:
+class _Typed(ABC):
     """What layouts share whose rows are typed by Arrow."""
 
     __slots__ = ()
 
     columnar = True
+    cheap = False
     ends: Ends
 
     def key(self, file: RowFile, row: int) -> str:
@@ -97,8 +98,9 @@ class _Typed:
         size = sum(batch.nbytes for batch in batches) / len(rows)
         return ArrowColumns(batches, row, slot if len(batches) > 1 else None, wanted, size), bad
 
+    @abstractmethod
     def parser(self, file: RowFile, fields: Fields, learnt: Any) -> Parser:
-        raise NotImplementedError
+        """What types the wanted fields of some rows."""
 
 
 Parser = Callable[[bytes], Any]  # rows in one -> a record batch
@@ -176,6 +178,8 @@ class CsvLayout(_Typed):
     delimiter: str = ","
     names: tuple[str, ...] | None = None
     types: tuple[tuple[str, str], ...] = ()
+
+    call, suffixes = "read_csv", (".csv", ".tsv", ".txt")
 
     @property
     def how(self) -> str:
@@ -274,6 +278,7 @@ class JsonLayout(_Typed):
     types: tuple[tuple[str, str], ...] = ()
 
     how = "json"
+    call, suffixes = "read_json", (".jsonl", ".json", ".ndjson")
     ends = staticmethod(line_ends)
 
     def scan(self, data: Buffer, problem: str | None) -> Marks:
@@ -333,46 +338,6 @@ def _arrow(kind: str) -> tuple[Any, Any]:
     except ImportError as exc:
         raise MissingExtra(f"reading {kind}", "tables") from exc
     return pyarrow, getattr(pyarrow, kind)
-
-
-Layouts = TextLayout | CsvLayout | JsonLayout
-_CALLS: dict[type, tuple[str, tuple[str, ...]]] = {
-    TextLayout: ("read_text", (".txt", ".text", ".log")),
-    CsvLayout: ("read_csv", (".csv", ".tsv", ".txt")),
-    JsonLayout: ("read_json", (".jsonl", ".json", ".ndjson")),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class LinesSource:
-    """Files of lines: paths as the user wrote them."""
-
-    patterns: tuple[str, ...]
-    layout: Layouts
-    workers: Workers = None
-    storage: Storage | None = None
-    cache: Cache | None = None
-
-    random_access = False
-
-    @property
-    def resources(self) -> Resources | None:
-        """Typing rows is work for workers; lines of text are cheaper cut than handed over."""
-        typed = not isinstance(self.layout, TextLayout)
-        return Resources(self.workers) if typed or self.workers is not None else None
-
-    def open(self) -> RowsReader:
-        """List the files.
-
-        Raises:
-            StorageError: nothing is there.
-        """
-        return open_rows(self.patterns, _CALLS[type(self.layout)][1], self.layout, self.storage, self.cache)
-
-    def describe(self) -> str:
-        """The call that made it."""
-        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
-        return f"{_CALLS[type(self.layout)][0]}({some})"
 
 
 def csv_layout(delimiter: str, names: Iterable[str] | None, types: Mapping[str, str] | None) -> CsvLayout:

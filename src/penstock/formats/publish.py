@@ -51,6 +51,10 @@ class FileDraft:
         while left:
             left = left[file.write(left) :]
 
+    def fileno(self) -> int:
+        """The file that is written, for those who let the system write to it."""
+        return (self._file or self._opened()).fileno()
+
     def publish(self) -> os.stat_result | None:
         file = self._file or self._opened()
         os.fsync(file.fileno())

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +26,8 @@ from penstock.formats.marks import Marks, keep_marks, kept_marks
 from penstock.formats.tar.compression import Content, open_content
 from penstock.formats.tar.index import Stamp
 from penstock.order import I64
-from penstock.plan import Fields, joined, picked
+from penstock.plan import Fields, Resources, joined, picked
+from penstock.plan.values import Workers
 from penstock.storage import Cache, Storage, expand, local_path, open_storage, relative, shown
 from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
@@ -34,9 +36,10 @@ Buffer = mmap.mmap | bytes
 Answer = tuple[Sequence[Any], dict[int, DataError]]
 
 _OPEN_FILES = 32  # a window reads 16 at once, and the next one may be begun
-_GROUP_ROWS, _GROUP_BYTES = 1024, 1 << 20  # rows that are read together where many of them are wanted soon
+_GROUP_ROWS, _GROUP_BYTES = 8192, 1 << 20  # rows that are read together where many of them are wanted soon
 _DENSE = 64  # one of so many rows of a group being wanted is many: reading a row alone costs as much as reading 50
 _KEPT_BYTES = 64_000_000  # groups that are kept for those who want others of their rows
+_LET_GO = 8  # so many of the oldest are looked at when one is added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +54,21 @@ class RowFile:
 class Layout(Protocol):
     """What rows are, in files of one kind. A value: it may be asked from several threads."""
 
-    columnar: bool  # answers are columns, which any number of readers may share
+    @property
+    def columnar(self) -> bool:
+        """Whether answers are columns, which any number of readers may share."""
+
+    @property
+    def call(self) -> str:
+        """What reads such files."""
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """How they are called in a folder."""
+
+    @property
+    def cheap(self) -> bool:
+        """Whether rows are cheaper cut than handed to another worker."""
 
     @property
     def how(self) -> str:
@@ -68,6 +85,42 @@ class Layout(Protocol):
 
     def key(self, file: RowFile, row: int) -> str:
         """What a row is called in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsSource:
+    """Files of rows: paths as the user wrote them."""
+
+    patterns: tuple[str, ...]
+    layout: Layout
+    workers: Workers = None
+    storage: Storage | None = None
+    cache: Cache | None = None
+
+    random_access = False
+
+    @property
+    def columnar(self) -> bool:
+        """Whether samples come as columns."""
+        return self.layout.columnar
+
+    @property
+    def resources(self) -> Resources | None:
+        """Taking rows apart is work for workers, unless it is next to nothing."""
+        return None if self.layout.cheap and self.workers is None else Resources(self.workers)
+
+    def open(self) -> RowsReader:
+        """List the files.
+
+        Raises:
+            StorageError: nothing is there.
+        """
+        return open_rows(self.patterns, self.layout.suffixes, self.layout, self.storage, self.cache)
+
+    def describe(self) -> str:
+        """The call that made it."""
+        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
+        return f"{self.layout.call}({some})"
 
 
 def open_rows(
@@ -341,6 +394,8 @@ class _Kept:
 
     def __init__(self) -> None:
         self._held: OrderedDict[Any, Future[Answer]] = OrderedDict()
+        self._sizes: dict[Any, int] = {}  # of those that are made
+        self._nbytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: Any, make: Callable[[], Answer]) -> Answer:
@@ -359,20 +414,26 @@ class _Kept:
                 with self._lock:
                     self._held.pop(key, None)
                 raise
-            self._trim()
+            self._note(key, int(getattr(future.result()[0], "nbytes", 0)))
         return future.result()
 
-    def _trim(self) -> None:
+    def _note(self, key: Any, size: int) -> None:
+        """Count what was made, and let go of what was not used for long."""
         with self._lock:
-            done = {key: one.result()[0] for key, one in self._held.items() if one.done()}
-            held = sum(int(getattr(items, "nbytes", 0)) for items in done.values())
-            for key, items in done.items():
-                if held <= _KEPT_BYTES:
+            if key not in self._held:  # everything was let go of meanwhile
+                return
+            self._sizes[key] = size
+            self._nbytes += size
+            for old in list(islice(self._held, _LET_GO)):
+                if self._nbytes <= _KEPT_BYTES:
                     return
-                held -= int(getattr(items, "nbytes", 0))
-                del self._held[key]
+                if old in self._sizes:
+                    self._nbytes -= self._sizes.pop(old)
+                    del self._held[old]
 
     def clear(self) -> None:
         """Keep nothing."""
         with self._lock:
             self._held.clear()
+            self._sizes.clear()
+            self._nbytes = 0

@@ -12,11 +12,9 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.formats.crc32c import crc32c_of, masked
 from penstock.formats.marks import Marks
-from penstock.formats.rows import Answer, Buffer, RowFile, RowsReader, open_rows
+from penstock.formats.rows import Answer, Buffer, RowFile
 from penstock.order import I64
-from penstock.plan import Fields, Resources, is_tensor
-from penstock.plan.values import Workers
-from penstock.storage import Cache, Storage, shown
+from penstock.plan import Fields, is_tensor
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
@@ -32,37 +30,6 @@ _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
-class TfRecordsSource:
-    """TFRecord files: paths as the user wrote them."""
-
-    patterns: tuple[str, ...]
-    lists: tuple[str, ...] = ()
-    workers: Workers = None
-    storage: Storage | None = None
-    cache: Cache | None = None
-
-    random_access = False
-
-    @property
-    def resources(self) -> Resources | None:
-        """Checking and taking records apart is work for workers."""
-        return Resources(self.workers)
-
-    def open(self) -> RowsReader:
-        """List the files.
-
-        Raises:
-            StorageError: nothing is there.
-        """
-        return open_rows(self.patterns, SUFFIXES, TfRecordLayout(self.lists), self.storage, self.cache)
-
-    def describe(self) -> str:
-        """The call that made it."""
-        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
-        return f"read_tfrecords({some})"
-
-
-@dataclass(frozen=True, slots=True)
 class TfRecordLayout:
     """A record is a sample; fields named in ``lists`` stay lists where they hold one value."""
 
@@ -70,6 +37,7 @@ class TfRecordLayout:
 
     how = "tfrecord"
     columnar = False
+    call, suffixes, cheap = "read_tfrecords", SUFFIXES, False
 
     def scan(self, data: Buffer, problem: str | None) -> Marks:
         """Step from length to length; where that ends before the file does, the rest is one damaged record."""

@@ -45,6 +45,8 @@ class TorchSource:
 class TorchReader:
     """One shard: the dataset."""
 
+    at_hand = True  # in the memory of this process, and nowhere else
+
     def __init__(self, dataset: Any, fields: tuple[str, ...]) -> None:
         self.names = ["items"]
         self._dataset, self._fields = dataset, fields

@@ -78,6 +78,22 @@ def put_index(url: str, index: Index, storage: Storage | None = None) -> None:
         raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", shown(url)) from exc
 
 
+def entry_of(url: str, storage: Storage | None = None) -> ShardEntry:
+    """Read a shard and give what a manifest should say about it; an index that is missing is put beside it.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    with _here(url, storage) as (path, known):
+        sums = known or _sums(path)
+        content = open_content(path, shown(url))
+        index = scan(content.buffer, content.problem)
+        stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(sums.size)
+    if read_object(open_storage(url, storage), url + SUFFIX) is None:
+        put_index(url, index.stamped(stamp, sums.grid), storage)
+    return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), sums.size, sums.sha256)
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A shard to look at: where it is, and what its manifest says; ``strays`` are not in one that there is."""

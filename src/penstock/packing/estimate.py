@@ -58,7 +58,7 @@ def estimated(origin: Origin, epoch: int, folder: str, first: int, before: int, 
     """
     ruler = _Ruler(limits)
     guessed = limits.compress is not None
-    if origin.files is not None:
+    if origin.files is not None and not origin.plan.body:  # else they are not stored as they are
         program = Program(replace(origin.plan, source=replace(origin.files, measured=True)))
         for sizes in _run(program, epoch).items():
             ruler.add(sample_size(sizes))

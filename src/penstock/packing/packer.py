@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from penstock.engines import Program, Run, Start
+from penstock.engines import Program, Run, Start, engine_options
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StorageError
 from penstock.formats.manifest import Manifest, ShardEntry, manifest_url, read_manifest_at, write_manifest_at
@@ -34,10 +34,11 @@ from penstock.packing.journal import (
 from penstock.packing.origins import Origin, recognise, shuffled
 from penstock.packing.turn import busy, runs, turn
 from penstock.packing.writing import Packed, check_elsewhere, failures_of, in_order, keyed
-from penstock.plan import OnError, check_choice, check_count, size_in_bytes
+from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
+from penstock.vision.storing import Store, StoreImages
 
 _MARK_EVERY = 256  # samples: to know where a stream stands costs as much as reading a small one
 _log = logging.getLogger(__name__)
@@ -57,11 +58,13 @@ def pack(
     resume: bool = True,
     compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
     image: Literal["png", "jpg"] = "png",
+    images: Store | None = None,
     on_error: Literal["raise", "skip"] | None = None,
     progress: bool | None = None,
     dry_run: bool = False,
     append: bool = False,
     storage: Storage | None = None,
+    engine: str | None = None,
 ) -> Packed:
     """Pack a dataset into shards in a folder, here or elsewhere; the same source, seed and options give the same bytes.
 
@@ -81,11 +84,13 @@ def pack(
         resume: Go on with an interrupted run; ``False`` starts over, and replaces what the folder holds.
         compress: Compress shards, which then cannot be read in part.
         image: How images are stored that have no bytes of their own.
+        images: Scale images down and encode them again, as ``vision.Store(max_side=512)`` says.
         on_error: What happens to a sample that cannot be read or stored; by default as the dataset says.
         progress: Show a bar; ``None``: on a terminal.
         dry_run: Write nothing; tell what would be written.
         append: Add shards to those that are there.
         storage: Where ``url`` lies, and ``source`` if it is a URL of the same scheme; by default as that says.
+        engine: Who reads samples, such as ``"ray"``; by default as the dataset says. Shards are written here.
 
     Raises:
         DataError: a sample cannot be read or stored.
@@ -95,6 +100,8 @@ def pack(
     """
     check_choice("format", format, ("tar",))
     check_choice("image", image, ("png", "jpg"))
+    if images is not None and not isinstance(images, Store):
+        raise PlanError(f"images={images!r}: give vision.Store(max_side=...)")
     check_count("seed", seed)
     check_count("max_samples", max_samples, least=1)
     if compress is not None:
@@ -105,7 +112,11 @@ def pack(
     options: dict[str, Any] = {"max_bytes": limits.nbytes, "max_samples": max_samples, "compress": compress}
     options |= {"shuffle": shuffle, "seed": seed, "image": image, "append": append}
     plan = shuffled(origin.plan) if shuffle else origin.plan
-    plan = replace(plan, engine=in_order(plan.engine), seed=seed if plan.seed is None else plan.seed)
+    if images is not None:
+        options["images"] = {"max_side": images.max_side, "quality": images.quality}
+        plan = plan.then(StoreImages(images, resources=Resources(workers)))
+    chosen = plan.engine if engine is None else engine_options(engine, {})
+    plan = replace(plan, engine=in_order(chosen), seed=seed if plan.seed is None else plan.seed)
     if on_error is not None:
         plan = replace(plan, errors=OnError(on_error))
     origin = replace(origin, plan=plan)

@@ -23,8 +23,8 @@ from penstock.formats.parquet.source import require_arrow
 from penstock.formats.parquet.tables import table_from
 from penstock.formats.parquet.writer import TableWriter, Written, check_compression
 from penstock.formats.publish import replace_file
+from penstock.formats.tar.line import Line
 from penstock.formats.tar.names import on_disk
-from penstock.formats.tar.sink import Line
 from penstock.packing.journal import start_from_json, start_to_json
 from penstock.packing.turn import turn
 from penstock.packing.writing import Packed, failures_of, in_order

@@ -55,18 +55,18 @@ class Owner:
 
 
 @contextmanager
-def turn(folder: str) -> Iterator[Owner]:
-    """Have a folder to oneself.
+def turn(folder: str, work: str = "packing") -> Iterator[Owner]:
+    """Have a folder to oneself for some work.
 
     Raises:
-        PlanError: another packing has it.
+        PlanError: another one has it.
         OSError: the folder cannot be made.
     """
     me = Owner(socket.gethostname(), os.getpid(), _born(os.getpid()), secrets.token_hex(8))
     _here.add(me.mark)
     try:
         if on_disk(folder):
-            with _locked(folder, me):
+            with _locked(folder, me, work):
                 yield me
         else:
             yield me
@@ -74,18 +74,18 @@ def turn(folder: str) -> Iterator[Owner]:
         _here.discard(me.mark)
 
 
-def busy(folder: str, who: str) -> PlanError:
+def busy(folder: str, who: str, work: str = "packing") -> PlanError:
     """The error of the one who came second."""
     return PlanError(
-        f"{shown(folder)}: another packing ({who}) is writing there; wait until it has ended, or choose another folder"
+        f"{shown(folder)}: another {work} ({who}) is writing there; wait until it has ended, or choose another folder"
     )
 
 
 @contextmanager
-def _locked(folder: str, me: Owner) -> Iterator[None]:
+def _locked(folder: str, me: Owner, work: str) -> Iterator[None]:
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, LOCK)
-    handle = _taken(path, folder)
+    handle = _taken(path, folder, work)
     if handle is None:  # nothing can be locked there; what cannot be written either will say so
         yield
         return
@@ -98,7 +98,7 @@ def _locked(folder: str, me: Owner) -> Iterator[None]:
         os.close(handle)
 
 
-def _taken(path: str, folder: str) -> int | None:
+def _taken(path: str, folder: str, work: str) -> int | None:
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -111,7 +111,7 @@ def _taken(path: str, folder: str) -> int | None:
         except BlockingIOError:
             who = os.pread(handle, 200, 0).decode("utf-8", "replace")
             os.close(handle)
-            raise busy(folder, who or "just begun") from None
+            raise busy(folder, who or "just begun", work) from None
         except OSError as exc:
             os.close(handle)
             if exc.errno in _UNLOCKABLE:

@@ -74,7 +74,7 @@ def write_shards(
             url, max_bytes=limit, max_samples=max_samples, compress=compress, storage=storage, background=True
         ) as writer,
     ):
-        check_elsewhere(program, writer.folder)
+        check_elsewhere(program, writer.folder, writer.single)
         total = None if stream else program.length(plan.cut)
         run = Run(program, order, epoch, start)
         with Progress("writing", total, shown=None if progress else False) as bar:
@@ -109,8 +109,8 @@ def failures_of(url: str) -> Iterator[None]:
         raise StorageError(f"cannot write: {exc.strerror or exc}", shown(url)) from exc
 
 
-def check_elsewhere(program: Program, folder: str) -> None:
-    """Refuse to write where the plan reads.
+def check_elsewhere(program: Program, folder: str, single: str | None = None) -> None:
+    """Refuse to write where the plan reads; one archive (``single``) may lie beside others, but be none of them.
 
     Raises:
         PlanError: it is so.
@@ -120,7 +120,9 @@ def check_elsewhere(program: Program, folder: str) -> None:
     written = _place(folder)
     for reader in program.readers:
         if isinstance(reader, TarReader) and any(
-            _place(os.path.dirname(reader.url(shard)) or ".") == written for shard in range(len(reader.names))
+            _place(os.path.dirname(reader.url(shard)) or ".") == written
+            and single in (None, os.path.basename(reader.url(shard)))
+            for shard in range(len(reader.names))
         ):
             raise PlanError(f"the dataset reads from {shown(folder)}, where it is to be written; choose another folder")
 

@@ -4,6 +4,7 @@ from penstock.plan.arrange import Arrangement, At, Placed, Row, arrange, relaxed
 from penstock.plan.block import Block, Context, Origin, Place, Skipped, Slot, weight
 from penstock.plan.collate import Pad, collate, column, is_tensor, pad, rows
 from penstock.plan.columns import Columns, joined, picked
+from penstock.plan.expressions import Expression, WithColumns, expression
 from penstock.plan.groups import Batched, BatchedBy, LateShuffle, StreamLimit, StreamSkip, Unbatched
 from penstock.plan.ordering import (
     Choose,
@@ -71,6 +72,7 @@ __all__ = [
     "EachStage",
     "EngineOptions",
     "Exclude",
+    "Expression",
     "Fields",
     "Filter",
     "FilterFn",
@@ -116,6 +118,7 @@ __all__ = [
     "Unbatched",
     "Union",
     "Where",
+    "WithColumns",
     "Zip",
     "arrange",
     "check_branch",
@@ -126,6 +129,7 @@ __all__ = [
     "collate",
     "column",
     "exclusions",
+    "expression",
     "is_tensor",
     "joined",
     "name_of",

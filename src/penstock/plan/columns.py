@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from penstock.order import I64
 
 if TYPE_CHECKING:
+    from penstock.plan.expressions import Expression
     from penstock.plan.where import Condition
 
 
@@ -71,6 +72,10 @@ class Columns(Sequence[Any]):
     @abstractmethod
     def mask(self, where: Condition) -> NDArray[np.bool_] | None:
         """Which rows fulfil a condition; ``None``: only asking each row tells."""
+
+    @abstractmethod
+    def computed(self, named: Mapping[str, Expression]) -> Columns | None:
+        """The same rows with fields added, or others in their place; ``None``: only asking each row tells."""
 
 
 def joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:

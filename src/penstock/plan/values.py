@@ -39,6 +39,7 @@ class Resources:
     gpus: float = 0
     retries: int = 0
     timeout_s: float | None = None
+    memory: float | str | None = None  # bytes that one worker needs
 
     def pooled(self) -> Resources:
         """What a pool must have: retries are the stage's own affair."""
@@ -55,6 +56,8 @@ class Resources:
             raise PlanError(f"cpus={self.cpus!r}, gpus={self.gpus!r}: give positive numbers")
         if self.timeout_s is not None and not _positive(self.timeout_s):
             raise PlanError(f"timeout_s={self.timeout_s!r}: give seconds above 0")
+        if self.memory is not None:
+            object.__setattr__(self, "memory", size_in_bytes("memory", self.memory))
 
 
 @dataclass(frozen=True, slots=True)

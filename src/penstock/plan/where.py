@@ -16,6 +16,7 @@ import numpy as np
 from penstock.errors import DataError, PlanError
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.columns import Columns
+from penstock.plan.expressions import Expression
 from penstock.plan.stage import Filter
 from penstock.plan.values import Fields
 
@@ -225,6 +226,11 @@ class Not(Condition):
         return self.inner.possible(extents, not wanted)
 
 
+def field_missing(sample: Any, field: str) -> bool:
+    """Whether a sample has no such field."""
+    return not isinstance(sample, Mapping) or field not in sample
+
+
 def _value(sample: Mapping[str, Any], field: str) -> Any:
     if not isinstance(sample, Mapping):
         raise DataError(f"filter needs a sample with fields, not {type(sample).__name__}")
@@ -233,8 +239,8 @@ def _value(sample: Mapping[str, Any], field: str) -> Any:
     return sample[field]
 
 
-class Column:
-    """A field by name; comparing it gives a condition."""
+class Column(Expression):
+    """A field by name; comparing it gives a condition, calculating with it an expression."""
 
     __slots__ = ("_name",)
     __hash__ = None  # type: ignore[assignment]
@@ -245,8 +251,18 @@ class Column:
     def __repr__(self) -> str:
         return f"col({self._name!r})"
 
+    def of(self, sample: Mapping[str, Any]) -> Any:
+        """The value of the field."""
+        if field_missing(sample, self._name):
+            raise DataError(f"col({self._name!r}): the sample has no such field")
+        return sample[self._name]
+
+    def fields(self) -> frozenset[str]:
+        """The field."""
+        return frozenset((self._name,))
+
     def _compared(self, how: str, value: Any) -> Condition:
-        if value is None or isinstance(value, Column | Condition):
+        if value is None or isinstance(value, Expression | Condition):
             hint = "use is_null()" if value is None else "compare a field with a value"
             raise PlanError(f"col({self._name!r}) {how} {value!r}: {hint}")
         return Compare(self._name, how, value)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.formats.parquet.calculating import calculated
 from penstock.formats.parquet.values import column_of, is_number, plain, shape_of, values_of
 from penstock.order import I64
-from penstock.plan import Columns, Condition
+from penstock.plan import Columns, Condition, Expression
 from penstock.plan.where import Both, Compare, Either, IsIn, IsNull, Not
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class ArrowColumns(Columns):
 
     def joined(self, others: Sequence[Columns]) -> ArrowColumns | None:
         parts = [self, *(other for other in others if isinstance(other, ArrowColumns))]
-        if len(parts) <= len(others) or any(not self._fits(part) for part in parts):
+        if len(parts) <= len(others) or any(not self.fits(part) for part in parts):
             return None
         row = np.concatenate([part._row for part in parts])
         first = self._batches[0]
@@ -120,7 +121,8 @@ class ArrowColumns(Columns):
             slots.append(np.full(len(part), new[0]) if part._slot is None else new[part._slot])
         return ArrowColumns(batches, row, np.concatenate(slots), self._fields, self._row_bytes)
 
-    def _fits(self, other: ArrowColumns) -> bool:
+    def fits(self, other: ArrowColumns) -> bool:
+        """Whether the other has the same fields of the same types."""
         mine, its = self._batches[0].schema, other._batches[0].schema
         return self._fields == other._fields and (mine is its or mine.equals(its))
 
@@ -168,6 +170,23 @@ class ArrowColumns(Columns):
             return None
         answer: NDArray[np.bool_] = found.fill_null(False).to_numpy(zero_copy_only=False)
         return answer
+
+    def computed(self, named: Mapping[str, Expression]) -> ArrowColumns | None:
+        import pyarrow as pa
+
+        looked = frozenset(name for one in named.values() for name in one.fields())
+        if not looked <= self._fields.keys() or not len(self):
+            return None
+        arrays = {name: plain(self._array(self._fields[name])) for name in looked}
+        made = {name: calculated(one, arrays, len(self)) for name, one in named.items()}
+        if any(array is None for array in made.values()):
+            return None
+        batch = self.batch()
+        fields = [own for own in batch.schema if own.name not in made]
+        columns = [batch.column(own.name) for own in fields] + list(made.values())
+        fields += [pa.field(name, array.type) for name, array in made.items()]
+        whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=batch.schema.metadata))
+        return ArrowColumns([whole], np.arange(len(self)), None, None, whole.nbytes / len(self))
 
     def _column(self, name: str) -> tuple[pa.Array, tuple[int, ...] | None]:
         old = self._fields[name]

@@ -58,6 +58,7 @@ class ParquetSource:
     cache: Cache | None = None
 
     random_access = False
+    columnar = True
 
     def __post_init__(self) -> None:
         names = self.columns
@@ -174,6 +175,7 @@ class TableSource:
     table: ByObject
 
     random_access = True
+    columnar = True
 
     @property
     def resources(self) -> Resources | None:
@@ -191,6 +193,8 @@ class TableSource:
 
 class TableReader:
     """One shard: the table."""
+
+    at_hand = True  # in the memory of this process, and nowhere else
 
     def __init__(self, table: pa.Table) -> None:
         self.names = ["table"]

@@ -132,6 +132,19 @@ def frame(table: pa.Table) -> Any:
         raise MissingExtra("pandas", "tables") from exc
 
 
+def polars_frame(table: pa.Table) -> Any:
+    """The table as polars has it.
+
+    Raises:
+        MissingExtra: polars is not installed.
+    """
+    try:
+        import polars
+    except ImportError as exc:
+        raise MissingExtra("polars", "tables") from exc
+    return polars.from_arrow(table)
+
+
 def joined_table(runs: Iterable[Sequence[Any]]) -> pa.Table:
     """One table of all samples.
 

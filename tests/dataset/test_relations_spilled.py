@@ -1,0 +1,188 @@
+"""More than fits into memory: results are the same, memory stays bounded, and nothing is left on the disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import StageError, StorageError
+from penstock.formats.spool import PiecesReader, Spool
+
+ROWS = 80_000
+BOUND = "4MB"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """About 32 MB of samples in small row groups."""
+    path = tmp_path_factory.mktemp("spilled") / "table"
+    dice = np.random.default_rng(0)
+    key = dice.permutation(ROWS)
+    text = pa.array([f"{k:08d}" * 45 for k in key.tolist()])
+    table = pa.table({"k": key, "half": key // 2, "text": text, "x": dice.random(ROWS)})
+    ps.from_arrow(table).write_parquet(path, max_samples=4_000)
+    return str(path)
+
+
+MEASURED = """
+import json, re, sys
+import pyarrow as pa, penstock as ps
+folder, verb, bound = sys.argv[1:]
+VERBS = {
+    "sort": lambda ds: ds.sort("k"),
+    "groupby": lambda ds: ds.groupby("text").count(),
+    "distinct": lambda ds: ds.distinct("text"),
+    "join": lambda ds: ds.join(ds.select("k", "text").rename(other="text"), "k"),
+}
+def run(ds):
+    return sum(map(len, VERBS[verb](ds).iter_batches(500, format="arrow")))
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1000
+pa.set_memory_pool(pa.system_memory_pool())  # it gives memory back, so that what is in use can be seen
+run(ps.read_parquet(folder, workers=1).limit(500))
+sum(map(len, ps.read_parquet(folder, workers=1).iter_batches(500, format='arrow')))
+before = peak()
+seen = run(ps.read_parquet(folder, workers=1).on("local", memory=bound))
+print(json.dumps([seen, peak() - before]))
+"""
+
+
+def measured(folder: str, verb: str, bound: str) -> tuple[int, float]:
+    """How many rows came out, and by how many MB the process grew."""
+    call = [sys.executable, "-c", MEASURED, folder, verb, bound]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seen, grown = json.loads(done.stdout)
+    return seen, grown
+
+
+VERBS = ["sort", "groupby", "distinct", "join"]
+
+
+@pytest.mark.parametrize("verb", VERBS if os.environ.get("PENSTOCK_FULL") else VERBS[:1])
+def test_memory_stays_bounded(folder: str, verb: str) -> None:
+    seen, grown = measured(folder, verb, BOUND)
+    assert seen == ROWS
+    assert grown < 70  # the same without a bound: 110 to 150
+
+
+def rows(n: int) -> ps.Dataset:
+    dice = np.random.default_rng(1)
+    table = pa.table(
+        {"k": dice.integers(0, n // 3, n), "x": dice.random(n), "text": [f"{i % 97:040d}" for i in range(n)]}
+    )
+    return ps.from_arrow(table)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda ds: ds.sort("text", "k", descending=[True, False]),
+        lambda ds: ds.groupby("k").mean("x"),
+        lambda ds: ds.groupby("k").list("x"),
+        lambda ds: ds.groupby("k", "text").count(),
+        lambda ds: ds.distinct("k"),
+        lambda ds: ds.join(ds.rename(y="x").drop("text").limit(2000).on("local", memory="20KB"), "k"),
+        lambda ds: ds.map(dict).sort("x"),
+        lambda ds: ds.map(dict).groupby("k").sum("x"),
+        lambda ds: ds.map(lambda s: {**s, "t": (s["k"], 1)}).distinct("t"),
+    ],
+    ids=["sort", "mean", "list", "count", "distinct", "join", "rows sorted", "rows grouped", "rows of tuples"],
+)
+def test_a_bound_changes_no_result(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Spool] = []
+    real = Spool.__init__
+    want = verb(rows(4000)).take_all()
+
+    def noted(self: Spool) -> None:
+        made.append(self)
+        real(self)
+
+    monkeypatch.setattr(Spool, "__init__", noted)
+    assert verb(rows(4000).on("local", memory="30KB")).take_all() == want
+    assert made
+
+
+SORTING = """
+import sys, time
+import penstock as ps
+def slow(sample):
+    time.sleep(0.001)
+    return sample
+ds = ps.from_items([{"k": i, "text": "x" * 2000} for i in range(20000)]).map(slow).on("local", memory="100KB")
+print("begun", flush=True)
+ds.sort("k").take_all()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_on_the_disk(end: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SORTING], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        deadline = time.monotonic() + 30
+        while not _spooled(process.pid, tmp_path) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert _spooled(process.pid, tmp_path)
+        process.send_signal(end)
+    assert process.returncode != 0
+    assert not os.listdir(tmp_path)
+
+
+def _spooled(pid: int, folder: Path) -> bool:
+    """Whether a process holds a file of this folder that has no name."""
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            held = os.readlink(f"/proc/{pid}/fd/{number}")
+        except OSError:
+            continue
+        if held.startswith(str(folder)) and "deleted" in held:
+            return True
+    return False
+
+
+def test_an_error_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def failing(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"k": 1 // (1900 - sample["k"]), "text": sample["text"]}
+
+    ds = ps.from_items([{"k": i, "text": "x" * 500} for i in range(2000)]).map(failing)
+    with pytest.raises(StageError, match="division"):
+        ds.on("local", memory="50KB").sort("k").take_all()
+    assert not os.listdir(tmp_path)
+
+
+def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("penstock.formats.spool.os.pwrite", full)
+    with pytest.raises(StorageError, match="does not fit into memory: No space left on device; TMPDIR"):
+        rows(500).on("local", memory="1KB").sort("k").take_all()
+
+
+def test_a_spool_gives_back_what_it_was_given() -> None:
+    kept = Spool()
+    kept.add([{"a": 1}, 2])
+    kept.add(list(rows(10)))
+    assert kept[0] == [{"a": 1}, 2]
+    assert [len(piece) for piece in kept] == [2, 10]
+    reader = PiecesReader(kept)
+    assert reader.count(0) == 12
+    assert reader.key(0, 1) == "1"
