@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import logging
 import os
 import signal
 import tarfile
@@ -67,7 +68,7 @@ def one_ray() -> Iterator[None]:
         num_gpus=2,
         include_dashboard=False,
         object_store_memory=200_000_000,
-        logging_level="error",
+        logging_level=logging.ERROR,
         log_to_driver=False,
     )
     yield
