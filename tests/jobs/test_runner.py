@@ -385,7 +385,7 @@ def test_an_input_that_changes_meanwhile_is_not_done() -> None:
         ({"on_failure": "ignore"}, "on_failure"),
         ({"address": "auto"}, "engine='ray'"),
     ],
-    ids=str,
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
 )
 def test_arguments_are_checked_before_anything_is_written(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(PlanError, match=problem):

@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
-from penstock.dataset.relations import Strata, Stratified
+from penstock.dataset import relations
 from penstock.engines import engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
@@ -313,8 +313,10 @@ class Chain:
             return self._then(sides[0]), self._then(sides[1])
         if stratify is not None:
             said = f"train_test_split(test_size={test_size}, stratify={stratify!r})"
-            strata = Strata(self._unshuffled(), stratify, test_size, seed or 0)
-            left, right = (self._choose(Stratified((), strata=strata, test=side, said=said)) for side in (False, True))
+            strata = relations.Strata(self._unshuffled(), stratify, test_size, seed or 0)
+            left, right = (
+                self._choose(relations.Stratified((), strata=strata, test=side, said=said)) for side in (False, True)
+            )
             return left, right
         train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
         return train, test

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import numpy as np
 
 from penstock.dataset.fluent import Dataset
-from penstock.dataset.sources import read_csv, read_json, read_parquet, read_tar, read_text, read_tfrecords
+from penstock.dataset.sources import read_tar
+from penstock.dataset.tables import read_csv, read_json, read_parquet, read_text, read_tfrecords
 from penstock.errors import PlanError, StorageError
 from penstock.formats.parquet.source import SUFFIXES as PARQUET
 from penstock.formats.tar.source import SUFFIXES as TAR

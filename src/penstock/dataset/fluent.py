@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
 import cloudpickle
 
 from penstock.codecs.features import feature_of
-from penstock.dataset.relations import fields_of, gathered, memory_of, unique
+from penstock.dataset import relations
 from penstock.dataset.words import brief, explained, type_of
 from penstock.dataset.writing import Writing
 from penstock.engines import Meters, Program, Run, Stats, snapshot, started
 from penstock.errors import DataError, PlanError
 from penstock.feed import Deal, Epochs, Loader, Stream, find_rank, this_worker, torch_class, warn_uncut
-from penstock.formats.huggingface import collected
+from penstock.formats import parquet
 from penstock.formats.items import ItemsSource
-from penstock.formats.parquet.source import ParquetSource, TableSource
-from penstock.formats.parquet.tables import ArrowBatch, frame, joined_table, polars_frame, table_from
 from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, relaxed
 
 if TYPE_CHECKING:
@@ -179,8 +177,8 @@ class Dataset(Writing):
         Raises:
             DataError: a sample has no such field.
         """
-        plan = fields_of(self.plan, field)
-        return unique(started(plan, self._coming()).runs(), field, memory_of(plan))
+        plan = relations.fields_of(self.plan, field)
+        return relations.unique(started(plan, self._coming()).runs(), field, relations.memory_of(plan))
 
     def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
         """The samples of the coming epoch, run once and kept: in memory, or in Parquet files in a new folder.
@@ -194,10 +192,14 @@ class Dataset(Writing):
         """
         if folder is not None:
             Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
-            return Dataset(Plan(ParquetSource((os.fspath(folder),)), (), self.plan.seed, engine=self.plan.engine))
-        items = gathered([run for run in self._run(self._coming()).runs() if len(run)])
-        kept = TableSource(ByObject(table_from(items))) if isinstance(items, Columns) else ItemsSource(ByObject(items))
-        return Dataset(Plan(kept, (), self.plan.seed, engine=self.plan.engine))
+            return self._kept(parquet.ParquetSource((os.fspath(folder),)))
+        items = relations.gathered([run for run in self._run(self._coming()).runs() if len(run)])
+        if isinstance(items, Columns):
+            return self._kept(parquet.TableSource(ByObject(parquet.table_from(items))))
+        return self._kept(ItemsSource(ByObject(items)))
+
+    def _kept(self, source: Any) -> Dataset:
+        return Dataset(Plan(source, (), self.plan.seed, engine=self.plan.engine))
 
     def __getitem__(self, i: SupportsIndex | str) -> Any:
         """The sample at place ``i`` of the unshuffled order, through every stage; or the values of a field, a dataset.
@@ -207,7 +209,7 @@ class Dataset(Writing):
             TypeError: a stage changes the count, so that places mean nothing.
         """
         if isinstance(i, str):
-            return Dataset(fields_of(self.plan, i).then(MapFn(_Column(i))))
+            return Dataset(relations.fields_of(self.plan, i).then(MapFn(_Column(i))))
         try:
             wanted = index(i)
         except TypeError:
@@ -248,7 +250,7 @@ class Dataset(Writing):
         check_choice("format", format, ("numpy", "torch", "arrow", "pandas"))
         if format == "torch":
             return self.iter_torch_batches(batch_size, drop_last=drop_last)
-        join = ArrowBatch(format) if format in ("arrow", "pandas") else None
+        join = parquet.ArrowBatch(format) if format in ("arrow", "pandas") else None
         return self._pass(self.batched(batch_size, drop_last, join).plan)
 
     def to_arrow(self) -> pa.Table:
@@ -258,15 +260,15 @@ class Dataset(Writing):
             DataError: they do not have the same fields, or values that do not go together.
             MissingExtra: pyarrow is not installed.
         """
-        return joined_table(self._run(self._coming()).runs())
+        return parquet.joined_table(self._run(self._coming()).runs())
 
     def to_pandas(self) -> pd.DataFrame:
         """All samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
-        return frame(self.to_arrow())
+        return parquet.frame(self.to_arrow())
 
     def to_polars(self) -> Any:
         """All samples as a ``polars.DataFrame`` in memory; it raises what ``to_arrow`` raises."""
-        return polars_frame(self.to_arrow())
+        return parquet.polars_frame(self.to_arrow())
 
     def iter_torch_batches(
         self,
@@ -355,6 +357,8 @@ class Dataset(Writing):
             StorageError: the file cannot be written.
         """
         given = None if features is None else {name: feature_of(feature) for name, feature in features.items()}
+        from penstock.formats.huggingface import collected
+
         return collected(self._peek(), self._program().features(), given, path)
 
     def to_ray(self, blocks: int | None = None) -> Any:

@@ -17,7 +17,8 @@ from threading import Lock
 from typing import Any
 
 from penstock.dataset.fluent import Dataset
-from penstock.dataset.sources import from_items, read_parquet, read_tar
+from penstock.dataset.sources import from_items, read_tar
+from penstock.dataset.tables import read_parquet
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.tar.source import SUFFIXES
 from penstock.storage import Storage, expand, open_storage, shown, spell

@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, Self
 
+from penstock.dataset import relations
 from penstock.dataset.chain import Chain, resources_of
-from penstock.dataset.relations import (
-    Aggregated,
-    Described,
-    Distinct,
-    Groups,
-    How,
-    Join,
-    Side,
-    Sorted,
-    fields_of,
-    whole,
-)
 from penstock.errors import PlanError
 from penstock.plan import ByObject, Condition, Expression, Resources, WithColumns, check_choice, expression
 
@@ -62,17 +51,17 @@ class Tabular(Chain):
         downs = [descending] * len(names) if isinstance(descending, bool) else list(descending)
         if len(downs) != len(names) or not all(isinstance(down, bool) for down in downs):
             raise PlanError(f"descending={descending!r}: give True or False, or one of them for each field")
-        return self._with(whole(self.plan, Sorted(names, tuple(downs))))
+        return self._with(relations.whole(self.plan, relations.Sorted(names, tuple(downs))))
 
-    def groupby(self, *fields: str) -> Groups[Self]:
+    def groupby(self, *fields: str) -> relations.Groups[Self]:
         """Gather the samples by the values of fields: ``ds.groupby("label").count()``.
 
         Raises:
             PlanError: this is one rank's share, or ``fields`` are no names.
         """
         names = _names("groupby", fields)
-        whole(self.plan, Aggregated(names, "count"))  # whether it may
-        return Groups(self.plan, self._with, names)
+        relations.whole(self.plan, relations.Aggregated(names, "count"))  # whether it may
+        return relations.Groups(self.plan, self._with, names)
 
     def distinct(self, *fields: str) -> Self:
         """The first sample of each value of fields, in the order they come; without names, of all fields together.
@@ -80,7 +69,7 @@ class Tabular(Chain):
         Raises:
             PlanError: this is one rank's share, or ``fields`` are no names.
         """
-        return self._with(whole(self.plan, Distinct(_names("distinct", fields) if fields else ())))
+        return self._with(relations.whole(self.plan, relations.Distinct(_names("distinct", fields) if fields else ())))
 
     def value_counts(self, field: str) -> Self:
         """How many samples have each value of a field: ``{field: value, "count": n}``, the most frequent first.
@@ -98,8 +87,8 @@ class Tabular(Chain):
         Raises:
             PlanError: this is one rank's share, or ``fields`` are no names.
         """
-        read = fields_of(self.plan, *_names("describe", fields)) if fields else self.plan
-        return self._with(whole(read, Described()))
+        read = relations.fields_of(self.plan, *_names("describe", fields)) if fields else self.plan
+        return self._with(relations.whole(read, relations.Described()))
 
     def join(
         self,
@@ -125,8 +114,8 @@ class Tabular(Chain):
         check_choice("how", how, ("inner", "left"))
         if other.plan.cut is not None and other.plan.cut.world > 1:
             raise PlanError(f"join needs all of the other dataset, which is cut for {other.plan.cut.world} ranks")
-        way = How(_names("join", (on,) if isinstance(on, str) else tuple(on)), how == "left", suffix)
-        return self._then(Join(Side(other.plan, way), way, resources=resources_of("join", more)))
+        way = relations.How(_names("join", (on,) if isinstance(on, str) else tuple(on)), how == "left", suffix)
+        return self._then(relations.Join(relations.Side(other.plan, way), way, resources=resources_of("join", more)))
 
 
 def _names(verb: str, fields: Sequence[Any]) -> tuple[str, ...]:

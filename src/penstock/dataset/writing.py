@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Literal
 
+from penstock import packing
 from penstock.dataset.tabular import Tabular
 from penstock.errors import PlanError
 from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
-from penstock.packing import Packed, pack, write_rows, write_shards
-from penstock.packing.tables import TableOptions, write_tables
 from penstock.storage import Storage
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ class Writing(Tabular):
         resume: bool = False,
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> Packed:
+    ) -> packing.Packed:
         """Write the samples into tar shards, in order.
 
         ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
@@ -51,7 +50,7 @@ class Writing(Tabular):
         if resume:
             if trust_pickle:
                 raise PlanError("write_tar(resume=True) stores no pickle: leave out trust_pickle")
-            return pack(
+            return packing.pack(
                 self.epoch(self._coming()),
                 url,
                 max_bytes=max_bytes,
@@ -61,7 +60,7 @@ class Writing(Tabular):
                 progress=progress,
                 storage=storage,
             )
-        return write_shards(
+        return packing.write_shards(
             self.plan,
             self._coming(),
             url,
@@ -81,7 +80,7 @@ class Writing(Tabular):
         delimiter: str = ",",
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> Packed:
+    ) -> packing.Packed:
         """Write the samples as CSV, in order: into one ``.csv`` file, or a folder (``00000-of-00010.csv``, ...).
 
         ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done.
@@ -99,7 +98,7 @@ class Writing(Tabular):
         *,
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> Packed:
+    ) -> packing.Packed:
         """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or a folder; as ``write_csv`` does.
 
         Raises:
@@ -115,7 +114,7 @@ class Writing(Tabular):
         *,
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> Packed:
+    ) -> packing.Packed:
         """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or a folder.
 
         Raises:
@@ -126,8 +125,10 @@ class Writing(Tabular):
 
     def _rows(
         self, url: str, kind: RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
-    ) -> Packed:
-        return write_rows(self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage)
+    ) -> packing.Packed:
+        return packing.write_rows(
+            self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage
+        )
 
     def write_parquet(
         self,
@@ -141,7 +142,7 @@ class Writing(Tabular):
         schema: pa.Schema | None = None,
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> Packed:
+    ) -> packing.Packed:
         """Write the samples into Parquet files of a folder, in order: ``00000-of-00010.parquet`` and so on.
 
         They appear together when the last one is complete; no file has more than ``max_bytes``, unless one sample alone
@@ -154,6 +155,6 @@ class Writing(Tabular):
             PlanError: an argument makes no sense, or the folder holds such files already.
             StorageError: the place cannot be written.
         """
-        options = TableOptions(max_bytes, max_samples, compression, append, resume, schema)
+        options = packing.TableOptions(max_bytes, max_samples, compression, append, resume, schema)
         where = os.fspath(url)
-        return write_tables(self.plan, self._coming(), where, options, progress=progress, storage=storage)
+        return packing.write_tables(self.plan, self._coming(), where, options, progress=progress, storage=storage)

@@ -40,6 +40,7 @@ from penstock.plan import Block, Context, Place, size_in_bytes, weight
 READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY = 1_000_000_000
 INLINE = 1_000_000  # raw bytes of a block that no other thread waits for
+POOLED = 2_000_000  # raw bytes of a block that a worker reads: a block costs 0.4 ms of hand-over, large or small
 FEW = 4  # samples a block, until it is known what they cost
 THREADS = 32  # what a pool of threads may grow to where nobody says: most of them wait for something
 SHARING = 4  # the same, where other processes run the same plan beside this one
@@ -198,7 +199,7 @@ class PooledRun:
     meters: Meters
     crews: dict[int, Crew]
     pools: list[Pool] = field(default_factory=list)
-    pace: Pace = field(default_factory=lambda: Pace(count=1))
+    pace: Pace = field(default_factory=lambda: Pace(count=1, nbytes=POOLED))
     few: int = FEW
     find: Find | None = None  # how samples are found, where not as they always are
     channel: Channel = field(default_factory=lambda: Channel(lambda: READY))

@@ -3,14 +3,21 @@
 Where samples are columns the work is done by columns. What does not fit into memory is put on the disk for a while.
 """
 
-from penstock.dataset.relations.describing import Described
-from penstock.dataset.relations.distinct import Distinct, unique
-from penstock.dataset.relations.grouping import Aggregated, Groups
-from penstock.dataset.relations.joining import How, Join, Side
-from penstock.dataset.relations.sorting import Sorted
-from penstock.dataset.relations.stratifying import Strata, Stratified
-from penstock.dataset.relations.values import gathered
-from penstock.dataset.relations.whole import Whole, fields_of, memory_of, runs_of, whole
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.later import later
+
+if TYPE_CHECKING:
+    from penstock.dataset.relations.describing import Described
+    from penstock.dataset.relations.distinct import Distinct, unique
+    from penstock.dataset.relations.grouping import Aggregated, Groups
+    from penstock.dataset.relations.joining import How, Join, Side
+    from penstock.dataset.relations.sorting import Sorted
+    from penstock.dataset.relations.stratifying import Strata, Stratified
+    from penstock.dataset.relations.values import gathered
+    from penstock.dataset.relations.whole import Whole, fields_of, memory_of, runs_of, whole
 
 __all__ = [
     "Aggregated",
@@ -31,3 +38,26 @@ __all__ = [
     "unique",
     "whole",
 ]
+
+__getattr__ = later(
+    __name__,
+    {
+        "Aggregated": "grouping",
+        "Described": "describing",
+        "Distinct": "distinct",
+        "Groups": "grouping",
+        "How": "joining",
+        "Join": "joining",
+        "Side": "joining",
+        "Sorted": "sorting",
+        "Strata": "stratifying",
+        "Stratified": "stratifying",
+        "Whole": "whole",
+        "fields_of": "whole",
+        "gathered": "values",
+        "memory_of": "whole",
+        "runs_of": "whole",
+        "unique": "distinct",
+        "whole": "whole",
+    },
+)

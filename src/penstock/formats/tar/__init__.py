@@ -5,8 +5,9 @@ Names are loaded when they are first used: whoever only copies samples needs no 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.later import later
 
 if TYPE_CHECKING:
     from penstock.formats.tar.compression import ArchiveLimits
@@ -39,10 +40,4 @@ __all__ = [
     "samples",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"penstock.formats.tar has no {name!r}")
-    value = getattr(import_module(f"penstock.formats.tar.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = later(__name__, _WHERE)
