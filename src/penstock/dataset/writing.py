@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 from penstock import packing
 from penstock.dataset.tabular import Tabular
 from penstock.errors import PlanError
-from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.storage import Storage
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Writing(Tabular):
             DataError: a value has no place in CSV, or a sample has other fields than the first.
             StorageError: the place cannot be written, or holds such files already.
         """
-        return self._rows(url, AsCsv(delimiter), max_bytes, progress, storage)
+        return self._rows(url, packing.AsCsv(delimiter), max_bytes, progress, storage)
 
     def write_json(
         self,
@@ -105,7 +104,7 @@ class Writing(Tabular):
             DataError: a value has no place in JSON.
             StorageError: the place cannot be written, or holds such files already.
         """
-        return self._rows(url, AsJson(), max_bytes, progress, storage)
+        return self._rows(url, packing.AsJson(), max_bytes, progress, storage)
 
     def write_tfrecords(
         self,
@@ -121,10 +120,10 @@ class Writing(Tabular):
             DataError: a value has no place there.
             StorageError: the place cannot be written, or holds such files already.
         """
-        return self._rows(url, AsExample(), max_bytes, progress, storage)
+        return self._rows(url, packing.AsExample(), max_bytes, progress, storage)
 
     def _rows(
-        self, url: str, kind: RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
+        self, url: str, kind: packing.RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
     ) -> packing.Packed:
         return packing.write_rows(
             self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage

@@ -8,12 +8,16 @@ from penstock.later import later
 
 if TYPE_CHECKING:
     from penstock.packing.packer import pack
-    from penstock.packing.rows import write_rows
+    from penstock.packing.rows import AsCsv, AsExample, AsJson, RowStage, write_rows
     from penstock.packing.tables import TableOptions, write_tables
     from penstock.packing.writing import Packed, write_shards
 
 __all__ = [
+    "AsCsv",
+    "AsExample",
+    "AsJson",
     "Packed",
+    "RowStage",
     "TableOptions",
     "pack",
     "write_rows",
@@ -24,7 +28,11 @@ __all__ = [
 __getattr__ = later(
     __name__,
     {
+        "AsCsv": "rows",
+        "AsExample": "rows",
+        "AsJson": "rows",
         "Packed": "writing",
+        "RowStage": "rows",
         "TableOptions": "tables",
         "pack": "packer",
         "write_rows": "rows",

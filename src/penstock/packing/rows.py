@@ -9,11 +9,13 @@ from itertools import islice
 from penstock.engines import Program, Run
 from penstock.engines.progress import Progress
 from penstock.errors import DataError
-from penstock.formats.encoding import RowStage
+from penstock.formats.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.formats.fileset import FileSet
 from penstock.packing.writing import Packed, failures_of, in_order
 from penstock.plan import Plan, size_in_bytes
 from penstock.storage import Storage, shown
+
+__all__ = ["AsCsv", "AsExample", "AsJson", "RowStage", "write_rows"]
 
 _LOT = 256  # rows that are handed to the file together
 

@@ -19,6 +19,7 @@ from penstock.codecs.features import Image, features_by_type, metadata_of
 from penstock.engines import Program, Run
 from penstock.engines.progress import Progress
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.parquet.layout import Layout
 from penstock.formats.parquet.source import require_arrow
 from penstock.formats.parquet.tables import table_from
 from penstock.formats.parquet.writer import TableWriter, Written, check_compression
@@ -192,6 +193,8 @@ class _Job:
     options: TableOptions
     files: list[Written] = field(default_factory=list)
     features: dict[str, Any] | None = None  # known when the first samples come
+    writer: TableWriter | None = None
+    layout: Layout | None = None  # that of the files before
     marks: list[tuple[int, dict[str, Any], int]] = field(default_factory=list)  # (rows, where the run stands, skipped)
 
     def run(self, progress: bool) -> tuple[list[Written], int]:
@@ -214,12 +217,13 @@ class _Job:
 
     def _write(self, run: Run, seen: int, drop: int, left: int | None, progress: bool, before: int) -> None:
         options = self.options
-        writer = TableWriter(
+        writer = self.writer = TableWriter(
             self.draft,
             max_bytes=size_in_bytes("max_bytes", options.max_bytes),
             max_rows=options.max_samples,
             compression=options.compression,
             schema=options.schema or self._schema(),
+            layout=self.layout,
             start=len(self.files),
             finished=self._finished,
             describe=self._described,
@@ -284,6 +288,8 @@ class _Job:
         if self.marks:
             at, start, skipped = self.marks[0]
             note = {"what": self.what(), "start": start, "beyond": rows - at, "skipped": skipped}
+            layout = None if self.writer is None else self.writer.layout
+            note["layout"] = None if layout is None else [layout.as_is, layout.batch]
             note["files"] = [[os.path.basename(one.path), one.rows, one.nbytes] for one in self.files]
             replace_file(Path(self.draft, _JOURNAL), json.dumps(note, separators=(",", ":")).encode())
 
@@ -303,11 +309,13 @@ class _Job:
             if self.program.stream is not None or note["what"] != self.what():
                 return None
             files = [Written(os.path.join(self.draft, name), rows, size) for name, rows, size in note["files"]]
+            as_is, batch = note["layout"]
+            layout = Layout(self.options.compression, tuple(as_is), int(batch))
             if any(os.stat(file.path).st_size != file.nbytes for file in files):
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        self.files = files
+        self.files, self.layout = files, layout
         return note
 
     def _schema(self) -> pa.Schema | None:
