@@ -10,6 +10,8 @@ from typing import Any
 
 def later(room: str, where: Mapping[str, str]) -> Callable[[str], Any]:
     """The ``__getattr__`` of a package: ``where`` says in which of its modules each name is."""
+    # A module that is loaded takes its own name in the package, and this is never asked for it.
+    assert not where.keys() & set(where.values()), f"{room}: a name is that of a module"
 
     def load(name: str) -> Any:
         if name not in where:

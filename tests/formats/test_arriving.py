@@ -187,6 +187,8 @@ def test_what_nobody_wants_any_more_is_not_fetched() -> None:
     bytes_ = opened(storage)
     with while_wanted(lambda: False):
         want(bytes_, [(0, SIZE)], ascending=True)
+        with pytest.raises(StorageError, match="nobody waits"):
+            bytes_[5:10]
     time.sleep(0.05)
     assert not storage.asked
     assert bytes_[5:10] == BYTES[5:10]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import penstock as ps
 from penstock.jobs import Out
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 pytestmark = [pytest.mark.usefixtures("one_ray"), pytest.mark.xdist_group("ray")]
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 
 import penstock as ps
@@ -22,6 +23,8 @@ from penstock.errors import PlanError, StageError, StateError, StorageError
 from penstock.jobs import Out, Processed
 from penstock.jobs.output import HIDDEN
 from penstock.storage import Memory
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
@@ -501,7 +504,7 @@ KILLED = """
 
 
 def test_a_job_that_is_killed_twice_ends_as_if_it_had_not_been() -> None:
-    many = 10_000 if FULL else 500
+    many = 10_000 if FULL else 240
     _made(many)
     Path("job.py").write_text(textwrap.dedent(KILLED))
     journal = Path(f"out/{HIDDEN}/journal.jsonl")

@@ -14,8 +14,9 @@ import numpy as np
 
 from penstock.dataset.fluent import Dataset
 from penstock.dataset.sources import read_tar
-from penstock.dataset.tables import read_csv, read_json, read_parquet, read_text, read_tfrecords
+from penstock.dataset.tables import read_arrow, read_csv, read_json, read_parquet, read_text, read_tfrecords
 from penstock.errors import PlanError, StorageError
+from penstock.formats.parquet.source import ARROW_SUFFIXES as ARROW
 from penstock.formats.parquet.source import SUFFIXES as PARQUET
 from penstock.formats.tar.source import SUFFIXES as TAR
 from penstock.formats.tfrecord import SUFFIXES as TFRECORDS
@@ -31,12 +32,13 @@ _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
 _SUFFIXES: dict[str, tuple[str, ...]] = {
     "tar": TAR,
     "parquet": PARQUET,
+    "arrow": ARROW,
     "csv": tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED),
     "json": tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _PACKED),
     "tfrecords": tuple(kind + packed for kind in TFRECORDS for packed in _PACKED),
     "text": tuple(".txt" + packed for packed in _PACKED),
 }
-_OURS = ("manifest.json",)  # what tells of shards and is none
+_OURS = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # what tells of shards and is none
 _TYPED = (".json", ".txt", ".npy")  # how members are called that were no bytes
 
 
@@ -98,6 +100,7 @@ def _opened(url: str, given: str, workers: Workers, storage: Storage | None) -> 
     how: dict[str, Callable[..., Dataset]] = {
         "tar": read_tar,
         "parquet": read_parquet,
+        "arrow": read_arrow,
         "csv": read_csv,
         "json": read_json,
         "tfrecords": read_tfrecords,

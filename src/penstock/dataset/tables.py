@@ -12,7 +12,7 @@ from penstock.dataset.sources import Places, begun
 from penstock.errors import PlanError
 from penstock.formats.huggingface import HuggingFaceSource, check_dataset
 from penstock.formats.lines import JsonLayout, TextLayout, csv_layout, types_of
-from penstock.formats.parquet.source import ParquetSource, TableSource, table_of
+from penstock.formats.parquet.source import ArrowSource, ParquetSource, TableSource, table_of
 from penstock.formats.ray import RaySource, is_ray_dataset
 from penstock.formats.rows import RowsSource
 from penstock.formats.tfrecord import TfRecordLayout
@@ -43,10 +43,32 @@ def read_parquet(
     Raises:
         PlanError: no path is given, or ``columns`` are no names.
     """
+    return begun(ParquetSource(spell(urls), _chosen(columns), workers, storage, cache))
+
+
+def read_arrow(
+    urls: Places,
+    columns: Sequence[str] | None = None,
+    *,
+    workers: Workers = None,
+    storage: Storage | None = None,
+    cache: Cache | None = None,
+) -> Dataset:
+    """Read Arrow files (``.arrow``, ``.feather``, ``.ipc``; files or streams), such as Hugging Face's cache has.
+
+    Places and arguments are those of ``read_parquet``; a record batch is what a row group is there. Local files that
+    are not compressed are mapped, and their columns not copied.
+
+    Raises:
+        PlanError: no path is given, or ``columns`` are no names.
+    """
+    return begun(ArrowSource(spell(urls), _chosen(columns), workers, storage, cache))
+
+
+def _chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     if isinstance(columns, str) or not (columns is None or isinstance(columns, Iterable)):
         raise PlanError(f"columns={columns!r}: give a list of names")
-    names = None if columns is None else tuple(columns)
-    return begun(ParquetSource(spell(urls), names, workers, storage, cache))
+    return None if columns is None else tuple(columns)
 
 
 def from_arrow(table: Any) -> Dataset:
@@ -143,15 +165,19 @@ def from_huggingface(dataset: Any, split: str | None = None, *, workers: Workers
     Args:
         dataset: A ``Dataset``, ``IterableDataset``, ``DatasetDict`` or builder; or the folder or name of a dataset,
             which is loaded when it is used.
-        split: Which split of a folder, name or builder, if there are several.
+        split: Which split, if there are several.
         workers: Workers that read, where one is not enough.
 
     Returns:
-        A ``Dataset``; of a ``DatasetDict``, a dict of them.
+        A ``Dataset``; of a ``DatasetDict`` without ``split``, a dict of them.
 
     Raises:
         PlanError: it is none of these.
     """
+    if isinstance(dataset, Mapping) and split is not None:
+        if split not in dataset:
+            raise PlanError(f"split={split!r}: the dataset has {', '.join(map(str, dataset))}")
+        return from_huggingface(dataset[split], workers=workers)
     if isinstance(dataset, Mapping):
         return {str(name): from_huggingface(part, workers=workers) for name, part in dataset.items()}
     if isinstance(dataset, str | os.PathLike):

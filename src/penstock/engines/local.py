@@ -40,7 +40,8 @@ from penstock.plan import Block, Context, Place, size_in_bytes, weight
 READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY = 1_000_000_000
 INLINE = 1_000_000  # raw bytes of a block that no other thread waits for
-POOLED = 2_000_000  # raw bytes of a block that a worker reads: a block costs 0.4 ms of hand-over, large or small
+POOLED = 2_000_000  # raw bytes of a block that a worker reads: handing one over costs 0.4 ms, large or small
+MADE = 4_000_000  # bytes of what it makes of them: as much is under way for every worker, twice, and waits, four times
 FEW = 4  # samples a block, until it is known what they cost
 THREADS = 32  # what a pool of threads may grow to where nobody says: most of them wait for something
 SHARING = 4  # the same, where other processes run the same plan beside this one
@@ -199,7 +200,7 @@ class PooledRun:
     meters: Meters
     crews: dict[int, Crew]
     pools: list[Pool] = field(default_factory=list)
-    pace: Pace = field(default_factory=lambda: Pace(count=1, nbytes=POOLED))
+    pace: Pace = field(default_factory=lambda: Pace(count=1, nbytes=POOLED, large=MADE))
     few: int = FEW
     find: Find | None = None  # how samples are found, where not as they always are
     channel: Channel = field(default_factory=lambda: Channel(lambda: READY))

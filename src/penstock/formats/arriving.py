@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import DataError
+from penstock.errors import DataError, StorageError
 from penstock.storage import Info, Storage
 from penstock.storage.retry import wanted, while_wanted
 
@@ -332,6 +332,8 @@ class Arriving:
         """The beginning of a range, as far as one chunk holds it."""
         while True:
             found = self._between(start, start + 1)
+            if not wanted():
+                raise StorageError("nobody waits for it any more", self.url)
             if not found:
                 self.fetcher.enqueue(self._cover(start, stop), first=True)
                 continue

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.dataset.relations.sorting import Sorted
     from penstock.dataset.relations.stratifying import Strata, Stratified
     from penstock.dataset.relations.values import gathered
-    from penstock.dataset.relations.whole import Whole, fields_of, memory_of, runs_of, whole
+    from penstock.dataset.relations.source import Whole, fields_of, memory_of, runs_of, whole
 
 __all__ = [
     "Aggregated",
@@ -52,12 +52,12 @@ __getattr__ = later(
         "Sorted": "sorting",
         "Strata": "stratifying",
         "Stratified": "stratifying",
-        "Whole": "whole",
-        "fields_of": "whole",
+        "Whole": "source",
+        "fields_of": "source",
         "gathered": "values",
-        "memory_of": "whole",
-        "runs_of": "whole",
+        "memory_of": "source",
+        "runs_of": "source",
         "unique": "distinct",
-        "whole": "whole",
+        "whole": "source",
     },
 )

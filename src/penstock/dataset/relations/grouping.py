@@ -22,7 +22,7 @@ from penstock.dataset.relations.values import (
     order_of,
     values_at,
 )
-from penstock.dataset.relations.whole import fields_of, whole
+from penstock.dataset.relations.source import fields_of, whole
 from penstock.errors import PlanError
 from penstock.formats.spool import Spool, size_of
 from penstock.order import I64
