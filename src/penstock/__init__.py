@@ -32,6 +32,7 @@ _WHERE = {
     "pack": "packing",
     "pad": "plan",
     "process": "jobs",
+    "read_arrow": "dataset",
     "read_csv": "dataset",
     "read_files": "dataset",
     "read_images": "dataset",
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.dataset import from_ray as from_ray
     from penstock.dataset import from_torch as from_torch
     from penstock.dataset import mix as mix
+    from penstock.dataset import read_arrow as read_arrow
     from penstock.dataset import read_csv as read_csv
     from penstock.dataset import read_files as read_files
     from penstock.dataset import read_images as read_images

@@ -88,12 +88,12 @@ def test_the_lines_of_the_document_do_what_it_says(shell: Any, tmp_path: Path) -
 
 
 def test_the_job_of_the_document_over_its_shards(shell: Any, tmp_path: Path) -> None:
-    for number in range(3):
+    for number in range(2):
         shell(f"tarcat mdata/train-000{number}.tar -c 4 > scanned-000{number}.tar")
         shell(f"tarproc -p 16 -q -c 'wc -c *.png' scanned-000{number}.tar -o one-000{number}.tar")
     penstock = f"{sys.executable} -m penstock"
-    shell(f"{penstock} proc -p 16 -q -c 'wc -c *.png' 'scanned-{{0000..0002}}.tar' -o 'ocr-{{}}.tar' --jobs 16")
-    for number in range(3):
+    shell(f"{penstock} proc -p 16 -q -c 'wc -c *.png' 'scanned-{{0000..0001}}.tar' -o 'ocr-{{}}.tar' --jobs 16")
+    for number in range(2):
         assert (tmp_path / f"one-000{number}.tar").read_bytes() == (tmp_path / f"ocr-000{number}.tar").read_bytes()
 
 

@@ -16,6 +16,8 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
+from penstock.storage import open_storage
+from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 
 Out = pytest.CaptureFixture[bytes]
 
@@ -103,9 +105,12 @@ def test_a_failing_sample_is_left_out_or_kept(what: str, shard: str, capfdbinary
         ("rm sample.txt; ln -s /etc/passwd sample.txt", "'sample.txt' is a link, not a file"),
         ("rm sample.txt; mkfifo sample.txt", "'sample.txt' is no file"),
         ("mkdir sample.d", "'sample.d' is no file"),
+        ("truncate -s 1T sample.txt", "'sample.txt' has more than"),
+        ("rm -rf ../*", "its files cannot be read back"),
         ("cp sample.txt sample.TXT", "two files are the field 'txt'"),
         ("echo a.b > sample.__key__", "the key has a dot"),
         ("echo /etc/x > sample.__key__", "absolute path"),
+        ("echo ../x > sample.__key__", "leads out of its folder"),
     ],
 )
 def test_what_a_command_does_wrong_is_told(script: str, words: str, shard: str, capfdbinary: Out) -> None:
@@ -275,9 +280,51 @@ def test_one_that_was_terminated_leaves_no_half_file(shard: str, tmp_path: Path)
     while not list(tmp_path.glob("w/*/_*/sample.txt")) and time.monotonic() < deadline:
         time.sleep(0.01)
     run.terminate()
-    _, said = run.communicate(timeout=20)
+    try:
+        _, said = run.communicate(timeout=20)
+    finally:
+        run.kill()
     assert (run.returncode, said) == (143, b"penstock: terminated\n")
     assert list(out.iterdir()) == list((tmp_path / "w").iterdir()) == []
+
+
+HEARD = """
+import _thread, signal, sys, threading
+from penstock.cli import main
+threading.Timer(0.5, _thread.interrupt_main, [signal.SIGTERM]).start()  # its flag alone: a signal would end the wait
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_request_to_end_is_heard_though_it_came_just_before_a_wait(shard: str, tmp_path: Path) -> None:
+    words = ["proc", "-c", "sleep 20", shard, "-o", str(tmp_path / "out.tar")]
+    done = subprocess.run([sys.executable, "-c", HEARD, *words], capture_output=True, timeout=15, check=False)
+    assert (done.returncode, done.stderr) == (143, b"penstock: terminated\n")
+    assert not (tmp_path / "out.tar").exists()
+
+
+def test_shards_of_a_bucket_become_shards_of_a_bucket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Out
+) -> None:
+    bucket = tmp_path / "root" / "b"
+    bucket.mkdir(parents=True)
+    _many(bucket, 3)
+    words = ["proc", "-p", "4", "-c", "tr x y < sample.txt > sample.out", "--jobs", "2"]
+    with s3_server(tmp_path / "root") as port:
+        known = {"ENDPOINT_URL": f"http://127.0.0.1:{port}", "ACCESS_KEY_ID": ACCESS_KEY, "REGION": "us-east-1"}
+        for name, value in {**known, "SECRET_ACCESS_KEY": SECRET_KEY}.items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        remote = [*words, "s3://b/in-{00..02}.tar", "-o", "s3://b/far/ocr-{}.tar"]
+        assert main(remote) == 0
+        open_storage("s3://b").delete("s3://b/far/ocr-01.tar")
+        assert main(remote) == 0
+        assert capfdbinary.readouterr().err.endswith(b"penstock: 1 shards done, 2 were there\n")
+        assert main(["cat", "s3://b/far/ocr-*.tar", "-c", "7", "-o", "s3://b/some.tar"]) == 0
+        assert main(["cat", "s3://b/none.tar"]) == 1
+        assert b"no such object (url: s3://b/none.tar)" in capfdbinary.readouterr().err
+    assert main([*words, f"{bucket}/in-{{00..02}}.tar", "-o", str(tmp_path / "near" / "ocr-{}.tar")]) == 0
+    assert _tree(bucket / "far") == _tree(tmp_path / "near")
+    assert list(samples((bucket / "some.tar").read_bytes()))[-1] == "1-1"
 
 
 def test_what_a_killed_run_left_is_removed_by_the_next(shard: str, tmp_path: Path, capfdbinary: Out) -> None:

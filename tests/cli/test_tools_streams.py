@@ -419,3 +419,14 @@ def test_other_storages_are_read_and_written(shard: str, capfdbinary: Out) -> No
     rows: list[dict[str, Any]] = ps.read_tar(f"{place}/p/").take_all()
     assert [row["__key__"] for row in rows] == k(*range(20))
     assert set(rows[0]) == {"__key__", "__url__", "cls", "txt"}
+
+
+@pytest.mark.parametrize("tool", ["cat", "sort", "split", "tsv", "proc"])
+def test_a_key_that_leads_outside_is_refused_and_writes_nothing(tool: str, tmp_path: Path, capfdbinary: Out) -> None:
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for name in ("a.txt", "../../evil.txt"):
+            tar.addfile(tarfile.TarInfo(name))
+    more = ["-c", "true"] if tool == "proc" else []
+    assert main([tool, *more, str(tmp_path / "in.tar"), "-o", str(tmp_path / "out" / "x")]) == 1
+    assert b"paths with '..' are refused" in capfdbinary.readouterr().err
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["in.tar"]

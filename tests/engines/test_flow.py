@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.dataset import Dataset
 from penstock.engines.flow import Pace, settled
 from penstock.errors import DataError, StageError
@@ -212,3 +214,18 @@ def test_the_slowest_of_those_who_work_on_a_block_decides_how_large_it_is() -> N
     for _ in range(5):
         quick.measured(6, 0.0, 0)
     assert pace.most == 6
+
+
+def test_an_error_that_is_kept_keeps_nothing_going() -> None:
+    ps.from_items([{"__key__": f"{n:04}", "txt": "x" * 1000} for n in range(2000)]).write_tar(
+        "memory://kept-error", max_samples=100
+    )
+
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"x": 1 // (1200 - int(sample["__key__"]))}
+
+    for engine in ("serial", "local"):
+        with pytest.raises(StageError) as kept:
+            list(ps.read_tar("memory://kept-error").map(fails).on(engine))
+        assert not [one for one in threading.enumerate() if one.name in ("penstock ahead", "penstock fetch")]
+        assert kept.value.key == "1200"

@@ -147,6 +147,25 @@ def test_splits_become_a_dict_of_datasets(theirs: datasets.Dataset) -> None:
     assert {name: len(ds) for name, ds in made.items()} == {"train": ROWS, "test": 3}
 
 
+def test_one_split_of_several_is_chosen(theirs: datasets.Dataset) -> None:
+    splits = datasets.DatasetDict({"train": theirs, "test": theirs.select([1])})
+    assert len(ps.from_huggingface(splits, split="test")) == 1
+    with pytest.raises(PlanError, match="the dataset has train, test"):
+        ps.from_huggingface(splits, split="dev")
+
+
+def test_arrays_of_samples_are_arrays_to_them(tmp_path: Path) -> None:
+    features = datasets.Features({"grid": datasets.Array2D((2, 3), "float32"), "n": datasets.Value("int8")})
+    grids = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
+    stream = datasets.Dataset.from_dict({"grid": grids, "n": range(4)}, features=features).to_iterable_dataset()
+    ps.from_huggingface(stream).write_parquet(tmp_path / "out")
+    again = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "out/*"), cache_dir=tmp_path / "c", split="train"
+    )
+    assert again.features == features
+    assert np.array_equal([s["grid"] for s in ps.read_parquet(tmp_path / "out").decode()], grids)
+
+
 def test_a_streaming_dataset_is_read_front_to_back(theirs: datasets.Dataset) -> None:
     ds = ps.from_huggingface(theirs.to_iterable_dataset(num_shards=3))
     assert [row["id"] for row in ds] == list(range(ROWS))

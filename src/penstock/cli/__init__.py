@@ -17,6 +17,7 @@ from penstock.cli.tools import OLD_NAMES, TOOLS
 from penstock.errors import PenstockError
 
 _AS_WRITTEN = argparse.RawDescriptionHelpFormatter  # examples stay on their lines
+_STIR_S = 0.25
 
 COMMANDS = {
     "bench": "measure shards: read, decode, augment, batch, alone and together, and say what limits",
@@ -109,6 +110,26 @@ def _terminated() -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, end)
     try:
-        yield
+        with _stirred():
+            yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _stirred() -> Iterator[None]:
+    """Wake the main thread now and then.
+
+    Python sees a signal between two of its steps; one that comes just before a wait for a thread is seen after it,
+    which may be never. Another signal ends that wait, and the first one is seen.
+    """
+    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:  # somebody has a use for it
+        yield
+        return
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, _STIR_S, _STIR_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)

@@ -7,7 +7,7 @@ item, is settled here once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -114,7 +114,7 @@ def flow(
     ``order`` is ``None`` for a stream. A block with an error is the last one. ``find`` takes the place of looking for
     samples where that is left to whoever reads them.
     """
-    blocks = _stream(program) if order is None else walk(program, order, start, pace, find)
+    first = blocks = _stream(program) if order is None else walk(program, order, start, pace, find)
     for number, level in enumerate(program.levels):
         if level.head is not None:
             meter = Meter(level.head.stage.describe(), "inline")
@@ -124,7 +124,19 @@ def flow(
         for segment in level.segments:
             blocks = each(blocks, segment)
         blocks = settled(blocks)
-    return blocks
+    return _ended(blocks, first)
+
+
+def _ended(blocks: Iterator[Block], first: Iterator[Block]) -> Iterator[Block]:
+    """The blocks; when they end, however that is, nothing is looked for any more.
+
+    Whoever keeps an error keeps the frames it came through, and what they hold would go on.
+    """
+    try:
+        yield from blocks
+    finally:
+        if isinstance(first, Generator):
+            first.close()
 
 
 def _starving(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:

@@ -16,20 +16,17 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs.features import (
-    Audio,
     Feature,
     Features,
-    Image,
-    Struct,
     arrow_schema,
     arrow_type,
     described,
     features_from,
     metadata_of,
 )
-from penstock.codecs.features import Sequence as ListOf
 from penstock.codecs.typed import store_sample, stored, told_by
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
+from penstock.formats.named import holds_files, lacks, only_named, read_named
 from penstock.formats.parquet.columns import ABSENT, ArrowColumns
 from penstock.formats.parquet.values import values_of
 from penstock.formats.publish import partial_path
@@ -134,7 +131,8 @@ def _loaded(name: str, split: str | None, saved: Sequence[str]) -> Any:
         return found
     chosen = split or (next(iter(found)) if len(found) == 1 else None)
     if chosen not in found:
-        raise PlanError(f"{name!r} has the splits {', '.join(found)}: choose one with split=")
+        way = f"split=, or in a command as hf:{name}#{next(iter(found), '')}"
+        raise PlanError(f"{name!r} has the splits {', '.join(found)}: choose one with {way}")
     return found[chosen]
 
 
@@ -156,7 +154,7 @@ class TableReader:
         self._count = len(dataset)
         self._row_bytes = table.nbytes / max(1, table.num_rows)
         self._name = str(dataset.info.dataset_name or "dataset")
-        self._media = {name: feature for name, feature in self.features.items() if _holds_files(feature)}
+        self._media = {name: feature for name, feature in self.features.items() if holds_files(feature)}
 
     def counts(self, scan: bool) -> I64 | None:
         """The number of rows."""
@@ -202,13 +200,16 @@ class TableReader:
         whole = True
         for name, feature in media.items():
             array = batch.column(name)
-            if not _lacks(array, feature):
+            if not lacks(array, feature):
                 continue
             whole = False
+            if (ready := only_named(array, feature)) is not None:
+                batch = batch.set_column(place := batch.schema.get_field_index(name), batch.schema.field(place), ready)
+                continue
             found: list[Any] = []
             for number, value in enumerate(values_of(array)):
                 try:
-                    found.append(stored(feature, value, read=_file))
+                    found.append(stored(feature, value, read=read_named))
                 except (OSError, ValueError) as exc:
                     problem = f"field {name!r}: {exc}"
                     bad.setdefault(number, DataError(problem, self._name, self.key(0, int(index[number]))))
@@ -227,41 +228,6 @@ def _replaced(batch: Any, name: str, values: list[Any], feature: Feature) -> Any
     place = batch.schema.get_field_index(name)
     array = pa.array(values, arrow_type(feature))
     return batch.set_column(place, batch.schema.field(place).with_type(array.type), array)
-
-
-def _holds_files(feature: Feature) -> bool:
-    if isinstance(feature, ListOf):
-        return _holds_files(feature.feature)
-    if isinstance(feature, Struct):
-        return any(_holds_files(inner) for _, inner in feature.fields)
-    return isinstance(feature, Image | Audio)
-
-
-def _lacks(array: Any, feature: Feature) -> bool:
-    """Whether a file is only named."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if isinstance(feature, ListOf):
-        return _lacks(array.flatten(), feature.feature)
-    if isinstance(feature, Struct):
-        parts = zip(array.flatten(), feature.fields, strict=True)
-        return any(_lacks(part, inner) for part, (_, inner) in parts if _holds_files(inner))
-    if not pa.types.is_struct(array.type):
-        return False
-    data, path = array.flatten()[:2]
-    return bool(pc.any(pc.and_(data.is_null(), path.is_valid())).as_py())
-
-
-def _file(path: str) -> bytes:
-    """The bytes of a file that a dataset names."""
-    if os.path.exists(path):
-        return Path(path).read_bytes()
-    from datasets.utils.file_utils import xopen  # knows files in archives, and on the hub
-
-    with xopen(path, "rb") as file:
-        data: bytes = file.read()
-    return data
 
 
 @dataclass(slots=True)
@@ -292,14 +258,14 @@ class StreamReader:
 
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
         """The samples as they come."""
-        media = {name: one for name, one in (self.features or {}).items() if _holds_files(one) and fields.wants(name)}
+        media = {name: one for name, one in (self.features or {}).items() if holds_files(one) and fields.wants(name)}
         for number, example in enumerate(self._dataset):
             sample = {name: value for name, value in example.items() if fields.wants(name)}
             yield _tried(lambda: sample | _stored_files(media, sample), "dataset", f"row {number}")  # noqa: B023
 
 
 def _stored_files(media: Features, sample: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: stored(feature, sample.get(name), read=_file) for name, feature in media.items()}
+    return {name: stored(feature, sample.get(name), read=read_named) for name, feature in media.items()}
 
 
 def _tried(make: Callable[[], Any], url: str, key: str) -> tuple[Any, DataError | None]:
@@ -328,7 +294,7 @@ class BuilderReader:
         name = type(self._builder).__name__
         for key, example in self._builder._generate_examples(**self._arguments()):
             sample = {field: value for field, value in example.items() if field in wanted or field not in self.features}
-            yield _tried(lambda: store_sample(wanted, sample, read=_file), name, str(key))  # noqa: B023
+            yield _tried(lambda: store_sample(wanted, sample, read=read_named), name, str(key))  # noqa: B023
 
     def _arguments(self) -> dict[str, Any]:
         datasets, builder = _datasets(), self._builder

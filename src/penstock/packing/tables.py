@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.codecs.features import Image, features_by_type, metadata_of
+from penstock.codecs.features import Feature, Image, Tensor, features_by_type, metadata_of
 from penstock.engines import Program, Run
 from penstock.engines.progress import Progress
 from penstock.errors import DataError, PlanError, StorageError
@@ -92,6 +92,15 @@ def write_tables(
         note = {"what": job.what(), "rows": rows, "nbytes": nbytes, "skipped": skipped}
         place.publish(files, names, note)
         return Packed(shown(place.folder), tuple(names), rows, nbytes, skipped)
+
+
+def _as_theirs(field: pa.Field, feature: Feature | None) -> pa.Field:
+    """The column, marked as Hugging Face marks arrays: without that it takes them for lists."""
+    if not (isinstance(feature, Tensor) and 2 <= len(feature.shape) <= 5) or field.metadata:
+        return field
+    name = f"datasets.features.features.Array{len(feature.shape)}DExtensionType"
+    said = json.dumps([feature.shape, feature.dtype])
+    return field.with_metadata({"ARROW:extension:name": name, "ARROW:extension:metadata": said})
 
 
 def _packed(place: _Place, note: dict[str, Any]) -> Packed:
@@ -273,10 +282,13 @@ class _Job:
 
     def _described(self, schema: pa.Schema) -> pa.Schema:
         """The schema with what is known of its columns, as others read it."""
+        import pyarrow as pa
+
         known = self.features or {}
         if not any(name in known for name in schema.names):
             return schema
         by_type = features_by_type((field.name, field.type) for field in schema)
+        schema = pa.schema([_as_theirs(field, known.get(field.name)) for field in schema])
         return schema.with_metadata(metadata_of({name: known.get(name, by_type[name]) for name in schema.names}))
 
     def _finished(self, file: Written) -> None:

@@ -24,6 +24,7 @@ from weakref import WeakSet
 from penstock.errors import DataError, EngineError, StorageError
 from penstock.formats.tar.parts import Parts, parts_of
 from penstock.formats.tar.raw import Raw
+from penstock.formats.tar.window import MAX_MEMBER
 
 _SHM = "/dev/shm"
 _ROOM = 1 << 30  # bytes that must be free in memory before folders are put there
@@ -279,8 +280,11 @@ def _content(path: str) -> bytes:
             raise DataError(f"{os.path.basename(path)!r} is a link, not a file") from exc
         raise
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{os.path.basename(path)!r} is no file")
+        if status.st_size > MAX_MEMBER:  # it may have holes, and need no disk to be larger than memory
+            raise DataError(f"{os.path.basename(path)!r} has more than {MAX_MEMBER} bytes, too many for a field")
         with open(handle, "rb", buffering=0, closefd=False) as file:
             return file.readall()
     finally:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _TAIL = 1 << 16  # what is fetched of a remote file at first: most footers are shorter
 _GAP = 1 << 20  # bytes between two wanted columns that are rather fetched along than asked for apart
 _MAGIC = b"PAR1"
+Told = tuple[tuple[str, Any], ...]  # the columns that a file's name tells, with their values
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class ParquetFile:
     storage: Storage | None
     stamp: Stamp
     footer: pq.FileMetaData
-    extra: tuple[tuple[str, Any], ...] = ()
+    extra: Told = ()
     checked: set[tuple[str, ...]] = field(default_factory=set)
 
     @cached_property
@@ -63,7 +64,7 @@ class ParquetFile:
         found: pa.Schema = self.footer.schema.to_arrow_schema()
         for name, value in self.extra:
             if name not in found.names:
-                found = found.append(pa.field(name, _kind(value)))
+                found = found.append(pa.field(name, kind_of(value)))
         return found
 
     @cached_property
@@ -71,6 +72,11 @@ class ParquetFile:
         """The number of the first row of every row group, and of all rows."""
         rows = [self.footer.row_group(group).num_rows for group in range(self.footer.num_row_groups)]
         return np.cumsum([0, *rows], dtype=np.int64)
+
+    @property
+    def groups(self) -> int:
+        """How many row groups it has."""
+        return int(self.footer.num_row_groups)
 
     @property
     def rows(self) -> int:
@@ -129,40 +135,42 @@ class ParquetFile:
         try:
             with pq.ParquetFile(self._source(group, own), metadata=self.footer, pre_buffer=False) as file:
                 table = file.read_row_group(group, columns=own, use_threads=False)
-            table = self._completed(table, names, self.footer.row_group(group).num_rows)
-            return _whole(table)
+            table = completed(table, names, self.schema, self.extra, self.footer.row_group(group).num_rows)
+            return whole(table)
         except StorageError:
             raise
         except (pa.ArrowException, OSError, ValueError, MemoryError) as exc:
-            raise DataError(f"row group {group} cannot be decoded: {_words(exc)}", self.url) from exc
+            raise DataError(f"row group {group} cannot be decoded: {words(exc)}", self.url) from exc
 
     def _source(self, group: int, names: Sequence[str]) -> Any:
         if self.storage is not None:
             ranges = [_span(chunk) for chunk in self._chunks(group, names)]
             return Fetched(self.path, self.storage, self.stamp, ranges)
-        if _stamp(self.path, self.url) != self.stamp:
+        if local_stamp(self.path, self.url) != self.stamp:
             raise StorageError("the file was changed while it was being read", self.url)
         return self.path
 
-    def _completed(self, table: pa.Table, names: Sequence[str], rows: int) -> pa.Table:
-        """The columns in the order asked for, those of the file's name among them."""
-        import pyarrow as pa
 
-        told = dict(self.extra)
-        own = set(table.column_names)
-        given = {name: pa.repeat(pa.scalar(told[name], _kind(told[name])), rows) for name in names if name not in own}
-        arrays = [given[name] if name in given else table.column(name) for name in names]
-        fields = [self.schema.field(name) for name in names]
-        return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=self.schema.metadata))
+def completed(table: pa.Table, names: Sequence[str], schema: pa.Schema, extra: Told, rows: int) -> pa.Table:
+    """The columns in the order asked for, those that the file's name tells among them."""
+    import pyarrow as pa
+
+    told = dict(extra)
+    own = set(table.column_names)
+    given = {name: pa.repeat(pa.scalar(told[name], kind_of(told[name])), rows) for name in names if name not in own}
+    arrays = [given[name] if name in given else table.column(name) for name in names]
+    fields = [schema.field(name) for name in names]
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema.metadata))
 
 
-def _kind(value: Any) -> pa.DataType:
+def kind_of(value: Any) -> pa.DataType:
+    """The type of a column that a file's name tells."""
     import pyarrow as pa
 
     return pa.int64() if isinstance(value, int) else pa.string()
 
 
-def _whole(table: pa.Table) -> list[pa.RecordBatch]:
+def whole(table: pa.Table) -> list[pa.RecordBatch]:
     """One batch, unless a column has more than 2 GB of text or bytes; without dictionaries, views and extensions."""
     import pyarrow as pa
 
@@ -177,7 +185,7 @@ def _whole(table: pa.Table) -> list[pa.RecordBatch]:
     return batches if len(batches) == 1 else list(made.combine_chunks().to_batches())
 
 
-def open_file(url: str, path: str, storage: Storage | None, extra: tuple[tuple[str, Any], ...]) -> ParquetFile:
+def open_file(url: str, path: str, storage: Storage | None, extra: Told) -> ParquetFile:
     """Read the footer of a file.
 
     Raises:
@@ -187,7 +195,7 @@ def open_file(url: str, path: str, storage: Storage | None, extra: tuple[tuple[s
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    stamp = _stamp(path, url) if storage is None else _remote_stamp(path, storage)
+    stamp = local_stamp(path, url) if storage is None else remote_stamp(path, storage)
     try:
         source = path if storage is None else Fetched(path, storage, stamp, [_tail(path, storage, stamp, url)])
         with pq.ParquetFile(source, pre_buffer=False) as file:
@@ -195,7 +203,7 @@ def open_file(url: str, path: str, storage: Storage | None, extra: tuple[tuple[s
     except (DataError, StorageError):
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError) as exc:
-        raise DataError(f"this is no whole Parquet file: {_words(exc)}", url) from exc
+        raise DataError(f"this is no whole Parquet file: {words(exc)}", url) from exc
     return ParquetFile(url, path, storage, stamp, footer, extra)
 
 
@@ -210,7 +218,12 @@ def _tail(path: str, storage: Storage, stamp: Stamp, url: str) -> tuple[int, int
     return stamp.size - min(stamp.size, max(length, _TAIL)), stamp.size
 
 
-def _stamp(path: str, url: str) -> Stamp:
+def local_stamp(path: str, url: str) -> Stamp:
+    """What a local file is now.
+
+    Raises:
+        StorageError: it is not there.
+    """
     try:
         found = os.stat(path)
     except OSError as exc:
@@ -218,11 +231,16 @@ def _stamp(path: str, url: str) -> Stamp:
     return Stamp(found.st_size, found.st_mtime_ns)
 
 
-def _remote_stamp(path: str, storage: Storage) -> Stamp:
+def remote_stamp(path: str, storage: Storage) -> Stamp:
+    """What a remote file is now.
+
+    Raises:
+        StorageError: it is not there, or nobody tells how large it is.
+    """
     info = storage.info(path)
     if info.size is None:
         raise StorageError(
-            "the server does not tell how large the file is, and a Parquet file is read from its end", shown(path)
+            "the server does not tell how large the file is, and such a file is read from its end", shown(path)
         )
     return Stamp(info.size, info.tag)
 
@@ -234,7 +252,8 @@ def _span(chunk: Any) -> tuple[int, int]:
     return start, start + chunk.total_compressed_size
 
 
-def _words(exc: Exception) -> str:
+def words(exc: Exception) -> str:
+    """What Arrow says, in one line."""
     return str(exc).strip().split("\n")[0] or type(exc).__name__
 
 

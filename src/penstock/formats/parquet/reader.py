@@ -1,9 +1,9 @@
-"""Parquet files to samples: rows are found by footers, and decoded a row group at a time when their block is due."""
+"""Parquet and Arrow files to samples: rows are found by footers, and decoded a row group at a time when due."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +15,9 @@ from penstock.codecs.features import features_of
 from penstock.errors import DataError
 from penstock.formats.arriving import CONNECTIONS
 from penstock.formats.parquet.columns import ABSENT, ArrowColumns
-from penstock.formats.parquet.files import ParquetFile, open_file
+from penstock.formats.parquet.files import ParquetFile, Told, open_file
 from penstock.formats.parquet.groups import Batches, Decoded, Groups, Key, memory_for_groups
+from penstock.formats.parquet.ipc import ArrowFile
 from penstock.formats.parquet.values import cast_like, castable, plain_type
 from penstock.order import I64
 from penstock.plan import Condition, Fields
@@ -24,7 +25,7 @@ from penstock.storage import Storage, open_storage
 from penstock.storage.protocol import scheme
 
 _SOON = 0.6  # of a row group: from there on the next one of its file is decoded
-Told = tuple[tuple[str, Any], ...]  # the columns that a file's name tells, with their values
+Open = Callable[[str, str, Storage | None, Told], ParquetFile | ArrowFile]
 
 
 class ParquetReader:
@@ -38,6 +39,7 @@ class ParquetReader:
         told: What the name of each file tells.
         workers: How many row groups are decoded at a time.
         storage: Where those lie that are URLs; ``None``: as their schemes say.
+        opened: Opens a file; one of Arrow's has record batches for row groups.
     """
 
     def __init__(
@@ -49,12 +51,13 @@ class ParquetReader:
         told: Sequence[Told],
         workers: int,
         storage: Storage | None = None,
+        opened: Open = open_file,
     ) -> None:
         self.names = list(names)
-        self._made_of = (list(urls), self.names, list(paths), columns, list(told), workers, storage)
+        self._made_of = (list(urls), self.names, list(paths), columns, list(told), workers, storage, opened)
         self._urls, self._paths, self._told = list(urls), list(paths), list(told)
         self._columns, self._storage, self._workers = columns, storage, workers
-        self._files: dict[int, ParquetFile] = {}
+        self._open, self._files = opened, dict[int, ParquetFile | ArrowFile]()
         self._samples: dict[tuple[str, ...], Any] = {}
         self._hopeless: dict[tuple[int, int, Condition], bool] = {}
         self._groups = Groups(self._decode, self._nbytes, workers, memory_for_groups())
@@ -108,7 +111,7 @@ class ParquetReader:
         names = self._columns or self.file(0).schema.names
         return {name: feature for name, feature in known.items() if name in names}
 
-    def file(self, shard: int) -> ParquetFile:
+    def file(self, shard: int) -> ParquetFile | ArrowFile:
         """A file with its footer.
 
         Raises:
@@ -119,7 +122,7 @@ class ParquetReader:
         if found is None:
             path, url = self._paths[shard], self._urls[shard]
             storage = None if scheme(path) == "file" else open_storage(path, self._storage)
-            found = self._files[shard] = open_file(url, path, storage, self._told[shard])
+            found = self._files[shard] = self._open(url, path, storage, self._told[shard])
         return found
 
     def rest(self) -> None:
@@ -189,7 +192,7 @@ class ParquetReader:
             if shard not in self._files and self.remote:
                 break
             file = self.file(shard)
-            while group < file.footer.num_row_groups and len(out) < self._workers:
+            while group < file.groups and len(out) < self._workers:
                 if _rows(file, group) and (fields.where is None or self._may_hold(shard, group, fields.where)):
                     out.append(Key(shard, group, self._wanted(shard, fields)))
                 group += 1
@@ -263,7 +266,7 @@ def _front_to_back(shard: I64, index: I64) -> bool:
     return bool((moves >= 0).all() and (not len(inside) or (inside[0] > 0 and (inside == inside[0]).all())))
 
 
-def _rows(file: ParquetFile, group: int) -> int:
+def _rows(file: ParquetFile | ArrowFile, group: int) -> int:
     return int(file.edges[group + 1] - file.edges[group])
 
 

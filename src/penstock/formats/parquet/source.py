@@ -1,4 +1,4 @@
-"""Parquet files, and Arrow tables in memory, as sources of samples."""
+"""Parquet and Arrow files, and Arrow tables in memory, as sources of samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -15,7 +15,9 @@ from penstock.codecs.features import features_of
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
 from penstock.formats.files import find
 from penstock.formats.parquet.columns import ArrowColumns
-from penstock.formats.parquet.reader import ParquetReader, Told
+from penstock.formats.parquet.files import Told, open_file
+from penstock.formats.parquet.ipc import open_ipc
+from penstock.formats.parquet.reader import Open, ParquetReader
 from penstock.formats.parquet.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
@@ -27,9 +29,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SUFFIXES = (".parquet", ".pq", ".parq")
+ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 _FAR = 8  # row groups of remote files that are fetched and decoded at a time: most of them wait
 _PART = re.compile(r"([^=/]+)=([^/]*)")
-_SET = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})\.parquet")
+_SET = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(\.(?:parquet|arrow))")
+_BY_THE_WAY = re.compile(r"(?:cache|indices)-[0-9a-f]{8,}.*\.arrow")  # what Hugging Face leaves beside a dataset
 _NUMBER = re.compile(r"-?\d{1,18}")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
@@ -59,6 +63,8 @@ class ParquetSource:
 
     random_access = False
     columnar = True
+    verb: ClassVar[str] = "read_parquet"
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
     def __post_init__(self) -> None:
         names = self.columns
@@ -78,8 +84,8 @@ class ParquetSource:
             MissingExtra: pyarrow is not installed.
             StorageError: nothing is there, or a set of files is not whole.
         """
-        require_arrow("reading Parquet")
-        paths = _visible(find(self.patterns, SUFFIXES, self.storage), self.patterns)
+        require_arrow(self.verb)
+        paths = _visible(find(self.patterns, self.suffixes, self.storage), self.patterns)
         _check_sets([path for path in paths if path not in self.patterns])
         far = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
@@ -91,16 +97,33 @@ class ParquetSource:
             told_by(paths),
             workers or (_FAR if far else len(os.sched_getaffinity(0))),
             through(self.cache, paths, self.storage),
+            self._how(),
         )
+
+    def _how(self) -> Open:
+        return open_file
 
     def describe(self) -> str:
         """The call that made it."""
         some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
-        return f"read_parquet({some}{f', columns={list(self.columns)}' if self.columns else ''})"
+        return f"{self.verb}({some}{f', columns={list(self.columns)}' if self.columns else ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowSource(ParquetSource):
+    """Files in Arrow's own format, as files or as streams."""
+
+    verb: ClassVar[str] = "read_arrow"
+    suffixes: ClassVar[tuple[str, ...]] = ARROW_SUFFIXES
+
+    def _how(self) -> Open:
+        return open_ipc
 
 
 def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
     """Without what lies in hidden folders, or ``_temporary`` ones, of folders that were listed: it is being written.
+
+    Nor are there what Hugging Face keeps of its ``map`` and ``filter`` beside a dataset.
 
     Raises:
         StorageError: there is nothing else.
@@ -110,7 +133,8 @@ def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
 
     def is_hidden(path: str) -> bool:
         inside = next((path.removeprefix(root) for root in roots if path.startswith(root)), "")
-        return any(part[:1] in (".", "_") for part in inside.split("/")[:-1])
+        *folders, name = inside.split("/")
+        return bool(any(part[:1] in (".", "_") for part in folders) or _BY_THE_WAY.fullmatch(name))
 
     kept = [path for path in paths if not is_hidden(path)]
     if not kept:
@@ -124,14 +148,14 @@ def _check_sets(paths: Sequence[str]) -> None:
     Raises:
         StorageError: one is missing from a folder that was listed.
     """
-    sets: dict[tuple[str, str, str], set[int]] = {}
+    sets: dict[tuple[str, str, str, str], set[int]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
         if match := _SET.fullmatch(name):
-            sets.setdefault((folder, match[1], match[3]), set()).add(int(match[2]))
-    for (folder, prefix, many), found in sets.items():
+            sets.setdefault((folder, match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (folder, prefix, many, suffix), found in sets.items():
         if missing := sorted(set(range(int(many))) - found):
-            name = f"{folder}/{prefix}{missing[0]:05d}-of-{many}.parquet"
+            name = f"{folder}/{prefix}{missing[0]:05d}-of-{many}{suffix}"
             raise StorageError(
                 f"a file of a set of {int(many)} is not there: the set was not written whole", shown(name)
             )

@@ -2,7 +2,8 @@
 
 A row group is cut where its rows have so many bytes, whatever the tables they came in, so that the same rows give the
 same files. Whether one more row group fits into a file is known before it is written: from its size in memory while
-there is room, and near the limit by encoding it beside the file first.
+there is room, and near the limit by encoding it beside the file first. Bytes that do not shrink, such as those of
+pictures, are stored as they are: which columns hold such bytes is decided once, by the first rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import DataError, PlanError
+from penstock.formats.parquet.layout import Layout, layout_for
 from penstock.order import I64
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class TableWriter:
         max_rows: The most rows of a file.
         compression: How pages are compressed.
         schema: The columns; ``None``: those of the first row group.
+        layout: How each column is stored; ``None``: as the first row group suggests.
         start: The number of the first file.
         finished: Called with every file when it is complete.
         describe: Adds what the file shall say beside its columns, once they are known.
@@ -61,13 +64,14 @@ class TableWriter:
         max_rows: int | None = None,
         compression: str = "zstd",
         schema: pa.Schema | None = None,
+        layout: Layout | None = None,
         start: int = 0,
         finished: Callable[[Written], object] = lambda _: None,
         describe: Callable[[pa.Schema], pa.Schema] = lambda schema: schema,
     ) -> None:
         self._folder, self._max_bytes, self._max_rows = folder, max_bytes, max_rows or (1 << 62)
         self._compression, self.schema, self._number, self._finished = compression, schema, start, finished
-        self._describe = describe
+        self._describe, self.layout = describe, layout
         self._group_bytes = min(GROUP_BYTES, max(1, max_bytes // 8))
         self._pending: list[pa.Table] = []
         self._sizes: list[I64] = []
@@ -153,7 +157,9 @@ class TableWriter:
             self._finish()
         if self._file is None:
             path = os.path.join(self._folder, f"{self._number:05d}.parquet")
-            self._file = _OpenFile(path, group.schema, self._compression, self._max_bytes)
+            if self.layout is None:
+                self.layout = layout_for(group, self._compression)
+            self._file = _OpenFile(path, group.schema, self.layout, self._max_bytes)
         if group.num_rows > 1 and not self._file.rows and not self._file.fits(group):
             half = group.num_rows // 2
             self._place(group.slice(0, half))
@@ -206,13 +212,11 @@ def _empty(kind: Any) -> bool:
 class _OpenFile:
     """A file being written, which knows what fits into it."""
 
-    def __init__(self, path: str, schema: pa.Schema, compression: str, max_bytes: int) -> None:
-        import pyarrow.parquet as pq
-
-        self._path, self._schema, self._compression, self._max_bytes = path, schema, compression, max_bytes
+    def __init__(self, path: str, schema: pa.Schema, layout: Layout, max_bytes: int) -> None:
+        self._path, self._schema, self._layout, self._max_bytes = path, schema, layout, max_bytes
         self._sink = open(path, "wb")  # noqa: SIM115
-        self._writer = pq.ParquetWriter(self._sink, schema, compression=compression)
-        self._frame = len(_encoded(schema.empty_table(), compression)[0])  # what a file without rows has
+        self._writer = layout.writer(self._sink, schema)
+        self._frame = len(layout.encoded(schema.empty_table())[0])  # what a file without rows has
         self._said = 0  # bytes that the footer may have beyond that
         self._last: tuple[pa.Table, tuple[int, int]] | None = None  # what was asked last, and the answer
         self.rows = 0
@@ -233,7 +237,7 @@ class _OpenFile:
 
     def _measured(self, group: pa.Table) -> tuple[int, int]:
         """The same, by encoding it."""
-        data, metadata = _encoded(group, self._compression)
+        data, metadata = self._layout.encoded(group)
         chunks = [metadata.row_group(0).column(leaf) for leaf in range(metadata.num_columns)]
         pages = sum(chunk.total_compressed_size for chunk in chunks)
         return pages, len(data) - pages - self._frame + _OFFSETS * (len(chunks) + 1)
@@ -259,19 +263,6 @@ class _OpenFile:
         with suppress(Exception):  # it is ended because something failed; that is what is told
             self._writer.close()  # else its finalizer writes to a closed file
         self._sink.close()
-
-
-def _encoded(table: pa.Table, compression: str) -> tuple[Any, Any]:
-    """A file of its own of a table, in memory, and its footer."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, table.schema, compression=compression) as writer:
-        if table.num_rows:
-            writer.write_table(table, row_group_size=table.num_rows)
-    data = sink.getvalue()
-    return data, pq.read_metadata(pa.BufferReader(data))
 
 
 def _leaves(schema: Iterable[pa.Field]) -> int:
@@ -348,7 +339,8 @@ def _width(kind: Any) -> int:
 
 
 def _filled(lengths: Any) -> I64:
-    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+    lengths = lengths.fill_null(0) if lengths.null_count else lengths
+    return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def check_compression(compression: str) -> None:

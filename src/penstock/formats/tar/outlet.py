@@ -23,6 +23,7 @@ STDOUT = "-"
 _BATCH = 4 << 20  # bytes handed to the system at once
 _MOST_PIECES = 512  # of them; the system takes 1,024
 _ROOM = 4  # batches on their way
+_LIGHT = 8  # bytes that stay in their file weigh so much less: few large copies leave this process alone
 
 
 class Outlet(Protocol):
@@ -80,8 +81,15 @@ class StreamWriter:
             OSError: An earlier one could not be written.
         """
         self._enter(parts.key)
-        self._pieces += parts.pieces
-        self._grown(parts.nbytes)
+        first = parts.pieces[0]
+        if type(first) is not FileRange:
+            self._pieces += parts.pieces
+            self._grown(parts.nbytes)
+            return parts.nbytes
+        last = self._pieces[-1] if self._pieces else None
+        if type(last) is not FileRange or not last.grow(first):
+            self._pieces.append(first)  # all of the sample, and made for it: it may grow
+        self._grown(parts.nbytes // _LIGHT)
         return parts.nbytes
 
     def _enter(self, key: str) -> None:

@@ -113,12 +113,20 @@ class Raw:
 
     def placed(self) -> Parts:
         """The sample for a writer, as :meth:`parts` gives it; left in its file, where it lies in one."""
-        if self.file is None or (span := self.span) is None:
+        file = self._data
+        if type(file) is not MappedFile or not self._exact:
             return self.parts()
-        begin, end = span
-        starts = [body - begin for _, body, _, _ in self.spots]
-        pieces = [FileRange(self.file, self.file.fd, begin, end)]
-        return Parts(self.key, self.kind, pieces, starts, [spot[2] for spot in self.spots], end - begin)
+        begin = end = self.spots[0][0]
+        starts, sizes = [], []
+        for first, body, size, behind in self.spots:  # as ``span`` does: here it is done for every sample of a copy
+            if first != end:
+                return self.parts()
+            end = behind
+            starts.append(body - begin)
+            sizes.append(size)
+        if (end - begin) % BLOCK:
+            return self.parts()
+        return Parts(self.key, self.kind, [FileRange(file, file.fd, begin, end)], starts, sizes, end - begin)
 
     def changed(self, key: str | None = None, fields: Iterable[str] | None = None) -> Parts:
         """The sample for a writer under another key, or with some of its fields; headers are made anew."""

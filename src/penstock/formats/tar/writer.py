@@ -28,7 +28,7 @@ from penstock.formats.tar.line import Lane, Line, at_once
 from penstock.formats.tar.members import BLOCK
 from penstock.formats.tar.names import named, on_disk, suffix_compression
 from penstock.formats.tar.parts import Parts
-from penstock.formats.tar.ranges import joined
+from penstock.formats.tar.ranges import FileRange, joined
 from penstock.formats.tar.sink import END, OpenFile, Sink, compressor, file_size
 from penstock.storage import Storage, local_path, open_storage, shown
 
@@ -37,6 +37,7 @@ Target = str | os.PathLike[str]
 
 _ZEROS = bytes(BLOCK)
 _BATCH = 1 << 20  # bytes handed to the system at once
+_LIGHT = 16  # bytes that stay in their file weigh so much less: they take no memory, and large copies less time
 _INK_ROOM = 16  # batches on their way to the disk: enough to write on while a sample is long in coming
 _PRESS_ROOM = 2  # shards that are complete and wait to be published
 
@@ -182,7 +183,7 @@ class TarWriter:
         self._builder.add(parts.key.encode("utf-8", "surrogateescape"), parts.kind)
         self.samples += 1
         self.nbytes = before + parts.nbytes
-        self._waiting += parts.nbytes
+        self._waiting += parts.nbytes // (_LIGHT if type(parts.pieces[0]) is FileRange else 1)
         if self._waiting >= _BATCH:
             self._flush()
         return parts.nbytes
