@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from penstock.dataset.relations.grouping import Aggregated, Groups
     from penstock.dataset.relations.joining import How, Join, Side
     from penstock.dataset.relations.sorting import Sorted
+    from penstock.dataset.relations.source import Whole, fields_of, memory_of, runs_of, whole
     from penstock.dataset.relations.stratifying import Strata, Stratified
     from penstock.dataset.relations.values import gathered
-    from penstock.dataset.relations.source import Whole, fields_of, memory_of, runs_of, whole
 
 __all__ = [
     "Aggregated",

@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.dataset.relations.keys import UNKNOWN, Numbering
 from penstock.dataset.relations.sorting import piece_bytes, sort, spill
+from penstock.dataset.relations.source import fields_of, whole
 from penstock.dataset.relations.states import STATES, State, values_list
 from penstock.dataset.relations.values import (
     apart,
@@ -22,7 +23,6 @@ from penstock.dataset.relations.values import (
     order_of,
     values_at,
 )
-from penstock.dataset.relations.source import fields_of, whole
 from penstock.errors import PlanError
 from penstock.formats.spool import Spool, size_of
 from penstock.order import I64

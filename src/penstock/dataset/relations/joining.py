@@ -11,8 +11,8 @@ import numpy as np
 
 from penstock.dataset.relations.keys import UNKNOWN, ColumnKeys, Numbering
 from penstock.dataset.relations.sorting import piece_bytes, spill
-from penstock.dataset.relations.values import column, columns_of, gathered, value_of
 from penstock.dataset.relations.source import memory_of, runs_of
+from penstock.dataset.relations.values import column, columns_of, gathered, value_of
 from penstock.errors import DataError
 from penstock.formats.parquet.columns import ArrowColumns
 from penstock.formats.spool import PiecesReader, Spool, size_of

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.relations.values import hashable, value_of
 from penstock.dataset.relations.source import fields_of
+from penstock.dataset.relations.values import hashable, value_of
 from penstock.engines import DELIVERED, INDEX, KIND, LEAF, SHARD, Program, Run
 from penstock.order import I64, fold_into, name_hashes
 from penstock.plan import Exclude, Identity, Plan
