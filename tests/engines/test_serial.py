@@ -1,7 +1,20 @@
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable
+
 from penstock.dataset import Dataset
 from penstock.testing import EngineTests
 
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
 
 class TestSerial(EngineTests):
+    worlds = EngineTests.worlds if FULL else (2, 5)
+
     def on(self, ds: Dataset) -> Dataset:
         return ds.on("serial")
+
+    def points(self, many: int) -> Iterable[int]:
+        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 8))}

@@ -36,7 +36,7 @@ from penstock.testing import (
 )
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-LAWS = 24  # cases that are tried where not all are
+LAWS = 12  # cases that are tried where not all are
 
 pytestmark = [pytest.mark.usefixtures("one_ray"), pytest.mark.xdist_group("ray")]
 
