@@ -31,7 +31,7 @@ test-all: check ## the same with the full counts; takes long
 check: $(STAMP) ## lint, format, types and floors
 	@$(call quietly,$(BIN)/ruff check .)
 	@$(call quietly,$(BIN)/ruff format --check .)
-	@$(call quietly,$(BIN)/mypy)
+	@$(call quietly,$(BIN)/mypy --num-workers 2)
 	@$(call quietly,$(BIN)/lint-imports --no-logo)
 
 bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch ROUNDS=3 for a part of it

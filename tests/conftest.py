@@ -20,7 +20,7 @@ from hypothesis import settings
 from PIL import Image
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-EXAMPLES = 30
+EXAMPLES = 20
 SHARDS, SAMPLES_PER_SHARD = 4, 25
 CLASSES = ("cat", "dog", "fox")
 PHOTOS_PER_CLASS = 8

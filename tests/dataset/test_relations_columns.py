@@ -19,7 +19,7 @@ from penstock.dataset.relations import values
 from penstock.errors import DataError, PenstockError, PlanError
 from penstock.formats.parquet.columns import ArrowColumns
 
-MANY = 300 if os.environ.get("PENSTOCK_FULL") else 12
+MANY = 300 if os.environ.get("PENSTOCK_FULL") else 6
 
 KEYS = [
     st.integers(-3, 3),

@@ -152,7 +152,7 @@ ENDS: list[Callable[[], None]] = [
 ]
 
 
-@pytest.mark.parametrize("end", ENDS if FULL else ENDS[::2], ids=lambda end: end.__name__)
+@pytest.mark.parametrize("end", ENDS if FULL else ENDS[::3], ids=lambda end: end.__name__)
 def test_nothing_is_left_behind_in_a_process_that_goes_on(end: Callable[[], None], mark: str) -> None:
     before = traces()
     end()

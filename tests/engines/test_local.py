@@ -22,10 +22,10 @@ WHERE = ("threads", "processes", "mixed")
 class _Sampled(UnorderedEngineTests):
     """The short form: a few worlds and a few moments, where the serial engine is tried on all of them."""
 
-    worlds = UnorderedEngineTests.worlds if FULL else (3,)
+    worlds = UnorderedEngineTests.worlds if FULL else (2,)
 
     def points(self, many: int) -> Iterable[int]:
-        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 4))}
+        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 3))}
 
 
 class TestLocal(_Sampled, EngineTests):

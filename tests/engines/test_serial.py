@@ -11,10 +11,10 @@ FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 
 class TestSerial(EngineTests):
-    worlds = EngineTests.worlds if FULL else (2, 5)
+    worlds = EngineTests.worlds if FULL else (3,)
 
     def on(self, ds: Dataset) -> Dataset:
         return ds.on("serial")
 
     def points(self, many: int) -> Iterable[int]:
-        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 8))}
+        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 5))}
