@@ -22,8 +22,10 @@ help: ## list the targets
 demo: $(STAMP) ## see it work
 	@$(BIN)/penstock demo
 
-test: check ## what a change has to pass
-	@$(BIN)/pytest $(SIDE_BY_SIDE)
+test: $(STAMP) ## what a change has to pass
+	@$(MAKE) --no-print-directory check & checking=$$!; \
+	$(BIN)/pytest $(SIDE_BY_SIDE); passed=$$?; \
+	wait $$checking && exit $$passed
 
 test-all: check ## the same with the full counts; takes long
 	@PENSTOCK_FULL=1 $(BIN)/pytest $(SIDE_BY_SIDE) --timeout=1200 -o faulthandler_timeout=1200

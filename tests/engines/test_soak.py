@@ -7,15 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
-SECONDS = 60 if os.environ.get("PENSTOCK_FULL") == "1" else 1
+SECONDS = 60
 
 
-def test_plans_with_faults_are_exact_and_leave_nothing_behind() -> None:
-    call = [sys.executable, "-W", "error", str(SOAK), "--minutes", str(SECONDS / 60)]
-    done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS + 240, check=False)
-    assert done.returncode == 0, done.stderr[-4000:] + done.stdout
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
-    ends = {row[0]: int(row[3]) for row in rows[2:]}
-    assert ends["children"] == 0
-    assert ends["threads"] == 1
+if FULL:  # a minute of it
+
+    def test_plans_with_faults_are_exact_and_leave_nothing_behind() -> None:
+        call = [sys.executable, "-W", "error", str(SOAK), "--minutes", str(SECONDS / 60)]
+        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS + 240, check=False)
+        assert done.returncode == 0, done.stderr[-4000:] + done.stdout
+        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
+        ends = {row[0]: int(row[3]) for row in rows[2:]}
+        assert ends["children"] == 0
+        assert ends["threads"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -12,6 +13,8 @@ from PIL import Image
 import penstock as ps
 from penstock.errors import DataError, EngineError, PlanError
 from penstock.formats.ray import BlockMaker, RayReader
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -56,18 +59,20 @@ def test_rows_of_a_ray_dataset_are_samples_anywhere() -> None:
     assert ds.select("n", "image").take_batch(4)["image"].shape == (4, 2, 3)
 
 
-def test_a_pickled_one_is_read_by_actors_by_reference() -> None:
-    import ray
+if FULL:  # actors take long to start
 
-    @ray.remote
-    def total(part: ps.Dataset) -> int:
-        return sum(int(batch["id"].sum()) for batch in part.iter_batches(batch_size=8))
+    def test_a_pickled_one_is_read_by_actors_by_reference() -> None:
+        import ray
 
-    ds = ps.from_ray(ray.data.range(101, override_num_blocks=4))
-    parts = ds.streaming_split(2)
-    assert sum(ray.get([total.remote(part) for part in parts])) == sum(range(101))
-    assert len(pickle.dumps(ds)) < 5_000
-    assert pickle.loads(pickle.dumps(ds)).count() == 101
+        @ray.remote
+        def total(part: ps.Dataset) -> int:
+            return sum(int(batch["id"].sum()) for batch in part.iter_batches(batch_size=8))
+
+        ds = ps.from_ray(ray.data.range(101, override_num_blocks=4))
+        parts = ds.streaming_split(2)
+        assert sum(ray.get([total.remote(part) for part in parts])) == sum(range(101))
+        assert len(pickle.dumps(ds)) < 5_000
+        assert pickle.loads(pickle.dumps(ds)).count() == 101
 
 
 def test_a_state_goes_on_in_the_middle_of_a_block() -> None:

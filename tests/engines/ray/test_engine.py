@@ -159,15 +159,17 @@ def test_a_damaged_sample_is_named_as_it_is_here() -> None:
         list(numbers(BASE, bad=(9,)).map(dict).on("ray"))
 
 
-def test_samples_that_fail_behind_a_group_are_listed_as_they_are_here(tmp_path: Path) -> None:
-    listed = []
-    for engine in ("ray", "serial"):
-        ds = numbers(BASE).flat_map(lambda s: [s, s]).shuffle(10).map(fails_at_20)
-        ds = ds.on_error("skip", quarantine=tmp_path / engine).on(engine)
-        assert len(list(ds)) == 2 * sum(BASE) - 2
-        listed.append((tmp_path / engine).read_text())
-    assert listed[0] == listed[1]
-    assert "ZeroDivisionError" in listed[0]
+if FULL:  # three pools of actors take long to start
+
+    def test_samples_that_fail_behind_a_group_are_listed_as_they_are_here(tmp_path: Path) -> None:
+        listed = []
+        for engine in ("ray", "serial"):
+            ds = numbers(BASE).flat_map(lambda s: [s, s]).shuffle(10).map(fails_at_20)
+            ds = ds.on_error("skip", quarantine=tmp_path / engine).on(engine)
+            assert len(list(ds)) == 2 * sum(BASE) - 2
+            listed.append((tmp_path / engine).read_text())
+        assert listed[0] == listed[1]
+        assert "ZeroDivisionError" in listed[0]
 
 
 def dies_at_20(sample: dict[str, Any]) -> dict[str, Any]:
@@ -176,12 +178,14 @@ def dies_at_20(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
-def test_a_sample_that_ends_its_worker_every_time_fails_alone() -> None:
-    loader = numbers(BASE).map(dies_at_20, workers=1).on_error("skip").on("ray").loader()
-    assert [one["x"] for one in loader] == [x for x in range(sum(BASE)) if x != 20]
-    [skipped] = loader.skipped
-    assert (skipped.place.shard, skipped.place.key) == ("shard-0003", "20")
-    assert "its worker process ended" in skipped.problem
+if FULL:  # many actors are started, one after the other
+
+    def test_a_sample_that_ends_its_worker_every_time_fails_alone() -> None:
+        loader = numbers(BASE).map(dies_at_20, workers=1).on_error("skip").on("ray").loader()
+        assert [one["x"] for one in loader] == [x for x in range(sum(BASE)) if x != 20]
+        [skipped] = loader.skipped
+        assert (skipped.place.shard, skipped.place.key) == ("shard-0003", "20")
+        assert "its worker process ended" in skipped.problem
 
 
 def dies_once(sample: dict[str, Any], flag: str) -> dict[str, Any]:
@@ -353,16 +357,18 @@ def test_a_plan_that_only_reads_needs_no_ray(monkeypatch: pytest.MonkeyPatch) ->
     assert numbers(BASE).shuffle().batched(4).on("ray").first() is not None
 
 
-def test_it_runs_inside_an_actor_that_has_reserved_every_core() -> None:
-    import ray
+if FULL:  # actors take long to start
 
-    class Trainer:
-        def run(self) -> list[int]:
-            return [one["x"] for one in numbers(BASE).map(dict, workers=1).on("ray")]
+    def test_it_runs_inside_an_actor_that_has_reserved_every_core() -> None:
+        import ray
 
-    trainer: Any = ray.remote(Trainer).options(num_cpus=2).remote()
-    assert ray.get(trainer.run.remote(), timeout=60) == list(range(sum(BASE)))
-    ray.kill(trainer)
+        class Trainer:
+            def run(self) -> list[int]:
+                return [one["x"] for one in numbers(BASE).map(dict, workers=1).on("ray")]
+
+        trainer: Any = ray.remote(Trainer).options(num_cpus=2).remote()
+        assert ray.get(trainer.run.remote(), timeout=60) == list(range(sum(BASE)))
+        ray.kill(trainer)
 
 
 def test_a_dataloaders_worker_is_told_that_it_cannot() -> None:
