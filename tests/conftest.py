@@ -53,26 +53,45 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that use Ray first, so that one process runs them all and starts one Ray."""
-    items.sort(key=lambda item: "one_ray" not in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: not _on_ray(item))
 
 
-@pytest.fixture(scope="session")
-def one_ray() -> Iterator[None]:
-    """Ray with two cores and two devices that are only counted, for all tests that use it."""
+@pytest.fixture
+def one_ray() -> None:
+    """Ray with two cores and two devices that are only counted, for all tests that use it; see the hooks below."""
+
+
+def _on_ray(item: pytest.Item | None) -> bool:
+    return "one_ray" in getattr(item, "fixturenames", ())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Start Ray before the first test that uses it, and before anything is noted of its threads."""
+    if not _on_ray(item):
+        return
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(
-        address="local",
-        num_cpus=2,
-        num_gpus=2,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        logging_level=logging.ERROR,
-        log_to_driver=False,
-    )
-    yield
-    ray.shutdown()
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=2,
+            num_gpus=2,
+            include_dashboard=False,
+            object_store_memory=200_000_000,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """End Ray with the last of them: it takes a third of a core for nothing."""
+    if _on_ray(item) and not _on_ray(nextitem):
+        import ray
+
+        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)
