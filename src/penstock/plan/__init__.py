@@ -22,7 +22,7 @@ from penstock.plan.ordering import (
 )
 from penstock.plan.plan import Plan, Reader, Source, Spots, StreamReader
 from penstock.plan.quarantine import Identity, Quarantine, exclusions
-from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, Map, Stage, StreamStage
+from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, Map, Stage, StreamStage, fault
 from penstock.plan.stages import (
     Drop,
     FilterFn,
@@ -130,6 +130,7 @@ __all__ = [
     "column",
     "exclusions",
     "expression",
+    "fault",
     "is_tensor",
     "joined",
     "name_of",

@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import DataError, PlanError
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.columns import Columns
-from penstock.plan.stage import Map
+from penstock.plan.stage import Map, fault
 from penstock.plan.values import ByObject, Fields, name_of
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -154,11 +154,7 @@ class WithColumns(Map):
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key, where an expression failed."""
-        if not isinstance(exc, DataError):
-            return super().failure(exc, place)
-        error = DataError(exc.problem, *place[:2])
-        error.__cause__ = exc
-        return error
+        return fault(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Add the fields to one sample."""

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.errors import EngineError, MissingExtra, PenstockError, PlanError, StageError
+from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
 from penstock.order import ENDLESS, fold_into
 from penstock.plan.block import Block, Context, Place, Skipped, weight
 from penstock.plan.values import Fields, Resources, Scope
@@ -143,6 +143,13 @@ class EachStage(Stage):
     def _attempt(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """What is tried again when it fails."""
         return call
+
+
+def fault(problem: str, place: Place, exc: Exception) -> DataError:
+    """The error of a sample: what is wrong, its shard and key, and what was raised."""
+    error = DataError(problem, place.shard, place.key)
+    error.__cause__ = exc
+    return error
 
 
 def _located(exc: PenstockError) -> bool:

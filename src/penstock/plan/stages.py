@@ -12,7 +12,7 @@ from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collate import collate, rows
 from penstock.plan.columns import Columns
-from penstock.plan.stage import Filter, FlatMap, Map
+from penstock.plan.stage import Filter, FlatMap, Map, fault
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes
 
 
@@ -187,10 +187,7 @@ class _FieldStage(Map):
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key."""
-        problem = exc.problem if isinstance(exc, DataError) else f"{self.name}: {exc}"
-        error = DataError(problem, place.shard, place.key)
-        error.__cause__ = exc
-        return error
+        return fault(exc.problem if isinstance(exc, DataError) else f"{self.name}: {exc}", place, exc)
 
 
 class _NameStage(_FieldStage):

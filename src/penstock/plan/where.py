@@ -17,7 +17,7 @@ from penstock.errors import DataError, PlanError
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.columns import Columns
 from penstock.plan.expressions import Expression
-from penstock.plan.stage import Filter
+from penstock.plan.stage import Filter, fault
 from penstock.plan.values import Fields
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -333,9 +333,7 @@ class Where(Filter):
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key."""
-        error = DataError(exc.problem if isinstance(exc, DataError) else f"{self.describe()}: {exc}", *place[:2])
-        error.__cause__ = exc
-        return error
+        return fault(exc.problem if isinstance(exc, DataError) else f"{self.describe()}: {exc}", place, exc)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Ask one sample."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -40,7 +41,7 @@ def cutmix(images: Pixels, box: tuple[int, int, int, int], layout: Layout = "HWC
 
 
 @dataclass(frozen=True)
-class _Mixing:
+class _Mixing(ABC):
     """Mixes the images and labels of a batch; the batch's own generator says how."""
 
     alpha: float = 1.0
@@ -56,9 +57,9 @@ class _Mixing:
             check_count("classes", self.classes, least=1)
         check_choice("layout", self.layout, ("HWC", "CHW"))
 
+    @abstractmethod
     def _mixed(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
         """The images, and which share of its own label each keeps."""
-        raise NotImplementedError
 
     def __call__(self, batch: Any, rng: np.random.Generator | None = None) -> Any:
         """Mix a batch: a dict of columns, or a tuple whose first two are images and labels.

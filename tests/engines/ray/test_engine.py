@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as ps
 from penstock.dataset import Dataset, from_items
@@ -97,7 +98,6 @@ def test_decoded_and_augmented_samples_are_those_of_the_local_engine(tiny_shards
 
 
 def test_tensors_objects_and_missing_fields_arrive_as_they_are() -> None:
-    torch = pytest.importorskip("torch")
     made = [{"x": i, "t": torch.arange(i), "s": {i}, **({"odd": None} if i % 2 else {})} for i in range(9)]
     got = list(from_items(made).map(lambda s: {**s, "half": s["t"].to(torch.bfloat16)}, workers=1).on("ray"))
     assert [list(one) for one in got] == [[*one, "half"] for one in made]
@@ -372,7 +372,6 @@ if FULL:  # actors take long to start
 
 
 def test_a_dataloaders_worker_is_told_that_it_cannot() -> None:
-    torch = pytest.importorskip("torch")
     loader = torch.utils.data.DataLoader(numbers(BASE).map(dict).on("ray").to_torch(), num_workers=1, batch_size=None)
     with pytest.raises(EngineError, match="forked process cannot use"):
         list(loader)

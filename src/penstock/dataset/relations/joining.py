@@ -17,7 +17,7 @@ from penstock.errors import DataError
 from penstock.formats.parquet.columns import ArrowColumns
 from penstock.formats.spool import PiecesReader, Spool, size_of
 from penstock.order import I64, fold_into
-from penstock.plan import EVERYTHING, Block, Context, FlatMap, Place, Plan
+from penstock.plan import EVERYTHING, Block, Context, FlatMap, Place, Plan, fault
 
 _MOST = 1 << 16  # rows that are made of a block at once; more are made one sample after the other
 
@@ -177,11 +177,7 @@ class Join(FlatMap):
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key."""
-        if not isinstance(exc, DataError):
-            return super().failure(exc, place)
-        error = DataError(exc.problem, *place[:2])
-        error.__cause__ = exc
-        return error
+        return fault(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Join one sample."""
