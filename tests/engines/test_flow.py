@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import penstock as ps
 from penstock.dataset import Dataset
-from penstock.engines.flow import Pace, settled
+from penstock.engines.flow import Pace, _ended, settled
 from penstock.errors import DataError, StageError
 from penstock.feed import Loader
 from penstock.order import I64
@@ -217,15 +215,20 @@ def test_the_slowest_of_those_who_work_on_a_block_decides_how_large_it_is() -> N
 
 
 def test_an_error_that_is_kept_keeps_nothing_going() -> None:
-    ps.from_items([{"__key__": f"{n:04}", "txt": "x" * 1000} for n in range(2000)]).write_tar(
-        "memory://kept-error", max_samples=100
-    )
+    closed = []
 
-    def fails(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"x": 1 // (1200 - int(sample["__key__"]))}
+    def looking() -> Iterator[Any]:
+        try:
+            yield from range(3)
+        finally:
+            closed.append(True)
 
-    for engine in ("serial", "local"):
-        with pytest.raises(StageError) as kept:
-            list(ps.read_tar("memory://kept-error").map(fails).on(engine))
-        assert not [one for one in threading.enumerate() if one.name in ("penstock ahead", "penstock fetch")]
-        assert kept.value.key == "1200"
+    def failing(blocks: Iterator[Any]) -> Iterator[Any]:
+        for _ in blocks:
+            raise DataError("gone")
+        yield
+
+    first = looking()
+    with pytest.raises(DataError, match="gone"):
+        list(_ended(failing(first), first))
+    assert closed

@@ -92,7 +92,8 @@ def found(name: str) -> Callable[..., Any]:
     fn = getattr(module, attribute, None)
     if not callable(fn):
         have = [own for own, value in vars(module).items() if callable(value) and own[:1] != "_"]
-        raise PlanError(f"{place} has no function {attribute!r}; it has {', '.join(have) or 'none'}")
+        some = ", ".join(have[:8]) + (", ..." if len(have) > 8 else "")
+        raise PlanError(f"{place} has no function {attribute!r}; it has {some or 'none'}")
     made: Callable[..., Any] = fn
     return made
 
