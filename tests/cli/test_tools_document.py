@@ -10,12 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from PIL import Image
 
 import penstock as ps
 from penstock.cli.tools import OLD_NAMES
 from penstock.codecs import encode
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 GM = """#!{python}
 import glob, sys
