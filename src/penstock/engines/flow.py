@@ -441,8 +441,8 @@ class _Grouping:
         if out.error is not None:
             yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error)
             return
-        made = replace(origin, total=len(out), owner=out.owner)
-        yield from self._blocks(out, made, before, skips + out.skips)
+        origin.total, origin.owner = len(out), out.owner
+        yield from self._blocks(out, origin, before, skips + out.skips)
 
     def _made(self, group: Block) -> Block:
         ctx = self.program.context(self.placed, self.epoch)
@@ -474,7 +474,7 @@ class _Grouping:
             return
         while True:
             high = min(len(out), low + 256)
-            own = replace(origin, offset=low)
+            own = replace(origin, offset=low) if low else origin
             if last := high == len(out):
                 before += [skip._replace(input=high - low - 1) for skip in skips]
             yield Block(

@@ -34,7 +34,7 @@ class ArrowColumns(Columns):
         row_bytes: About how many bytes a row holds.
     """
 
-    __slots__ = ("_batches", "_fields", "_row", "_row_bytes", "_slot")
+    __slots__ = ("_batches", "_fields", "_row", "_row_bytes", "_runs", "_slot", "_views")
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class ArrowColumns(Columns):
         row_bytes: float = 0,
     ) -> None:
         self._batches, self._row, self._slot, self._row_bytes = batches, row, slot, row_bytes
+        self._runs: list[tuple[int, int, int]] | None = None
+        self._views: dict[tuple[int, str], Any] = {}  # of whole columns, shared by all that are cut from this
         self._fields = {name: name for name in batches[0].schema.names} if fields is None else fields
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,7 +104,9 @@ class ArrowColumns(Columns):
         return ArrowColumns(self._batches, self._row, self._slot, fields, self._row_bytes)
 
     def _with(self, row: I64, slot: I64 | None) -> ArrowColumns:
-        return ArrowColumns(self._batches, row, slot, self._fields, self._row_bytes)
+        made = ArrowColumns(self._batches, row, slot, self._fields, self._row_bytes)
+        made._views = self._views
+        return made
 
     def joined(self, others: Sequence[Columns]) -> ArrowColumns | None:
         parts = [self, *(other for other in others if isinstance(other, ArrowColumns))]
@@ -130,23 +134,45 @@ class ArrowColumns(Columns):
         return np.flatnonzero(self._row >= 0) if len(self._row) and int(self._row.min()) < 0 else None
 
     def collate(self) -> dict[str, Any]:
-        parts = self._scattered()
+        runs, parts = self._neighbours(), self._scattered()
         out: dict[str, Any] = {}
         for name, old in self._fields.items():
             found = None
-            if parts is not None and shape_of(self._batches[0].schema.field(old)) is None:
-                found = _gathered([batch.column(old) for batch in self._batches], self._row, parts)
+            if len(runs) == 1:
+                which, first, many = runs[0]
+                view = self._view(which, old)
+                found = None if view is None else view[first : first + many]
+            elif parts:
+                found = _gathered([self._view(which, old) for which, _ in parts], self._row, parts)
             out[name] = column_of(*self._column(name)) if found is None else found
         return out
 
-    def _scattered(self) -> list[tuple[int, I64]] | None:
-        """The places of the rows of each batch, where rows of several are mixed; ``None``: neighbours are together."""
-        row, slot = self._row, self._slot
-        if slot is None or not len(row) or np.count_nonzero((np.diff(slot) != 0) | (np.diff(row) != 1)) < _RUNS:
-            return None
-        order = np.argsort(slot, kind="stable")
-        cuts = np.flatnonzero(np.diff(slot[order])) + 1
-        return [(int(slot[some[0]]), some) for some in np.split(order, cuts)]
+    def _view(self, which: int, name: str) -> Any:
+        """The numbers of a batch's whole column without copying them; ``None`` where that cannot be."""
+        key = (which, name)
+        if key not in self._views:
+            self._views[key] = _view(self._batches[which].column(name), shape_of(self._batches[0].schema.field(name)))
+        return self._views[key]
+
+    def _neighbours(self) -> list[tuple[int, int, int]]:
+        """The rows as runs of neighbours (batch, first row, how many); none at all where these would be many."""
+        if self._runs is None:
+            apart = np.diff(self._row) != 1
+            if self._slot is not None:
+                apart |= np.diff(self._slot) != 0
+            cuts = np.flatnonzero(apart) + 1
+            edges = [0, *cuts.tolist(), len(self._row)] if len(cuts) < _RUNS and len(self._row) else []
+            which = self._slot if self._slot is not None else np.zeros(len(self._row), np.int8)
+            self._runs = [(int(which[low]), int(self._row[low]), high - low) for low, high in pairwise(edges)]
+        return self._runs
+
+    def _scattered(self) -> list[tuple[int, I64]]:
+        """The places of the rows of each batch, where rows of several are mixed; none where neighbours are together."""
+        if self._slot is None or not len(self._row) or self._neighbours():
+            return []
+        order = np.argsort(self._slot, kind="stable")
+        cuts = np.flatnonzero(np.diff(self._slot[order])) + 1
+        return [(int(self._slot[some[0]]), some) for some in np.split(order, cuts)]
 
     def batch(self) -> pa.RecordBatch:
         """The rows as one record batch, with the metadata of fields."""
@@ -196,55 +222,41 @@ class ArrowColumns(Columns):
         """The values of one column: a slice where rows are neighbours, else taken row by row."""
         import pyarrow as pa
 
-        row, slot = self._row, self._slot
-        if slot is None or not len(row):
-            return _rows_of(self._batches[0].column(name), row)
         column = [batch.column(name) for batch in self._batches]
-        parts = self._scattered()
-        if parts is None:
-            breaks = np.flatnonzero((np.diff(slot) != 0) | (np.diff(row) != 1)) + 1
-            edges = [0, *breaks.tolist(), len(row)]
-            runs = [(int(row[low]), high - low, int(slot[low])) for low, high in pairwise(edges)]
-            return _together([column[which].slice(first, many) for first, many, which in runs])
-        back = np.empty_like(row)
-        back[np.concatenate([some for _, some in parts])] = np.arange(len(row))
-        return _together([column[which].take(pa.array(row[some])) for which, some in parts]).take(pa.array(back))
+        if runs := self._neighbours():
+            return _together([column[which].slice(first, many) for which, first, many in runs])
+        if not (parts := self._scattered()):
+            return column[0].take(pa.array(self._row))
+        back = np.empty_like(self._row)
+        back[np.concatenate([some for _, some in parts])] = np.arange(len(back))
+        taken = [column[which].take(pa.array(self._row[some])) for which, some in parts]
+        return _together(taken).take(pa.array(back))
 
 
-def _rows_of(array: pa.Array, row: I64) -> pa.Array:
-    import pyarrow as pa
-
-    many = len(row)
-    if many and int(row[-1]) - int(row[0]) == many - 1 and bool((np.diff(row) == 1).all()):
-        return array.slice(int(row[0]), many)
-    return array.take(pa.array(row))
-
-
-def _gathered(columns: list[pa.Array], row: I64, parts: list[tuple[int, I64]]) -> Any:
-    """A column of mixed rows in one step, where it holds numbers, or lists of so many: what ``column_of`` gives."""
-    views = {which: _view(columns[which]) for which, _ in parts}
-    first = views[parts[0][0]]
-    if first is None or any(view is None or view.shape[1:] != first.shape[1:] for view in views.values()):
+def _gathered(views: list[Any], row: I64, parts: list[tuple[int, I64]]) -> Any:
+    """A column of mixed rows in one step, where each of its batches has a view: what ``column_of`` gives."""
+    first = views[0]
+    if any(view is None or view.shape[1:] != first.shape[1:] for view in views):
         return None
     out = np.empty((len(row), *first.shape[1:]), first.dtype)
-    for which, some in parts:
-        out[some] = views[which][row[some]]
+    for view, (_, some) in zip(views, parts, strict=True):
+        out[some] = view[row[some]]
     return out
 
 
-def _view(array: pa.Array) -> Any:
-    """The numbers of a column without copying them; ``None`` where that cannot be."""
+def _view(array: pa.Array, shape: tuple[int, ...] | None) -> Any:
     import pyarrow as pa
 
-    kind = array.type
-    if array.null_count or pa.types.is_boolean(kind):
+    kind, each = array.type, 1
+    if pa.types.is_fixed_size_list(kind) and not array.null_count:
+        kind, each = kind.value_type, kind.list_size
+        array = array.values.slice(array.offset * each, len(array) * each)
+        shape = shape if shape is not None and np.prod(shape) == each else (each,)
+    elif shape is not None:
         return None
-    if is_number(kind):
-        return array.to_numpy()
-    if not (pa.types.is_fixed_size_list(kind) and is_number(kind.value_type)) or pa.types.is_boolean(kind.value_type):
+    if not is_number(kind) or pa.types.is_boolean(kind) or array.null_count:
         return None
-    inner = array.values.slice(array.offset * kind.list_size, len(array) * kind.list_size)
-    return None if inner.null_count else inner.to_numpy().reshape(len(array), kind.list_size)
+    return array.to_numpy().reshape(len(array) // max(1, each), *(shape or ()))
 
 
 def _together(arrays: list[pa.Array]) -> pa.Array:

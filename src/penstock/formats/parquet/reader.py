@@ -142,7 +142,7 @@ class ParquetReader:
         keys: list[Key] = []
         firsts: list[int] = []  # where each of them is needed first
         reach: dict[int, tuple[int, int]] = {}  # the least and the greatest row of each file
-        for which in np.unique(shard).tolist():
+        for which in _distinct(shard):
             mine = np.flatnonzero(shard == which)
             file, names = self.file(which), self._wanted(which, fields)
             rows = index[mine]
@@ -151,7 +151,7 @@ class ParquetReader:
                 raise IndexError(f"row {most} of {file.rows} in {file.url}")
             group = np.searchsorted(file.edges, rows, "right") - 1
             row[mine] = rows - file.edges[group]
-            for number in np.unique(group).tolist():
+            for number in _distinct(group):
                 here = mine[group == number]
                 if fields.where is not None and not self._may_hold(which, number, fields.where):
                     row[here] = ABSENT
@@ -266,6 +266,13 @@ def _front_to_back(shard: I64, index: I64) -> bool:
     return bool((moves >= 0).all() and (not len(inside) or (inside[0] > 0 and (inside == inside[0]).all())))
 
 
+def _distinct(numbers: I64) -> list[int]:
+    """The different ones among numbers, ascending; most often they are so already."""
+    steps = np.diff(numbers, prepend=-1)
+    found: I64 = numbers[steps != 0] if (steps >= 0).all() else np.unique(numbers)
+    return [int(number) for number in found]
+
+
 def _rows(file: ParquetFile | ArrowFile, group: int) -> int:
     return int(file.edges[group + 1] - file.edges[group])
 
@@ -303,7 +310,7 @@ class GroupSpots:
         ):
             return ArrowColumns([alone], row, row_bytes=each), {}
         new_slot, new_row = np.zeros(len(row), np.int64), np.full(len(row), ABSENT, np.int64)
-        for which in np.unique(slot[row >= 0]).tolist():
+        for which in _distinct(slot[row >= 0]):
             mine = np.flatnonzero((slot == which) & (row >= 0))
             try:
                 found = self.groups[which].batches()
