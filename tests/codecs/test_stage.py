@@ -138,3 +138,9 @@ def test_decoding_is_the_same_on_every_engine(tiny_shards: list[Path]) -> None:
 def test_the_stage_describes_itself_as_it_was_written() -> None:
     ds = ps.from_items([]).decode("rgb8", meta="json", raw=None, box=json.loads)
     assert "decode('rgb8', meta='json', raw=None, box=loads)" in repr(ds)
+
+
+def test_a_function_that_is_named_for_a_field_gets_it_decoded_or_not(tiny_shards: list[Path]) -> None:
+    decoded = ps.read_tar(str(tiny_shards[0])).decode("rgb8").decode(png=lambda image: image.shape)
+    assert all(len(sample["png"]) == 3 for sample in decoded)
+    assert ps.from_items([{"x": 3}]).decode(x=lambda value: value + 1).first()["x"] == 4

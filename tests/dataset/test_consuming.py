@@ -179,3 +179,24 @@ def test_a_run_that_is_left_ends_its_threads() -> None:
 def test_iterating_twice_at_once_is_two_runs(tiny_shards: list[Path]) -> None:
     ds = ps.read_tar(list(map(str, tiny_shards))).to_tuple("__key__").map(str)
     assert [a == b for a, b in zip(ds, ds, strict=True)] == [True] * 100
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        ps.Dataset.take_all,
+        ps.Dataset.to_arrow,
+        ps.Dataset.materialize,
+        ps.Dataset.count,
+        lambda ds: ds[-1],
+        lambda ds: ds.unique("x"),
+        lambda ds: ds.sort("x").take(1),
+        lambda ds: ds.groupby("x").count().take_all(),
+    ],
+    ids=["take_all", "to_arrow", "materialize", "count", "last", "unique", "sort", "groupby"],
+)
+def test_all_of_a_dataset_without_end_is_refused(use: Any) -> None:
+    ds = ps.from_items([{"x": 1}, {"x": 2}])
+    with pytest.raises(PlanError, match="no end"):
+        use(ds.repeat())
+    use(ds.repeat().limit(5) if use is not ps.Dataset.count else ds.repeat(2))

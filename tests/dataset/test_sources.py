@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,3 +137,9 @@ def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
         ps.from_items([]).on("spark")
     with pytest.raises(PlanError, match="no option cpu; it has: cpus, devices, memory, observer, ordered, report"):
         ps.from_items([]).on("local", cpu=2)
+
+
+@pytest.mark.parametrize(("given", "told"), [({"cache": "folder"}, "ps.Cache"), ({"storage": "s3"}, "ps.S3")])
+def test_what_is_no_cache_or_storage_is_refused_where_it_is_written(given: Any, told: str) -> None:
+    with pytest.raises(PlanError, match=told):
+        ps.read_tar("a.tar", **given)

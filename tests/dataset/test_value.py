@@ -123,7 +123,7 @@ def test_nothing_is_opened_before_something_is_asked() -> None:
 
 def test_no_attribute_can_be_added() -> None:
     with pytest.raises(AttributeError):
-        numbers((3,)).note = 1  # type: ignore[attr-defined]
+        numbers((3,)).note = 1
 
 
 def test_a_dataset_is_true_without_being_counted() -> None:
@@ -190,3 +190,10 @@ def test_explain_names_the_stage_that_forbids_other_worlds() -> None:
 def test_a_copy_of_the_plan_gives_the_same_samples() -> None:
     ds = numbers((9, 4)).shuffle().map(double)
     assert outputs(pickle.loads(pickle.dumps(ds))) == outputs(ds)
+
+
+def test_a_dataset_cannot_be_changed() -> None:
+    ds = ps.from_items([1])
+    with pytest.raises(AttributeError, match="not changed"):
+        ds.plan = ps.from_items([2]).plan
+    assert ds.take_all() == [1]

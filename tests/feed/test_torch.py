@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
@@ -463,3 +464,15 @@ def test_a_loader_is_shared_by_workers_and_its_rest_too() -> None:
     assert first + _rows(dataloader) == _rows(ds.loader(1, 2))
     assert _rows(dataloader) == _rows(ds.loader(1, 2, epoch=1))
     assert first + _rows(loader) == _rows(ds.loader(1, 2)), "pickling leaves a loader where it stands"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_of_a_table_may_be_written_to_and_the_table_stays(workers: int) -> None:
+    table = pa.table({"id": list(range(20))})
+    loader = _loader(ps.from_arrow(table).batched(5), workers, None)
+    for _ in range(2):  # what the first epoch did to its batches is not in the second's
+        seen = []
+        for batch in loader:
+            seen += batch["id"].tolist()
+            batch["id"].add_(100)
+        assert seen == list(range(20)) == table["id"].to_pylist()

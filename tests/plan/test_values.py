@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
+import penstock as ps
 from penstock.errors import PlanError
 from penstock.plan import ByObject, Cut, EngineOptions, Fields, OnError, Resources, name_of, size_in_bytes, takes
 
@@ -116,3 +119,16 @@ def test_a_value_held_by_object_is_equal_to_itself_alone() -> None:
 def test_engine_options_are_asked_by_name() -> None:
     options = EngineOptions("local", (("cpus", 3),))
     assert (options.get("cpus"), options.get("memory", 5)) == (3, 5)
+
+
+def test_counts_may_be_numpys_and_become_pythons() -> None:
+    two: Any = np.int64(2)
+    ds = ps.from_items(range(8)).seed(two).shuffle(two).batched(two)
+    loader = ds.loader(0, two)
+    next(iter(loader))
+    assert json.loads(json.dumps(loader.state_dict()))["world"] == 2
+    assert len(ps.from_items(range(8)).repeat(two).skip(two).limit(two).take(two)) == 2
+    many: list[Any] = [np.float64(2), np.bool_(True), True, -1]
+    for wrong in many:
+        with pytest.raises(PlanError, match="whole number"):
+            ps.from_items(range(8)).limit(wrong)

@@ -61,13 +61,14 @@ class Decode(Map):
         """Decode every field that has a decoder, remembering which do."""
         decoders: dict[str, tuple[Callable[..., Any], bool] | None] = ctx.local.setdefault("decoders", {})
         typed = ctx.features.keys() | {name for name, spec in self.by_field if isinstance(spec, Feature)}
+        asked = {name for name, spec in self.by_field if callable(spec)}
 
         def decode(sample: Any, rng: Any = None) -> dict[str, Any]:
             if not isinstance(sample, dict):
                 raise TypeError(f"decode needs a sample with fields, not {type(sample).__name__}")
             out = {}
             for name, value in sample.items():
-                if (isinstance(value, bytes) and not name.startswith("__")) or name in typed:
+                if (isinstance(value, bytes) and not name.startswith("__")) or name in typed or name in asked:
                     if name not in decoders:
                         decoders[name] = self._decoder(name, ctx.features.get(name))
                     if (known := decoders[name]) is not None:

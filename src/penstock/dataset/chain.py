@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from numbers import Integral
 from typing import Any, Literal, Self
 
 from penstock.codecs import Limits
@@ -62,9 +63,16 @@ class Chain:
 
     __slots__ = ("plan",)
 
+    plan: Plan
+
     def __init__(self, plan: Plan) -> None:
         """Made by the functions that read, and by its own methods."""
-        self.plan = plan
+        object.__setattr__(self, "plan", plan)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            raise AttributeError(f"a {type(self).__name__} is not changed: its methods give new ones")
+        object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and self.plan == other.plan
@@ -225,8 +233,8 @@ class Chain:
             PlanError: an argument out of range.
         """
         if window is not None:
-            check_count("window", window, least=1)
-        check_count("shards", shards, least=1)
+            window = check_count("window", window, least=1)
+        shards = check_count("shards", shards, least=1)
         ds = self if seed is None else self.seed(seed)
         if self.plan.commutes and not any(stage.name == "flat_map" for stage in self.plan.body):
             everything = all or (window is None and ds.plan.source.random_access)
@@ -241,14 +249,14 @@ class Chain:
 
     def limit(self, n: int) -> Self:
         """Take the first ``n``: of the order while every sample still counts, else of the stream."""
-        check_count("limit", n)
+        n = check_count("limit", n)
         if self.plan.counted:
             return self._then(Slice(0, n, self.plan.cut is not None))
         return self._stream(StreamLimit(n))
 
     def skip(self, n: int) -> Self:
         """Leave out the first ``n``: of the order while every sample still counts, else of the stream."""
-        check_count("skip", n)
+        n = check_count("skip", n)
         if self.plan.counted:
             return self._then(Slice(n, None, self.plan.cut is not None))
         return self._stream(StreamSkip(n))
@@ -261,7 +269,7 @@ class Chain:
     def repeat(self, n: int | None = None) -> Self:
         """Go through everything ``n`` times in one epoch, each pass in an order of its own; ``None``: without end."""
         if n is not None:
-            check_count("repeat", n, least=1)
+            n = check_count("repeat", n, least=1)
         if not self.plan.commutes:
             raise PlanError("repeat() cannot stand after a stage that joins samples; put it before")
         return self._then(Repeat(n))
@@ -375,21 +383,20 @@ class Chain:
 
     def split(self, n: int, equal: bool = False) -> list[Self]:
         """Cut in ``n`` disjoint parts that can be pickled; ``equal`` leaves out at most n-1 samples."""
-        check_count("split", n, least=1)
+        n = check_count("split", n, least=1)
         return [self.shard(rank, n, uneven="drop" if equal else "keep") for rank in range(n)]
 
     streaming_split = split
 
     def seed(self, n: int) -> Self:
         """Set the run's seed: all order and randomness follow from it."""
-        if isinstance(n, bool) or not isinstance(n, int):
-            raise PlanError(f"seed={n!r}: give a whole number")
-        return self._with(replace(self.plan, seed=n))
+        if isinstance(n, bool) or not isinstance(n, Integral) or not -(1 << 63) <= n < 1 << 64:
+            raise PlanError(f"seed={n!r}: give a whole number of at most 64 bits")
+        return self._with(replace(self.plan, seed=int(n)))
 
     def epoch(self, k: int) -> Self:
         """Fix the epoch: every iteration is epoch ``k``."""
-        check_count("epoch", k)
-        return self._with(replace(self.plan, epoch=k))
+        return self._with(replace(self.plan, epoch=check_count("epoch", k)))
 
     def on_error(
         self,

@@ -102,11 +102,16 @@ class Dataset(Writing):
 
     def take(self, n: int = 20) -> list[Any]:
         """The first ``n``."""
-        check_count("take", n)
+        n = check_count("take", n)
         return list(islice(self._peek(), n)) if n else []
 
     def take_all(self) -> list[Any]:
-        """All of them, in memory."""
+        """All of them, in memory.
+
+        Raises:
+            PlanError: the dataset has no end.
+        """
+        self._program().check_end()
         return list(self._peek())
 
     def take_batch(self, n: int = 20) -> Any:
@@ -154,8 +159,8 @@ class Dataset(Writing):
     def count(self) -> int:
         """How many there are, running the dataset if need be."""
         length = self._length() if self.plan.errors.action == "raise" else None
-        if length is None and self._program().endless:
-            raise PlanError("the dataset has no end; use limit(n)")
+        if length is None:
+            self._program().check_end()
         return sum(map(len, self._run(self._coming()).runs())) if length is None else length
 
     def schema(self) -> dict[str, str]:
@@ -177,6 +182,7 @@ class Dataset(Writing):
         Raises:
             DataError: a sample has no such field.
         """
+        self._program().check_end()
         plan = relations.fields_of(self.plan, field)
         return relations.unique(started(plan, self._coming()).runs(), field, relations.memory_of(plan))
 
@@ -186,13 +192,14 @@ class Dataset(Writing):
         Columns are kept as columns.
 
         Raises:
-            PlanError: the folder holds such files already.
+            PlanError: the folder holds such files already, or the dataset has no end.
             DataError: a sample cannot be stored in a table.
             StorageError: the folder cannot be written.
         """
         if folder is not None:
             Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
             return self._kept(parquet.ParquetSource((os.fspath(folder),)))
+        self._program().check_end()
         items = relations.gathered([run for run in self._run(self._coming()).runs() if len(run)])
         if isinstance(items, Columns):
             return self._kept(parquet.TableSource(ByObject(parquet.table_from(items))))
@@ -226,6 +233,8 @@ class Dataset(Writing):
             raise TypeError("ds[i] needs counts, which these shards do not tell; run `penstock index`")
         start = program.start(order, plan.cut)
         many = sum(max(0, -(-(p[1] - p[0]) // p[2])) for p in start.left)
+        if wanted < 0:
+            program.check_end()
         place = wanted + many if wanted < 0 else wanted
         if not 0 <= place < many:
             raise IndexError(f"{i} is not a place in a dataset of {many}")
@@ -260,6 +269,7 @@ class Dataset(Writing):
             DataError: they do not have the same fields, or values that do not go together.
             MissingExtra: pyarrow is not installed.
         """
+        self._program().check_end()
         return parquet.joined_table(self._run(self._coming()).runs())
 
     def to_pandas(self) -> pd.DataFrame:
@@ -331,8 +341,7 @@ class Dataset(Writing):
         Raises:
             PlanError: the dataset is cut already and another rank is given, or the plan cannot be cut.
         """
-        check_count("epoch", epoch)
-        epoch = self.plan.epoch or epoch
+        epoch = self.plan.epoch or check_count("epoch", epoch)
         if self.plan.cut is not None:
             if rank is not None or world is not None:
                 raise PlanError("the dataset is already cut by shard(); give rank and world in one place")

@@ -328,6 +328,15 @@ class Program:
         limited = any(isinstance(placed.stage, StreamLimit) for placed in self.arrangement.body)
         return self.stream is None and not limited and self.order(0, counts=False).size >= ENDLESS
 
+    def check_end(self) -> None:
+        """Require that an epoch ends, for those who need all of it.
+
+        Raises:
+            PlanError: it does not.
+        """
+        if self.endless:
+            raise PlanError("the dataset has no end: repeat(n), or limit(n) behind it, give it one")
+
     def length(self, cut: Cut | None) -> int | None:
         """How many items one rank's epoch gives, where that is known without running it, or fetching all it reads."""
         if self.remote and not all(reader.countable() for reader in self.readers if hasattr(reader, "countable")):

@@ -243,7 +243,7 @@ class Loader:
         Raises:
             PlanError: not a whole number from 0.
         """
-        check_count("epoch", epoch)
+        epoch = check_count("epoch", epoch)
         if epoch != self.epoch:
             self._pause()
             self.epoch, self._rest, self._before = epoch, None, None

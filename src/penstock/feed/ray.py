@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -53,7 +55,7 @@ def to_ray(plan: Plan, epoch: int, blocks: int | None = None) -> Any:
     exact = plan.counted and plan.errors.action == "raise" and program.stream is None
     data = cloudpickle.dumps(plan)
     held = data if len(data) <= _SMALL else ray.put(data)
-    sent = Sent(held, hashlib.sha256(data).hexdigest(), epoch)
+    sent = Sent(held, hashlib.sha256(data).hexdigest(), epoch, os.getcwd())
     tasks = [(partial(sent.tables, start), _rows(start) if exact else None) for start in starts]
     made = ray.data.read_datasource(_datasource(tasks), override_num_blocks=max(1, len(tasks)), **_asked(program, ray))
     made.context.execution_options.preserve_order = True
@@ -178,13 +180,15 @@ class Sent:
     held: Any
     digest: str
     epoch: int
+    folder: str  # where relative paths begin
 
     def tables(self, start: Start | None) -> Iterator[Any]:
         """What the plan gives from ``start`` on, in blocks of Ray's kind."""
         maker = BlockMaker()
-        for items in self._opened().runs(start):
-            if len(items):
-                yield maker.block(items)
+        with chdir(self.folder) if os.path.isdir(self.folder) else nullcontext():
+            for items in self._opened().runs(start):
+                if len(items):
+                    yield maker.block(items)
 
     def _opened(self) -> Opened:
         global _opened

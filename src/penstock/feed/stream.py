@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from penstock.errors import StateError
 from penstock.feed.dealing import Deal
 from penstock.feed.epochs import Epochs
@@ -45,7 +47,7 @@ class Stream(Iterator[Any]):
     def __next__(self) -> Any:
         if self._items is None:
             self._items = iter(self._fed(wanted_at_once() if self._worker is not None else 1))
-        return next(self._items)
+        return _own(next(self._items))
 
     def _fed(self, at_once: int) -> Feed:
         """What gives the items, standing where the loaded state says."""
@@ -95,3 +97,12 @@ class Stream(Iterator[Any]):
                 f"the state is of worker {state['worker']} of {state['workers']}, this is worker {own['worker']} of "
                 f"{own['workers']}: keep num_workers, or iterate ds.loader() itself, whose state fits everywhere"
             )
+
+
+def _own(item: Any) -> Any:
+    """The item with arrays that may be written to: torch makes tensors of them, and knows no others."""
+    if isinstance(item, np.ndarray):
+        return item if item.flags.writeable else item.copy()
+    if type(item) is dict:
+        return {name: _own(value) for name, value in item.items()}
+    return tuple(_own(value) for value in item) if type(item) is tuple else item

@@ -87,7 +87,7 @@ class TorchDataset(IterableDataset[Any]):
         Raises:
             PlanError: not a whole number from 0, or the dataset's epoch is fixed.
         """
-        check_count("epoch", epoch)
+        epoch = check_count("epoch", epoch)
         if self._plan.epoch is not None:
             raise PlanError(f"the epoch is fixed by ds.epoch({self._plan.epoch})")
         if self._loaded is not None and self._loaded.get("epoch") != epoch:

@@ -83,7 +83,7 @@ class MapBatches(Map):
     def __post_init__(self) -> None:
         check_callable("map_batches", self.fn)
         if self.batch_size is not None:
-            check_count("batch_size", self.batch_size, least=1)
+            object.__setattr__(self, "batch_size", check_count("batch_size", self.batch_size, least=1))
         if (self.args or self.kwargs) and not isinstance(self.fn, type):
             raise PlanError("fn_args and fn_kwargs are for a class, which is constructed once per worker")
 

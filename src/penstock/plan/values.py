@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from numbers import Integral
 from typing import Any, Literal, get_args
 
 from penstock.errors import PlanError
@@ -106,8 +107,8 @@ class Cut:
     def __post_init__(self) -> None:
         check_choice("cut", self.how, get_args(How))
         check_choice("uneven", self.uneven, get_args(Uneven))
-        check_count("world", self.world, least=1)
-        check_count("rank", self.rank)
+        object.__setattr__(self, "world", check_count("world", self.world, least=1))
+        object.__setattr__(self, "rank", check_count("rank", self.rank))
         if self.rank >= self.world:
             raise PlanError(f"rank={self.rank} is not below world={self.world}")
 
@@ -182,14 +183,15 @@ def _positive(value: Any) -> bool:
     return _is_number(value) and 0 < value < float("inf")
 
 
-def check_count(name: str, value: Any, least: int = 0) -> None:
-    """Require a whole number from ``least``.
+def check_count(name: str, value: Any, least: int = 0) -> int:
+    """Require a whole number from ``least``, and give it as one of Python's.
 
     Raises:
         PlanError: it is not one.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise PlanError(f"{name}={value!r}: give a whole number from {least}")
+    return int(value)
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:

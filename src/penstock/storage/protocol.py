@@ -17,7 +17,7 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
-from penstock.errors import MissingExtra, StorageError
+from penstock.errors import MissingExtra, PlanError, StorageError
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]+)://(?:([^/?#]*)@)?([^?#]*)(\?[^#]*)?(#.*)?$", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
@@ -195,14 +195,26 @@ def register(scheme: str, factory: Factory) -> None:
     _registered[scheme.lower()] = factory
 
 
+def check_storage(storage: Any) -> None:
+    """Require a storage, or none.
+
+    Raises:
+        PlanError: it is something else.
+    """
+    if storage is not None and not hasattr(storage, "stream"):
+        raise PlanError(f"storage={storage!r}: give a storage, such as ps.S3(...)")
+
+
 def open_storage(url: str, storage: Storage | None = None) -> Storage:
     """Find the storage of a URL; the one the user gave wins. Nothing is opened.
 
     Raises:
         MissingExtra: the scheme needs a package that is not installed.
+        PlanError: what the user gave is no storage.
         StorageError: nobody knows the scheme.
     """
     if storage is not None:
+        check_storage(storage)
         return storage
     name = scheme(url)
     if name in _registered:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import DataError, StorageError
+from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.compression import LIMITS, ArchiveLimits
 from penstock.formats.tar.reader import TarReader
@@ -20,7 +20,7 @@ from penstock.order import I64
 from penstock.plan import Fields, Resources
 from penstock.storage import STDIN, Cache, Storage, expand, local_path, relative, shown
 from penstock.storage.cache import through
-from penstock.storage.protocol import scheme
+from penstock.storage.protocol import check_storage, scheme
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
@@ -36,6 +36,11 @@ class TarSource:
     cache: Cache | None = None
 
     random_access = False
+
+    def __post_init__(self) -> None:
+        check_storage(self.storage)
+        if self.cache is not None and not isinstance(self.cache, Cache):
+            raise PlanError(f"cache={self.cache!r}: give ps.Cache(folder, max_bytes=...)")
 
     @property
     def streams(self) -> bool:
