@@ -15,8 +15,8 @@ from PIL import Image, ImageOps
 
 import penstock as ps
 from penstock import vision
-from penstock.codecs import OverLimit
-from penstock.vision.reading import Truncated, orientation
+from penstock.codecs import Limits, OverLimit
+from penstock.vision.reading import Box, Truncated, open_picture, orientation
 from penstock.vision.resampling import Pixels
 
 
@@ -199,3 +199,68 @@ def test_a_large_jpeg_is_reduced_while_it_is_decoded(truncated: Truncated, monke
     apart = np.abs(reduced.astype(int) - exact)
     assert np.percentile(apart, 99.9) <= 3
     assert apart.mean() < 0.5
+
+
+NOISE = np.random.default_rng(5).integers(0, 256, (150, 130, 3), np.uint8)
+
+
+def noise(subsampling: str) -> bytes:
+    gray = subsampling == "Gray"
+    given = {"colorspace": "GRAY"} if gray else {}
+    image = np.ascontiguousarray(NOISE[:, :, :1]) if gray else NOISE
+    encoded: bytes = simplejpeg.encode_jpeg(image, quality=85, colorsubsampling=subsampling, **given)
+    return encoded
+
+
+def turned_by(data: bytes, turned: int) -> bytes:
+    noted = exif(turned)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(noted) + 2) + noted + data[2:]
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
+@pytest.mark.parametrize("shrinks", [1, 5, 10, 20])
+def test_a_part_has_the_pixels_it_has_in_the_whole(subsampling: str, shrinks: float) -> None:
+    rng = np.random.default_rng(int(shrinks))
+    partly = 0
+    for turned in range(1, 9):
+        picture = open_picture(turned_by(noise(subsampling), turned), Limits(), "error")
+        height, width = picture.size
+        whole, factor = picture.pixels(shrinks)
+        for _ in range(6):
+            top, left = int(rng.integers(height)), int(rng.integers(width))
+            bottom, right = int(rng.integers(top, height)) + 1, int(rng.integers(left, width)) + 1
+            pixels, same = picture.pixels(shrinks, Box(top, left, bottom, right))
+            assert (pixels.shape, same) == (whole.shape, factor)
+            part = np.s_[top // factor : -(-bottom // factor), left // factor : -(-right // factor)]
+            assert np.array_equal(pixels[part], whole[part])
+            partly += not np.array_equal(pixels, whole)
+    assert partly > 16  # of 48: the rows below were not decoded
+
+
+def top_of(data: bytes, truncated: Truncated = "error") -> Pixels:
+    """The first 40 rows of an image, cut out before its pixels are known."""
+    picture = open_picture(data, Limits(), truncated)
+    return picture.pixels(1, Box(0, 0, 40, 130))[0][:40]
+
+
+def test_a_jpeg_cut_short_below_the_part_is_damaged_nonetheless() -> None:
+    data = noise("420")
+    with pytest.raises(ValueError, match=r"damaged or truncated JPEG.*[Pp]remature end"):
+        top_of(data[:-2000])
+    assert np.array_equal(top_of(data[:-2000], "partial"), top_of(data))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9])
+def test_a_mark_that_does_not_belong_is_damage_within_the_part_and_below_it(share: float) -> None:
+    data = noise("420")
+    at = int(share * len(data))
+    with pytest.raises(ValueError, match="damaged or truncated JPEG"):
+        top_of(data[:at] + b"\xff\xd3" + data[at + 2 :])
+
+
+@pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_rows": 1}, {"restart_marker_blocks": 3}])
+def test_a_jpeg_of_another_build_is_decoded_whole(options: dict[str, Any]) -> None:
+    data = saved(Image.fromarray(NOISE), "JPEG", **options)
+    assert np.array_equal(top_of(data), vision.read_image(data)[:40])
+    with pytest.raises(ValueError, match="damaged or truncated JPEG"):
+        top_of(data[:-2000])

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.codecs.limits import Limits
 from penstock.errors import PlanError
 from penstock.plan import check_choice
-from penstock.vision.reading import Truncated, open_picture
+from penstock.vision.reading import Box, Truncated, open_picture
 from penstock.vision.resampling import Part, Pixels, resize, shrink
 from penstock.vision.transform import (
     DType,
@@ -84,9 +84,13 @@ class Geometry(Transform):
 
     def decode(self, data: bytes, rng: np.random.Generator, limits: Limits) -> Any:
         picture = open_picture(data, limits, self.truncated)
-        region = self.region(*picture.size, rng)
+        height, width = picture.size
+        region = self.region(height, width, rng)
+        top, left, bottom, right = region.top, region.left, region.top + region.height, region.left + region.width
+        # What reaches beyond the image may need any of it.
+        wanted = Box(top, left, bottom, right) if min(top, left, height - bottom, width - right) >= 0 else None
         shrinks = min(region.height / region.size[0], region.width / region.size[1]) if self.antialias else 1
-        pixels, factor = picture.pixels(shrinks)
+        pixels, factor = picture.pixels(shrinks, wanted)
         return self._form.of(self._cut(pixels, region, factor))
 
     def _cut(self, pixels: Pixels, region: Region, factor: int) -> Pixels:

@@ -23,17 +23,13 @@ Pixels = npt.NDArray[Any]
 _CHUNK_BYTES = 1 << 20  # gathered rows that are summed at a time: they should stay near the processor
 
 
+@cache
 def opencv() -> Any:
     """OpenCV, told to leave threads to us.
 
     Raises:
         MissingExtra: it is not installed.
     """
-    return _opencv()
-
-
-@cache
-def _opencv() -> Any:
     try:
         import cv2
     except ImportError as exc:
@@ -72,15 +68,15 @@ def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip
     cv2 = opencv()
     out: Pixels = cv2.resize(_for_opencv(image), (width, height), interpolation=cv2.INTER_LINEAR)
     if flip:
-        out = cv2.flip(out, 1)
+        cv2.flip(out, 1, out)
     return out.reshape(height, width, *image.shape[2:])
 
 
 def _for_opencv(image: Pixels) -> Pixels:
     """The same pixels in a layout that OpenCV can read; a part of an image that is stored upright is one."""
     row, *inner = image.strides
-    expected = [image.itemsize * math.prod(image.shape[axis + 1 :]) for axis in range(1, image.ndim)]
-    return image if row > 0 and inner == expected else np.ascontiguousarray(image)
+    pixel = image.itemsize * (image.shape[2] if image.ndim == 3 else 1)
+    return image if row > 0 and inner == [pixel, image.itemsize][: len(inner)] else np.ascontiguousarray(image)
 
 
 class _Taps(NamedTuple):
@@ -159,7 +155,9 @@ def shrink(image: Pixels, part: Part, size: tuple[int, int], flip: bool) -> Pixe
         return _turned(columns, shape)
     # Where nothing shrinks the triangle is plain bilinear, which OpenCV does faster.
     out: Pixels = cv2.resize(rows, (width, height), interpolation=cv2.INTER_LINEAR)
-    return (cv2.flip(out, 1) if flip else out).reshape(height, width, *shape)
+    if flip:
+        cv2.flip(out, 1, out)
+    return out.reshape(height, width, *shape)
 
 
 def _turned(image: Pixels, shape: tuple[int, ...]) -> Pixels:
@@ -193,6 +191,7 @@ def _pass(rows: Pixels, after: int, start: float, extent: float, out: Pixels, re
         np.einsum("mkl,mk->ml", gathered[: last - first], weights[first:last], out=summed)
         if taps.bits:
             summed += half
-            summed >>= bits
-        np.copyto(results[first:last], summed, casting="unsafe")
+            np.right_shift(summed, bits, out=results[first:last], casting="unsafe")
+        else:
+            np.copyto(results[first:last], summed)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
@@ -143,7 +143,7 @@ class Form:
         if self.normalize is not None and self.dtype == "uint8":
             raise PlanError("dtype='uint8' cannot hold normalised pixels; use float32 or float16")
 
-    @property
+    @cached_property  # asked for every image, right after a decode, when nothing is in the processor's cache
     def plain(self) -> bool:
         """Whether pixels are given as they are."""
         return self == _PLAIN
