@@ -9,6 +9,8 @@ SIDE_BY_SIDE := -n 3 --dist worksteal
 
 # What the caller has set for other Pythons must not leak into this one.
 unexport PYTHONHOME PYTHONPATH PYTEST_ADDOPTS VIRTUAL_ENV
+# The tests start hundreds of processes: without bytecode each compiles the library again, a third of its time.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Says nothing when the command succeeds, and all of its output when it fails.
 quietly = output=$$($(1) 2>&1) || { printf '%s\n' "$$output" >&2; exit 1; }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -99,6 +100,17 @@ def _old_split(made: Made, scratch: Path) -> list[str]:
     return [*OLD, script, "-s", "2e8", "-o", str(scratch / "old"), *made.shards]
 
 
+def _old_sort(made: Made, scratch: Path) -> list[str]:
+    script = os.path.join(sysconfig.get_path("scripts"), "tarsort")
+    return [*OLD, script, "-t", str(scratch / "old.db"), *made.shards]
+
+
+def _old_proc(made: Made, scratch: Path) -> list[str]:
+    script = os.path.join(sysconfig.get_path("scripts"), "tarproc")
+    words = ["-c", "/bin/true", "--count", str(COMMANDS), "-w", str(scratch / "each"), "-o", str(scratch / "old.tar")]
+    return [*OLD, script, *words, *made.shards]
+
+
 def _tar(made: Made, scratch: Path) -> list[str]:
     """What GNU tar does with as many files: reads them and writes an archive."""
     return ["tar", "-cf", "-", "-C", str(_files(made)), "."]
@@ -117,6 +129,10 @@ def _files(made: Made) -> Path:
 
 def _penstock(*words: str) -> Words:
     return lambda made, _: [*PENSTOCK, *words, *made.shards]
+
+
+def _piped(words: list[str]) -> Words:
+    return lambda made, _: ["bash", "-c", shlex.join(["cat", *made.shards]) + " | " + shlex.join(words)]
 
 
 def _split(made: Made, scratch: Path) -> list[str]:
@@ -156,7 +172,9 @@ CASES = {
             Row("GNU cat", ran(lambda made, _: ["cat", *made.shards])),
             Row("GNU tar, from files", ran(_tar)),
             Row("tarproc's tarcats", ran(_old("tarcats")), peer="tarproc"),
+            Row("GNU cat, from a pipe", ran(_piped(["cat"]))),
             Row("penstock cat", ran(_penstock("cat"))),
+            Row("penstock cat, from a pipe", ran(_piped([*PENSTOCK, "cat"]))),
             Row("penstock cat -f jpg", ran(_penstock("cat", "-f", "jpg"))),
         ),
         baseline="GNU cat",
@@ -183,10 +201,22 @@ CASES = {
         baseline="GNU cat",
         most_rounds=2,
     ),
+    "tools-table": Case(
+        "the classes of 1 GB of samples of 30 KB as TSV, and the samples sorted by key",
+        (
+            Row("tarproc's tar2tsv", ran(_old("tar2tsv", "-f", "cls")), peer="tarproc"),
+            Row("penstock tsv", ran(_penstock("tsv", "-f", "cls"))),
+            Row("tarproc's tarsort", ran(_old_sort), peer="tarproc"),
+            Row("penstock sort", ran(_penstock("sort"))),
+        ),
+        baseline="penstock tsv",
+        most_rounds=3,
+    ),
     "tools-proc": Case(
         f"/bin/true for each of {COMMANDS} samples",
         (
             Row("bash -c alone, in a loop", ran(_plain_commands, count=_some)),
+            Row("tarproc's tarproc", ran(_old_proc, count=_some), peer="tarproc"),
             Row("penstock proc", ran(_proc(), count=_some)),
             Row("penstock proc -p 2", ran(_proc("-p", "2"), count=_some)),
         ),

@@ -85,7 +85,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, help="processes that train, with --engine ray (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="workers of each stage (%(default)s)")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of each worker that predicts (%(default)s)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    args.folder = args.folder.absolute()  # the processes that train are in folders of their own
+    return args
 
 
 # The data
@@ -165,7 +167,7 @@ def fit_on_ray(train: ps.Dataset, valid: ps.Dataset, args: argparse.Namespace) -
         scaling_config=ScalingConfig(num_workers=args.ranks, use_gpu=torch.cuda.is_available()),
         run_config=RunConfig(
             name="vit",
-            storage_path=str((args.folder / "ray").absolute()),
+            storage_path=str(args.folder / "ray"),
             checkpoint_config=CheckpointConfig(num_to_keep=1),
         ),
         datasets={"valid": valid.to_ray()},

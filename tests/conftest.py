@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import random
 import signal
 import tarfile
 import tempfile
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from PIL import Image
+
+from penstock.testing import UnorderedEngineTests
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 EXAMPLES = 20
@@ -53,7 +56,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that use Ray first, so that one process runs them all and starts one Ray."""
+    if not FULL:
+        items[:] = _one_of_each_plan(items)
     items.sort(key=lambda item: not _on_ray(item))
+
+
+def _one_of_each_plan(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The items, where of a law's cases that differ only in the cut or the seed one is drawn for each plan."""
+    alike: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        plan = _plan(item)
+        case = f"{item.nodeid.partition('[')[0]} {plan}" if plan else item.nodeid
+        alike.setdefault(case, []).append(item)
+    return [random.Random(case).choice(those) for case, those in alike.items()]
+
+
+def _plan(item: pytest.Item) -> str | None:
+    """The plan of the corpus on which a law is tried; None for what is no law or has no plan."""
+    if not isinstance(item, pytest.Function) or not issubclass(item.cls or object, UnorderedEngineTests):
+        return None
+    return str(item.callspec.params["name"]) if "name" in item.fixturenames else None
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from PIL import Image
 
 import penstock as ps
 from penstock.cli.tools import OLD_NAMES
-from penstock.codecs import encode
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
@@ -132,7 +131,7 @@ def test_map_reduce_in_one_process_in_a_pool_and_over_shards(tiny_shards: list[P
             writer.write(sample)
     keys = [f"{number:06}" for number in range(6)]
 
-    sink = ps.TarWriter(tmp_path / "out1.tar", encode=encode)
+    sink = ps.TarWriter(tmp_path / "out1.tar")
     for sample in ps.read_tar(small).decode("pil"):
         sink.write(process_sample(sample))
     sink.close()

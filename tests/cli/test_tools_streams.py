@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock.cli import main
 from penstock.formats.tar import sorting
+from penstock.formats.tar.writer import ShardWriter
 
 Out = pytest.CaptureFixture[bytes]
 LONG = "a" * 120 + "/" + "b" * 180
@@ -186,6 +187,31 @@ def test_split_by_count_and_size_with_index_and_manifest(shard: str, tmp_path: P
 
 def _manifest(folder: Path) -> list[str]:
     return [json.dumps(shard) for shard in json.loads((folder / "manifest.json").read_text())["shards"]]
+
+
+@pytest.mark.parametrize("how", ["file", "pipe", "gz"])
+@pytest.mark.parametrize("limits", [{"max_bytes": 60_000}, {"max_bytes": 90_000, "max_samples": 25}])
+def test_split_cuts_as_if_samples_came_one_by_one(how: str, limits: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"__key__": f"k{n:03}", "cls": b"%d" % n, "txt": b"x" * (n * 37 % 1500)} for n in range(70)]
+    source = tmp_path / ("in.tar.gz" if how == "gz" else "in.tar")
+    with ps.TarWriter(source) as writer:
+        for row in rows:
+            writer.write(row)
+    with ShardWriter(tmp_path / "one", **limits) as shards:
+        for row in rows:
+            shards.write(row)
+    words = ["-s", str(limits.get("max_bytes", 10**9)), "-n", str(limits.get("max_samples", 10**6))]
+    words = ["split", *words, "-o", f"{tmp_path}/two/"]
+    if how == "pipe":
+        with open(source, "rb") as file:
+            subprocess.run([sys.executable, "-m", "penstock", *words], stdin=file, check=True)
+    else:
+        assert main([*words, str(source)]) == 0
+    names = sorted(path.name for path in (tmp_path / "one").glob("*.tar"))
+    assert names == sorted(path.name for path in (tmp_path / "two").glob("*.tar"))
+    assert len(names) > 2
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+    assert (tmp_path / "one/manifest.json").read_bytes() == (tmp_path / "two/manifest.json").read_bytes()
 
 
 @pytest.mark.parametrize("name", ["x", "x-{shard:06d}.tar", "x-%06d.tar"])

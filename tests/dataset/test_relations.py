@@ -223,3 +223,19 @@ def test_a_field_that_is_not_there_is_named(run: Any) -> None:
 def test_samples_without_fields_have_no_groups() -> None:
     with pytest.raises(DataError, match="needs samples with fields"):
         ps.from_items([1, 2]).sort("k").take_all()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda ds: ds.groupby("count").count(),
+        lambda ds: ds.value_counts("count"),
+        lambda ds: ds.groupby("n_sum").sum("n"),
+    ],
+    ids=["count", "value_counts", "sum"],
+)
+def test_a_group_is_not_overwritten_by_what_is_said_of_it(use: Any) -> None:
+    ds = ps.from_items([{"count": 1, "n": 2, "n_sum": 3}])
+    with pytest.raises(PlanError, match="rename"):
+        use(ds)
+    assert ds.groupby("count").sum("n").take_all() == [{"count": 1, "n_sum": 2}]

@@ -20,7 +20,7 @@ from penstock.feed import Loader
 from penstock.order import Lazy
 from penstock.testing import fingerprint, numbers, outputs
 
-SEEDS = range(1000 if os.environ.get("PENSTOCK_FULL") == "1" else 16)
+SEEDS = range(1000 if os.environ.get("PENSTOCK_FULL") == "1" else 12)
 Dice = random.Random
 Sample = dict[str, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,19 @@ def test_csv_holds_plain_values() -> None:
         "w": datetime.datetime(2020, 1, 2, 3),
         "z": np.datetime64("2020-01-02"),
         "x": torch.tensor(1.5),
+        "d": Decimal("1E+3"),
         "__url__": "left out",
     }
     names, line = row(AsCsv(), sample)
-    assert names == ("i", "f", "b", "n", "t", "w", "z", "x")
-    assert line == b'3,0.1,true,,"a ""b"",\nc",2020-01-02 03:00:00,2020-01-02,1.5\n'
+    assert names == ("i", "f", "b", "n", "t", "w", "z", "x", "d")
+    assert line == b'3,0.1,true,,"a ""b"",\nc",2020-01-02 03:00:00,2020-01-02,1.5,1000\n'
     assert AsCsv(";").head((("a", "b;"), b"")) == b'a;"b;"\n'
 
 
 def test_json_holds_nested_values_and_arrays() -> None:
-    sample = {"a": {"b": np.arange(3)}, "t": torch.tensor([1.5]), "s": "ü", "d": datetime.date(2020, 1, 2), "n": None}
-    line = '{"a": {"b": [0, 1, 2]}, "t": [1.5], "s": "ü", "d": "2020-01-02", "n": null}\n'
+    day, exact = datetime.date(2020, 1, 2), Decimal("0.10")
+    sample = {"a": {"b": np.arange(3)}, "t": torch.tensor([1.5]), "s": "ü", "d": day, "n": exact}
+    line = '{"a": {"b": [0, 1, 2]}, "t": [1.5], "s": "ü", "d": "2020-01-02", "n": "0.10"}\n'
     assert row(AsJson(), sample) == line.encode()
 
 

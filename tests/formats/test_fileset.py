@@ -33,8 +33,27 @@ def test_files_are_cut_at_the_limit_and_begin_with_the_head(tmp_path: Path) -> N
 def test_what_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     with FileSet(str(tmp_path / "new"), CSV, 4) as files:
         files.add([b"aaaa", b"bbbb"])
-        assert len(list((tmp_path / "new").iterdir())) == 2
-    assert not list((tmp_path / "new").iterdir())
+        assert [path.name for path in (tmp_path / "new").iterdir()] == [".rows.csv.partial"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_that_a_killed_run_was_giving_are_given_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = FileSet(str(tmp_path), CSV, 4)
+    files.add([b"aaaa", b"bbbb"])
+    half = files.drafts / "00000"
+    monkeypatch.setattr(FileSet, "finish", lambda self: half.replace(tmp_path / "00000-of-00002.csv"))
+    files.publish()  # and no further
+    monkeypatch.undo()
+    with FileSet(str(tmp_path), CSV, 4) as again:
+        again.finish()
+        with pytest.raises(StorageError, match=r"holds \.csv files already"):
+            again.check_empty()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "00000-of-00002.csv": b"aaaa",
+        "00001-of-00002.csv": b"bbbb",
+    }
 
 
 def test_one_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -61,13 +80,13 @@ def test_remote_places_get_the_same_files() -> None:
     storage = open_storage(url)
     assert [b"".join(storage.stream(f"{url}/{name}")) for name in names] == [b"aa\n", b"bb\n"]
     with pytest.raises(StorageError, match=r"holds \.csv files already"):
-        FileSet(url, CSV)
+        FileSet(url, CSV).check_empty()
 
 
 def test_a_folder_with_such_files_is_not_mixed_with_new_ones(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text("")
     with pytest.raises(StorageError, match=r"holds \.csv files already"):
-        FileSet(str(tmp_path), CSV)
+        FileSet(str(tmp_path), CSV).check_empty()
 
 
 def test_arguments_that_do_not_go_together_are_refused() -> None:

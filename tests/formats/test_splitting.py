@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from penstock.formats import splitting
 from penstock.formats.rows import RowFile
-from penstock.formats.splitting import csv_ends, find_rows, line_ends, line_of, scan_lines
+from penstock.formats.splitting import breaks_of, csv_ends, find_rows, line_ends, line_of, scan_lines
 
 COMMA = partial(csv_ends, delimiter=ord(","))
 
 
 def ends_of(text: bytes) -> list[int]:
-    return [int(end) for end in COMMA(np.frombuffer(text, np.uint8))]
+    data = np.frombuffer(text, np.uint8)
+    return [int(end) for end in COMMA(data, breaks_of(data))]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,21 @@ def test_dicts_and_single_values_are_samples_too() -> None:
     assert ps.from_torch(["text"]).first() == {"image": "text"}
 
 
+def test_a_list_is_one_value_under_one_name() -> None:
+    words = [["ab", "bc"], ["a"], []]
+    assert ps.from_torch(words, fields=("words",)).take_all() == [{"words": one} for one in words]
+    assert ps.from_torch([[1, 2]]).first() == {"image": 1, "label": 2}
+
+
+def test_as_many_names_as_values() -> None:
+    with pytest.raises(DataError, match="an item has 2 values and there are names for 3: a, b, c"):
+        ps.from_torch(Pairs(2), fields=("a", "b", "c")).first()
+    with pytest.raises(DataError, match="an item has 1 value and there are names for 2: a, b"):
+        ps.from_torch(["text"], fields=("a", "b")).first()
+    with pytest.raises(PlanError, match="a name comes twice"):
+        ps.from_torch(Pairs(2), fields=("a", "a"))
+
+
 def test_a_torch_dataset_is_read() -> None:
     data = torch.utils.data.TensorDataset(torch.arange(4), torch.arange(4) * 2)
     assert [int(s["label"]) for s in ps.from_torch(data)] == [0, 2, 4, 6]

@@ -83,6 +83,16 @@ class Dataset(Writing):
     def _run(self, epoch: int) -> Run:
         return self._noted(started(self.plan, epoch))
 
+    def _all(self, plan: Plan) -> Run:
+        """A run of the epoch that comes next, to its end.
+
+        Raises:
+            PlanError: it has none.
+        """
+        program = Program(plan)
+        program.check_end()
+        return self._noted(started(plan, self._coming(), program))
+
     def _noted(self, run: Run) -> Run:
         self._meters = run.meters
         return run
@@ -111,8 +121,7 @@ class Dataset(Writing):
         Raises:
             PlanError: the dataset has no end.
         """
-        self._program().check_end()
-        return list(self._peek())
+        return list(self._all(self.plan).items())
 
     def take_batch(self, n: int = 20) -> Any:
         """The first ``n`` as one batch.
@@ -182,9 +191,8 @@ class Dataset(Writing):
         Raises:
             DataError: a sample has no such field.
         """
-        self._program().check_end()
         plan = relations.fields_of(self.plan, field)
-        return relations.unique(started(plan, self._coming()).runs(), field, relations.memory_of(plan))
+        return relations.unique(self._all(plan).runs(), field, relations.memory_of(plan))
 
     def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
         """The samples of the coming epoch, run once and kept: in memory, or in Parquet files in a new folder.
@@ -199,8 +207,7 @@ class Dataset(Writing):
         if folder is not None:
             Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
             return self._kept(parquet.ParquetSource((os.fspath(folder),)))
-        self._program().check_end()
-        items = relations.gathered([run for run in self._run(self._coming()).runs() if len(run)])
+        items = relations.gathered([run for run in self._all(self.plan).runs() if len(run)])
         if isinstance(items, Columns):
             return self._kept(parquet.TableSource(ByObject(parquet.table_from(items))))
         return self._kept(ItemsSource(ByObject(items)))
@@ -269,8 +276,7 @@ class Dataset(Writing):
             DataError: they do not have the same fields, or values that do not go together.
             MissingExtra: pyarrow is not installed.
         """
-        self._program().check_end()
-        return parquet.joined_table(self._run(self._coming()).runs())
+        return parquet.joined_table(self._all(self.plan).runs())
 
     def to_pandas(self) -> pd.DataFrame:
         """All samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""

@@ -60,7 +60,7 @@ class Tabular(Chain):
             PlanError: this is one rank's share, or ``fields`` are no names.
         """
         names = _names("groupby", fields)
-        relations.whole(self.plan, relations.Aggregated(names, "count"))  # whether it may
+        relations.whole(self.plan, relations.Aggregated(names, "list"))  # whether it may
         return relations.Groups(self.plan, self._with, names)
 
     def distinct(self, *fields: str) -> Self:

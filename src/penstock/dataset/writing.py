@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import packing
 from penstock.dataset.tabular import Tabular
@@ -77,24 +77,27 @@ class Writing(Tabular):
         max_bytes: float | str | None = None,
         *,
         delimiter: str = ",",
+        resume: bool = True,
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
         """Write the samples as CSV, in order: into one ``.csv`` file, or a folder (``00000-of-00010.csv``, ...).
 
-        ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done.
+        ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done; ``resume`` goes on with
+        an interrupted run of the same dataset and options, where files are on a disk.
 
         Raises:
             DataError: a value has no place in CSV, or a sample has other fields than the first.
             StorageError: the place cannot be written, or holds such files already.
         """
-        return self._rows(url, packing.AsCsv(delimiter), max_bytes, progress, storage)
+        return self._rows(url, packing.AsCsv(delimiter), max_bytes, resume, progress, storage)
 
     def write_json(
         self,
         url: str,
         max_bytes: float | str | None = None,
         *,
+        resume: bool = True,
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
@@ -104,13 +107,14 @@ class Writing(Tabular):
             DataError: a value has no place in JSON.
             StorageError: the place cannot be written, or holds such files already.
         """
-        return self._rows(url, packing.AsJson(), max_bytes, progress, storage)
+        return self._rows(url, packing.AsJson(), max_bytes, resume, progress, storage)
 
     def write_tfrecords(
         self,
         url: str,
         max_bytes: float | str | None = None,
         *,
+        resume: bool = True,
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
@@ -120,14 +124,19 @@ class Writing(Tabular):
             DataError: a value has no place there.
             StorageError: the place cannot be written, or holds such files already.
         """
-        return self._rows(url, packing.AsExample(), max_bytes, progress, storage)
+        return self._rows(url, packing.AsExample(), max_bytes, resume, progress, storage)
 
     def _rows(
-        self, url: str, kind: packing.RowStage, max_bytes: float | str | None, progress: bool, storage: Storage | None
+        self,
+        url: str,
+        kind: packing.RowStage,
+        max_bytes: float | str | None,
+        resume: bool,
+        progress: bool,
+        storage: Storage | None,
     ) -> packing.Packed:
-        return packing.write_rows(
-            self.plan, self._coming(), url, kind, max_bytes=max_bytes, progress=progress, storage=storage
-        )
+        options: dict[str, Any] = {"max_bytes": max_bytes, "resume": resume, "progress": progress, "storage": storage}
+        return packing.write_rows(self.plan, self._coming(), url, kind, **options)
 
     def write_parquet(
         self,

@@ -245,9 +245,9 @@ class Run:
         return snapshot(self.meters)
 
 
-def started(plan: Plan, epoch: int) -> Run:
-    """A run of a plan's epoch from its beginning, for those who ask for no state."""
-    program = Program(plan)
+def started(plan: Plan, epoch: int, program: Program | None = None) -> Run:
+    """A run of a plan's epoch from its beginning, for those who ask for no state; ``program`` is that of the plan."""
+    program = program or Program(plan)
     if program.stream is not None:
         return Run(program, None, epoch, program.front())
     alone = plan.cut is None or plan.cut.world == 1

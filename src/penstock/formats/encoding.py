@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import numpy as np
@@ -96,6 +97,8 @@ def _cell(name: str, value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, datetime.datetime):
         return value.isoformat(" ")
+    if isinstance(value, Decimal):
+        return format(value, "f")
     if value is None or isinstance(value, int | float | str | datetime.date | datetime.time | np.datetime64):
         return value
     raise TypeError(f"field {name!r} ({type(value).__name__}) has no place in CSV; leave it out, or write Parquet")
@@ -126,6 +129,8 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
+    if isinstance(value, Decimal):  # exactly, as no number of JSON is
+        return format(value, "f")
     raise TypeError(f"a {type(value).__name__} has no place in JSON; leave it out, or write Parquet")
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 
 from penstock.errors import PlanError, StorageError
-from penstock.formats.publish import partial_path
+from penstock.formats.publish import replace_file
 from penstock.storage import Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
 _CHUNK = 1 << 20
+_DUE = 64 << 20  # bytes after which it is worth noting how far a file is
+_JOURNAL = "journal.json"
 
 
 class FileSet:
@@ -23,7 +27,7 @@ class FileSet:
 
     ``url`` is a file, if it ends in one of ``suffixes``, else a folder, where files are called ``00000-of-00010.csv``
     (by the first of them). Nothing is visible under these names before ``publish``; leaving the context without it
-    leaves nothing behind.
+    leaves nothing behind, unless ``note`` said how far it is: then the same is gone on with by ``take_up``.
 
     Raises:
         PlanError: the arguments do not go together.
@@ -40,21 +44,34 @@ class FileSet:
         if self._single and max_bytes is not None:
             raise PlanError(f"{shown(url)}: max_bytes cuts into several files, so give a folder")
         self.folder, _, self._name = url.rpartition("/") if self._single else (url.rstrip("/") or "/", "", "")
-        self._local = scheme(url) == "file"
+        self.on_disk = scheme(url) == "file"
+        self._place = Path(local_path(self.folder or ".")) if self.on_disk else None
+        self._new = self._place is not None and not self._place.exists()
         self.head = b""  # what every file begins with
         self.rows = self.nbytes = 0
-        self._drafts: list[Path] = []
         self._sizes: list[int] = []
+        self._noted = (0, 0)  # files and bytes of them when it was last noted how far this is
+        self._begun = self._kept = False
         self._file: IO[bytes] | None = None
-        self._check_empty()
+        self.drafts = (
+            Path(tempfile.mkdtemp(prefix="penstock-rows-"))
+            if self._place is None
+            else self._place / f".{self._name or f'rows{self._suffix}'}.partial"
+        )
 
-    def _check_empty(self) -> None:
-        place = local_path(self.folder or ".") if self._local else self.folder
-        if self._local:
-            os.makedirs(place, exist_ok=True)
-        if self._single:
+    def check_empty(self) -> None:
+        """Require that the folder holds no such files.
+
+        Raises:
+            StorageError: it does.
+        """
+        if self._single or self._new:
             return
-        inside = os.listdir(place) if self._local else _names(open_storage(place, self._storage), place)
+        inside = (
+            os.listdir(self._place)
+            if self._place is not None
+            else _names(open_storage(self.folder, self._storage), self.folder)
+        )
         if any(name.endswith(self._suffix) and not name.startswith(".") for name in inside):
             raise StorageError(f"the folder holds {self._suffix} files already; choose another", shown(self.folder))
 
@@ -64,8 +81,16 @@ class FileSet:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if self._file is not None:
             self._file.close()
-        for draft in self._drafts:
-            draft.unlink(missing_ok=True)
+        if self._kept:
+            return
+        if self._begun or not self.on_disk:
+            shutil.rmtree(self.drafts, ignore_errors=True)
+        for folder in (self.drafts, self._place) if self._new and self._place is not None else (self.drafts,):
+            if folder.is_dir() and not os.listdir(folder):  # another's drafts, or files, are left alone
+                folder.rmdir()
+
+    def _draft(self, number: int) -> Path:
+        return self.drafts / f"{number:05d}"
 
     def add(self, rows: Iterable[bytes]) -> None:
         """Append rows."""
@@ -79,34 +104,90 @@ class FileSet:
             self.rows += 1
 
     def _begin(self) -> None:
+        if not self._begun:
+            self.drafts.mkdir(parents=True, exist_ok=True)
+            (self.drafts / _JOURNAL).unlink(missing_ok=True)
+            self._begun = True
         self._end()
-        folder = Path(local_path(self.folder or ".") if self._local else tempfile.gettempdir())
-        self._drafts.append(partial_path(folder / f"rows{self._suffix}"))
-        self._file = open(self._drafts[-1], "xb")  # noqa: SIM115 - closed by the next, by publish, or at the end
+        self._file = open(self._draft(len(self._sizes)), "wb")  # noqa: SIM115 - closed by the next, or at the end
         self._file.write(self.head)
         self._sizes.append(len(self.head))
 
     def _end(self) -> None:
         if self._file is not None:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            self._sync()
             self._file.close()
             self._file = None
 
+    def _sync(self) -> None:
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    @property
+    def due(self) -> bool:
+        """Whether enough was written to note how far this is: a file, or much of one."""
+        files, nbytes = self._noted
+        return self.on_disk and (len(self._sizes) > files + 1 or sum(self._sizes) > nbytes + _DUE)
+
+    def note(self, more: Mapping[str, Any]) -> None:
+        """Note how far this is, and what the caller wants to know of it when it goes on."""
+        self._sync()
+        self._noted = max(0, len(self._sizes) - 1), sum(self._sizes)
+        self._write_note({**more, "rows": self.rows, "sizes": self._sizes, "head": self.head.decode("latin-1")})
+        self._kept = True
+
+    def _write_note(self, note: Mapping[str, Any]) -> None:
+        replace_file(self.drafts / _JOURNAL, json.dumps(note, separators=(",", ":")).encode())
+
+    def take_up(self, what: str) -> dict[str, Any] | None:
+        """Go on with drafts of the same ``what``: what was noted of them, if they are all there."""
+        try:
+            note: dict[str, Any] = json.loads((self.drafts / _JOURNAL).read_bytes())
+            sizes, head, rows = list(note["sizes"]), note["head"].encode("latin-1"), int(note["rows"])
+            there = [self._draft(number).stat().st_size for number in range(len(sizes))]
+            whole = there[:-1] == sizes[:-1] and there[-1] >= sizes[-1]
+            if note["what"] != what or not whole:
+                return None
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return None
+        self._file = open(self._draft(len(sizes) - 1), "r+b")  # noqa: SIM115 - closed by the next, or at the end
+        self._file.truncate(sizes[-1])
+        self._file.seek(0, os.SEEK_END)
+        self._sizes, self.head, self.rows = sizes, head, rows
+        self._noted = max(0, len(sizes) - 1), sum(sizes)
+        self._begun = self._kept = True
+        return note
+
     def publish(self) -> tuple[str, ...]:
         """Give the files their names; a set of no rows is one empty file."""
-        if not self._drafts:
+        if not self._sizes:
             self._begin()
         self._end()
-        many = len(self._drafts)
-        names = [self._name or f"{number:05d}-of-{many:05d}{self._suffix}" for number in range(many)]
-        for draft, name in zip(self._drafts, names, strict=True):
-            if self._local:
-                draft.replace(Path(local_path(self.folder or ".")) / name)
-            else:
-                self._send(draft, f"{self.folder}/{name}")
+        many = len(self._sizes)
+        names = tuple(self._name or f"{number:05d}-of-{many:05d}{self._suffix}" for number in range(many))
+        if self._place is not None:
+            self._write_note({"publish": names})
+            self.finish()
+        else:
+            for number, name in enumerate(names):
+                self._send(self._draft(number), f"{self.folder}/{name}")
         self.nbytes = sum(self._sizes)
-        return tuple(names)
+        self._kept = False
+        return names
+
+    def finish(self) -> None:
+        """Give drafts their names that a run was about to name when it was killed."""
+        try:
+            names = json.loads((self.drafts / _JOURNAL).read_bytes()).get("publish")
+        except (OSError, ValueError):
+            return
+        if names is None or self._place is None:
+            return
+        for number, name in enumerate(names):
+            if self._draft(number).exists():
+                self._draft(number).replace(self._place / name)
+        (self.drafts / _JOURNAL).unlink()
 
     def _send(self, draft: Path, url: str) -> None:
         size = draft.stat().st_size

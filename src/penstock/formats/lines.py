@@ -89,11 +89,13 @@ class _Typed(ABC):
         bad = {n: DataError(text, file.url, self.key(file, int(rows[n]))) for n, text in problems.items()}
         if not batches:
             return [None] * len(rows), bad
+        many = [batch.num_rows for batch in batches]
         row = np.full(len(rows), ABSENT, np.int64)
         slot = np.zeros(len(rows), np.int64)
-        good = np.setdiff1d(np.arange(len(rows)), list(bad))
-        row[good] = np.concatenate([np.arange(batch.num_rows) for batch in batches])
-        slot[good] = np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches])
+        good = np.ones(len(rows), bool)
+        good[list(bad)] = False
+        row[good] = np.concatenate([np.arange(rows_of) for rows_of in many])
+        slot[good] = np.repeat(np.arange(len(batches)), many)
         wanted = {name: name for name in batches[0].schema.names if fields.wants(name)}
         size = sum(batch.nbytes for batch in batches) / len(rows)
         return ArrowColumns(batches, row, slot if len(batches) > 1 else None, wanted, size), bad

@@ -219,15 +219,18 @@ class RowsReader:
     def locate(self, shard: I64, index: I64, fields: Fields) -> RowSpots:
         """Remember which, and where many are wanted of those that lie together."""
         nbytes, group = np.empty(len(index), np.int64), np.full(len(index), -1, np.int64)
-        for which in np.unique(shard).tolist():
+        for which in distinct(shard):
             mine = np.flatnonzero(shard == which)
             mean, size = self._mean(which), self._group_rows(which)
             nbytes[mine] = mean
             if self._layout.columnar:
-                numbers = index[mine] // size
-                _, back, many = np.unique(numbers, return_inverse=True, return_counts=True)
-                within = index[mine] < self._marked(which).readable
-                group[mine] = np.where((many[back] * _DENSE >= size) & within, numbers, -1)
+                rows = index[mine]
+                numbers = rows // size
+                # of neighbours, those that are few in a group are its edge, and the others of it are due as well
+                near = bool((np.diff(rows) == 1).all())
+                many = np.full(len(rows), len(rows)) if near else np.bincount(numbers)[numbers]
+                wanted = (many * _DENSE >= size) & (rows < self._marked(which).readable)
+                group[mine] = np.where(wanted, numbers, -1)
         return RowSpots(self, shard, index, group, fields, nbytes)
 
     def _mean(self, shard: int) -> int:
@@ -243,7 +246,7 @@ class RowsReader:
     def read(self, shard: int, rows: I64, group: I64, fields: Fields) -> Answer:
         """Read rows of one file, by their groups or alone (``group`` is -1)."""
         parts = []
-        for number in np.unique(group).tolist():
+        for number in distinct(group):
             places = np.flatnonzero(group == number)
             if number < 0:
                 parts.append((places, self._alone(shard, rows[places], fields)))
@@ -370,10 +373,17 @@ class RowSpots:
     def read(self) -> Answer:
         """Read them, file by file."""
         parts = []
-        for which in np.unique(self.shard).tolist():
+        for which in distinct(self.shard):
             places = np.flatnonzero(self.shard == which)
             parts.append((places, self.reader.read(which, self.index[places], self.group[places], self.fields)))
         return in_order(parts)
+
+
+def distinct(values: I64) -> list[int]:
+    """The values, each once, in order; most often all are the same."""
+    if len(values) and bool((values == values[0]).all()):
+        return [int(values[0])]
+    return np.unique(values).tolist()  # type: ignore[no-any-return]
 
 
 def in_order(parts: Sequence[tuple[I64, Answer]]) -> Answer:
@@ -383,10 +393,13 @@ def in_order(parts: Sequence[tuple[I64, Answer]]) -> Answer:
     if len(parts) == 1:
         return parts[0][1]
     order = np.concatenate([places for places, _ in parts])
+    bad = {int(places[n]): error for places, (_, wrong) in parts for n, error in wrong.items()}
+    items = joined([items for _, (items, _) in parts])
+    if bool((order[1:] > order[:-1]).all()):
+        return items, bad
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    bad = {int(places[n]): error for places, (_, wrong) in parts for n, error in wrong.items()}
-    return picked(joined([items for _, (items, _) in parts]), back), bad
+    return picked(items, back), bad
 
 
 class _Kept:

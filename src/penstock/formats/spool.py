@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.errors import DataError, StorageError
 from penstock.formats.parquet.columns import ArrowColumns
-from penstock.formats.rows import Answer, in_order
+from penstock.formats.rows import Answer, distinct, in_order
 from penstock.order import I64
 from penstock.plan import Columns, Fields, picked, weight
 
@@ -101,8 +101,9 @@ class PiecesReader:
 
     at_hand = True  # of this process, and nowhere else
 
-    def __init__(self, pieces: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, pieces: Sequence[Sequence[Any]], features: dict[str, Any] | None = None) -> None:
         self.names = ["items"]
+        self.features = features or {}  # what is known of the fields
         self._pieces = pieces
         spool = pieces if isinstance(pieces, Spool) else None
         rows = [len(piece) for piece in pieces] if spool is None else spool.rows
@@ -114,7 +115,7 @@ class PiecesReader:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PiecesReader, (list(self._pieces),)
+        return PiecesReader, (list(self._pieces), self.features)
 
     def counts(self, scan: bool) -> I64 | None:
         """The number of samples."""
@@ -146,7 +147,7 @@ class PiecesReader:
         """Samples by number; dicts as copies."""
         slot = np.searchsorted(self._edges, index, "right") - 1
         parts: list[tuple[I64, Answer]] = []
-        for number in np.unique(slot).tolist():
+        for number in distinct(slot):
             places = np.flatnonzero(slot == number)
             found = picked(self._piece(number), index[places] - self._edges[number])
             parts.append((places, (_own(found, fields), {})))

@@ -245,6 +245,35 @@ def test_each_segment_has_a_pool_of_its_own_and_classes_are_made_once_a_worker(t
     assert [segment.on for segment in ds.stats().segments] == ["actors", "actors"]
 
 
+class Labeler:
+    """Notes what it is asked for; fails at a sample, until it is mended."""
+
+    def __init__(self, log: str) -> None:
+        self.log = Path(log)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if 15_500 in batch["x"] and not self.log.with_suffix(".mended").exists():
+            raise RuntimeError("out of memory")
+        with self.log.open("a") as file:
+            file.write("".join(f"{x}\n" for x in batch["x"]))
+        return {"x": batch["x"], "label": batch["x"] * 2}
+
+
+def test_a_rerun_of_an_inference_that_failed_does_not_predict_again_what_is_written(tmp_path: Path) -> None:
+    log, folder = tmp_path / "log", tmp_path / "out"
+    ds = numbers((8000, 8000)).map_batches(Labeler, 100, fn_args=(str(log),), workers=1).on("ray").epoch(0)
+    with pytest.raises(StageError, match="out of memory"):
+        ds.write_parquet(folder, max_samples=250)
+    assert set(range(15_500)) <= set(map(int, log.read_text().split()))
+    log.write_text("")
+    log.with_suffix(".mended").touch()
+    ds.write_parquet(folder, max_samples=250)
+    again = sorted(map(int, log.read_text().split()))
+    assert again == list(range(again[0], 16_000)), "each of the rest once"
+    assert again[0] >= 5000, "up to five blocks of at most 2048 were on their way to a file"
+    assert [row["label"] for row in ps.read_parquet(folder)] == [2 * x for x in range(16_000)]
+
+
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
@@ -342,6 +371,19 @@ def _files(folder: Path) -> dict[str, bytes]:
     found = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert len(found) >= 4
     return {name: data for name, data in found.items() if not name.endswith((".json", ".index"))}
+
+
+def where(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x.json"], "folder": os.getcwd()}
+
+
+def test_relative_paths_begin_where_the_script_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # Ray was started elsewhere
+    from_items([{"__key__": f"{i}", "x.json": i} for i in range(9)]).write_tar("part-%02d.tar", max_samples=5)
+    ds = ps.read_tar("part-{00..01}.tar").decode().map(where, workers=1)
+    wanted = [{"x": i, "folder": str(tmp_path)} for i in range(9)]
+    assert ds.on("ray").take_all() == wanted
+    assert ds.to_ray().take_all() == wanted
 
 
 def test_packing_can_be_done_by_it(photo_shards: Path, tmp_path: Path) -> None:

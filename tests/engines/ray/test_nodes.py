@@ -16,6 +16,8 @@ import pytest
 
 import penstock
 
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
 pytestmark = pytest.mark.xdist_group("ray")
 
 
@@ -137,3 +139,76 @@ def test_a_script_without_a_cluster_starts_ray_says_so_and_leaves_nothing(place:
     )
     assert done.stdout.split() == ["5"]
     assert done.stderr.count("penstock: no Ray is running: started one on this machine") == 1
+
+
+if FULL:  # a cluster of its own, and a server between it and the script
+
+    def test_a_cluster_behind_ray_client_gives_the_same(place: Path) -> None:
+        done = run(
+            """
+            import os
+            import secrets
+            import socket
+            import subprocess
+            import sys
+            import time
+            from pathlib import Path
+
+            from penstock.errors import EngineError, StageError
+            from penstock.testing import numbers, outputs
+
+
+            class Adds:
+                def __init__(self, number):
+                    self.number = number
+
+                def __call__(self, batch):
+                    return {**batch, "sum": batch["x"] + self.number}
+
+
+            def fails(sample):
+                return {**sample, "inverse": 1 // (sample["x"] - 20)}
+
+
+            def ports():
+                servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+                found = [server.getsockname()[1] for server in servers]
+                [server.close() for server in servers]
+                return found
+
+
+            if __name__ == "__main__":
+                os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+                port, client = ports()
+                words = f"start --head --block --num-cpus=2 --port={port} --ray-client-server-port={client}"
+                words += " --include-dashboard=false --object-store-memory=100000000 --disable-usage-stats"
+                program = str(Path(sys.executable).with_name("ray"))
+                head = subprocess.Popen([program, *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+                try:
+                    until = time.monotonic() + 60
+                    while socket.socket().connect_ex(("127.0.0.1", client)) and time.monotonic() < until:
+                        time.sleep(0.2)
+                    def on(ds):
+                        return ds.on("ray", address=f"ray://127.0.0.1:{client}")
+                    ds = numbers((300, 500)).shuffle().epoch(1)
+                    added = ds.map(dict, workers=1).map_batches(Adds, 100, fn_args=(5,), workers=(1, 2))
+                    assert outputs(on(added)) == outputs(added.on("serial"))
+                    try:
+                        list(on(ds.map(fails)))
+                    except StageError as exc:
+                        notes = exc.__cause__.__notes__
+                        assert exc.key == "20" and exc.shard and any("in fails" in note for note in notes), exc
+                    try:
+                        iter(on(ds.map(dict, gpus=1)))
+                    except EngineError as exc:
+                        print(exc)
+                finally:
+                    import ray  # not before: it looks for its mode of authentication when it is imported
+
+                    ray.shutdown()  # the head waits for its clients
+                    head.terminate()
+                    head.wait(60)
+            """,
+            place,
+        )
+        assert "gpus=1 for each worker; the cluster has 2 cores, 0 GPUs" in done.stdout

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from penstock.engines.ray import session
 from penstock.engines.ray.session import ensure, imported
 from penstock.errors import EngineError, MissingExtra
 
@@ -55,3 +58,42 @@ def _said(said: multiprocessing.SimpleQueue[str]) -> None:
         said.put(str(exc))
     else:
         said.put("no error")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nobody_listens_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "imported", lambda: SimpleNamespace(is_initialized=lambda: False))
+    with pytest.raises(EngineError, match=f"there is no Ray at '{address}': .*refused"):
+        ensure(address)
+
+
+def test_a_cluster_that_refuses_is_not_said_to_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Failed to connect")
+
+    monkeypatch.setattr(session, "imported", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(EngineError, match=f"the Ray at '{address}' cannot be used: .*RAY_AUTH_MODE=token"):
+            ensure(address)
+
+
+def test_an_address_may_be_given_again_however_ray_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected: list[bool] = []
+    context = SimpleNamespace(gcs_address="192.0.2.1:6379")
+    ray = SimpleNamespace(
+        is_initialized=lambda: bool(connected),
+        init=lambda **_: connected.append(True),
+        get_runtime_context=lambda: context,
+    )
+    for name in ("_connected", "_attached"):
+        monkeypatch.setattr(session, name, [])
+    monkeypatch.setattr(session, "imported", lambda: ray)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
+        ensure(address)
+        ensure(address)
+        for other in ("127.0.0.1:6379", "ray://127.0.0.1:10001"):
+            with pytest.raises(EngineError, match=f"is connected to the Ray at {address} already"):
+                ensure(other)
+    assert connected == [True]

@@ -6,15 +6,20 @@ import io
 import os
 import subprocess
 import tarfile
+from contextlib import closing
 from pathlib import Path
+from random import Random
 from typing import Any, BinaryIO, cast
 
 import pytest
 
 import penstock as ps
-from penstock.formats.tar.gather import find_shards, gather
+from penstock.errors import DataError
+from penstock.formats.tar.gather import find_shards, gather, stretches
+from penstock.formats.tar.members import Grouper
 from penstock.formats.tar.outlet import StreamWriter, open_outlet
 from penstock.formats.tar.raw import Raw, RawReader, open_raw
+from penstock.formats.tar.selecting import Selection
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a" * 120 + "/" + "b" * 180
@@ -37,7 +42,7 @@ def archive(path: Path, keys: list[str], format: int = tarfile.PAX_FORMAT, size:
 def copied(path: Path, out: Path, mapped: bool) -> None:
     with open(out, "wb") as file, StreamWriter(file.fileno()) as writer:
         for raw in gather([str(path)], mapped=mapped):
-            writer.write_parts(raw.placed())
+            writer.write_parts(raw.parts())
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -154,3 +159,65 @@ def test_a_shard_with_the_source_that_others_note_is_read(tmp_path: Path) -> Non
     for name in ("a.tar", "a.tar.gz"):
         assert [raw.kind for raw in gather([str(tmp_path / name)])] == [("cls",), ("cls",)]
         assert len(ps.read_tar(str(tmp_path / name)).take_all()) == 2
+
+
+def _mixed(random: Random, path: Path) -> None:
+    """An archive of samples alike, with all that may lie between them, and sometimes a damage."""
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
+        prefix = random.choice(["", "", "./", "deep/er/"])
+        for number in range(80):
+            odd = random.random() < 0.06
+            kind = random.choice([["a"], ["jpg", "cls"], ["CLS", "jpg"], ["\xff"]]) if odd else ["cls", "jpg"]
+            key = random.choice(["k3", "x.y/k", "../out", ".hidden", "a b"]) if odd else f"k{number}"
+            for field in kind:
+                member = tarfile.TarInfo(f"{prefix}{key}.{field}")
+                member.size = random.choice([0, 1, 512, 700])
+                member.type = tarfile.DIRTYPE if random.random() < 0.01 else tarfile.REGTYPE
+                tar.addfile(member, io.BytesIO(random.randbytes(member.size)))
+    if random.random() < 0.3:
+        data = bytearray(path.read_bytes())
+        data[random.randrange(len(data))] ^= 0x41
+        path.write_bytes(data[: random.randrange(len(data))] if random.random() < 0.3 else data)
+
+
+def _told(path: Path, mapped: bool) -> list[object]:
+    with closing(open_raw(str(path), mapped=mapped)) as reader:
+        return [str(item) if isinstance(item, DataError) else (item.key, item.fields()) for item in reader]
+
+
+@pytest.mark.parametrize("seed", range(400 if os.environ.get("PENSTOCK_FULL") else 25))
+def test_samples_taken_together_are_those_taken_one_by_one(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _mixed(Random(seed), tmp_path / "a.tar")
+    together = [_told(tmp_path / "a.tar", mapped) for mapped in (False, True)]
+    monkeypatch.setattr(Grouper, "run", lambda *_: None)
+    alone = _told(tmp_path / "a.tar", True)
+    assert alone
+    assert together == [alone, alone]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_samples_alike_are_copied_in_few_pieces(mapped: bool, tmp_path: Path) -> None:
+    archive(tmp_path / "a.tar", [f"k{n:04}" for n in range(2000)], tarfile.GNU_FORMAT, size=30)
+    parts = list(Selection().copies(stretches([str(tmp_path / "a.tar")], mapped=mapped)))
+    assert [key for some in parts for key in some.keys] == [f"k{n:04}" for n in range(2000)]
+    assert len(parts) < 100
+
+
+def test_a_slice_of_what_lies_together_is_that_slice(tmp_path: Path) -> None:
+    keys = [f"k{n:03}" for n in range(200)]
+    archive(tmp_path / "a.tar", keys, tarfile.GNU_FORMAT)
+    random = Random(5)
+    for _ in range(30):
+        start, stop = random.randrange(220), random.choice([None, random.randrange(220)])
+        chosen = Selection(start=start, stop=stop)
+        parts = chosen.copies(stretches([str(tmp_path / "a.tar")], mapped=True))
+        assert [key for some in parts for key in some.keys] == keys[start:stop]
+
+
+def test_few_samples_are_given_before_much_is_looked_at(tmp_path: Path) -> None:
+    archive(tmp_path / "a.tar", [f"k{n:03}" for n in range(500)], tarfile.GNU_FORMAT)
+    with closing(open_raw(str(tmp_path / "a.tar"), mapped=True)) as reader:
+        next(iter(reader))
+        assert reader._window.offset < 60_000

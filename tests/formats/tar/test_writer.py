@@ -280,10 +280,28 @@ def test_fields_that_would_not_come_back_are_refused(field: str) -> None:
         written(io.BytesIO(), [{"__key__": "k", field: b""}])
 
 
-@pytest.mark.parametrize("value", ["text", 3, None, [b"x"]])
-def test_values_that_are_not_bytes_are_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"'txt' must be bytes, not .*key: k"):
+def test_values_are_stored_by_their_extension_and_bytes_as_they_are() -> None:
+    target = io.BytesIO()
+    written(target, [{"__key__": "k", "txt": "text", "cls": 3, "json": {"a": 1}, "bin": bytearray(b"b")}])
+    with tarfile.open(fileobj=io.BytesIO(target.getvalue())) as tar:
+        stored = {one.name: tar.extractfile(one).read() for one in tar}  # type: ignore[union-attr]
+    assert stored == {"k.bin": b"b", "k.cls": b"3", "k.json": b'{"a":1}', "k.txt": b"text"}
+
+
+@pytest.mark.parametrize("value", [3, None, [b"x"]])
+def test_values_that_their_extension_cannot_store_are_refused(value: Any) -> None:
+    with pytest.raises(DataError, match=r"'txt' .*text is expected.*key: k"):
         written(io.BytesIO(), [{"__key__": "k", "txt": value}])
+
+
+def test_what_an_encoder_gives_must_be_bytes() -> None:
+    with pytest.raises(DataError, match=r"'txt' must be bytes, not str.*key: k"):
+        TarWriter(io.BytesIO(), encode=lambda _, value: value).write({"__key__": "k", "txt": "text"})
+
+
+def test_a_sample_without_a_key_is_refused() -> None:
+    with pytest.raises(DataError, match="no '__key__'"):
+        TarWriter(io.BytesIO()).write({"txt": b""})
 
 
 def test_a_key_twice_in_one_shard_is_refused(tmp_path: Path) -> None:

@@ -51,8 +51,14 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = flow.selection(args)
     with flow.outlet(args) as out:
-        stream = flow.stream(args, args.parallel, mapped=chosen.as_they_are and args.compress is None)
-        written = sum(out.write_parts(parts) > 0 for parts in chosen.parts(stream))
+        if chosen.as_they_are:
+            parts = chosen.copies(flow.stretches(args, args.parallel, mapped=args.compress is None))
+        else:
+            parts = chosen.parts(flow.stream(args, args.parallel))
+        written = 0
+        for some in parts:
+            out.write_parts(some)
+            written += len(some.keys)
     if args.verbose:
         sys.stderr.write(f"{written:,} samples\n")
     return 0

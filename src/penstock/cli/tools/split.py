@@ -6,8 +6,15 @@ import argparse
 import json
 import re
 import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from penstock.cli.tools import COMPRESSIONS, amount, positive, take_inputs, wrong
+
+if TYPE_CHECKING:
+    from penstock.formats.tar.parts import Parts
+    from penstock.formats.tar.raw import Stretch
 
 _NUMBER = re.compile(r"\{shard(?::(0?\d*)d)?\}")
 
@@ -76,11 +83,21 @@ def run(args: argparse.Namespace) -> int:
     )
     full = 0
     with flow.failures_at(args.output), writer:
-        for raw in flow.stream(args, mapped=args.compress is None):
-            parts = raw.placed()
-            if not writer.fits(parts):
+        for parts in _cut(flow.stretches(args, mapped=args.compress is None), writer.fits):
+            if not writer.fits(len(parts.keys), parts.nbytes):
                 full += 1
                 if full == args.maxshards:
                     break
             writer.write_parts(parts)
     return 0
+
+
+def _cut(stretches: Iterator[Stretch], fits: Callable[[int, int], bool]) -> Iterator[Parts]:
+    """Give as many samples at once as fit into the open shard; where none does, the one that begins the next."""
+    for stretch in stretches:
+        at = 0
+        while at < len(stretch):
+            left = stretch.cut(at, len(stretch))
+            count = bisect_left(range(1, len(left) + 1), True, key=lambda some: not fits(some, left.nbytes(some)))
+            at += max(count, 1)
+            yield from left.cut(0, max(count, 1)).parts()

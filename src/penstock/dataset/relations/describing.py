@@ -64,7 +64,7 @@ class Described:
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
         found: dict[str, _About] = {}
         seen = 0
-        for items in lots(runs, lambda: 0, memory):
+        for items in lots(runs, None, memory):
             for name in _names(items):
                 if name not in found:
                     found[name] = _About(name, missing=seen)
@@ -72,6 +72,9 @@ class Described:
                 about.add(items)
             seen += len(items)
         return [[about.row() for about in found.values()]]
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
     def describe(self) -> str:
         return "describe()"

@@ -10,12 +10,11 @@ import numpy as np
 
 from penstock.dataset.relations.grouping import DEPTH, Parts, lots
 from penstock.dataset.relations.keys import UNKNOWN, Numbering
-from penstock.dataset.relations.sorting import piece_bytes, sort, spill
+from penstock.dataset.relations.sorting import Kept, sort
 from penstock.dataset.relations.states import values_list
 from penstock.dataset.relations.values import apart, columns_of, order_of
 from penstock.errors import DataError
 from penstock.formats.parquet.columns import ArrowColumns
-from penstock.formats.spool import Spool, size_of
 from penstock.order import I64
 from penstock.plan import Columns, picked
 
@@ -23,7 +22,7 @@ from penstock.plan import Columns, picked
 def unique(runs: Iterable[Sequence[Any]], field: str, memory: int) -> list[Any]:
     """The values of a field, each once, as they come."""
     known = Numbering((field,), "unique")
-    for items in lots(runs, known.__len__, memory):
+    for items in lots(runs, known, memory):
         known.of(items)
     return values_list(known.values()[0]) if len(known) else []
 
@@ -35,7 +34,7 @@ class Distinct:
     fields: tuple[str, ...] = ()
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        kept = _Kept(memory)
+        kept = Kept(memory)
         later: list[Parts] = []
         for items in self._firsts(runs, memory, 0, later):
             kept.add(items)
@@ -57,7 +56,7 @@ class Distinct:
         """The samples that are the first of their value, as long as values fit; the others are put off in ``later``."""
         known = Numbering(self.fields, "distinct")
         seen = 0
-        for items in lots(runs, known.__len__, memory):
+        for items in lots(runs, known, memory):
             if not self.fields:
                 known.fields = known.fields or _names(items)
                 _check_names(items, known.fields)
@@ -73,38 +72,11 @@ class Distinct:
                 later[0].add(placed, known.hashes(rest, depth))
             seen += len(items)
 
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        return features
+
     def describe(self) -> str:
         return f"distinct({', '.join(map(repr, self.fields))})"
-
-
-class _Kept:
-    """Samples in memory, and in a spool if they are many."""
-
-    def __init__(self, memory: int) -> None:
-        self._memory = memory
-        self._held: list[Sequence[Any]] = []
-        self._size = 0
-        self._spool: Spool | None = None
-
-    def add(self, items: Sequence[Any]) -> None:
-        if not len(items):
-            return
-        self._held.append(items)
-        self._size += size_of(items)
-        if self._size > self._memory // 3:
-            self._flush()
-
-    def _flush(self) -> None:
-        self._spool = self._spool or Spool()
-        for items in self._held:
-            spill(self._spool, items, piece_bytes(self._memory))
-        self._held, self._size = [], 0
-
-    def pieces(self) -> Sequence[Sequence[Any]]:
-        if self._spool is None:
-            return self._held
-        self._flush()
-        return self._spool
 
 
 _PLACE = "__place__"  # of a sample, while it is put off

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import pairwise
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from penstock.dataset.relations.keys import UNKNOWN, Numbering
-from penstock.dataset.relations.sorting import piece_bytes, sort, spill
+from penstock.dataset.relations.keys import UNKNOWN, Numbering, encoded
+from penstock.dataset.relations.sorting import Kept, piece_bytes, sort, spill
 from penstock.dataset.relations.source import fields_of, whole
 from penstock.dataset.relations.states import STATES, State, values_list
 from penstock.dataset.relations.values import (
@@ -31,17 +31,19 @@ from penstock.plan import Plan, picked
 _Of = TypeVar("_Of")
 DEPTH = 8  # how often what does not fit is put off: whoever has that many values has a larger disk than there is
 _PARTS = 16  # by which groups that do not fit are put off: each may be put off again
-_ROWS, _BYTES = 1 << 17, 1 << 25  # what is gathered before it is summed up: each time costs the groups there are
+_ROWS, _BYTES = 1 << 17, 1 << 25  # what is gathered before it is summed up
+_MORE = 4  # so many times the groups there are: each time costs them all
 
 
-def lots(runs: Iterable[Sequence[Any]], groups: Callable[[], int], memory: int) -> Iterator[Sequence[Any]]:
+def lots(runs: Iterable[Sequence[Any]], known: Numbering | None, memory: int) -> Iterator[Sequence[Any]]:
     """Runs put together until they are worth the work."""
     held: list[Sequence[Any]] = []
     rows = size = 0
     for run in runs:
         held.append(run)
         rows, size = rows + len(run), size + size_of(run)
-        if rows >= max(_ROWS, groups()) or size > min(_BYTES, memory // 4):
+        groups, taken = (len(known), known.nbytes) if known is not None else (0, 0)
+        if rows >= max(_ROWS, _MORE * groups) or size > min(max(_BYTES, _MORE * taken), memory // 4):
             yield gathered(held)
             held, rows, size = [], 0, 0
     if held:
@@ -89,6 +91,13 @@ class Aggregated:
     how: str
     of: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        made = ["count"] if self.how == "count" else [f"{name}_{self.how}" for name in self.of]
+        if twice := [name for name in made if name in self.fields]:
+            raise PlanError(
+                f"{self.describe()} makes a field {twice[0]!r}, which is one it groups by: rename that first"
+            )
+
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
         if self.how == "list":
             return self._lists(runs, memory)
@@ -103,7 +112,7 @@ class Aggregated:
         states = [STATES[self.how](name) for name in self.of]
         counts = np.zeros(0, np.int64)
         parts: Parts | None = None
-        for items in lots(runs, known.__len__, memory):
+        for items in lots(runs, known, memory):
             numbers = known.of(items, parts is None)
             if parts is not None:
                 items, numbers = _put_off(parts, items, numbers, known, depth)
@@ -127,34 +136,41 @@ class Aggregated:
 
     def _lists(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
         """All samples in the order of their groups; a group alone must fit into memory."""
-        rows: list[dict[str, Any]] = []
-        size, spool = 0, None
-        for key, values in self._groups(sort(runs, self._order, memory)):
-            rows.append({**dict(zip(self.fields, key, strict=True)), **values})
-            size += size_of(rows[-1:])
-            if size > memory // 3:
-                spool = spool or Spool()
-                spill(spool, rows, piece_bytes(memory))
-                rows, size = [], 0
-        if spool is None:
-            return [rows] if rows else []
-        spill(spool, rows, piece_bytes(memory))
-        return spool
+        kept = Kept(memory)
+        open_group: Sequence[Any] = []
+        for piece in sort(runs, self._order, memory):
+            items = gathered([open_group, piece]) if len(open_group) else piece
+            begin = self._begins(items)
+            last = int(begin[-1])  # more of this group may come
+            kept.add(self._list_rows(items[:last], begin[:-1]))
+            open_group = apart(items[last:])
+        if len(open_group):
+            kept.add(self._list_rows(open_group, np.zeros(1, np.int64)))
+        return kept.pieces()
 
-    def _groups(self, pieces: Iterable[Sequence[Any]]) -> Iterator[tuple[tuple[Any, ...], dict[str, list[Any]]]]:
-        names = [f"{name}_list" for name in self.of]
-        rows = (row for piece in pieces for row in self._tuples(piece))
-        many = len(self.fields)
-        for _, group in groupby(rows, lambda row: tuple(map(hashable, row[:many]))):
-            columns = list(zip(*group, strict=True))
-            yield (
-                tuple(column[0] for column in columns[:many]),
-                dict(zip(names, map(list, columns[many:]), strict=True)),
-            )
+    def _begins(self, items: Sequence[Any]) -> I64:
+        """Where groups begin among samples in order."""
+        new = np.ones(len(items), bool)
+        columns = [column(items, name, "groupby") for name in self.fields]
+        if all(array is not None for array in columns):
+            codes = [encoded(array)[0] for array in columns]
+            new[1:] = np.logical_or.reduce([own[1:] != own[:-1] for own in codes])
+        else:
+            keys = zip(*(map(hashable, values_at(items, name, "groupby")) for name in self.fields), strict=True)
+            new[1:] = [key != before for before, key in pairwise(keys)]
+        return np.flatnonzero(new)
 
-    def _tuples(self, piece: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
-        names = [*((name, "groupby") for name in self.fields), *((name, self.how) for name in self.of)]
-        return zip(*(values_at(piece, name, verb) for name, verb in names), strict=True)
+    def _list_rows(self, items: Sequence[Any], begin: I64) -> list[dict[str, Any]]:
+        firsts = picked(items, begin)
+        named = {name: values_at(firsts, name, "groupby") for name in self.fields}
+        edges = [*begin.tolist(), len(items)]
+        for name in self.of:
+            values = values_at(items, name, self.how)
+            named[f"{name}_list"] = [values[low:high] for low, high in pairwise(edges)]
+        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {name: what for name, what in features.items() if name in self.fields}
 
     def describe(self) -> str:
         return f"groupby({', '.join(map(repr, self.fields))}).{self.how}({', '.join(map(repr, self.of))})"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.dataset.relations.grouping import lots
 from penstock.dataset.relations.keys import UNKNOWN, ColumnKeys, Numbering
 from penstock.dataset.relations.sorting import piece_bytes, spill
 from penstock.dataset.relations.source import memory_of, runs_of
@@ -72,7 +73,7 @@ class _Ready:
         held: list[Sequence[Any]] = []
         size, spool, numbers = 0, None, []
         names: dict[str, None] = {}
-        for lot in _lots(runs_of(plan), memory):
+        for lot in lots(runs_of(plan), known, memory):
             numbers.append(known.of(lot))
             names.update(dict.fromkeys(_names(lot, how.on)))
             held.append(lot)
@@ -82,6 +83,8 @@ class _Ready:
                 for one in held:
                     spill(spool, one, piece_bytes(memory))
                 held, size = [], 0
+        if isinstance(known.keys, ColumnKeys):
+            known.keys.settle()
         if spool is not None:
             for one in held:
                 spill(spool, one, piece_bytes(memory))
@@ -92,8 +95,7 @@ class _Ready:
 
     def matches(self, items: Sequence[Any]) -> tuple[I64, I64]:
         """The numbers of samples here and there that go together; there ``UNKNOWN`` where a sample stays alone."""
-        with self.lock:
-            number = self._numbers(items)
+        number = self._numbers(items)
         many = np.where(number < 0, 0, self.edges[number + 1] - self.edges[number]) if len(self.known) else 0 * number
         rows = np.maximum(many, 1) if self.how.left else many
         here = np.repeat(np.arange(len(items)), rows)
@@ -112,7 +114,8 @@ class _Ready:
                 fitting = _as_types(columns, keys.kinds)
                 if fitting is not None:
                     return keys.numbers(fitting, False)
-        return self.known.of(items, False)
+        with self.lock:
+            return self.known.of(items, False)
 
     def rows(self, there: I64) -> Sequence[Any]:
         """Samples of this side."""
@@ -137,19 +140,6 @@ def _as_types(columns: Sequence[Any], kinds: Sequence[Any]) -> list[Any] | None:
         except pa.ArrowInvalid:  # a number that has no place there, and so no partner: Python knows
             return None
     return out
-
-
-def _lots(runs: Iterator[Sequence[Any]], memory: int) -> Iterator[Sequence[Any]]:
-    held: list[Sequence[Any]] = []
-    rows = size = 0
-    for run in runs:
-        held.append(run)
-        rows, size = rows + len(run), size + size_of(run)
-        if rows >= _MOST or size > memory // 8:
-            yield gathered(held)
-            held, rows, size = [], 0, 0
-    if held:
-        yield gathered(held)
 
 
 def _names(items: Sequence[Any], on: Sequence[str]) -> list[str]:

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.dataset.relations.index import Index
 from penstock.dataset.relations.values import column, hashable, values_at
 from penstock.formats.parquet.values import values_of
 from penstock.order import I64
 
 UNKNOWN = -1
-_FEW = 8  # so many times more values than are asked for are worth an index
 _SLOT = 120  # bytes a value takes in a dict, beside itself
 
 
@@ -83,90 +83,46 @@ class _One:
 
     def __init__(self) -> None:
         self.found: Any = None
-        self._index: _Index | None = None  # of what was found when it was made
+        self._index: Index | None = None  # of what was found when it was made
 
     def __len__(self) -> int:
         return 0 if self.found is None else len(self.found)
 
     def numbers(self, array: Any, grow: bool) -> I64:
-        import pyarrow as pa
-
-        codes, own = _encoded(array)
+        if not grow:
+            return self._looked_up(array)
+        codes, own = encoded(array)
         if self.found is None:
-            if not grow:
-                return np.full(len(array), UNKNOWN, np.int64)
             self.found = own
             return codes
-        known = self._known(own)
-        new = np.flatnonzero(known == UNKNOWN)
-        if grow and len(new):
-            known[new] = len(self.found) + np.arange(len(new))
-            self.found = pa.concat_arrays([self.found, own.take(pa.array(new))])
-        numbers: I64 = known[codes]
-        return numbers
+        return self._numbered(own)[codes]
 
-    def _known(self, own: Any) -> I64:
-        """The numbers of values; where few are asked for of many, by an index that is made once."""
+    def _numbered(self, own: Any) -> I64:
+        """The numbers of distinct values, with the next ones for those that are new."""
+        import pyarrow as pa
         import pyarrow.compute as pc
 
-        if len(own) * _FEW >= len(self.found):
-            return pc.index_in(own, value_set=self.found).fill_null(UNKNOWN).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-        if self._index is None or self._index.many != len(self.found):
-            self._index = _Index(self.found)
-        return self._index.numbers(own)
+        known = pc.index_in(own, value_set=self.found).fill_null(UNKNOWN).to_numpy().astype(np.int64)
+        new = np.flatnonzero(known == UNKNOWN)
+        if len(new):
+            known[new] = len(self.found) + np.arange(len(new))
+            self.found = pa.concat_arrays([self.found, own.take(pa.array(new))])
+        return known  # type: ignore[no-any-return]
+
+    def _looked_up(self, array: Any) -> I64:
+        return np.full(len(array), UNKNOWN, np.int64) if self.found is None else self.index().numbers(array)
+
+    def index(self) -> Index:
+        """Where the values are that were found up to now."""
+        if self._index is None or len(self._index) != len(self.found):
+            self._index = Index(self.found)
+        return self._index
 
 
-class _Index:
-    """Where values are: numbers by bisection, others in a dict."""
-
-    def __init__(self, found: Any) -> None:
-        self.many = len(found)
-        self._missing = next(iter(np.flatnonzero(_nulls(found)).tolist()), UNKNOWN)
-        self._dict: dict[Any, int] = {}
-        self._sorted: Any = None
-        if _is_ordered(found.type):
-            values = _numbers(found)
-            self._order = np.argsort(values, kind="stable")
-            self._order = self._order[~_nulls(found)[self._order]]
-            self._sorted = values[self._order]
-        else:
-            self._dict = {value: number for number, value in enumerate(found.to_pylist()) if value is not None}
-
-    def numbers(self, own: Any) -> I64:
-        """The number of each value, or ``UNKNOWN``."""
-        if self._sorted is None:
-            get, missing = self._dict.get, self._missing
-            named = (missing if value is None else get(value, UNKNOWN) for value in own.to_pylist())
-            return np.fromiter(named, np.int64, len(own))
-        values = _numbers(own)
-        place = np.minimum(np.searchsorted(self._sorted, values), max(0, len(self._sorted) - 1))
-        if len(self._sorted):
-            there = self._sorted[place]
-            same = (there == values) | ((there != there) & (values != values))
-            found = np.where(same, self._order[place], UNKNOWN)
-        else:
-            found = np.full(len(own), UNKNOWN, np.int64)
-        return np.where(_nulls(own), self._missing, found)
-
-
-def _nulls(array: Any) -> Any:
-    return array.is_null().to_numpy(zero_copy_only=False)
-
-
-def _is_ordered(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def _numbers(array: Any) -> Any:
-    return array.fill_null(0).to_numpy(zero_copy_only=False)
-
-
-def _encoded(array: Any) -> tuple[I64, Any]:
+def encoded(array: Any) -> tuple[I64, Any]:
     """The distinct values of an array as they first come, and for each place which it is."""
-    encoded = _same_zero(array).dictionary_encode(null_encoding="encode")
-    return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary
+    made = _same_zero(array).dictionary_encode(null_encoding="encode")
+    return made.indices.to_numpy().astype(np.int64), made.dictionary
 
 
 def _same_zero(array: Any) -> Any:
@@ -203,13 +159,18 @@ class ColumnKeys:
             found = np.where(lost, UNKNOWN, found)
         return found
 
+    def settle(self) -> None:
+        """No values will be added: they can be asked for from several threads."""
+        for one in self._ones + self._pairs:
+            if one.found is not None:
+                one.index()
+
     def hashes(self, columns: Sequence[Any], salt: int) -> I64:
-        total = np.zeros(len(columns[0]), np.int64)
+        each = []
         for array in columns:
-            codes, own = _encoded(array)
-            each = np.array([_hash((salt, value)) for value in own.to_pylist()], np.int64)
-            total = total * 31 + each[codes]
-        return total & 0x7FFFFFFF
+            codes, own = encoded(array)
+            each.append(_hashes(values_of(own), salt)[codes])
+        return _folded(each)
 
     def values(self) -> list[Any]:
         import pyarrow as pa
@@ -224,10 +185,19 @@ class ColumnKeys:
         return [first.take(pa.array(numbers)) if self._pairs else first, *reversed(out)]
 
 
-def _hash(value: Any) -> int:
-    """Python's, in 48 bits; NaN is equal to itself here."""
-    one = value[1]
-    return hash((value[0], "nan") if isinstance(one, float) and one != one else value) & 0xFFFFFFFFFFFF
+def _hashes(values: Sequence[Any], salt: int) -> I64:
+    """Python's, so that a value of a column has that of the same value elsewhere; NaN is equal to itself here."""
+    plain = (hashable(value) for value in values)
+    each = (hash((salt, "nan" if one is math.nan else one)) & 0xFFFFFFFFFFFF for one in plain)
+    return np.fromiter(each, np.int64, len(values))
+
+
+def _folded(hashes: Sequence[I64]) -> I64:
+    """One number of those of several fields."""
+    total = np.zeros(len(hashes[0]), np.int64)
+    for own in hashes:
+        total = total * 31 + own
+    return total & 0x7FFFFFFF
 
 
 class PlainKeys:
@@ -267,9 +237,7 @@ class PlainKeys:
         return np.array(out, np.int64)
 
     def hashes(self, columns: Sequence[Any], salt: int) -> I64:
-        keys = (tuple(map(hashable, row)) for row in zip(*columns, strict=True))
-        named = (tuple("nan" if one is math.nan else one for one in key) for key in keys)
-        return np.array([hash((salt, key)) & 0x7FFFFFFF for key in named], np.int64)
+        return _folded([_hashes(values, salt) for values in columns])
 
     def values(self) -> list[Any]:
         return list(self._values)

@@ -31,6 +31,9 @@ class Sorted:
     def _order(self, items: Sequence[Any]) -> I64:
         return order_of(items, self.fields, self.descending, "sort")
 
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        return features
+
     def describe(self) -> str:
         names = ", ".join(map(repr, self.fields))
         down = f", descending={list(self.descending)}" if any(self.descending) else ""
@@ -85,6 +88,36 @@ def spill(spool: Spool, items: Sequence[Any], most: int) -> list[int]:
     many = max(1, -(-size_of(items) // most))
     step = max(1, -(-len(items) // many))
     return [spool.add(items[low : low + step]) for low in range(0, len(items), step)]
+
+
+class Kept:
+    """Samples in memory, and in a spool if they are many."""
+
+    def __init__(self, memory: int) -> None:
+        self._memory = memory
+        self._held: list[Sequence[Any]] = []
+        self._size = 0
+        self._spool: Spool | None = None
+
+    def add(self, items: Sequence[Any]) -> None:
+        if not len(items):
+            return
+        self._held.append(items)
+        self._size += size_of(items)
+        if self._size > self._memory // 3:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._spool = self._spool or Spool()
+        for items in self._held:
+            spill(self._spool, items, piece_bytes(self._memory))
+        self._held, self._size = [], 0
+
+    def pieces(self) -> Sequence[Sequence[Any]]:
+        if self._spool is None:
+            return self._held
+        self._flush()
+        return self._spool
 
 
 def merged(spool: Spool, runs: Sequence[Sequence[int]], order: Order) -> Iterator[Sequence[Any]]:

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.engines import started
+from penstock.engines import Program, started
 from penstock.errors import PlanError
 from penstock.formats.spool import PiecesReader
 from penstock.plan import Plan, Resources, Select, size_in_bytes
@@ -21,6 +21,9 @@ class Summary(Protocol):
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
         """Pieces of rows, made of runs of samples; what goes beyond ``memory`` bytes belongs on the disk."""
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        """What is known of the fields of these rows, where ``features`` is known of those of the samples."""
 
     def describe(self) -> str:
         """The call that asked for it."""
@@ -43,17 +46,28 @@ class Whole:
 
     def open(self) -> PiecesReader:
         """Run the plan."""
-        with closing(runs_of(self.plan)) as runs:
-            return PiecesReader(self.summary(runs, memory_of(self.plan)))
+        program = Program(self.plan)
+        program.check_end()
+        with closing(runs_of(self.plan, program)) as runs:
+            pieces = self.summary(runs, memory_of(self.plan))
+        return PiecesReader(pieces, self.summary.typed(_features(program)))
 
     def describe(self) -> str:
         """The calls that made it."""
         return f"{self.plan.source.describe()} ... {self.summary.describe()}"
 
 
-def runs_of(plan: Plan) -> Generator[Sequence[Any], None, None]:
+def _features(program: Program) -> dict[str, Any]:
+    """What is known of the fields; of sources that tell different things, nothing is."""
+    try:
+        return program.features()
+    except PlanError:
+        return {}
+
+
+def runs_of(plan: Plan, program: Program | None = None) -> Generator[Sequence[Any], None, None]:
     """What a plan gives, in runs of neighbours."""
-    with closing(started(plan, plan.epoch or 0).runs()) as runs:  # type: ignore[type-var]
+    with closing(started(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
         yield from (run for run in runs if len(run))
 
 

@@ -222,9 +222,14 @@ class Extreme(State):
 
     def _add_column(self, numbers: I64, groups: int, column: Any) -> None:
         import pyarrow as pa
+        import pyarrow.compute as pc
 
         known = 0 if self._column is None else len(self._column)
         parts = [column] if self._column is None else [self._column, column]
+        if groups == 1:
+            best = pc.min_max(pa.chunked_array(parts, column.type))[self._how]
+            self._column = pa.array([best], column.type)
+            return
         which = np.concatenate([np.arange(known), numbers])
         table = pa.table({"group": which, "value": pa.chunked_array(parts, column.type)})
         made = table.group_by("group", use_threads=False).aggregate([("value", self._how)])

@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import DataError
 from penstock.formats.parquet.columns import ArrowColumns
-from penstock.formats.parquet.values import plain
+from penstock.formats.parquet.values import plain, shape_of, values_of
 from penstock.order import I64
 from penstock.plan import Columns
 
@@ -52,7 +52,11 @@ def values_at(items: Sequence[Any], field: str, verb: str) -> list[Any]:
     """
     if isinstance(items, Columns):
         check_field(items, field, verb)
-        return [sample[field] for sample in items.renamed({field: field})]
+        own = items.renamed({field: field})
+        if isinstance(own, ArrowColumns) and own.present() is None:
+            batch = own.batch()
+            return values_of(batch.column(0), shape_of(batch.schema.field(0)))
+        return [sample[field] for sample in own]
     return [value_of(sample, field, verb) for sample in items]
 
 

@@ -8,13 +8,14 @@ the next segment gets them from there; the run gets those of the last one.
 from __future__ import annotations
 
 import logging
+import os
 import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, ClassVar
@@ -65,12 +66,34 @@ class Remote(Sequence[Any]):
         return self._items
 
 
+class Stored:
+    """Something that is put in the cluster's store when it is first asked for: what Ray needs for that takes longer
+    to import than an actor to be asked for, so actors come first and start meanwhile."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._ref: Any = None
+        self._lock = threading.Lock()  # workers of one pool are started side by side
+
+    def ref(self) -> Any:
+        """Where it lies."""
+        with self._lock:
+            if self._ref is None:
+                self._ref = imported().put(self._make())
+            return self._ref
+
+
 @dataclass(frozen=True, slots=True)
 class Shipped:
     """The open sources, here and in the cluster's store."""
 
     finder: Finder
-    ref: Any
+    stored: Stored
+
+    @staticmethod
+    def of(finder: Finder) -> Shipped:
+        """Sources that are known to travel."""
+        return Shipped(finder, Stored(lambda: finder))
 
 
 @dataclass(slots=True, eq=False)
@@ -89,8 +112,11 @@ class ActorCargo:
     nodes: Callable[[], list[Node]]
     pool: Pool | None = None
     on: ClassVar[str] = "actors"
-    _refs: tuple[Any, Any] | None = None
+    _stored: Stored = field(init=False)
     _made: Any = None
+
+    def __post_init__(self) -> None:
+        self._stored = Stored(lambda: dumps((self.stages, self.contexts)))
 
     @staticmethod
     def of(
@@ -160,11 +186,8 @@ class ActorCargo:
 
     def loaded(self, actor: Any) -> Any:
         """Have it make its functions; its answer to come."""
-        if self._refs is None:
-            ray = imported()
-            sources = ray.put(None) if self.shipped is None else self.shipped.ref
-            self._refs = ray.put(dumps((self.stages, self.contexts))), sources
-        return actor.load.remote(list(self._refs), sys.path, self.timeout_s)
+        needed = [self._stored] if self.shipped is None else [self._stored, self.shipped.stored]
+        return actor.load.remote([one.ref() for one in needed], sys.path, os.getcwd(), self.timeout_s)
 
 
 class Actor:

@@ -147,14 +147,15 @@ def _need(segment: Segment) -> Need:
 
 
 def _shipped(finder: Finder) -> Shipped | None:
-    """The sources put in the store, if others can read them; ``None``: samples are read here, as they are in memory."""
+    """The sources, if others can read them; ``None``: samples are read here, as they are in memory."""
     at_hand = [reader for reader in finder.readers if getattr(reader, "at_hand", False)]
     if len(at_hand) == len(finder.readers):
         return None
     if any(reader.names and reader.url(0).startswith("memory://") for reader in finder.readers):
         return None
     try:
-        return Shipped(finder, imported().put(finder)) if len(dumps(at_hand)) <= SHIPPED else None
+        dumps(finder)
+        return Shipped.of(finder) if len(dumps(at_hand)) <= SHIPPED else None
     except Exception:  # a source of somebody else's that cannot travel
         return None
 

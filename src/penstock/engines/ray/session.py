@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import threading
 from typing import Any
 
@@ -15,7 +16,9 @@ log = logging.getLogger("penstock")
 STORE = 1_000_000_000  # bytes of shared memory for a Ray started here: blocks on their way, not datasets
 _SHARE = 0.5  # of the shared memory that is free, at most
 _lock = threading.Lock()
+_LISTEN_S = 10.0  # for somebody who listens to answer
 _connected: list[int] = []  # the process that was seen connected; a fork of it is not
+_attached: list[str] = []  # the address by which it was: Ray knows its cluster by another name
 
 
 def ensure(address: str | None = None) -> None:
@@ -40,8 +43,10 @@ def ensure(address: str | None = None) -> None:
             _check_address(ray, address)
         elif address is not None or _running():
             _attach(ray, address)
+            _attached[:] = [address] if address is not None else []
         else:
             _start(ray)
+            _attached.clear()
         _connected[:] = [os.getpid()]
 
 
@@ -60,10 +65,10 @@ def imported() -> Any:
 
 def _check_address(ray: Any, address: str | None) -> None:
     """Refuse an address that is not the one this process is connected to, where that can be told."""
-    if address in (None, "auto", "local") or str(address).startswith("ray://"):
+    if address in (None, "auto", "local", *_attached):
         return
-    here = ray.get_runtime_context().gcs_address
-    if here != address:
+    here = _attached[0] if _attached else ray.get_runtime_context().gcs_address
+    if here != address and (_attached or not str(address).startswith("ray://")):
         raise EngineError(f"address={address!r}: this process is connected to the Ray at {here} already")
 
 
@@ -77,11 +82,27 @@ def _running() -> bool:
 
 
 def _attach(ray: Any, address: str | None) -> None:
+    if address in (None, "auto"):
+        problem, advice = "no running Ray was found", "without address= one is started on this machine"
+    else:
+        _check_listens(str(address))
+        problem = f"the Ray at {address!r} cannot be used"
+        advice = "it may want its token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN=...), or the Ray and Python that it has"
     try:
         ray.init(address=address, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError) as exc:
-        where = "no running Ray was found" if address in (None, "auto") else f"there is no Ray at {address!r}"
-        raise EngineError(f"{where}: {exc}; without address= one is started on this machine") from exc
+        raise EngineError(f"{problem}: {exc}; {advice}") from exc
+
+
+def _check_listens(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try it for two minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # of another kind
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTEN_S).close()
+    except OSError as exc:
+        raise EngineError(f"there is no Ray at {address!r}: {exc}; without address= one is started here") from exc
 
 
 def _start(ray: Any) -> None:

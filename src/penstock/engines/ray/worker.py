@@ -42,21 +42,25 @@ class Worker:
         self._going: dict[int, Iterator[tuple[Block, bool]]] = {}
         threading.Thread(target=self._watch, name="penstock watch", daemon=True).start()
 
-    def load(self, needed: list[Any], path: list[str], timeout_s: float | None) -> tuple[str, Any]:
+    def load(self, needed: list[Any], path: list[str], folder: str, timeout_s: float | None) -> tuple[str, Any]:
         """Make the functions; say where this is, or why they cannot be made.
 
         Args:
-            needed: Two objects in the store, not taken from it before what fails can be told: the stages with their
-                contexts, pickled, and the sources where this worker reads.
+            needed: Objects in the store, not taken from it before what fails can be told: the stages with their
+                contexts, pickled, and where this worker reads the sources.
             path: Where the run finds its modules.
+            folder: Where the run is, and its relative paths begin; a node of a cluster started elsewhere is not.
             timeout_s: How long one item may take.
         """
         import ray
 
         self._free, self._limit = None, timeout_s
+        with suppress(OSError):  # this machine has no such folder
+            os.chdir(folder)
         sys.path += [one for one in path if one not in sys.path and os.path.exists(one)]
         try:
-            cargo, self._finder = ray.get(needed)
+            cargo, *finders = ray.get(needed)
+            self._finder = finders[0] if finders else None
             self._stages, self._contexts = self._made(cargo)
         except BaseException as exc:  # it belongs to the run
             return "raise", packed_error(exc)

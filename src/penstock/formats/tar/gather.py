@@ -5,11 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from random import Random
 from typing import Any
 
 from penstock.errors import DataError
-from penstock.formats.tar.raw import Raw, RawReader, open_raw
+from penstock.formats.tar.raw import Raw, RawReader, Stretch, open_raw
 from penstock.storage import STDIN, expand, spell
 from penstock.storage.protocol import Storage
 
@@ -52,25 +53,34 @@ def gather(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: 
         StorageError: An archive cannot be read.
         DataError: One is damaged.
     """
+    for stretch in stretches(urls, bad=bad, workers=workers, mapped=mapped):
+        yield from stretch
+
+
+def stretches(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[Stretch]:
+    """Give the samples as :func:`gather` does, those together that lie together.
+
+    Raises:
+        StorageError: An archive cannot be read.
+        DataError: One is damaged.
+    """
     if workers > 1:
         yield from _side_by_side(urls, bad, workers)
         return
     for url in urls:
-        yield from _good(open_raw(url, mapped=mapped), bad)
+        with closing(open_raw(url, mapped=mapped)) as reader:
+            yield from _good(reader.stretches(), bad)
 
 
-def _good(reader: RawReader, bad: Bad) -> Iterator[Raw]:
-    try:
-        for item in reader:
-            if isinstance(item, Raw):
-                yield item
-            else:
-                bad(item)
-    finally:
-        reader.close()
+def _good(items: Iterable[Stretch | DataError], bad: Bad) -> Iterator[Stretch]:
+    for item in items:
+        if isinstance(item, Stretch):
+            yield item
+        else:
+            bad(item)
 
 
-def _side_by_side(urls: Iterable[str], bad: Bad, workers: int) -> Iterator[Raw]:
+def _side_by_side(urls: Iterable[str], bad: Bad, workers: int) -> Iterator[Stretch]:
     waiting = list(urls)[::-1]
     batches: queue.Queue[Any] = queue.Queue(workers * _ROOM)
     stopped = threading.Event()
@@ -87,11 +97,7 @@ def _side_by_side(urls: Iterable[str], bad: Bad, workers: int) -> Iterator[Raw]:
             elif isinstance(batch, BaseException):
                 raise batch
             else:
-                for item in batch:
-                    if isinstance(item, Raw):
-                        yield item
-                    else:
-                        bad(item)
+                yield from _good(batch, bad)
     finally:
         stopped.set()
         while any(thread.is_alive() for thread in threads):
@@ -125,20 +131,18 @@ def _read(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Even
     batches.put(_OVER)
 
 
-def _batched(reader: RawReader) -> Iterator[list[Raw | DataError]]:
-    batch: list[Raw | DataError] = []
+def _batched(reader: RawReader) -> Iterator[list[Stretch | DataError]]:
+    batch: list[Stretch | DataError] = []
     size = 0
-    try:
-        for item in reader:
+    with closing(reader):
+        for item in reader.stretches():
             batch.append(item)
-            size += item.nbytes if isinstance(item, Raw) else 0
+            size += item.nbytes(len(item)) if isinstance(item, Stretch) else 0
             if size >= _BATCH:
                 yield batch
                 batch, size = [], 0
-        if batch:
-            yield batch
-    finally:
-        reader.close()
+    if batch:
+        yield batch
 
 
 def mixed(streams: list[Iterator[Raw]], weights: list[float], random: Random, *, all: bool = False) -> Iterator[Raw]:

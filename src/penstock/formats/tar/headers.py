@@ -105,3 +105,17 @@ def checked(value: Any, field: str, key: str) -> Any:
     if isinstance(value, bytearray | memoryview):
         return bytes(value)  # a copy: the caller may go on with its buffer before it is written
     raise DataError(f"the field {field!r} must be bytes, not {type(value).__name__}", key=key)
+
+
+def encoded(value: Any, field: str, key: str) -> bytes:
+    """A value by its field's extension.
+
+    Raises:
+        DataError: It cannot be stored there.
+    """
+    from penstock.codecs import encode  # whoever writes bytes needs none of it
+
+    try:
+        return encode(field, value)
+    except (TypeError, ValueError) as exc:
+        raise DataError(str(exc), key=key) from exc

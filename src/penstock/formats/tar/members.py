@@ -7,6 +7,7 @@ shard gives the same samples and the same losses, however it arrives.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ GLOBAL = ord("g")
 REFUSED = {ord("S"): "sparse members are not supported", ord("M"): "multi-volume members are not supported"}
 MAX_EXTENSION = 1 << 20  # a name never needs a megabyte: a larger record is damage or an attack
 MAX_PADDING = 64 << 20  # more padding than any tape needs is not read through, but reported
+_RUN = 4  # samples that are worth being taken at once
 
 SOURCE = "__source__"  # where tarproc's tools took a sample from, which they write beside its fields: no field of it
 GAP = b""  # the name of an item that is no member but a loss
@@ -274,6 +276,7 @@ class Grouper(Generic[V]):
         self._last = b""
         self._loss: str | None = None
         self._names: dict[bytes, str] = {}
+        self._barren = 0
 
     @property
     def first(self) -> V | None:
@@ -292,6 +295,56 @@ class Grouper(Generic[V]):
         self._problem = self._problem or trouble
         self._sample[field] = value
         return closed
+
+    def run(
+        self, names: list[bytes], values: Sequence[V], at: int
+    ) -> tuple[list[bytes], tuple[str, ...], list[V]] | None:
+        """Take samples with the fields of the open one at once, if whole ones are all that follows: mostly they are.
+
+        Args:
+            names: Names of members.
+            values: Their values.
+            at: Where to begin among them.
+
+        Returns:
+            The keys of the samples this completes (the open one first), their fields and their values; None
+            when members have to be taken one by one.
+        """
+        kind = tuple(self._sample)
+        count = (len(names) - at) // len(kind) if kind else 0
+        if count < _RUN or at < self._barren or kind not in self._whole or self._problem or self._loss is not None:
+            return None
+        self._barren = 0
+        stop = at + count * len(kind)
+        last = stop - len(kind)
+        keys = self._alike(names[at:stop], [b"." + name.encode("utf-8", "surrogateescape") for name in kind])
+        if keys is None:
+            self._barren = at + 64  # mixed shards: do not look at the rest of the names again for each sample
+            return None
+        taken = [*self._sample.values(), *values[at:last]]
+        done = [self._key, *keys[:-1]]
+        self._raw = self._key = keys[-1]
+        self._last = done[-1]
+        self._sample = dict(zip(kind, values[last:stop], strict=True))
+        return done, kind, taken
+
+    def _alike(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:
+        """Give the keys, if the names are those of new samples with clean keys and these endings."""
+        step = len(endings)
+        keys = [name[: -len(endings[0])] for name in names[::step]]
+        for place, ending in enumerate(endings):
+            if [key + ending for key in keys] != names[place::step]:
+                return None
+        lines = b"\n%b\n" % b"\n".join(keys)
+        if any(mark in lines for mark in (b"\n/", b"/\n", b"\n\n", b"\n.", b"/.", b"..")):
+            return None
+        if b"." in lines and b"." in b"".join([key.rpartition(b"/")[2] for key in keys]):
+            return None
+        fresh = set(keys)
+        if len(fresh) < len(keys) or not fresh.isdisjoint(self._seen):
+            return None
+        self._seen |= fresh
+        return keys
 
     def finish(self) -> list[Entry[V]]:
         """Give what is left when there are no more members."""

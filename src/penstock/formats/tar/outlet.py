@@ -20,9 +20,9 @@ from penstock.formats.tar.ranges import FileRange, runs
 from penstock.storage import local_path
 
 STDOUT = "-"
-_BATCH = 4 << 20  # bytes handed to the system at once
+_BATCH = 1 << 20  # bytes handed to the system at once: with more of them on their way a pipe takes twice the time
 _MOST_PIECES = 512  # of them; the system takes 1,024
-_ROOM = 4  # batches on their way
+_ROOM = 2  # batches on their way
 _LIGHT = 8  # bytes that stay in their file weigh so much less: few large copies leave this process alone
 
 
@@ -30,11 +30,11 @@ class Outlet(Protocol):
     """Takes samples one after the other; what has a name appears when all is well at the end."""
 
     def write_parts(self, parts: Parts) -> int:
-        """Add a sample.
+        """Add samples, and give the number of bytes they take.
 
         Raises:
-            DataError: Its key was written before.
-            OSError: It cannot be written.
+            DataError: A key was written before.
+            OSError: They cannot be written.
         """
         ...
 
@@ -74,13 +74,13 @@ class StreamWriter:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)
 
     def write_parts(self, parts: Parts) -> int:
-        """Add a sample.
+        """Add samples.
 
         Raises:
-            DataError: Its key was written before.
-            OSError: An earlier one could not be written.
+            DataError: A key was written before.
+            OSError: Earlier ones could not be written.
         """
-        self._enter(parts.key)
+        self._enter(parts.keys)
         first = parts.pieces[0]
         if type(first) is not FileRange:
             self._pieces += parts.pieces
@@ -88,14 +88,15 @@ class StreamWriter:
             return parts.nbytes
         last = self._pieces[-1] if self._pieces else None
         if type(last) is not FileRange or not last.grow(first):
-            self._pieces.append(first)  # all of the sample, and made for it: it may grow
+            self._pieces.append(first)  # all of the samples, and made for them: it may grow
         self._grown(parts.nbytes // _LIGHT)
         return parts.nbytes
 
-    def _enter(self, key: str) -> None:
-        if key in self._keys:
-            raise DataError("the key was written before; --rename gives other keys", STDOUT, key)
-        self._keys.add(key)
+    def _enter(self, keys: list[str]) -> None:
+        if not self._keys.isdisjoint(keys):
+            again = next(key for key in keys if key in self._keys)
+            raise DataError("the key was written before; --rename gives other keys", STDOUT, again)
+        self._keys.update(keys)
 
     def _grown(self, nbytes: int) -> None:
         self._waiting += nbytes

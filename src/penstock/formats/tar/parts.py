@@ -1,4 +1,4 @@
-"""A sample on its way into an archive: its headers made, nothing written."""
+"""Samples on their way into an archive: their headers made, nothing written."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.formats.tar.members import BLOCK, ZEROS, padded
 
 
 class Parts(NamedTuple):
-    """A sample ready to be written: its pieces, and where from its beginning the fields lie."""
+    """Samples of the same fields ready to be written: their pieces, and where from their beginning the fields lie."""
 
-    key: str
+    keys: list[str]
     kind: tuple[str, ...]
     pieces: list[Any]
     starts: list[int]
@@ -41,4 +41,4 @@ def parts_of(key: str, fields: Mapping[str, bytes]) -> Parts:
         pieces += (head, data, ZEROS[: -len(data) % BLOCK])
         starts.append(at + len(head))
         at += len(head) + padded(len(data))
-    return Parts(key, kind, pieces, starts, [len(fields[field]) for field in kind], at)
+    return Parts([key], kind, pieces, starts, [len(fields[field]) for field in kind], at)

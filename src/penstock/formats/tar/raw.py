@@ -13,6 +13,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import lru_cache
 from typing import BinaryIO, cast
 
 from penstock.errors import DataError, StorageError
@@ -39,6 +40,8 @@ from penstock.storage import STDIN, Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
 
 _PLAIN = (0x30, 0)  # kinds of ordinary members
+_FIRST = 16  # members looked at before the first sample is given; then more and more, up to
+_AHEAD = 512
 
 
 class Raw:
@@ -67,12 +70,7 @@ class Raw:
     @property
     def span(self) -> tuple[int, int] | None:
         """From where to where it lies in its archive, if it can be copied from there in one piece."""
-        begin = end = self.spots[0][0]
-        for spot in self.spots:
-            if spot[0] != end:
-                return None
-            end = spot[3]
-        return (begin, end) if self._exact and not (end - begin) % BLOCK else None
+        return _span(self.spots) if self._exact else None
 
     @property
     def file(self) -> MappedFile | None:
@@ -103,30 +101,10 @@ class Raw:
         return Raw(self.key, self.kind, self.spots, self.shard, data, begin, self._exact)
 
     def parts(self) -> Parts:
-        """The sample for a writer, headers and all as they are; views of what was read, not copies."""
+        """The sample for a writer, headers and all as they are: left in its file if that was mapped, else a view."""
         if (span := self.span) is None:
             return self.changed()
-        begin, end = span
-        view = memoryview(self._data)[begin - self._base : end - self._base]
-        starts = [body - begin for _, body, _, _ in self.spots]
-        return Parts(self.key, self.kind, [view], starts, [spot[2] for spot in self.spots], end - begin)
-
-    def placed(self) -> Parts:
-        """The sample for a writer, as :meth:`parts` gives it; left in its file, where it lies in one."""
-        file = self._data
-        if type(file) is not MappedFile or not self._exact:
-            return self.parts()
-        begin = end = self.spots[0][0]
-        starts, sizes = [], []
-        for first, body, size, behind in self.spots:  # as ``span`` does: here it is done for every sample of a copy
-            if first != end:
-                return self.parts()
-            end = behind
-            starts.append(body - begin)
-            sizes.append(size)
-        if (end - begin) % BLOCK:
-            return self.parts()
-        return Parts(self.key, self.kind, [FileRange(file, file.fd, begin, end)], starts, sizes, end - begin)
+        return _copied([self.key], self.kind, self.spots, span, self._data, self._base)
 
     def changed(self, key: str | None = None, fields: Iterable[str] | None = None) -> Parts:
         """The sample for a writer under another key, or with some of its fields; headers are made anew."""
@@ -144,7 +122,77 @@ class Raw:
             starts.append(at + len(head))
             at += len(head) + padded(size)
         sizes = [self.spots[place][2] for place in chosen]
-        return Parts(name, tuple(self.kind[place] for place in chosen), pieces, starts, sizes, at)
+        return Parts([name], tuple(self.kind[place] for place in chosen), pieces, starts, sizes, at)
+
+
+class Stretch:
+    """Samples of an archive that have the same fields, as they lie there.
+
+    Attributes:
+        keys: Their keys.
+        kind: Their fields, in the order of their members.
+        spots: Where the members of all of them lie.
+        shard: The archive, as it may be shown.
+    """
+
+    __slots__ = ("_base", "_data", "_exact", "keys", "kind", "shard", "spots")
+
+    def __init__(
+        self,
+        keys: list[str],
+        kind: tuple[str, ...],
+        spots: list[Spot],
+        shard: str,
+        data: Content,
+        base: int,
+        exact: bool,
+    ) -> None:
+        self.keys, self.kind, self.spots, self.shard = keys, kind, spots, shard
+        self._data, self._base, self._exact = data, base, exact
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __iter__(self) -> Iterator[Raw]:
+        """Give the samples one by one."""
+        fields, at = len(self.kind), 0
+        for key in self.keys:
+            yield Raw(key, self.kind, self.spots[at : at + fields], self.shard, self._data, self._base, self._exact)
+            at += fields
+
+    def cut(self, first: int, stop: int) -> Stretch:
+        """Some of its samples."""
+        fields = len(self.kind)
+        spots = self.spots[first * fields : stop * fields]
+        return Stretch(self.keys[first:stop], self.kind, spots, self.shard, self._data, self._base, self._exact)
+
+    def nbytes(self, count: int) -> int:
+        """Bytes from the beginning of the first sample to the end of the last of so many."""
+        return self.spots[count * len(self.kind) - 1][3] - self.spots[0][0]
+
+    def parts(self) -> Iterator[Parts]:
+        """The samples for a writer as :meth:`Raw.parts` gives one, all at once if they lie one behind the other."""
+        if self._exact and (span := _span(self.spots)) is not None:
+            yield _copied(self.keys, self.kind, self.spots, span, self._data, self._base)
+        else:
+            yield from (raw.parts() for raw in self)
+
+
+def _span(spots: list[Spot]) -> tuple[int, int] | None:
+    """From where to where members lie, if there is nothing between them and they are padded."""
+    begin, end = spots[0][0], spots[-1][3]
+    gapless = sum([spot[3] - spot[0] for spot in spots]) == end - begin
+    return (begin, end) if gapless and not (end - begin) % BLOCK else None
+
+
+def _copied(
+    keys: list[str], kind: tuple[str, ...], spots: list[Spot], span: tuple[int, int], data: Content, base: int
+) -> Parts:
+    begin, end = span
+    piece = FileRange(data, data.fd, begin, end) if isinstance(data, MappedFile) else None
+    starts, sizes = [spot[1] - begin for spot in spots], [spot[2] for spot in spots]
+    pieces = [piece or memoryview(data)[begin - base : end - base]]
+    return Parts(keys, kind, pieces, starts, sizes, end - begin)
 
 
 def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) -> RawReader:
@@ -193,6 +241,7 @@ class RawReader:
         self.shard = shard
         self._stream = stream
         self._grouper: Grouper[Spot] = Grouper()
+        self._ahead = _FIRST
         if mapped is not None:
             self._window = Window(mapped, None, self._kept)
         else:
@@ -217,12 +266,25 @@ class RawReader:
             OSError: The archive cannot be read.
             MissingExtra: It is compressed by zstd and there is no zstandard.
         """
+        for item in self.stretches():
+            if isinstance(item, Stretch):
+                yield from item
+            else:
+                yield item
+
+    def stretches(self) -> Iterator[Stretch | DataError]:
+        """Give the samples in order, as many at once as there are alike.
+
+        Raises:
+            OSError: The archive cannot be read.
+            MissingExtra: It is compressed by zstd and there is no zstandard.
+        """
         try:
             yield from self._items()
         finally:
             self.close()
 
-    def _items(self) -> Iterator[Raw | DataError]:
+    def _items(self) -> Iterator[Stretch | DataError]:
         grouper, window, extensions = self._grouper, self._window, Extensions()
         while True:
             if not extensions.pending:
@@ -246,42 +308,53 @@ class RawReader:
                 yield from self._given(grouper.push(name, spot, problem))
         yield from self._given(grouper.finish())
 
-    def _ordinary(self) -> Iterator[Raw | DataError]:
+    def _ordinary(self) -> Iterator[Stretch | DataError]:
         """Go over members whose headers say nothing unusual; the first other one is left to :func:`step`."""
-        window, push = self._window, self._grouper.push
-        adler32, free = zlib.adler32, window.free
+        window = self._window
         while True:
-            data, base, stop = window.data, window.base, window.stop
-            offset = window.offset
-            while (at := offset - base) + BLOCK <= stop:
-                head = data[at : at + BLOCK]
-                digits, own = head[124:135], head[148:156]
-                if head[156] not in _PLAIN or head[345] or not digits.isdigit() or not own[:6].isdigit():
-                    return
-                try:
-                    size, declared = int(digits, 8), int(own[:6], 8)
-                except ValueError:
-                    return
-                if ((adler32(head) & 0xFFFF) - 1 - sum(own) + 256 - declared) % 65521 or head[135] > 32 or own[6] > 32:
-                    return
-                end = offset + BLOCK + ((size + 511) & -512)
-                if end - base > stop:
-                    break
-                cut = head.find(b"\0", 0, 100)
-                window.offset = window.begin = end
-                for key, kind, spots, problem, _ in push(
-                    head[:cut] if cut >= 0 else head[:100], (offset, offset + BLOCK, size, end)
-                ):
-                    name = key.decode("utf-8", "surrogateescape")
-                    if problem is None:
-                        yield Raw(name, kind, spots, self.shard, data, base, window.exact)
-                    else:
-                        yield DataError(problem, self.shard, name or None)
-                    if end > free:
-                        free = window.let_go()
-                offset = end
-            if not window.more(offset, BLOCK if at + BLOCK > stop else end - offset):
+            names, spots, needed = self._headers()
+            yield from self._grouped(names, spots)
+            if window.offset > window.free:
+                window.let_go()
+            if needed is None or not window.more(window.offset, needed):
                 return
+
+    def _headers(self) -> tuple[list[bytes], list[Spot], int | None]:
+        """Step over ordinary members at hand: their names, where they lie, and how many bytes the next one needs."""
+        window, adler32 = self._window, zlib.adler32
+        data, base, stop, offset = window.data, window.base, window.stop, window.offset
+        names: list[bytes] = []
+        spots: list[Spot] = []
+        needed: int | None = BLOCK
+        while (at := offset - base) + BLOCK <= stop and len(names) < self._ahead:
+            head = data[at : at + BLOCK]
+            size = _size(head[124:136])
+            if size < 0 or head[156] not in _PLAIN or head[345] or adler32(head) & 0xFFFF != _sum(head[148:156]):
+                needed = None
+                break
+            end = offset + BLOCK + ((size + 511) & -512)
+            if end - base > stop:
+                needed = end - offset
+                break
+            cut = head.find(b"\0", 0, 100)
+            names.append(head[:cut] if cut >= 0 else head[:100])
+            spots.append((offset, offset + BLOCK, size, end))
+            offset = end
+        window.offset = window.begin = offset
+        self._ahead = min(2 * self._ahead, _AHEAD)
+        return names, spots, needed
+
+    def _grouped(self, names: list[bytes], spots: list[Spot]) -> Iterator[Stretch | DataError]:
+        window, at = self._window, 0
+        while at < len(names):
+            if (run := self._grouper.run(names, spots, at)) is None:
+                yield from self._given(self._grouper.push(names[at], spots[at]))
+                at += 1
+                continue
+            keys, kind, taken = run
+            decoded = [key.decode("utf-8", "surrogateescape") for key in keys]
+            yield Stretch(decoded, kind, taken, self.shard, window.data, window.base, window.exact)
+            at += len(taken)
 
     def _ending(self, extensions: Extensions) -> list[Entry[Spot]]:
         """Read on behind the end marker: padding, else a loss."""
@@ -298,11 +371,30 @@ class RawReader:
             out += self._grouper.push(END, (0, 0, 0, 0), overpadded(end))
         return out
 
-    def _given(self, entries: list[Entry[Spot]]) -> Iterator[Raw | DataError]:
+    def _given(self, entries: list[Entry[Spot]]) -> Iterator[Stretch | DataError]:
         window = self._window
         for key, kind, spots, problem, _ in entries:
             name = key.decode("utf-8", "surrogateescape")
             if problem is None:
-                yield Raw(name, kind, spots, self.shard, window.data, window.base, window.exact)
+                yield Stretch([name], kind, spots, self.shard, window.data, window.base, window.exact)
             else:
                 yield DataError(problem, self.shard, name or None)
+
+
+@lru_cache(1 << 12)
+def _size(field: bytes) -> int:
+    """The size that a header says in plain digits; -1 where it says it otherwise."""
+    try:
+        return int(field[:11], 8) if field[:11].isdigit() and field[11] <= 32 else -1
+    except ValueError:
+        return -1
+
+
+@lru_cache(1 << 12)
+def _sum(field: bytes) -> int:
+    """The low half of the Adler-32 of a header with this checksum: one plus the sum of its bytes, modulo 65,521."""
+    try:
+        plain = field[:6].isdigit() and field[6] <= 32
+        return (1 + int(field[:6], 8) + sum(field) - 256) % 65521 if plain else -1
+    except ValueError:
+        return -1

@@ -137,7 +137,7 @@ class _Samples:
     """The samples of a shard as they are found, on their way to an index."""
 
     def __init__(self) -> None:
-        self._grouper = _Grouper()
+        self._grouper: Grouper[int] = Grouper()
         self._builder = IndexBuilder()
         self._rows: list[int] = []
 
@@ -148,16 +148,17 @@ class _Samples:
     def push_all(self, names: list[bytes], base: int, skipped: int) -> None:
         """Take members that lie in neighbouring rows of the table, mostly by runs of samples alike."""
         self._grouper.skipped += skipped
+        rows = range(base, base + len(names))
         at = 0
         while at < len(names):
-            run = self._grouper.run(names, at, base + at)
+            run = self._grouper.run(names, rows, at)
             if run is None:
-                self.push(names[at], base + at)
+                self.push(names[at], rows[at])
                 at += 1
                 continue
-            keys, kind, rows = run
+            keys, kind, taken = run
             self._builder.add_all(keys, kind)
-            self._rows += rows
+            self._rows += taken
             at += len(keys) * len(kind)
 
     def index(self, walk: _Walk) -> Index:
@@ -174,60 +175,6 @@ class _Samples:
                 self._rows += rows
             else:
                 self._builder.add_bad(key, trouble, lost)
-
-
-class _Grouper(Grouper[int]):
-    """A grouper that takes runs of samples alike at once, since most shards are one such run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._barren = 0
-
-    def run(self, names: list[bytes], at: int, base: int) -> tuple[list[bytes], tuple[str, ...], list[int]] | None:
-        """Take samples with the fields of the open one, if whole samples are all that follows.
-
-        Args:
-            names: Names of members.
-            at: Where to begin among them.
-            base: The row of that member; the others follow it.
-
-        Returns:
-            The keys of the samples this completes (the open one first), their fields and their rows; None
-            when members have to be taken one by one.
-        """
-        kind = tuple(self._sample)
-        count = (len(names) - at) // len(kind) if kind else 0
-        if count < 8 or at < self._barren or kind not in self._whole or self._problem or self._loss is not None:
-            return None
-        self._barren = 0
-        keys = self._alike(names[at : at + count * len(kind)], [b"." + name.encode() for name in kind])
-        if keys is None:
-            self._barren = at + 64  # mixed shards: do not look at the rest of the names again for each sample
-            return None
-        rows = [*self._sample.values(), *range(base, base + (count - 1) * len(kind))]
-        done = [self._key, *keys[:-1]]
-        self._raw = self._key = keys[-1]
-        self._last = done[-1]
-        self._sample = dict(zip(kind, range(base + (count - 1) * len(kind), base + count * len(kind)), strict=True))
-        return done, kind, rows
-
-    def _alike(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:
-        """Give the keys, if the names are those of new samples with clean keys and these endings."""
-        step = len(endings)
-        keys = [name[: -len(endings[0])] for name in names[::step]]
-        for place, ending in enumerate(endings):
-            if [key + ending for key in keys] != names[place::step]:
-                return None
-        lines = b"\n%b\n" % b"\n".join(keys)
-        if any(mark in lines for mark in (b"\n/", b"/\n", b"\n\n", b"\n.", b"/.", b"..")):
-            return None
-        if b"." in lines and b"." in b"".join([key.rpartition(b"/")[2] for key in keys]):
-            return None
-        fresh = set(keys)
-        if len(fresh) < len(keys) or not fresh.isdisjoint(self._seen):
-            return None
-        self._seen |= fresh
-        return keys
 
 
 class _Walk:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -13,7 +14,7 @@ from penstock.errors import DataError, PlanError
 from penstock.formats.expression import Expression
 from penstock.formats.tar.headers import check_key
 from penstock.formats.tar.parts import Parts
-from penstock.formats.tar.raw import Raw
+from penstock.formats.tar.raw import Raw, Stretch
 
 _PLACE = re.compile(r"\{(\w*)(:[^{}]*)?\}")
 _NAMES = ("key", "name", "folder", "shard", "number")
@@ -79,8 +80,22 @@ class Selection:
 
     @property
     def as_they_are(self) -> bool:
-        """Whether the samples that are taken keep their keys and all their fields, and nobody looks into them."""
-        return self.fields is None and not self.drop and self.rename is None and self.where is None and not self.shuffle
+        """Whether all that is taken lies together, keeps its keys and fields, and nobody looks into it."""
+        changed = self.fields is not None or self.drop or self.rename is not None
+        return not (changed or self.where is not None or self.shuffle or self.step > 1)
+
+    def copies(self, stream: Iterable[Stretch]) -> Iterator[Parts]:
+        """Give the samples that are taken as they are, for a writer; reads no further than the last of them."""
+        passed, stop = 0, sys.maxsize if self.stop is None else self.stop
+        if self.start >= stop:
+            return
+        for stretch in stream:
+            first, last = max(self.start - passed, 0), min(stop - passed, len(stretch))
+            if first < last:
+                yield from (stretch if last - first == len(stretch) else stretch.cut(first, last)).parts()
+            passed += len(stretch)
+            if passed >= stop:
+                return
 
     def samples(self, stream: Iterable[Raw]) -> Iterator[Raw]:
         """Give the samples that are taken; reads no further than the last of them."""
@@ -98,7 +113,7 @@ class Selection:
             DataError: A new key cannot be one.
         """
         if self.fields is None and not self.drop and self.rename is None:  # nothing to be made anew
-            yield from (raw.placed() for raw in self.samples(stream))
+            yield from (raw.parts() for raw in self.samples(stream))
             return
         for number, raw in enumerate(self.samples(stream)):
             key = self.rename.key(raw, number) if self.rename is not None else None

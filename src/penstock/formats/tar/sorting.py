@@ -141,7 +141,7 @@ class _Places:
             source, begin = _SPOOL, self._end
             self._store(parts.pieces)
             self._end += parts.nbytes
-        return [source, begin, parts.nbytes, parts.key, kind, parts.starts, parts.sizes]
+        return [source, begin, parts.nbytes, raw.key, kind, parts.starts, parts.sizes]
 
     def _store(self, pieces: list[Any]) -> None:
         try:
@@ -180,7 +180,7 @@ class _Places:
                 data = os.pread(self._fd(source), length, begin)
                 if len(data) < length:
                     raise StorageError("the shard has become shorter while it was sorted", self._names[source])
-                yield Parts(key, kinds[kind], [data], starts, sizes, length)
+                yield Parts([key], kinds[kind], [data], starts, sizes, length)
 
     def _fd(self, source: int) -> int:
         if source == _SPOOL:

@@ -18,7 +18,7 @@ Spot = tuple[int, int, int, int]
 Content = bytes | mmap.mmap
 
 MAX_MEMBER = 4 << 30  # of a stream: a sample is held in memory there
-_CHUNK = 1 << 18  # bytes of a stream asked for at once: larger ones are touched afresh every time, which costs more
+_CHUNK = 1 << 20  # bytes of a stream asked for at once: as many as a pipe holds
 _STRIDE = 32 << 20  # bytes of a mapped file that stay mapped behind the one who reads
 
 

@@ -21,7 +21,7 @@ from penstock.formats.manifest import (
 )
 from penstock.formats.publish import Draft, FileDraft, UploadDraft, put_object
 from penstock.formats.tar.compression import SUFFIXES
-from penstock.formats.tar.headers import check_key, checked, member_header
+from penstock.formats.tar.headers import check_key, checked, encoded, member_header
 from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, Stamp, write_beside
 from penstock.formats.tar.index import remove_shards as remove_shards
 from penstock.formats.tar.line import Lane, Line, at_once
@@ -50,7 +50,8 @@ class TarWriter:
 
     Args:
         target: A path, a URL, or a binary file.
-        encode: Turns the value of a field into bytes, given the field's name; without it values are bytes.
+        encode: Turns the value of a field into bytes, given the field's name; by default bytes stay as they are and
+            other values are stored by the field's extension, as ``penstock.codecs.encode`` does.
         compress: "gz", "zst", "bz2" or "xz"; for a path, its suffix says so by default.
         storage: Where URLs lie; by default as their scheme says.
         ink: Who does the writing, ``sums`` the checksums, and ``press`` the publishing; whoever calls, by default.
@@ -133,7 +134,8 @@ class TarWriter:
         Raises:
             DataError: The key or a field cannot be stored as it is.
         """
-        key = sample["__key__"]
+        if (key := sample.get("__key__")) is None:
+            raise DataError("a sample has no '__key__'", self._shard)
         check_key(key)
         kind = self._kind(tuple(sample), key)
         stem = key.encode("utf-8", "surrogateescape")
@@ -144,7 +146,7 @@ class TarWriter:
         for field, ending in kind.items():
             data = sample[field] if self._encode is None else self._encode(field, sample[field])
             if type(data) is not bytes:
-                data = checked(data, field, key)
+                data = checked(data if self._encode else encoded(data, field, key), field, key)
             size = len(data)
             header = member_header(stem + ending, size)
             padding = -size % BLOCK
@@ -152,7 +154,7 @@ class TarWriter:
             starts.append(at + len(header))
             sizes.append(size)
             at += len(header) + size + padding
-        return Parts(key, tuple(kind), pieces, starts, sizes, at)
+        return Parts([key], tuple(kind), pieces, starts, sizes, at)
 
     def _kind(self, names: tuple[str, ...], key: str) -> dict[str, bytes]:
         """The fields to be stored and how their members' names end; most samples have the names of the one before."""
@@ -165,23 +167,23 @@ class TarWriter:
         return known
 
     def write_parts(self, parts: Parts) -> int:
-        """Add a sample that :meth:`parts` has made.
+        """Add samples as :meth:`parts` makes them, and give the number of bytes they take.
 
         Raises:
-            DataError: The key was written before.
+            DataError: A key was written before.
             OSError: The file cannot be written.
         """
         if self._closed:
             raise self._failure or ValueError("the archive is closed")
-        if parts.key in self._keys:
-            raise DataError("the key was written before", self._shard, parts.key)
-        self._keys.add(parts.key)
-        before = self.nbytes
+        keys, before = parts.keys, self.nbytes
+        if not self._keys.isdisjoint(keys):
+            raise DataError("the key was written before", self._shard, next(key for key in keys if key in self._keys))
+        self._keys.update(keys)
         self._parts += parts.pieces
         self._starts += [before + start for start in parts.starts]
         self._sizes += parts.sizes
-        self._builder.add(parts.key.encode("utf-8", "surrogateescape"), parts.kind)
-        self.samples += 1
+        self._builder.add_all([key.encode("utf-8", "surrogateescape") for key in keys], parts.kind)
+        self.samples += len(keys)
         self.nbytes = before + parts.nbytes
         self._waiting += parts.nbytes // (_LIGHT if type(parts.pieces[0]) is FileRange else 1)
         if self._waiting >= _BATCH:
@@ -277,7 +279,7 @@ class ShardWriter:
             save is not known beforehand, so compressed shards turn out smaller.
         max_samples: The most samples of a shard.
         compress: "gz", "zst", "bz2" or "xz"; names get the suffix. By default as the target's suffix says.
-        encode: Turns the value of a field into bytes, given the field's name; without it values are bytes.
+        encode: Turns the value of a field into bytes, given the field's name; by default as ``TarWriter`` has it.
         start: The number of the first shard.
         manifest: Write the manifest on closing; otherwise ``entries`` tells what it should say.
         storage: Where URLs lie; by default as their scheme says.
@@ -353,16 +355,16 @@ class ShardWriter:
         self.write_parts((self._open or self._begin()).parts(sample), note)
 
     def write_parts(self, parts: Parts, note: Callable[[], Any] | None = None) -> None:
-        """Add a sample whose headers are made, as :meth:`write` does.
+        """Add samples whose headers are made, all to one shard, as :meth:`write` does.
 
         Raises:
-            DataError: The shard has the key already.
+            DataError: The shard has a key already.
             OSError: The folder cannot be written.
         """
         if self._closed:
             raise ValueError("the writer is closed")
         writer = self._open or self._begin()
-        if not self.fits(parts):
+        if not self.fits(len(parts.keys), parts.nbytes):
             self._finish(writer, note() if note else None)
             writer = self._begin()
         writer.write_parts(parts)
@@ -372,10 +374,14 @@ class ShardWriter:
         """The name of the one archive that takes everything; None where there are numbered shards."""
         return self._name if self._single else None
 
-    def fits(self, parts: Parts) -> bool:
-        """Tell whether a sample goes into the open shard; where none is open, or it is empty, it does."""
-        writer = self._open
-        return writer is None or not writer.samples or not self._over(writer, parts.nbytes)
+    def fits(self, samples: int, nbytes: int) -> bool:
+        """Tell whether samples go into the open shard, or a new one where none is open; one goes into an empty one."""
+        have, size = (self._open.samples, self._open.nbytes) if self._open is not None else (0, 0)
+        if have + samples <= 1:
+            return True
+        if self._max_samples is not None and have + samples > self._max_samples:
+            return False
+        return self._max_bytes is None or file_size(size + nbytes, self._compress) <= self._max_bytes
 
     def close(self, note: Callable[[], Any] | None = None) -> None:
         """Complete the last shard and write the manifest.
@@ -420,11 +426,6 @@ class ShardWriter:
             writer.abort()
         self._under_way.clear()
         self._open = None
-
-    def _over(self, writer: TarWriter, more: int) -> bool:
-        if self._max_samples is not None and writer.samples >= self._max_samples:
-            return True
-        return self._max_bytes is not None and file_size(writer.nbytes + more, self._compress) > self._max_bytes
 
     def _begin(self) -> TarWriter:
         name = self._name if self._single else self._name % self._next
