@@ -200,3 +200,10 @@ def test_all_of_a_dataset_without_end_is_refused(use: Any) -> None:
     with pytest.raises(PlanError, match="no end"):
         use(ds.repeat())
     use(ds.repeat().limit(5) if use is not ps.Dataset.count else ds.repeat(2))
+
+
+def test_a_table_of_which_nothing_is_left_keeps_its_columns(tmp_path: Path) -> None:
+    ps.from_items([{"id": number, "text": "x"} for number in range(10)]).write_parquet(tmp_path / "table")
+    none = ps.read_parquet(tmp_path / "table").filter(ps.col("id") > 1000)
+    assert none.to_arrow().schema.names == ["id", "text"]
+    assert none.materialize(tmp_path / "none").take_all() == []

@@ -205,7 +205,9 @@ class Dataset(Writing):
             StorageError: the folder cannot be written.
         """
         if folder is not None:
-            Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
+            written = Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
+            if not written.samples:
+                return self._kept(ItemsSource(ByObject([])))
             return self._kept(parquet.ParquetSource((os.fspath(folder),)))
         items = relations.gathered([run for run in self._all(self.plan).runs() if len(run)])
         if isinstance(items, Columns):

@@ -345,6 +345,10 @@ class _Grouping:
     end: AnyCursor | None = None
     part: int = 0
     fresh: bool = True  # no group has been made yet
+    ctx: Context = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ctx = self.program.context(self.placed, self.epoch)
 
     def run(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """The outputs of the groups, in order; a group cut short by an error is lost with it."""
@@ -370,7 +374,7 @@ class _Grouping:
 
     def _weighed(self, block: Block) -> Block:
         """The block with the weights of its items at hand; an item that cannot be weighed fails."""
-        pairs = _Weigh(self.stage).run(block, self.program.context(self.placed, self.epoch))
+        pairs = _Weigh(self.stage).run(block, self.ctx)
         self.weights = [weight for weight, _ in pairs.items]
         return pairs.become([item for _, item in pairs.items])
 
@@ -445,9 +449,8 @@ class _Grouping:
         yield from self._blocks(out, origin, before, skips + out.skips)
 
     def _made(self, group: Block) -> Block:
-        ctx = self.program.context(self.placed, self.epoch)
         try:
-            return self.stage.run(group, ctx)
+            return self.stage.run(group, self.ctx)
         except Exception as exc:
             place = group.place(0)
             error: PenstockError
@@ -456,7 +459,7 @@ class _Grouping:
             else:
                 error = StageError(f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard)
             error.__cause__ = exc
-            if not ctx.skip:
+            if not self.ctx.skip:
                 group.error = error
                 return group
             gone = group.keep([], [])

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Number
 from typing import Any
 
@@ -17,13 +18,16 @@ _SCALARS = (Number, np.bool_, np.datetime64, np.timedelta64)
 PAD = "__pad__"  # marks a sample that is repeated so that ranks are equal
 
 
-def collate(samples: Sequence[Any]) -> Any:
+Stack = Callable[[list[Any]], Any]  # joins arrays of one shape
+
+
+def collate(samples: Sequence[Any], stack: Stack = np.stack) -> Any:
     """Turn samples into columns: dicts into a dict, tuples into a tuple, anything else into one column.
 
     Raises:
         DataError: the samples do not have the same fields.
     """
-    return samples.collate() if isinstance(samples, Columns) else _columns(samples, column)
+    return samples.collate() if isinstance(samples, Columns) else _columns(samples, partial(column, stack=stack))
 
 
 def _columns(samples: Sequence[Any], join: Any) -> Any:
@@ -51,14 +55,14 @@ def _key(sample: dict[str, Any]) -> str | None:
     return key if isinstance(key, str) else None
 
 
-def column(values: list[Any]) -> Any:
+def column(values: list[Any], stack: Stack = np.stack) -> Any:
     """Join the values of one field: numbers into an array, equal-shaped arrays or tensors stacked, else the list."""
     first = values[0]
     if all(isinstance(value, _SCALARS) for value in values):
         return np.array(values)
     if isinstance(first, np.ndarray):
         same = all(isinstance(value, np.ndarray) and value.shape == first.shape for value in values)
-        return np.stack(values) if same and first.dtype != object else values
+        return stack(values) if same and first.dtype != object else values
     if is_tensor(first) and all(is_tensor(value) and value.shape == first.shape for value in values):
         return sys.modules["torch"].stack(values)
     return values

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.order import fold, permute
 from penstock.plan.block import Block, Context
+from penstock.plan.buffers import Buffers
 from penstock.plan.collate import collate, rows
 from penstock.plan.columns import Columns, picked
 from penstock.plan.stage import FlatMap, GroupStage, StreamStage
@@ -65,15 +66,19 @@ class Batched(GroupStage):
         """Collate the group."""
         if self.drop_last and len(block.items) < self.batch_size:
             return block.keep([], [])
-        return _batch(block, self.collate or collate)
+        return _batch(block, self.collate, ctx)
 
 
-def _batch(block: Block, join: Callable[[Any], Any]) -> Block:
+def _batch(block: Block, join: Callable[[Any], Any] | None, ctx: Context) -> Block:
     """One item made of all; its identity is that of its first sample, in another role."""
     items = block.items
-    if isinstance(items, Columns) and not (join is collate or getattr(join, "columnar", False)):
-        items = list(items)  # a function of the user's knows samples only
-    batch = block.keep([0], [join(items)])
+    if join is None:
+        made = collate(items, ctx.local.setdefault("buffers", Buffers()).stacked)
+    elif isinstance(items, Columns) and not getattr(join, "columnar", False):
+        made = join(list(items))  # a function of the user's knows samples only
+    else:
+        made = join(items)
+    batch = block.keep([0], [made])
     batch.keys = np.array([fold(int(block.keys[0]), 7)], np.uint64)
     return batch
 
@@ -112,7 +117,7 @@ class BatchedBy(GroupStage):
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Collate the group."""
-        return _batch(block, self.collate or collate)
+        return _batch(block, self.collate, ctx)
 
 
 @dataclass(frozen=True)

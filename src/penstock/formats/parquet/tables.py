@@ -155,8 +155,13 @@ def joined_table(runs: Iterable[Sequence[Any]]) -> pa.Table:
     require_arrow("to_arrow")
     import pyarrow as pa
 
-    tables = [table_from(run) for run in runs if len(run)]
+    tables, bare = [], pa.table({})
+    for run in runs:
+        if len(run):
+            tables.append(table_from(run))
+        elif isinstance(run, ArrowColumns):
+            bare = table_from(run)
     try:
-        return pa.concat_tables(tables, promote_options="permissive") if tables else pa.table({})
+        return pa.concat_tables(tables, promote_options="permissive") if tables else bare
     except (pa.ArrowException, TypeError) as exc:
         raise DataError(f"samples do not have the same columns: {str(exc).splitlines()[0]}") from exc
