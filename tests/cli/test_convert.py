@@ -120,3 +120,29 @@ def test_places_may_be_remote(tmp_path: Path) -> None:
         assert ps.read_parquet("s3://bucket/table", storage=storage).first() == {"__key__": "k", "cls": b"3"}
         ps.convert("s3://bucket/table", tmp_path / "back", storage=storage)
     assert ps.read_tar(str(tmp_path / "back")).first()["cls"] == b"3"
+
+
+@pytest.mark.parametrize("format", [None, "parquet", "csv"])
+def test_files_are_not_converted_into_their_own_folder(format: Any, tmp_path: Path) -> None:
+    ps.from_items([{"a": 1}]).write_parquet(tmp_path / "table")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(PlanError, match=r"reads from .*table, where it is to be written"):
+        ps.convert(tmp_path / "table", tmp_path / "table", format=format)
+    assert sorted(tmp_path.rglob("*")) == before
+    ps.convert(tmp_path / "table", tmp_path / "table" / "rows.csv")  # a file may lie beside
+
+
+@pytest.mark.parametrize(("source", "target", "name"), [(None, "x", "source"), ("x", 3, "target")], ids=str)
+def test_what_is_no_path_is_named(source: Any, target: Any, name: str) -> None:
+    with pytest.raises(PlanError, match=f"{name}=.*: give a path or a URL"):
+        ps.convert(source, target)
+
+
+@pytest.mark.parametrize("format", ["parquet", "tar", "csv", "json", "tfrecords"])
+def test_a_source_that_is_not_there_leaves_nothing_behind(
+    format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["convert", str(tmp_path / "missing.csv"), str(tmp_path / "out"), "--format", format])
+    assert code != 0
+    assert "no such file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -24,6 +24,20 @@ def test_what_shards_hold_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert sum(told["classes"].values()) == 30
 
 
+def test_tables_are_told_by_files_rows_and_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed = ps.from_items([{"a": n, "b": "x"} for n in range(9)]).write_parquet(tmp_path / "table", max_samples=5)
+    assert main(["info", str(tmp_path / "table")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"2 parquet files, 9 samples, {packed.nbytes:,} bytes\n")
+    assert [line.split() for line in out.splitlines()[3:]] == [["a", "int"], ["b", "str"]]
+    (tmp_path / "lab.csv").write_text("a,b\n1,x\n2,y\n")
+    assert main(["info", str(tmp_path / "lab.csv"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"format": "csv", "files": 1, "samples": 2, "bytes": 12, "columns": {"a": "int", "b": "str"}}
+    assert main(["info", str(tmp_path / "lab.csv"), str(tmp_path / "table")]) == 1
+    assert "several kinds (csv, parquet)" in capsys.readouterr().err
+
+
 def test_shards_without_classes_have_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ps.from_items([{"txt": "a"}]).write_tar("memory://cli-info/out")
     assert main(["info", "memory://cli-info/out"]) == 0

@@ -32,6 +32,14 @@ def test_a_folder_is_packed_and_told(source: Path, tmp_path: Path, capsys: pytes
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "want" / name).read_bytes()
 
 
+def test_parquet_is_a_format(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    call = ["pack", str(source), str(tmp_path / "out"), "--format", "parquet", "--no-shuffle", "--compress", "snappy"]
+    assert main(call) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 20 samples in 1 files of ")
+    labels = [sample["cls"] for sample in ps.read_parquet(tmp_path / "out")]
+    assert labels == [0] * 10 + [1] * 10
+
+
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", str(source), str(tmp_path / "out"), "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -36,6 +36,34 @@ def test_all_that_is_wrong_is_listed_and_exit_1(folder: Path, capsys: pytest.Cap
     assert len(told) == 2
 
 
+def test_parquet_files_are_read_through(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = [{"a": n, "b": f"{n}" * 50} for n in range(90)]
+    assert ps.from_items(items).write_parquet(tmp_path / "plain").samples == 90
+    assert ps.pack(ps.from_items(items), tmp_path / "packed", format="parquet", max_samples=40).samples == 90
+    assert main(["verify", str(tmp_path / "plain"), str(tmp_path / "packed")]) == 0
+    assert capsys.readouterr().out == "4 files, all well\n"
+    for place in ("plain/00000-of-00001", "packed/00000-of-00003"):
+        path = tmp_path / f"{place}.parquet"
+        data = bytearray(path.read_bytes())
+        data[20:60] = bytes(40)
+        path.write_bytes(data)
+    (tmp_path / "packed/00001-of-00003.parquet").unlink()
+    (tmp_path / "packed/00002-of-00003.parquet").write_bytes(b"none")
+    assert main(["verify", str(tmp_path / "plain"), str(tmp_path / "packed")]) == 1
+    told = capsys.readouterr().out
+    assert "plain/00000-of-00001.parquet: row group 0: " in told
+    assert "packed/00000-of-00003.parquet: its SHA-256 is " in told
+    assert "packed/00001-of-00003.parquet: it was packed and is not there" in told
+    assert "packed/00002-of-00003.parquet: no Parquet file: " in told
+    assert told.endswith("4 files, 4 of them not as they should be\n")
+
+
+def test_rows_have_nothing_to_be_checked_against(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.csv").write_text("a\n1\n")
+    assert main(["verify", str(tmp_path / "a.csv")]) == 1
+    assert "verify checks tar shards or Parquet files; these are csv" in capsys.readouterr().err
+
+
 def test_nothing_there_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path / "missing" / "*.tar")]) == 1
     assert capsys.readouterr().err.count("\n") == 1

@@ -527,6 +527,14 @@ def test_a_dataset_keeps_its_keys_and_its_order(tmp_path: Path) -> None:
     assert keys(tmp_path / "plain") == [item["__key__"] for item in items]
 
 
+def test_shards_packed_anew_keep_the_names_of_classes(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "one")
+    ps.pack(tmp_path / "one", tmp_path / "two")
+    manifest = read_manifest(tmp_path / "two")
+    assert manifest is not None
+    assert manifest.classes == ("cat", "dog")
+
+
 def test_shards_may_be_packed_anew(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "small", max_samples=10)
     packed = ps.pack(tmp_path / "small", tmp_path / "large", shuffle=False)
@@ -552,7 +560,9 @@ def test_a_late_stage_can_be_packed_and_taken_up(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
-        ({"format": "parquet"}, "format"),
+        ({"format": "zip"}, "format"),
+        ({"format": "parquet", "compress": "bz2"}, "compress"),
+        ({"shuffle": "yes"}, "shuffle='yes': give True or False"),
         ({"max_bytes": 0}, "max_bytes"),
         ({"max_samples": 0}, "max_samples"),
         ({"workers": 0}, "workers"),
@@ -577,8 +587,14 @@ def test_what_cannot_be_packed_is_refused(source: Any, tmp_path: Path) -> None:
         ps.pack(source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("url", [3, None, b"out", ""], ids=str)
+def test_a_target_that_is_no_path_is_named(photos: Path, url: Any) -> None:
+    with pytest.raises(PlanError, match=r"url=.*: give a path or a URL"):
+        ps.pack(photos, url)
+
+
 def test_a_target_must_be_a_folder_outside_of_the_source(photos: Path, tmp_path: Path) -> None:
-    for target in ("out.tar", "out-%d.tar"):
+    for target in ("out.tar", "out-%d.tar", "out.parquet"):
         with pytest.raises(PlanError, match="give a folder"):
             ps.pack(photos, tmp_path / target)
     for inside in (photos, photos / "cat" / "packed"):

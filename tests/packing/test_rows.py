@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, StorageError
+from penstock.formats import fileset
 from penstock.testing import fingerprint, numbers
 
 ROWS = [{"id": n, "t": ["a", 'q"', "n\nl", "c,", "ü"][n % 5], "x": n / 3, "ok": n % 2 == 0} for n in range(300)]
@@ -36,6 +39,63 @@ def test_the_files_are_the_same_for_any_number_of_workers(tmp_path: Path) -> Non
     one, three = (sorted((tmp_path / name).iterdir()) for name in "13")
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in three]
     assert [row["x"] for row in ps.read_json(str(tmp_path / "1"))] == [row["x"] for row in ds.epoch(0)]
+
+
+@dataclass
+class Breaking:
+    """Passes samples on, but for one at which it breaks; counts them."""
+
+    at: int | None = None
+    seen: int = 0
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.seen += 1
+        if sample["id"] == self.at:
+            raise KeyboardInterrupt
+        return sample
+
+    def __repr__(self) -> str:
+        return "Breaking"
+
+
+@pytest.mark.parametrize("verb", ["write_csv", "write_json", "write_tfrecords"])
+@pytest.mark.parametrize("target", ["folder", "file"])
+def test_an_interrupted_run_goes_on_and_makes_the_same_bytes(
+    tmp_path: Path, verb: str, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
+    name, most = (f"one.{ends[verb]}", None) if target == "file" else ("", 2_000)
+    monkeypatch.setattr(fileset, "_DUE", 2_000)
+    rows = [{**row, "ok": number} for number, row in enumerate(ROWS)]
+    function = Breaking()
+    ds = ps.from_items(rows).map(function, workers=1)
+    getattr(ds, verb)(str(tmp_path / "whole" / name), most)
+    whole = function.seen
+    for at in (120, 250, None):
+        function.at, function.seen = at, 0
+        if at is None:
+            packed = getattr(ds, verb)(str(tmp_path / "again" / name), most)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                getattr(ds, verb)(str(tmp_path / "again" / name), most)
+            assert all(path.name.startswith(".") for path in (tmp_path / "again").iterdir())
+    assert (whole, packed.samples) == (300, 300)
+    assert function.seen < 150
+    first, second = (
+        {path.name: path.read_bytes() for path in (tmp_path / one).iterdir()} for one in ("whole", "again")
+    )
+    assert first == second
+
+
+def test_what_another_dataset_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fileset, "_DUE", 100)
+    function = Breaking(200)
+    with pytest.raises(KeyboardInterrupt):
+        ps.from_items(ROWS).map(function, workers=1).write_json(str(tmp_path / "a.jsonl"))
+    packed = ps.from_items(ROWS[:10]).write_json(str(tmp_path / "a.jsonl"))
+    assert packed.samples == 10
+    assert [row["id"] for row in ps.read_json(str(tmp_path / "a.jsonl"))] == list(range(10))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
 def test_tfrecords_come_back(tmp_path: Path) -> None:

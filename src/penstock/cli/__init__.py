@@ -25,10 +25,10 @@ COMMANDS = {
     "convert": "read files of one format and write the same samples in another: tar, Parquet, CSV, JSON, TFRecord",
     "demo": "pack a small dataset, stream it, train on it, interrupt and resume, print the rates",
     "index": "make the index of shards that other tools wrote, and put it beside them",
-    "info": "tell what shards hold: samples, bytes, fields and their sizes, classes",
-    "pack": "pack a folder, a list or shards into shards, here or elsewhere",
+    "info": "tell what shards or tables hold: samples, bytes, fields and their sizes or types, classes",
+    "pack": "pack a folder, a list or shards into shards or Parquet files, here or elsewhere",
     "process": "call a function on files: outputs appear whole, rows are collected, a rerun does what is missing",
-    "verify": "check shards against their manifest and index, or prove by a ledger that every sample came once",
+    "verify": "check shards against their manifest and index, read Parquet files through, or prove a ledger",
 }
 
 

@@ -7,6 +7,8 @@ import json
 import sys
 from dataclasses import asdict
 
+from penstock.cli.tools import amount, positive
+
 FORMATS = ("tar", "parquet", "csv", "json", "tfrecords")
 
 
@@ -15,8 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a file, folder or pattern: tar, Parquet, CSV, JSON lines, ...")
     parser.add_argument("target", metavar="DST", help="a folder or file: a path or URL")
     parser.add_argument("--format", choices=FORMATS, help="what to write, where the name of DST does not tell")
-    parser.add_argument("--max-bytes", help="the most bytes of a file")
-    parser.add_argument("--workers", type=int, help="how many read at a time")
+    parser.add_argument("--max-bytes", type=amount, help="the most bytes of a file")
+    parser.add_argument("--workers", type=positive, help="how many read at a time")
     parser.add_argument("--no-resume", action="store_true", help="start over an interrupted conversion")
     parser.add_argument("--json", action="store_true", help="tell what was written as JSON")
     parser.epilog = "example: penstock convert shards/ tables/ --format parquet"

@@ -7,12 +7,14 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from penstock.cli.tools import positive
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("urls", nargs="+", metavar="URL", help="shards, folders, globs or brace patterns")
     parser.add_argument("--json", action="store_true", help="one JSON line for each shard")
-    parser.add_argument("--workers", type=int, default=2, help="shards looked into at a time (2)")
+    parser.add_argument("--workers", type=positive, default=2, help="shards looked into at a time (2)")
     parser.epilog = "example:\n  penstock index 'train-{0000..0147}.tar'"
 
 
@@ -25,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
 
     urls = expand(spell(args.urls), SUFFIXES)
     damaged = 0
-    with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(max(1, args.workers)) as pool:
+    with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(args.workers) as pool:
         for url, index in zip(urls, pool.map(make_index, urls), strict=True):
             put_index(url, index)
             damaged += bool(index.bad)

@@ -14,12 +14,15 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.tools import positive, seconds, whole, wrong
 from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:
     from penstock.jobs import Processed
 
 _SHOWN = 20  # failures that are listed one by one
+_HOW = "{!r}: give MODULE:FUNCTION, such as jobs:split or jobs.py:split"
+_TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".ndjson")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,12 +32,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("inputs", metavar="INPUT", nargs="+", help="files, globs, folders, URLs; @FILE: one a line")
     parser.add_argument("--out", default="outputs/", help="the folder of outputs: a path or URL (outputs/)")
-    parser.add_argument("--metadata", metavar="FILE", help="a .parquet, .csv, .tsv or .jsonl file for the rows")
-    parser.add_argument("--workers", type=int, default=8, help="inputs that are worked on at a time (8)")
+    parser.add_argument("--metadata", metavar="FILE", type=_table, help="a .parquet, .csv, .tsv or .jsonl file of rows")
+    parser.add_argument("--workers", type=positive, default=8, help="inputs that are worked on at a time (8)")
     parser.add_argument("--on", choices=("processes", "threads"), default="processes", help="where (processes)")
-    parser.add_argument("--retries", type=int, default=2, help="how often a call that fails is repeated (2)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="how long one call may take")
-    parser.add_argument("--only", type=int, metavar="N", help="try the first N in this process, and show their rows")
+    parser.add_argument("--retries", type=whole, default=2, help="how often a call that fails is repeated (2)")
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="how long one call may take")
+    parser.add_argument("--only", type=positive, metavar="N", help="try the first N in this process and show rows")
     parser.add_argument("--fresh", action="store_true", help="remove the outputs that are there and begin anew")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are no outputs of this job")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where workers are (local)")
@@ -43,8 +46,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: penstock process jobs.py:split 'audio/*.wav' --out windows/ --metadata windows.parquet"
 
 
+def _table(text: str) -> str:
+    if not text.endswith(_TABLES):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_TABLES)}")
+    return text
+
+
 def run(args: argparse.Namespace) -> int:
     """Process, and say what came of it: 1 if an input failed."""
+    if not all(args.function.rpartition(":")[::2]):
+        wrong(_HOW.format(args.function))
+    if args.address is not None and args.engine != "ray":
+        wrong("--address is for --engine ray")
+    if args.timeout is not None and args.on == "threads" and args.engine != "ray":
+        wrong("--timeout needs --on processes: a thread cannot be ended")
     from penstock.jobs import process  # here, as in all commands: help must be quick
 
     fn = found(args.function)
@@ -86,7 +101,7 @@ def found(name: str) -> Callable[..., Any]:
     """
     place, _, attribute = name.rpartition(":")
     if not place or not attribute:
-        raise PlanError(f"{name!r}: give MODULE:FUNCTION, such as jobs:split or jobs.py:split")
+        raise PlanError(_HOW.format(name))
     sys.path.insert(0, os.getcwd())
     module = _loaded(place) if place.endswith(".py") else _imported(place)
     fn = getattr(module, attribute, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal
@@ -15,12 +15,14 @@ import numpy as np
 from penstock.dataset.fluent import Dataset
 from penstock.dataset.sources import read_tar
 from penstock.dataset.tables import read_arrow, read_csv, read_json, read_parquet, read_text, read_tfrecords
-from penstock.errors import PlanError, StorageError
+from penstock.engines import Program
+from penstock.errors import PenstockError, PlanError, StorageError
 from penstock.formats.parquet.source import ARROW_SUFFIXES as ARROW
 from penstock.formats.parquet.source import SUFFIXES as PARQUET
 from penstock.formats.tar.source import SUFFIXES as TAR
 from penstock.formats.tfrecord import SUFFIXES as TFRECORDS
 from penstock.packing import Packed, pack
+from penstock.packing.writing import check_elsewhere, check_flag, path_of
 from penstock.plan import Drop, MapFn, Resources, check_choice
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, shown
@@ -65,7 +67,7 @@ def convert(
         format: What to write; by default what ``target`` ends in, or Parquet of shards and shards of anything else.
         max_bytes: The most bytes of a file; for one that is not one alone.
         workers: Workers that read.
-        resume: Go on with an interrupted run, where the target is tar or Parquet.
+        resume: Go on with an interrupted run.
         progress: Show a bar.
         storage: How to reach what is remote.
 
@@ -74,13 +76,16 @@ def convert(
         PlanError: the formats cannot be told, or the arguments do not go together.
         StorageError: nothing is there, or the place cannot be written.
     """
-    read, write = os.fspath(source), os.fspath(target)
+    read, write = path_of("source", source), path_of("target", target)
+    check_flag("resume", resume)
     given = format_of(read, storage)
     made = format or _named(write) or ("parquet" if given == "tar" else "tar")
     check_choice("format", made, FORMATS)
-    ds = _opened(read, given, workers, storage)
+    ds = open_files(read, given, workers, storage)
     if made == given == "tar":
         raise PlanError(f"{shown(read)} and {shown(write)} are both tar; `penstock pack` makes shards of shards")
+    if _named(write) is None:  # a folder
+        check_elsewhere(Program(ds.plan), write, every=True)
     if given == "tar":
         ds = Dataset(ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(), resources=Resources())))
     if made == "tar":
@@ -93,10 +98,11 @@ def convert(
         "json": ds.write_json,
         "tfrecords": ds.write_tfrecords,
     }
-    return writers[made](write, max_bytes, progress=progress, storage=storage)
+    return writers[made](write, max_bytes, resume=resume, progress=progress, storage=storage)
 
 
-def _opened(url: str, given: str, workers: Workers, storage: Storage | None) -> Dataset:
+def open_files(url: str, given: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:
+    """Read files of a kind that ``format_of`` told."""
     how: dict[str, Callable[..., Dataset]] = {
         "tar": read_tar,
         "parquet": read_parquet,
@@ -120,7 +126,7 @@ def format_of(url: str, storage: Storage | None = None) -> str:
     if (named := _named(url)) is not None:
         return named
     names = _inside(url, storage)
-    kinds = Counter(kind for name in names if (kind := _named(name)) is not None)
+    kinds = _kinds(names)
     if not kinds:
         some = f", only {', '.join(sorted(names)[:3])}" if names else ""
         raise PlanError(f"{shown(url)}: no files of a known kind are there{some}; known are {', '.join(FORMATS)}")
@@ -128,6 +134,19 @@ def format_of(url: str, storage: Storage | None = None) -> str:
         many = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
         raise PlanError(f"{shown(url)} holds files of several kinds ({many}); name some, as in '{shown(url)}/*.csv'")
     return next(iter(kinds))
+
+
+def described_as(url: str, storage: Storage | None = None) -> str:
+    """What kind of files to look at there: shards where there are some, and where nothing can be told."""
+    try:
+        kinds = _named(url) or _kinds(_inside(url, storage))
+    except PenstockError:  # who looks there says what is wrong
+        return "tar"
+    return kinds if isinstance(kinds, str) else "tar" if "tar" in kinds or not kinds else kinds.most_common(1)[0][0]
+
+
+def _kinds(names: Iterable[str]) -> Counter[str]:
+    return Counter(kind for name in names if (kind := _named(name)) is not None)
 
 
 def _named(url: str) -> str | None:

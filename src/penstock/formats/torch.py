@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import DataError
+from penstock.errors import DataError, PlanError
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
 from penstock.plan.values import Workers
+
+USUAL = ("image", "label")  # names that nobody had to give, so an item may have fewer values
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +25,14 @@ class TorchSource:
     """
 
     dataset: ByObject
-    fields: tuple[str, ...] = ("image", "label")
+    fields: tuple[str, ...] = USUAL
     workers: Workers = None
 
     random_access = True
+
+    def __post_init__(self) -> None:
+        if len({*self.fields}) < len(self.fields):
+            raise PlanError(f"fields={self.fields!r}: a name comes twice; give every value a name of its own")
 
     @property
     def resources(self) -> Resources | None:
@@ -106,12 +112,16 @@ class TorchSpots:
 def named(item: Any, fields: tuple[str, ...]) -> dict[str, Any]:
     """Make a sample of an item: a mapping as it is, a tuple by the names of its places, anything else as the first.
 
+    A list is one value where there is one name, and else like a tuple.
+
     Raises:
         ValueError: there are not as many values as names.
     """
     if isinstance(item, Mapping):
         return dict(item)
-    values = tuple(item) if isinstance(item, tuple | list) else (item,)
-    if len(values) > len(fields):
-        raise ValueError(f"an item has {len(values)} values and there are names for {len(fields)}: {', '.join(fields)}")
+    parted = isinstance(item, tuple) or (isinstance(item, list) and len(fields) > 1)
+    values = tuple(item) if parted else (item,)
+    if len(values) > len(fields) or (len(values) < len(fields) and fields != USUAL):
+        some = f"{len(values)} value{'s' * (len(values) != 1)}"
+        raise ValueError(f"an item has {some} and there are names for {len(fields)}: {', '.join(fields)}")
     return dict(zip(fields, values, strict=False))

@@ -13,13 +13,16 @@ from typing import IO
 import numpy as np
 
 from penstock.errors import DataError, StorageError
+from penstock.formats.files import find
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest_at
+from penstock.formats.parquet.source import SUFFIXES as TABLES
 from penstock.formats.publish import put_object, read_object
 from penstock.formats.tar.compression import open_content
 from penstock.formats.tar.index import GRID, SUFFIX, GridSum, Index, Stamp, write_beside
 from penstock.formats.tar.names import on_disk
 from penstock.formats.tar.scan import load_index, scan
 from penstock.formats.tar.source import SUFFIXES
+from penstock.packing.publishing import read_note
 from penstock.storage import NotFound, Storage, expand, local_path, open_storage, shown
 
 _PIECE = 1 << 20
@@ -134,6 +137,71 @@ def listed(patterns: tuple[str, ...], storage: Storage | None = None) -> list[Li
     return list(out.values())
 
 
+def listed_tables(patterns: tuple[str, ...], storage: Storage | None = None) -> list[Listed]:
+    """Find the Parquet files that patterns mean, and those that packings noted in whole folders.
+
+    Raises:
+        StorageError: Nothing is there.
+    """
+    notes: dict[str, dict[str, ShardEntry]] = {}
+
+    def noted(folder: str) -> dict[str, ShardEntry]:
+        if folder not in notes:
+            note = read_note(folder, None if on_disk(folder) else storage)
+            files = note["files"] if note is not None else ()
+            notes[folder] = {name: ShardEntry(name, rows, size, sha) for _, name, rows, size, sha in files}
+        return notes[folder]
+
+    out: dict[str, Listed] = {}
+    for pattern in patterns:
+        whole = noted(pattern.rstrip("/")) if not pattern.endswith(TABLES) else {}
+        urls = [f"{pattern.rstrip('/')}/{name}" for name in whole]
+        try:
+            urls = list(dict.fromkeys([*urls, *find((pattern,), TABLES, storage)]))
+        except StorageError:
+            if not urls:
+                raise
+        for url in urls:
+            folder, _, name = url.rpartition("/")
+            out[url] = Listed(url, noted(folder or ".").get(name), False)
+    return list(out.values())
+
+
+def verify_table(shard: Listed, storage: Storage | None = None) -> list[Problem]:
+    """Decode every row group of a Parquet file and tell everything that is wrong with it."""
+    name = shown(shard.url)
+    try:
+        return [Problem(name, what) for what in _table_problems(shard, storage)]
+    except NotFound:
+        return [Problem(name, "it was packed and is not there" if shard.entry else "there is no such file")]
+    except (StorageError, DataError) as exc:
+        return [Problem(name, exc.problem)]
+
+
+def _table_problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _here(shard.url, storage) as (path, known):
+        if shard.entry is not None:
+            yield from _against_manifest(shard.entry, known or _sums(path), "packing noted")
+        try:
+            file = pq.ParquetFile(path)
+        except (pa.ArrowException, OSError) as exc:
+            yield f"no Parquet file: {str(exc).splitlines()[0]}"
+            return
+        with file:
+            rows = 0
+            for group in range(file.num_row_groups):
+                try:
+                    rows += file.read_row_group(group).num_rows
+                except (pa.ArrowException, OSError) as exc:
+                    yield f"row group {group}: {str(exc).splitlines()[0]}"
+                    return
+            if rows != file.metadata.num_rows:
+                yield f"its footer says {file.metadata.num_rows:,} rows, it holds {rows:,}"
+
+
 def verify(shard: Listed, storage: Storage | None = None) -> list[Problem]:
     """Read a shard whole and tell everything that is wrong with it."""
     name = shown(shard.url)
@@ -161,11 +229,11 @@ def _problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
     yield from _against_index(shard, storage, fresh, sums)
 
 
-def _against_manifest(entry: ShardEntry, sums: Sums) -> Iterator[str]:
+def _against_manifest(entry: ShardEntry, sums: Sums, says: str = "the manifest says") -> Iterator[str]:
     if entry.bytes != sums.size:
-        yield f"the manifest says {entry.bytes:,} bytes, it has {sums.size:,}"
+        yield f"{says} {entry.bytes:,} bytes, it has {sums.size:,}"
     elif entry.sha256 != sums.sha256:
-        yield f"its SHA-256 is {sums.sha256[:12]}..., the manifest says {entry.sha256[:12]}..."
+        yield f"its SHA-256 is {sums.sha256[:12]}..., {says} {entry.sha256[:12]}..."
 
 
 def _against_index(shard: Listed, storage: Storage | None, fresh: Index, sums: Sums) -> Iterator[str]:

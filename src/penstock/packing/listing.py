@@ -71,6 +71,12 @@ class FileList:
         """What it is."""
         return f"files of {self.origin} ({len(self.entries):,})"
 
+    def names(self) -> list[str]:
+        """The fields that its samples have: those of files, and those that are known beforehand."""
+        files = dict.fromkeys(_named(path)[1] for path, _, _ in self.entries if path is not None)
+        known = {id(fields): fields for _, fields, _ in self.entries}
+        return list(files | dict.fromkeys(name for fields in known.values() for name in fields))
+
     def identity(self) -> str:
         """A fingerprint of names and labels, wherever the folder lies."""
         root = os.path.dirname(self.origin) if self.entries and self.entries[0].line else self.origin
@@ -149,9 +155,15 @@ class ListSpots:
 def _sample(entry: Entry) -> dict[str, Any]:
     if entry.path is None:
         return {"__key__": "", **entry.fields}
-    stem, _, suffix = entry.path.rpartition("/")[2].rpartition(".")
+    stem, field = _named(entry.path)
+    return {"__key__": safe_stem(stem), field: _content(entry.path), **entry.fields}
+
+
+def _named(path: str) -> tuple[str, str]:
+    """What a file is called, and the field that its bytes are."""
+    stem, _, suffix = path.rpartition("/")[2].rpartition(".")
     field = suffix.lower() if stem else "bin"
-    return {"__key__": safe_stem(stem or suffix), _SAME.get(field, field): _content(entry.path), **entry.fields}
+    return stem or suffix, _SAME.get(field, field)
 
 
 def _content(path: str) -> bytes:

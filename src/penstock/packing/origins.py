@@ -15,7 +15,7 @@ from penstock.engines import Program
 from penstock.errors import PlanError
 from penstock.formats.huggingface import HuggingFaceSource, readable
 from penstock.formats.items import ItemsSource
-from penstock.formats.manifest import MANIFEST
+from penstock.formats.manifest import MANIFEST, read_manifest_at
 from penstock.formats.tar.names import on_disk
 from penstock.formats.tar.source import SUFFIXES, TarSource
 from penstock.packing.items import Ask, Store
@@ -30,21 +30,35 @@ class Origin:
     """Something to be packed.
 
     Attributes:
-        plan: Reads it, and gives samples whose fields are bytes.
+        plan: Reads it, and gives samples whose fields are bytes, unless it is ``typed``.
         classes: What the numbers in ``cls`` mean, where that is known.
         numbered: Keys are made of the number in the shards (and the file's name).
         said: What distinguishes it from other sources, beyond the shards that its plan reads.
+        typed: The values of its samples are what they mean, and no bytes.
     """
 
     plan: Plan
     classes: tuple[str, ...] | None = None
     numbered: bool = True
     said: str = ""
+    typed: bool = False
 
     @property
     def files(self) -> FileList | None:
         """The list of files, where it is one."""
         return self.plan.source if isinstance(self.plan.source, FileList) else None
+
+    def check_outside(self, folder: str) -> None:
+        """Require that files are not packed into their own folder.
+
+        Raises:
+            PlanError: they are.
+        """
+        if self.files is None or not on_disk(folder) or not os.path.isdir(self.files.origin):
+            return
+        source, target = os.path.realpath(self.files.origin), os.path.realpath(local_path(folder))
+        if os.path.commonpath([source, target]) == source:
+            raise PlanError(f"{folder} lies in the folder that is packed; choose one outside of it")
 
     def fingerprint(self, program: Program) -> str:
         """The same for the same source, on any machine."""
@@ -52,7 +66,9 @@ class Origin:
         return hashlib.sha256(f"{self.said}\n{order}".encode()).hexdigest()[:32]
 
 
-def recognise(source: Any, *, workers: Workers, image: str, storage: Storage | None = None) -> Origin:
+def recognise(
+    source: Any, *, workers: Workers, image: str, storage: Storage | None = None, typed: bool = False
+) -> Origin:
     """Find out what ``source`` is.
 
     Args:
@@ -60,6 +76,7 @@ def recognise(source: Any, *, workers: Workers, image: str, storage: Storage | N
         workers: How many read at a time.
         image: How images are stored that have no bytes of their own.
         storage: Where it lies, if it is a URL.
+        typed: Leave values as they are where the source knows what they mean.
 
     Raises:
         PlanError: nothing that can be packed.
@@ -67,15 +84,15 @@ def recognise(source: Any, *, workers: Workers, image: str, storage: Storage | N
     """
     if isinstance(getattr(source, "plan", None), Plan):
         plan: Plan = source.plan
-        return Origin(plan.then(Encode()), None, False, plan.describe())
+        return Origin(plan if typed else plan.then(Encode()), None, False, plan.describe(), typed)
     if isinstance(source, str) and source.startswith("hf:") and not source.startswith("hf://"):
         name, _, split = source.removeprefix("hf:").partition("#")
-        return _by_features(HuggingFaceSource(name, split or None, workers), image, source)
+        return _by_features(HuggingFaceSource(name, split or None, workers), image, source, typed)
     if isinstance(source, str | os.PathLike):
         return _by_path(os.fspath(source), workers, storage)
     if readable(source):
         mark = getattr(source, "_fingerprint", None) or getattr(source, "__name__", type(source).__name__)
-        return _by_features(HuggingFaceSource(ByObject(source), None, workers), image, f"dataset {mark}")
+        return _by_features(HuggingFaceSource(ByObject(source), None, workers), image, f"dataset {mark}", typed)
     if hasattr(source, "features") and hasattr(source, "cast_column"):
         return _hugging_face(source, workers, image)
     if isinstance(source, Mapping):
@@ -96,9 +113,10 @@ def shuffled(plan: Plan) -> Plan:
         return replace(plan, stages=(LateShuffle(1000), *plan.stages))
     if plan.commutes and not any(stage.name == "flat_map" for stage in plan.body):
         return plan.then(Shuffle(None, 16, plan.source.random_access))
-    *before, last = plan.stages  # the last stage makes bytes, and bytes are shuffled as well before as after it
-    assert isinstance(last, Encode)
-    return replace(plan, stages=(*before, LateShuffle(1000), last))
+    *before, last = plan.stages
+    if not isinstance(last, Encode):
+        return plan.then(LateShuffle(1000))
+    return replace(plan, stages=(*before, LateShuffle(1000), last))  # the same as after it, of smaller values
 
 
 def _by_path(path: str, workers: Workers, storage: Storage | None) -> Origin:
@@ -115,7 +133,8 @@ def _by_path(path: str, workers: Workers, storage: Storage | None) -> Origin:
         raise PlanError(f"{path}: no list of a known kind ({', '.join(LISTS)}), and no shard")
     source: Any = TarSource(spell(path), workers, storage=storage)
     plan = Plan(source, (Encode(),))
-    return Origin(plan, None, False, "shards")
+    manifest = read_manifest_at(place) if place is not None and os.path.isdir(place) else None
+    return Origin(plan, None if manifest is None else manifest.classes, False, "shards")
 
 
 def _holds_shards(folder: str) -> bool:
@@ -183,8 +202,10 @@ def _plain(dataset: Any, row: tuple[str, int]) -> bool:
     )
 
 
-def _by_features(source: HuggingFaceSource, image: str, said: str) -> Origin:
+def _by_features(source: HuggingFaceSource, image: str, said: str, typed: bool) -> Origin:
     """A dataset whose features say what its fields are, read by the engine's workers."""
+    if typed:
+        return Origin(Plan(source), None, False, said, typed)
     known = source.open().features or {}
     labels = (_names(feature.names) for feature in known.values() if isinstance(feature, ClassLabel))
     store = Store(image, resources=Resources(source.workers))

@@ -20,6 +20,7 @@ from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.names import on_disk
 from penstock.formats.tar.writer import remove_shards
+from penstock.packing.embedding import compression_of, pack_tables
 from penstock.packing.estimate import estimated
 from penstock.packing.journal import (
     NUMBERED,
@@ -32,14 +33,16 @@ from penstock.packing.journal import (
     write_journal,
 )
 from penstock.packing.origins import Origin, recognise, shuffled
+from penstock.packing.tables import TableOptions
 from penstock.packing.turn import busy, runs, turn
-from penstock.packing.writing import Packed, check_elsewhere, failures_of, in_order, keyed
+from penstock.packing.writing import Packed, check_elsewhere, check_flag, failures_of, in_order, keyed, path_of
 from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
 from penstock.vision.storing import Store, StoreImages
 
+Compress = Literal["gz", "zst", "bz2", "xz", "zstd", "snappy", "gzip", "lz4", "brotli", "none"]
 _MARK_EVERY = 256  # samples: to know where a stream stands costs as much as reading a small one
 _log = logging.getLogger(__name__)
 _PARTIAL = re.compile(r"\.(?:shard-\d{6,}\.tar.*|manifest\.json|\.penstock-pack\.json)\.(\d+)-[0-9a-f]{8}\.partial")
@@ -49,14 +52,14 @@ def pack(
     source: Any,
     url: str | os.PathLike[str],
     *,
-    format: Literal["tar"] = "tar",
+    format: Literal["tar", "parquet"] = "tar",
     max_bytes: float | str = 1e8,
     max_samples: int = 100_000,
     workers: Workers = None,
     shuffle: bool = True,
     seed: int = 0,
     resume: bool = True,
-    compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
+    compress: Compress | None = None,
     image: Literal["png", "jpg"] = "png",
     images: Store | None = None,
     on_error: Literal["raise", "skip"] | None = None,
@@ -68,21 +71,23 @@ def pack(
 ) -> Packed:
     """Pack a dataset into shards in a folder, here or elsewhere; the same source, seed and options give the same bytes.
 
-    Shards appear whole or not at all, each with an index beside it; the manifest comes last. A run that was
-    interrupted goes on where it stopped, and one that is complete has nothing to do.
+    Shards appear whole or not at all, each with an index beside it; the manifest comes last. Parquet files appear
+    together, with images and sounds inside and what fields mean in their schema. A run that was interrupted goes on
+    where it stopped, and one that is complete has nothing to do.
 
     Args:
         source: A folder of class folders, a CSV or JSON-lines list, a map-style dataset of (image, label), a
             Hugging Face dataset, a ``ps.Dataset``, or shards. The bytes of files are kept as they are.
         url: The folder to write to.
-        format: What shards are.
+        format: What shards are: tar archives, or Parquet files.
         max_bytes: The most bytes of a shard, unless one sample alone has more.
         max_samples: The most samples of a shard.
         workers: How many read at a time, or (least, most): threads for files, processes for datasets.
         shuffle: Put the samples in a random order by ``seed``; a ``ps.Dataset`` that is shuffled keeps its own.
         seed: Decides the order.
         resume: Go on with an interrupted run; ``False`` starts over, and replaces what the folder holds.
-        compress: Compress shards, which then cannot be read in part.
+        compress: Compress shards (``"zst"``, ``"gz"``, ``"bz2"``, ``"xz"``), which then cannot be read in part; in
+            Parquet all but media is compressed, by ``"zstd"`` or what ``write_parquet`` knows.
         image: How images are stored that have no bytes of their own.
         images: Scale images down and encode them again, as ``vision.Store(max_side=512)`` says.
         on_error: What happens to a sample that cannot be read or stored; by default as the dataset says.
@@ -98,16 +103,21 @@ def pack(
             something else.
         StorageError: the source cannot be read, or the folder not be written.
     """
-    check_choice("format", format, ("tar",))
+    check_choice("format", format, ("tar", "parquet"))
+    folder, tables = path_of("url", url), format == "parquet"
+    for name, flag in {"shuffle": shuffle, "resume": resume, "dry_run": dry_run, "append": append}.items():
+        check_flag(name, flag)
     check_choice("image", image, ("png", "jpg"))
     if images is not None and not isinstance(images, Store):
         raise PlanError(f"images={images!r}: give vision.Store(max_side=...)")
     check_count("seed", seed)
     check_count("max_samples", max_samples, least=1)
-    if compress is not None:
+    if compress is not None and not tables:
         check_choice("compress", compress, SUFFIXES)
-    beside = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(os.fspath(url)) != "file"
-    origin = recognise(source, workers=workers, image=image, storage=storage if beside else None)
+    compression = compression_of(compress) if tables else ""
+    beside = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(folder) != "file"
+    typed = tables and images is None  # images are scaled down in the fields of shards
+    origin = recognise(source, workers=workers, image=image, storage=storage if beside else None, typed=typed)
     limits = Limits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
     options: dict[str, Any] = {"max_bytes": limits.nbytes, "max_samples": max_samples, "compress": compress}
     options |= {"shuffle": shuffle, "seed": seed, "image": image, "append": append}
@@ -120,10 +130,15 @@ def pack(
     if on_error is not None:
         plan = replace(plan, errors=OnError(on_error))
     origin = replace(origin, plan=plan)
-    packing = _Packing(origin, _Target.of(os.fspath(url), storage), limits, options)
+    target = _Target.of(folder, storage)
+    if tables:
+        how = TableOptions(limits.nbytes, max_samples, compression, append, resume)
+        place = target.folder, how, options
+        return pack_tables(origin, *place, progress=progress, dry_run=dry_run, storage=target.given)
+    packing = _Packing(origin, target, limits, options)
     if dry_run:
         return packing.estimate()
-    with failures_of(os.fspath(url)):
+    with failures_of(folder):
         return packing.run(resume, progress)
 
 
@@ -145,7 +160,7 @@ class _Target:
 
     @classmethod
     def of(cls, url: str, storage: Storage | None) -> _Target:
-        if url.endswith((".tar", ".tgz")) or "%" in url.rpartition("/")[2]:
+        if url.endswith((".tar", ".tgz", ".parquet")) or "%" in url.rpartition("/")[2]:
             raise PlanError(f"{shown(url)}: packing makes a folder of shards; give a folder")
         local = on_disk(url)
         folder = (local_path(url) if local else url).rstrip("/") or "/"
@@ -191,17 +206,9 @@ class _Packing:
     def __init__(self, origin: Origin, target: _Target, limits: Limits, options: dict[str, Any]) -> None:
         self._origin, self._target, self._limits, self._options = origin, target, limits, options
         self._program = Program(origin.plan)
-        self._check_outside()
+        origin.check_outside(target.folder)
         check_elsewhere(self._program, target.folder)
         self._epoch = origin.plan.epoch or 0
-
-    def _check_outside(self) -> None:
-        files = self._origin.files
-        if files is None or not on_disk(self._target.folder) or not os.path.isdir(files.origin):
-            return
-        source, target = os.path.realpath(files.origin), os.path.realpath(self._target.folder)
-        if os.path.commonpath([source, target]) == source:
-            raise PlanError(f"{self._target.folder} lies in the folder that is packed; choose one outside of it")
 
     def estimate(self) -> Packed:
         """What would be written."""

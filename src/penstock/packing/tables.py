@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.features import Feature, Image, Tensor, features_by_type, metadata_of
-from penstock.engines import Program, Run
+from penstock.engines import Program, Run, Start
 from penstock.engines.progress import Progress
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.parquet.layout import Layout
@@ -25,21 +25,17 @@ from penstock.formats.parquet.tables import table_from
 from penstock.formats.parquet.writer import TableWriter, Written, check_compression
 from penstock.formats.publish import replace_file
 from penstock.formats.tar.line import Line
-from penstock.formats.tar.names import on_disk
 from penstock.packing.journal import start_from_json, start_to_json
-from penstock.packing.turn import turn
-from penstock.packing.writing import Packed, failures_of, in_order
+from penstock.packing.publishing import publishing
+from penstock.packing.writing import Packed, check_elsewhere, failures_of, in_order
 from penstock.plan import Columns, Plan, check_count, size_in_bytes
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_DRAFT = ".penstock-parquet"  # the folder of what is not published, in the target
 _JOURNAL = "journal.json"
-_NAMES = "names.json"  # the names that the files are being given
-_NAME = re.compile(r"(?:append-(\d{3,})-)?\d{5,}-of-\d{5,}\.parquet")
-_PIECE = 8 << 20
+_TRIED = 64  # samples at a time, where nothing is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +60,45 @@ class TableOptions:
         check_compression(self.compression)
 
 
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """What packing does beyond writing what a plan gives.
+
+    Attributes:
+        said: What the source is, and how it is packed: files of another are neither continued nor taken for these.
+        feature: Tells by its name and a value what a field holds of which the source says nothing.
+        numbered: Keys are made of the number in the files (and the file's name).
+    """
+
+    said: str
+    feature: Callable[[str, Any], Feature | None]
+    numbered: bool
+
+    def named(self, sample: Any, number: int) -> Any:
+        """The sample with its key, and without the place it was read from."""
+        if not isinstance(sample, dict):
+            return sample
+        kept = {name: value for name, value in sample.items() if name not in ("__key__", "__url__")}
+        if not self.numbered:
+            return {"__key__": sample["__key__"], **kept} if "__key__" in sample else kept
+        stem = sample.get("__key__")
+        return {"__key__": f"{number:09d}-{stem}" if stem else f"{number:09d}", **kept}
+
+
 def write_tables(
-    plan: Plan, epoch: int, url: str, options: TableOptions, *, progress: bool = False, storage: Storage | None = None
+    plan: Plan,
+    epoch: int,
+    url: str,
+    options: TableOptions,
+    *,
+    progress: bool | None = False,
+    storage: Storage | None = None,
+    embedding: Embedding | None = None,
 ) -> Packed:
     """Run a plan and write what comes out into Parquet files, in order.
+
+    With ``embedding`` it is a packing: one that is complete has nothing to do, without ``resume`` it replaces the files
+    that are there, and its bar is shown also where there is no terminal (``progress=None``: there only).
 
     Raises:
         DataError: a sample cannot be stored.
@@ -79,19 +110,48 @@ def write_tables(
     if url.endswith(".parquet"):
         raise PlanError(f"{shown(url)}: write_parquet makes a folder of files; give a folder")
     program = Program(replace(plan, engine=in_order(plan.engine)))
+    check_elsewhere(program, url, every=True)  # before a folder is made, as what it reads may not be there
     with failures_of(url), ExitStack() as stack:
-        place = stack.enter_context(_place(url, storage))
-        job = _Job(program, epoch, place.draft, options)
-        if (note := place.finish()) is not None and options.resume and note["what"] == job.what():
-            return _packed(place, note)
-        prefix = place.prefix(options.append)
-        _check_elsewhere(program, place)
-        files, skipped = job.run(progress)
+        place = stack.enter_context(publishing(url, storage))
+        job = _Job(program, epoch, place.draft, options, embedding)
+        for note in (place.finish(), place.done() if embedding is not None and not options.append else None):
+            if note is not None and options.resume and note["what"] == job.what():
+                return place.packed(note)
+        there = place.sets()
+        replaced = embedding is not None and not options.resume and not options.append
+        prefix = "" if replaced else place.prefix(there, options.append, embedding is not None)
+        if there and options.append and embedding is not None and embedding.numbered:
+            job.first = place.rows(there)
+        files, skipped = job.run(progress if embedding is not None else None if progress else False)
         names = [f"{prefix}{number:05d}-of-{len(files):05d}.parquet" for number in range(len(files))]
         rows, nbytes = sum(file.rows for file in files), sum(file.nbytes for file in files)
-        note = {"what": job.what(), "rows": rows, "nbytes": nbytes, "skipped": skipped}
+        note = {"what": job.what(), "rows": rows, "nbytes": nbytes, "skipped": skipped, "append": options.append}
+        note |= {"old": sorted({*there} - {*names}) if replaced else [], "packing": embedding is not None}
         place.publish(files, names, note)
         return Packed(shown(place.folder), tuple(names), rows, nbytes, skipped)
+
+
+def estimate_tables(plan: Plan, epoch: int, url: str, options: TableOptions, embedding: Embedding, some: int) -> Packed:
+    """Tell what would be written: exactly where there are no more samples than ``some``, else judged by these.
+
+    Raises:
+        DataError: a sample that was looked at cannot be stored.
+    """
+    require_arrow("writing Parquet")
+    program = Program(replace(plan, engine=in_order(plan.engine)))
+    check_elsewhere(program, url, every=True)
+    total = None if program.stream is not None else program.length(plan.cut)
+    with tempfile.TemporaryDirectory(prefix="penstock-parquet-") as draft:
+        job = _Job(program, epoch, draft, options, embedding, kept=False)
+        files = job.tried(some if total is not None else None)
+    rows, nbytes, many = sum(file.rows for file in files), sum(file.nbytes for file in files), len(files)
+    guessed = total is not None and rows < total
+    if total is not None and guessed and rows:
+        rows, nbytes = total, nbytes * total // rows
+        limits = (size_in_bytes("max_bytes", options.max_bytes), nbytes), (options.max_samples or rows, rows)
+        many = max(-(-whole // part) for part, whole in limits)
+    names = tuple(f"{number:05d}-of-{many:05d}.parquet" for number in range(many))
+    return Packed(shown(url), names, rows, nbytes, 0, guessed)
 
 
 def _as_theirs(field: pa.Field, feature: Feature | None) -> pa.Field:
@@ -103,95 +163,6 @@ def _as_theirs(field: pa.Field, feature: Feature | None) -> pa.Field:
     return field.with_metadata({"ARROW:extension:name": name, "ARROW:extension:metadata": said})
 
 
-def _packed(place: _Place, note: dict[str, Any]) -> Packed:
-    names = tuple(name for _, name in note["files"])
-    return Packed(shown(place.folder), names, note["rows"], note["nbytes"], note["skipped"])
-
-
-@contextmanager
-def _place(url: str, storage: Storage | None) -> Iterator[_Place]:
-    """The folder to write to, and one for drafts: in it where it is on a disk, else a temporary one."""
-    if on_disk(url):
-        folder = local_path(url).rstrip("/") or "/"
-        os.makedirs(folder, exist_ok=True)
-        with turn(folder):
-            yield _Place(folder, os.path.join(folder, _DRAFT), None)
-        return
-    with tempfile.TemporaryDirectory(prefix="penstock-parquet-") as draft:
-        yield _Place(url.rstrip("/"), draft, open_storage(url, storage))
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where files are published, and where they are until then."""
-
-    folder: str
-    draft: str
-    storage: Storage | None  # None: it is on a disk
-
-    def prefix(self, append: bool) -> str:
-        """What the names of a new set begin with.
-
-        Raises:
-            PlanError: there is a set, and nobody said that another one goes beside it.
-        """
-        if self.storage is None:
-            names = os.listdir(self.folder)
-        else:
-            names = [one.url.rpartition("/")[2] for one in self.storage.list(self.folder + "/")]
-        found = [match for match in map(_NAME.fullmatch, names) if match]
-        if not found:
-            return ""
-        if not append:
-            raise PlanError(
-                f"{shown(self.folder)} holds {len(found)} Parquet files; append=True adds a set beside them, "
-                "or choose another folder"
-            )
-        return f"append-{1 + max(int(match[1] or 0) for match in found):03d}-"
-
-    def finish(self) -> dict[str, Any] | None:
-        """Give the rest of their names to the files of a run that was interrupted while it did so; what it wrote."""
-        try:
-            note: dict[str, Any] = json.loads(Path(self.draft, _NAMES).read_bytes())
-        except (OSError, ValueError):
-            return None
-        for own, name in note["files"]:
-            if os.path.exists(path := os.path.join(self.draft, own)):
-                os.replace(path, os.path.join(self.folder, name))
-        shutil.rmtree(self.draft, ignore_errors=True)
-        return note
-
-    def publish(self, files: Sequence[Written], names: Sequence[str], note: dict[str, Any]) -> None:
-        """Give all files their names, one right after the other."""
-        if self.storage is None:
-            note["files"] = [[os.path.basename(file.path), name] for file, name in zip(files, names, strict=True)]
-            replace_file(Path(self.draft, _NAMES), json.dumps(note).encode())
-            self.finish()
-            return
-        with ExitStack() as stack:
-            uploads = []
-            for file, name in zip(files, names, strict=True):
-                upload = stack.enter_context(self.storage.put(f"{self.folder}/{name}", size_hint=file.nbytes))
-                with open(file.path, "rb") as source:
-                    while piece := source.read(_PIECE):
-                        upload.write(piece)
-                uploads.append(upload)
-            for upload in uploads:
-                upload.commit()
-
-
-def _check_elsewhere(program: Program, place: _Place) -> None:
-    """Refuse to write where the plan reads."""
-    if program.stream is not None:
-        return
-    written = os.path.realpath(place.folder) if place.storage is None else place.folder
-    for reader in program.readers:
-        for shard in range(len(reader.names)):
-            folder = os.path.dirname(reader.url(shard)) or "."
-            if written == (os.path.realpath(folder) if place.storage is None else folder):
-                raise PlanError(f"the dataset reads from {shown(place.folder)}, where it is to be written")
-
-
 @dataclass(slots=True)
 class _Job:
     """One writing: what of it is done, and the rest of it."""
@@ -200,21 +171,24 @@ class _Job:
     epoch: int
     draft: str
     options: TableOptions
+    embedding: Embedding | None = None
+    kept: bool = True  # else files go when they are complete
+    first: int = 0  # the number of the first sample
     files: list[Written] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)  # fields of which the embedding was asked
     features: dict[str, Any] | None = None  # known when the first samples come
     writer: TableWriter | None = None
     layout: Layout | None = None  # that of the files before
     marks: list[tuple[int, dict[str, Any], int]] = field(default_factory=list)  # (rows, where the run stands, skipped)
 
-    def run(self, progress: bool) -> tuple[list[Written], int]:
+    def run(self, progress: bool | None) -> tuple[list[Written], int]:
         """Write what is not yet written; all files, and how many samples were left out."""
         known = self._taken_up() if self.options.resume else None
         if known is None:
             shutil.rmtree(self.draft, ignore_errors=True)
             os.makedirs(self.draft)
         stream = self.program.stream is not None
-        order = None if stream else self.program.order(self.epoch)
-        begin = self.program.front() if order is None else self.program.start(order, self.program.plan.cut)
+        order, begin = self._beginning()
         start = begin if known is None else start_from_json(known["start"])
         rows = sum(file.rows for file in self.files)
         drop, before = (0, 0) if known is None else (int(known["beyond"]), int(known["skipped"]))
@@ -224,9 +198,31 @@ class _Job:
         self._write(run, rows - drop, drop, None if total is None else max(0, total - rows), progress, before)
         return self.files, before + len(run.skipped)
 
-    def _write(self, run: Run, seen: int, drop: int, left: int | None, progress: bool, before: int) -> None:
+    def tried(self, most: int | None) -> list[Written]:
+        """Write the first samples, and keep nothing but what is known of the files then."""
+        order, begin = self._beginning()
+        run, writer, seen = Run(self.program, order, self.epoch, begin), self._opened(), 0
+        try:
+            samples = islice(run.items(), most)
+            while items := list(islice(samples, _TRIED)):
+                writer.write(self._table(items, seen))
+                seen += len(items)
+            writer.close()
+        finally:
+            run.close()
+            writer.drop()
+        return self.files
+
+    def _beginning(self) -> tuple[Any, Start]:
+        """The order of the samples, and where it begins."""
+        if self.program.stream is not None:
+            return None, self.program.front()
+        order = self.program.order(self.epoch)
+        return order, self.program.start(order, self.program.plan.cut)
+
+    def _opened(self) -> TableWriter:
         options = self.options
-        writer = self.writer = TableWriter(
+        return TableWriter(
             self.draft,
             max_bytes=size_in_bytes("max_bytes", options.max_bytes),
             max_rows=options.max_samples,
@@ -237,9 +233,13 @@ class _Job:
             finished=self._finished,
             describe=self._described,
         )
+
+    def _write(self, run: Run, seen: int, drop: int, left: int | None, progress: bool | None, before: int) -> None:
+        writer = self.writer = self._opened()
         line = Line("penstock parquet writer", 4)  # encoding takes longer than reading: let both go on
         try:
-            with Progress("writing", left, shown=None if progress else False) as bar:
+            what = "writing" if self.embedding is None else "packing"
+            with Progress(what, left, shown=progress) as bar:
                 for items in run.runs():
                     table = self._table(items, seen)
                     table, drop = table.slice(drop), max(0, drop - table.num_rows)
@@ -260,6 +260,8 @@ class _Job:
             self.marks.append(here)
 
     def _table(self, items: Sequence[Any], seen: int) -> pa.Table:
+        if self.embedding is not None and not isinstance(items, Columns):
+            items = [self.embedding.named(item, number) for number, item in enumerate(items, self.first + seen)]
         try:
             return table_from(items, self._known(items)).replace_schema_metadata(None)
         except DataError as exc:
@@ -278,7 +280,17 @@ class _Job:
             for name, value in first.items() if isinstance(first, dict) else ():
                 if type(value).__module__.startswith("PIL."):
                     self.features.setdefault(name, Image())
+        if self.embedding is not None and not isinstance(items, Columns):
+            self._tell(items, self.embedding, self.features)
         return self.features
+
+    def _tell(self, items: Sequence[Any], embedding: Embedding, known: dict[str, Any]) -> None:
+        """Note what fields hold that come for the first time with a value."""
+        for name, value in (pair for item in items if isinstance(item, dict) for pair in item.items()):
+            if name not in self.asked and value is not None:
+                self.asked.add(name)
+                if name not in known and (feature := embedding.feature(name, value)) is not None:
+                    known[name] = feature
 
     def _described(self, schema: pa.Schema) -> pa.Schema:
         """The schema with what is known of its columns, as others read it."""
@@ -294,6 +306,9 @@ class _Job:
     def _finished(self, file: Written) -> None:
         """Note that a file is complete, and where the rows of the next one begin."""
         self.files.append(file)
+        if not self.kept:
+            os.unlink(file.path)
+            return
         rows = sum(one.rows for one in self.files)
         while len(self.marks) > 1 and self.marks[1][0] <= rows:
             self.marks.pop(0)
@@ -310,7 +325,8 @@ class _Job:
         own = self.options
         plan = self.program.plan
         order = "" if self.program.stream is not None else self.program.identity(counts=True)
-        said = [order, plan.describe(), self.epoch, plan.seed, own.compression]
+        source = plan.describe() if self.embedding is None else self.embedding.said
+        said = [order, source, self.epoch, plan.seed, own.compression]
         said += [size_in_bytes("max_bytes", own.max_bytes), own.max_samples, own.append, str(own.schema)]
         return hashlib.sha256(json.dumps(said, default=str).encode()).hexdigest()[:32]
 

@@ -15,6 +15,7 @@ from penstock.errors import PlanError, StorageError
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.names import on_disk
 from penstock.formats.tar.reader import TarReader
+from penstock.packing.listing import ListReader
 from penstock.plan import EngineOptions, Plan, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, shown
 
@@ -109,8 +110,10 @@ def failures_of(url: str) -> Iterator[None]:
         raise StorageError(f"cannot write: {exc.strerror or exc}", shown(url)) from exc
 
 
-def check_elsewhere(program: Program, folder: str, single: str | None = None) -> None:
+def check_elsewhere(program: Program, folder: str, single: str | None = None, *, every: bool = False) -> None:
     """Refuse to write where the plan reads; one archive (``single``) may lie beside others, but be none of them.
+
+    Only shards count, or with ``every`` files of any kind; not those of a list of files, which lie where they lie.
 
     Raises:
         PlanError: it is so.
@@ -119,12 +122,42 @@ def check_elsewhere(program: Program, folder: str, single: str | None = None) ->
         return
     written = _place(folder)
     for reader in program.readers:
-        if isinstance(reader, TarReader) and any(
-            _place(os.path.dirname(reader.url(shard)) or ".") == written
-            and single in (None, os.path.basename(reader.url(shard)))
-            for shard in range(len(reader.names))
+        if (isinstance(reader, TarReader) or (every and not isinstance(reader, ListReader))) and any(
+            _holder(url) == written and single in (None, os.path.basename(url))
+            for url in map(reader.url, range(len(reader.names)))
         ):
             raise PlanError(f"the dataset reads from {shown(folder)}, where it is to be written; choose another folder")
+
+
+def path_of(name: str, value: str | os.PathLike[str]) -> str:
+    """Give a path or URL as text.
+
+    Raises:
+        PlanError: it is none.
+    """
+    if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path:
+        return path
+    raise PlanError(f"{name}={value!r}: give a path or a URL")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Require yes or no.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise PlanError(f"{name}={value!r}: give True or False")
+
+
+def _holder(url: str) -> str | None:
+    """The folder in which something lies that a reader names, or which it is; ``None``: it lies nowhere."""
+    if not on_disk(url):
+        return url.rpartition("/")[0]
+    path = os.path.realpath(local_path(url))
+    if os.path.isdir(path):
+        return path
+    return os.path.dirname(path) if os.path.exists(path) else None
 
 
 def _place(folder: str) -> str:
