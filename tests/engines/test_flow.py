@@ -70,12 +70,6 @@ def test_cheap_blocks_may_grow_again_up_to_the_limit() -> None:
     assert pace.most == 512
 
 
-def test_blocks_grow_where_twice_as_many_samples_would_not_cost_too_much() -> None:
-    pace = Pace(count=8, most=8)
-    pace.limit().measured(8, 0.02, 0)
-    assert pace.most == 16
-
-
 def test_blocks_of_middling_cost_stay_as_they_are() -> None:
     pace = Pace(count=8, most=16)
     pace.limit().measured(8, 0.03, 0)

@@ -159,5 +159,6 @@ def test_the_command_scales_images_down(folder: Path, capsys: pytest.CaptureFixt
     assert packed["samples"] == told["samples"] == 12
     assert packed["nbytes"] == told["nbytes"]
     assert {max(sample["jpg"].shape) for sample in ps.read_tar(out).decode("rgb8")} <= {60, 63, 64}
-    assert main(["pack", photos, str(folder / "no"), "--quality", "80"]) != 0
+    with pytest.raises(SystemExit, match="2"):
+        main(["pack", photos, str(folder / "no"), "--quality", "80"])
     assert "--max-side" in capsys.readouterr().err

@@ -94,7 +94,7 @@ class Limit:
             costly = max(seconds / self.pace.seconds, nbytes / self.pace.large)
             if costly > 1:
                 self.most = max(1, int(inputs / costly))
-            elif costly < 0.5:  # twice as many fit
+            elif costly < 0.25:
                 self.most = min(self.pace.ceiling, max(self.most, 2 * inputs))
             self.pace.settle()
 
