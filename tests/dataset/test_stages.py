@@ -345,3 +345,12 @@ def test_shuffle_after_batched_permutes_batches() -> None:
 def test_a_whole_shuffle_cannot_stand_after_flat_map() -> None:
     with pytest.raises(PlanError, match=r"flat_map.*put it before, or give a window"):
         numbers((3,)).flat_map(list).shuffle(all=True)
+
+
+def test_of_several_names_the_one_that_holds_something_is_meant(tmp_path: Path) -> None:
+    rows = [{"jpg": "a", "png": None, "cls": 1}, {"jpg": None, "png": "b", "cls": 2}]
+    ps.from_items(rows).write_parquet(tmp_path / "table")
+    for ds in (ps.from_items(rows), ps.read_parquet(tmp_path / "table")):
+        assert [row["image"] for row in ds.rename(image="jpg;png")] == ["a", "b"]
+        assert ds.rename(image="jpg;png").take_batch(2)["image"] == ["a", "b"]
+        assert ds.to_tuple("jpg;png", "cls").take_all() == [("a", 1), ("b", 2)]

@@ -195,13 +195,17 @@ class _NameStage(_FieldStage):
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Rename and leave out columns at once; where that fails every sample is asked, as each fails by itself."""
-        if isinstance(block.items, Columns):
+        if isinstance(block.items, Columns) and self.by_names(block.items.names):
             try:
                 names = self.function(ctx)({name: name for name in block.items.names})
             except DataError:
                 return super().run(block, ctx)
             return block.become(block.items.renamed(names))
         return super().run(block, ctx)
+
+    def by_names(self, names: Sequence[str]) -> bool:
+        """Whether samples with these fields need not be looked into."""
+        return True
 
 
 def _alternatives(spec: str) -> tuple[str, ...]:
@@ -217,12 +221,12 @@ def _check_names(stage: str, names: tuple[Any, ...]) -> None:
 
 
 def _first(sample: Any, names: tuple[str, ...], stage: str) -> str:
-    """The first of ``names`` that the sample has."""
+    """The first of ``names`` that the sample has, rather one that holds something: a table has all its columns."""
     if not isinstance(sample, dict):
         raise DataError(f"{stage} needs a sample with fields, not {type(sample).__name__}")
-    for name in names:
-        if name in sample:
-            return name
+    there = [name for name in names if name in sample]
+    if there:
+        return there[0] if len(there) == 1 else next((one for one in there if sample[one] is not None), there[0])
     raise DataError(f"{stage}: the sample has no field {' or '.join(map(repr, names))}")
 
 
@@ -302,6 +306,10 @@ class Rename(_NameStage):
         wanted = [old for _, spec in self.names for old in _alternatives(spec)]
         return after.but(new for new, _ in self.names).also(wanted)
 
+    def by_names(self, names: Sequence[str]) -> bool:
+        """Unless a field may be found under several of them, of which one may hold nothing."""
+        return all(sum(old in names for old in _alternatives(spec)) <= 1 for _, spec in self.names)
+
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
         """The same under the new names."""
         known = ((new, [old for old in _alternatives(spec) if old in features]) for new, spec in self.names)
@@ -312,10 +320,12 @@ class Rename(_NameStage):
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Rename the fields, in place."""
         pairs = [(new, _alternatives(old)) for new, old in self.names]
+        several = [pair for pair in pairs if len(pair[1]) > 1]
 
         def rename(sample: Any) -> dict[str, Any]:
             names = {_first(sample, old, "rename"): new for new, old in pairs}
             gone = names.values() - names.keys()  # a field that had a new name before makes way
+            gone |= {one for _, old in several for one in old if one not in names and sample.get(one, ...) is None}
             return {names.get(name, name): value for name, value in sample.items() if name not in gone}
 
         return rename
