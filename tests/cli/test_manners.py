@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import tomllib
 from pathlib import Path
@@ -208,3 +209,24 @@ def test_an_archive_is_not_written_to_a_terminal_nor_read_from_one(tmp_path: Pat
         )
         assert done.returncode == 2
         assert "terminal" in done.stdout or "nothing to read" in done.stdout
+
+
+def test_an_interrupt_inside_any_code_ends_with_130(tmp_path: Path) -> None:
+    (tmp_path / "stub.py").write_text(
+        textwrap.dedent(
+            """
+            import sys
+            from types import SimpleNamespace
+
+            from penstock import cli
+
+            def run(args):
+                exec("raise KeyboardInterrupt")  # as a dataclass is made
+
+            cli.module_of = lambda name: SimpleNamespace(arguments=lambda parser: None, run=run)
+            sys.exit(cli.main(["demo"]))
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, "-m", "stub"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "penstock: interrupted\n")

@@ -87,6 +87,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
+        exec("")  # Python notes an interrupt inside any exec, and would end by it; another one clears that
         return 130
     except _Terminated:
         sys.stderr.write("penstock: terminated\n")

@@ -169,13 +169,8 @@ def listed_tables(patterns: tuple[str, ...], storage: Storage | None = None) -> 
 
 def verify_table(shard: Listed, storage: Storage | None = None) -> list[Problem]:
     """Decode every row group of a Parquet file and tell everything that is wrong with it."""
-    name = shown(shard.url)
-    try:
-        return [Problem(name, what) for what in _table_problems(shard, storage)]
-    except NotFound:
-        return [Problem(name, "it was packed and is not there" if shard.entry else "there is no such file")]
-    except (StorageError, DataError) as exc:
-        return [Problem(name, exc.problem)]
+    missing = "it was packed and is not there" if shard.entry else "there is no such file"
+    return _told(shard, _table_problems(shard, storage), missing)
 
 
 def _table_problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
@@ -204,11 +199,16 @@ def _table_problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
 
 def verify(shard: Listed, storage: Storage | None = None) -> list[Problem]:
     """Read a shard whole and tell everything that is wrong with it."""
+    missing = "it is in the manifest and not there" if shard.entry else "there is no such shard"
+    return _told(shard, _problems(shard, storage), missing)
+
+
+def _told(shard: Listed, problems: Iterator[str], missing: str) -> list[Problem]:
     name = shown(shard.url)
     try:
-        return [Problem(name, what) for what in _problems(shard, storage)]
+        return [Problem(name, what) for what in problems]
     except NotFound:
-        return [Problem(name, "it is in the manifest and not there" if shard.entry else "there is no such shard")]
+        return [Problem(name, missing)]
     except (StorageError, DataError) as exc:
         return [Problem(name, exc.problem)]
 
