@@ -5,44 +5,11 @@ Names are loaded when they are first used, so that ``import penstock`` costs not
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
 
 __version__ = "0.1.0"
-
-_WHERE = {
-    "Cache": "storage",
-    "Dataset": "dataset",
-    "Limits": "codecs",
-    "Loader": "feed",
-    "Packed": "packing",
-    "S3": "storage",
-    "TarWriter": "formats.tar",
-    "col": "plan",
-    "convert": "dataset",
-    "errors": "errors",
-    "from_arrow": "dataset",
-    "features": "codecs.features",
-    "from_huggingface": "dataset",
-    "from_items": "dataset",
-    "from_ray": "dataset",
-    "from_torch": "dataset",
-    "ledger": "feed.ledger",
-    "mix": "dataset",
-    "pack": "packing",
-    "pad": "plan",
-    "process": "jobs",
-    "read_arrow": "dataset",
-    "read_csv": "dataset",
-    "read_files": "dataset",
-    "read_images": "dataset",
-    "read_json": "dataset",
-    "read_parquet": "dataset",
-    "read_tar": "dataset",
-    "read_text": "dataset",
-    "read_tfrecords": "dataset",
-    "vision": "vision",
-}
 
 if TYPE_CHECKING:
     from penstock import errors as errors
@@ -76,18 +43,5 @@ if TYPE_CHECKING:
     from penstock.plan import pad as pad
     from penstock.storage import S3 as S3
     from penstock.storage import Cache as Cache
-
-__all__ = ["__version__", *_WHERE]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"penstock has no {name!r}; it has {', '.join(sorted(_WHERE))}")
-    room = import_module(f"penstock.{_WHERE[name]}")
-    value = room if name in ("errors", "features", "vision") else getattr(room, name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

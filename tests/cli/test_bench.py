@@ -11,8 +11,8 @@ from PIL import Image
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.bench import advice
-from penstock.dataset.pace import Pace, Paces
 from penstock.errors import MissingExtra
+from penstock.inspection.bench import Pace, Paces
 
 QUICK = ["--seconds", "0.05", "--batch", "4", "--size", "32"]
 
@@ -79,7 +79,7 @@ def test_a_decoder_that_is_not_installed_is_a_note_and_the_rest_is_measured(
     def missing() -> None:
         raise MissingExtra("simplejpeg", "vision")
 
-    monkeypatch.setattr("penstock.vision.reading.simplejpeg", missing)
+    monkeypatch.setattr("penstock.vision.decoding.simplejpeg", missing)
     assert main(["bench", photos(tmp_path / "out"), *QUICK, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [pace["name"] for pace in told["limits"]] == ["limit: read"]

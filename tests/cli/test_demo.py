@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.cli import demo_run as demo
 from penstock.cli import main
-from penstock.cli import showing as demo
 
 SMALL = ["--samples", "200", "--epochs", "1"]
 RATE = re.compile(r"[\d,.]+(  samples/s| MB/s| s\.)|bottleneck.*")

@@ -18,8 +18,8 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.formats.tar import sorting
 from penstock.formats.tar.writer import ShardWriter
+from penstock.tarstream import sort as sorting
 
 Out = pytest.CaptureFixture[bytes]
 LONG = "a" * 120 + "/" + "b" * 180

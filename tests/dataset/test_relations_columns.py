@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.dataset.relations import values
+from penstock.dataset.relations import key_values as values
 from penstock.errors import DataError, PenstockError, PlanError
-from penstock.formats.parquet.columns import ArrowColumns
+from penstock.formats.tables.columns import ArrowColumns
 
 MANY = 300 if os.environ.get("PENSTOCK_FULL") else 6
 

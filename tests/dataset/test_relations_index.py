@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.codecs.features import ClassLabel, Value, features_of, metadata_of
-from penstock.dataset.relations import index
-from penstock.dataset.relations.index import Index
+from penstock.dataset.relations import key_index as index
+from penstock.dataset.relations.key_index import Index
 
 KINDS: dict[str, tuple[Any, Any]] = {
     "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),

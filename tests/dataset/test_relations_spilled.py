@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.dataset.relations.spill import PiecesReader, Spool
 from penstock.errors import StageError, StorageError
-from penstock.formats.spool import PiecesReader, Spool
 
 ROWS = 80_000
 BOUND = "4MB"
@@ -175,7 +175,7 @@ def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("penstock.formats.spool.os.pwrite", full)
+    monkeypatch.setattr("penstock.dataset.relations.spill.os.pwrite", full)
     with pytest.raises(StorageError, match="does not fit into memory: No space left on device; TMPDIR"):
         rows(500).on("local", memory="1KB").sort("k").take_all()
 

@@ -11,7 +11,7 @@ import torch
 from penstock.dataset import from_items
 from penstock.engines.devices import shared_out, with_moves
 from penstock.engines.program import Segment
-from penstock.engines.reading import Read
+from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import MapFn, Placed, Resources
 from penstock.testing import numbers

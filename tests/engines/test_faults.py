@@ -156,7 +156,7 @@ def test_a_forgotten_iterator_in_a_cycle_may_be_collected_by_its_own_worker(
 def test_a_worker_stuck_in_a_function_is_named_and_does_not_hold_up_the_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.pool.PATIENCE_S", 0.1)
+    monkeypatch.setattr("penstock.engines.local.pool.PATIENCE_S", 0.1)
     going, inside = threading.Event(), threading.Event()
 
     def stuck(item: int) -> int:
@@ -180,7 +180,7 @@ def test_a_worker_stuck_in_a_function_is_named_and_does_not_hold_up_the_close(
 def test_a_collate_function_that_is_stuck_is_named_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.pool.PATIENCE_S", 0.1)
+    monkeypatch.setattr("penstock.engines.local.pool.PATIENCE_S", 0.1)
     going, inside = threading.Event(), threading.Event()
 
     def stuck(samples: list[Any]) -> list[Any]:

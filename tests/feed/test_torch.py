@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_work
 
 import penstock as ps
 from penstock.errors import PlanError, StateError
-from penstock.feed import offer
+from penstock.feed import torch_isinstance as offer
 from penstock.feed.torch import TorchDataset
 from penstock.testing import numbers
 

@@ -9,7 +9,7 @@ from penstock.errors import StateError
 from penstock.jobs.inputs import Input
 from penstock.jobs.journal import DiskJournal, FarJournal
 from penstock.jobs.output import HIDDEN
-from penstock.jobs.work import Done
+from penstock.jobs.task import Done
 from penstock.storage import Memory
 
 

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order.choosing import Chosen
 from penstock.order.hashing import fold, name_hash, name_hashes
-from penstock.order.mixing import Mixed
+from penstock.order.mixture import Mixed
 from penstock.order.orders import (
     Chained,
     Order,
@@ -26,6 +25,7 @@ from penstock.order.orders import (
     Zipped,
 )
 from penstock.order.pieces import ENDLESS, cut
+from penstock.order.subset import Chosen
 
 Sample = tuple[int, int, int]
 

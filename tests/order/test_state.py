@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import StateError
 from penstock.order.hashing import name_hashes
-from penstock.order.lazy import Lazy
-from penstock.order.mixing import Mixed
+from penstock.order.mixture import Mixed
 from penstock.order.orders import Order, Repeated, Shards, Shuffled
 from penstock.order.pieces import ENDLESS, Piece, V, join
 from penstock.order.state import OpenWindow, State, recut
+from penstock.order.uncounted import Lazy
 
 Output = tuple[int, int]
 

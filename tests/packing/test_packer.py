@@ -22,9 +22,10 @@ import torch
 from PIL import Image
 
 import penstock as ps
+from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import read_manifest, read_manifest_at
-from penstock.formats.tar.index import Index, Stamp
+from penstock.formats.tar.index import Index
 from penstock.packing.journal import JOURNAL
 from penstock.storage import S3, Info, Listed, Memory, Storage, Upload, open_storage
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server

@@ -28,8 +28,8 @@ import pytest
 from penstock.errors import PlanError, StorageError
 from penstock.storage import Info, Listed, Local, Memory, NotFound, Storage, Upload
 from penstock.storage.cache import Cache, Cached
-from penstock.storage.kept import CELL, RUN, Kept
-from penstock.storage.shelf import MARKER, WHOLE, Shelf, _markers, shelf
+from penstock.storage.cache_folder import MARKER, WHOLE, Shelf, _markers, shelf
+from penstock.storage.cached_object import CELL, RUN, Kept
 from penstock.testing.storages import DATA, StorageTests, write
 
 URL = "far://host/shard.tar"
@@ -114,7 +114,7 @@ CONTENT = _bytes(3 * CELL + 12_345)
 @pytest.fixture(autouse=True)
 def _no_flush(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kills of processes lose nothing that was written, and a busy disk would take most of the time."""
-    monkeypatch.setattr("penstock.storage.kept._flush", lambda fd: None)
+    monkeypatch.setattr("penstock.storage.cached_object._flush", lambda fd: None)
 
 
 @pytest.fixture
@@ -517,7 +517,7 @@ def test_a_cell_is_promised_after_it_was_flushed(origin: Origin, folder: Path, m
         return write_at(fd, data, at)
 
     monkeypatch.setattr(os, "pwrite", note_write)
-    monkeypatch.setattr("penstock.storage.kept._flush", lambda fd: done.append("flush"))
+    monkeypatch.setattr("penstock.storage.cached_object._flush", lambda fd: done.append("flush"))
     cached.read(URL, CELL, CELL + 1)
     assert done == ["data", "flush", "promise"]
 
@@ -581,7 +581,7 @@ def test_a_crash_before_the_last_name_costs_nothing(
     origin: Origin, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.storage.kept.Kept._complete", lambda self, copy: False)
+        patch.setattr("penstock.storage.cached_object.Kept._complete", lambda self, copy: False)
         b"".join(Cache(folder).over(origin).stream(URL))
     assert _names(folder) == [".penstock-part"]
     path = Cache(folder).over(origin).local_path(URL)
@@ -749,7 +749,7 @@ def test_what_a_process_has_open_stays(many: Origin, folder: Path) -> None:
 def test_a_path_is_held_while_it_is_mapped_and_after_that_while_it_is_new(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.storage.shelf._LENT", 3)
+    monkeypatch.setattr("penstock.storage.cache_folder._LENT", 3)
     for number in range(10):
         (tmp_path / str(number)).write_bytes(b"x")
     cached = Cache(folder).over(Origin(str(tmp_path)))

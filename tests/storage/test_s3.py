@@ -20,6 +20,7 @@ from penstock.cli import main
 from penstock.errors import MissingExtra, StorageError
 from penstock.formats.manifest import write_manifest
 from penstock.storage import S3, Retry, Storage, exists, expand
+from penstock.storage.s3 import part_size
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 from penstock.testing.storages import DATA, StorageTests, write
@@ -397,3 +398,14 @@ def test_uploads_that_were_never_completed_are_dropped_where_they_are_ours(stora
     assert pending() == {"/shard-0.tar", "-not/shard-1.tar", "/other"}
     assert storage.drop_uploads(root, lambda name: True) == 2
     assert pending() == {"-not/shard-1.tar"}
+
+
+@pytest.mark.parametrize("hint", [None, 0, 1, 10**8, 10**10, 10**11, 5 * 10**12])
+def test_no_object_needs_more_parts_than_s3_allows(hint: int | None) -> None:
+    size = part_size(hint)
+    assert 8 << 20 <= size <= 5 << 30
+    assert (hint or 0) * 1.1 <= size * 10_000
+
+
+def test_parts_of_common_shards_are_of_8_to_16_mb() -> None:
+    assert {part_size(hint) for hint in (None, 10**6, 10**9, 10**11)} == {8 << 20, 16 << 20}

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.dataset.pace import Paces
+    from penstock.inspection.bench import Paces
 
 _CLOSE = 0.7  # of a limit: no use to look for more in the step itself
 _DOUBTFUL = 1.3  # of the slowest step, for all of them together
@@ -43,7 +43,7 @@ def _above_0(kind: Callable[[str], float]) -> Callable[[str], float]:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, tell the figures, and say what they mean."""
-    from penstock.dataset.pace import pace
+    from penstock.inspection.bench import pace
 
     found = pace(
         args.urls,

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and say what came of it."""
-    from penstock.dataset.converting import convert  # here, as in all commands: help must be quick
+    from penstock.dataset.conversion import convert  # here, as in all commands: help must be quick
 
     made = convert(
         args.source,

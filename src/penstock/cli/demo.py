@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the whole way of a dataset on standard output; the exit code is 1 if a resume was not exact."""
-    from penstock.cli.showing import show
+    from penstock.cli.demo_run import show
 
     return show(args)
 

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     """Index every shard; 1 if one of them is damaged."""
     from penstock.engines.progress import Progress
     from penstock.formats.tar.source import SUFFIXES
-    from penstock.packing.checking import make_index, put_index
+    from penstock.inspection.verify import make_index, put_index
     from penstock.storage import expand, shown, spell
 
     urls = expand(spell(args.urls), SUFFIXES)

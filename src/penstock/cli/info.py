@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look at every shard and sum up."""
-    from penstock.dataset.converting import described_as, open_files
+    from penstock.dataset.conversion import described_as, open_files
     from penstock.storage import spell
 
     patterns = spell(args.urls)
@@ -75,7 +75,7 @@ def _table_lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _of_shards(patterns: tuple[str, ...], workers: int) -> dict[str, Any]:
     from penstock.formats.tar.source import SUFFIXES
-    from penstock.packing.describing import classes_of, fields_of, index_of
+    from penstock.inspection.info import classes_of, fields_of, index_of
     from penstock.storage import expand
 
     urls = expand(patterns, SUFFIXES)

@@ -37,9 +37,9 @@ def _ledger(folder: str, as_json: bool) -> int:
 
 
 def _shards(args: argparse.Namespace) -> int:
-    from penstock.dataset.converting import described_as
+    from penstock.dataset.conversion import described_as
     from penstock.engines.progress import Progress
-    from penstock.packing.checking import listed, listed_tables, verify, verify_table
+    from penstock.inspection.verify import listed, listed_tables, verify, verify_table
     from penstock.storage import spell
 
     patterns = spell(args.urls)

@@ -1,17 +1,21 @@
 """Bytes to values and back: images, audio, arrays, text, by extension or as named."""
 
-from penstock.codecs.limits import Limits, OverLimit
-from penstock.codecs.registry import Decoder, Spec, check_spec, decoder, encode, explicit, extension, is_image
+from __future__ import annotations
 
-__all__ = [
-    "Decoder",
-    "Limits",
-    "OverLimit",
-    "Spec",
-    "check_spec",
-    "decoder",
-    "encode",
-    "explicit",
-    "extension",
-    "is_image",
-]
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.codecs.limits import Limits as Limits
+    from penstock.codecs.limits import OverLimit as OverLimit
+    from penstock.codecs.registry import Decoder as Decoder
+    from penstock.codecs.registry import Spec as Spec
+    from penstock.codecs.registry import check_spec as check_spec
+    from penstock.codecs.registry import decoder as decoder
+    from penstock.codecs.registry import encode as encode
+    from penstock.codecs.registry import explicit as explicit
+    from penstock.codecs.registry import extension as extension
+    from penstock.codecs.registry import is_image as is_image
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

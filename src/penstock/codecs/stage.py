@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from penstock.codecs.feature_codecs import as_member, decoder_of, of_file
 from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import check_spec, decoder, encode, explicit
-from penstock.codecs.typed import as_member, decoder_of, of_file
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.plan import Context, Fields, Map, Place, takes
 

@@ -4,63 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.later import later
+from penstock.lazy import lazy
 
 if TYPE_CHECKING:
-    from penstock.dataset.converting import convert
-    from penstock.dataset.fluent import Dataset
-    from penstock.dataset.sources import from_items, from_torch, mix, read_files, read_images, read_tar
-    from penstock.dataset.tables import (
-        from_arrow,
-        from_huggingface,
-        from_ray,
-        read_arrow,
-        read_csv,
-        read_json,
-        read_parquet,
-        read_text,
-        read_tfrecords,
-    )
-
-__all__ = [
-    "Dataset",
-    "convert",
-    "from_arrow",
-    "from_huggingface",
-    "from_items",
-    "from_ray",
-    "from_torch",
-    "mix",
-    "read_arrow",
-    "read_csv",
-    "read_files",
-    "read_images",
-    "read_json",
-    "read_parquet",
-    "read_tar",
-    "read_text",
-    "read_tfrecords",
-]
-
-__getattr__ = later(
-    __name__,
-    {
-        "Dataset": "fluent",
-        "convert": "converting",
-        "from_arrow": "tables",
-        "from_huggingface": "tables",
-        "from_items": "sources",
-        "from_ray": "tables",
-        "from_torch": "sources",
-        "mix": "sources",
-        "read_arrow": "tables",
-        "read_csv": "tables",
-        "read_files": "sources",
-        "read_images": "sources",
-        "read_json": "tables",
-        "read_parquet": "tables",
-        "read_tar": "sources",
-        "read_text": "tables",
-        "read_tfrecords": "tables",
-    },
-)
+    from penstock.dataset.conversion import convert as convert
+    from penstock.dataset.dataset import Dataset as Dataset
+    from penstock.dataset.sources import from_items as from_items
+    from penstock.dataset.sources import from_torch as from_torch
+    from penstock.dataset.sources import mix as mix
+    from penstock.dataset.sources import read_files as read_files
+    from penstock.dataset.sources import read_images as read_images
+    from penstock.dataset.sources import read_tar as read_tar
+    from penstock.dataset.table_sources import from_arrow as from_arrow
+    from penstock.dataset.table_sources import from_huggingface as from_huggingface
+    from penstock.dataset.table_sources import from_ray as from_ray
+    from penstock.dataset.table_sources import read_arrow as read_arrow
+    from penstock.dataset.table_sources import read_csv as read_csv
+    from penstock.dataset.table_sources import read_json as read_json
+    from penstock.dataset.table_sources import read_parquet as read_parquet
+    from penstock.dataset.table_sources import read_text as read_text
+    from penstock.dataset.table_sources import read_tfrecords as read_tfrecords
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

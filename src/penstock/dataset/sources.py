@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import Any, Literal
 
-from penstock.dataset.chain import Workers, branch
-from penstock.dataset.fluent import Dataset
+from penstock.dataset.dataset import Dataset
+from penstock.dataset.stage_methods import Workers, branch
 from penstock.errors import PlanError
 from penstock.formats.files import FilesSource, ImagesSource
 from penstock.formats.items import ItemsSource

@@ -2,97 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from penstock.engines.cursor import AnyCursor, Part, Start
-from penstock.engines.meter import Event, Meters
-from penstock.engines.program import Level, Program, Segment
-from penstock.engines.run import ENGINES, Run, Witness, started
-from penstock.engines.stats import Stats, snapshot
-from penstock.engines.tracing import (
-    AGAIN,
-    COLUMNS,
-    DELIVERED,
-    DROPPED,
-    INDEX,
-    ITEM,
-    KIND,
-    LEAF,
-    OUTPUT,
-    PADDED,
-    PASSED,
-    POSITION,
-    SHARD,
-)
-from penstock.errors import PlanError
-from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
+from penstock.lazy import lazy
 
-OPTIONS: dict[str, frozenset[str]] = {
-    "local": frozenset({"cpus", "devices", "memory", "observer", "ordered", "report"}),
-    "ray": frozenset({"address", "cpus", "memory", "observer", "ordered", "report"}),
-    "serial": frozenset({"observer", "report"}),
-}
-
-
-def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
-    """Check the choice of an engine.
-
-    Raises:
-        PlanError: there is no such engine, or it has no such option.
-    """
-    check_choice("engine", name, ENGINES)
-    if unknown := sorted(options.keys() - OPTIONS[name]):
-        known = ", ".join(sorted(OPTIONS[name])) or "none"
-        raise PlanError(f"the {name} engine has no option {', '.join(unknown)}; it has: {known}")
-    if "cpus" in options:
-        check_count("cpus", options["cpus"], least=1)
-    if "memory" in options:
-        size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
-    if not isinstance(options.get("address"), str | None):
-        raise PlanError(f"address={options['address']!r}: give a text such as 'auto' or 'ray://host:10001'")
-    for flag in ("ordered", "report"):
-        if not isinstance(options.get(flag, True), bool):
-            raise PlanError(f"{flag}={options[flag]!r}: give True or False")
-    if options.get("observer") is not None:
-        check_callable("observer", options["observer"])
-    if options.get("devices") is not None:
-        options = {**options, "devices": _devices(options["devices"])}
-    return EngineOptions(name, tuple(sorted(options.items())))
-
-
-def _devices(given: object) -> tuple[object, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise PlanError(f"devices={given!r}: give a list, such as ['cuda:0', 'cuda:1']")
-    return tuple(given)
-
-
-__all__ = [
-    "AGAIN",
-    "COLUMNS",
-    "DELIVERED",
-    "DROPPED",
-    "ENGINES",
-    "INDEX",
-    "ITEM",
-    "KIND",
-    "LEAF",
-    "OUTPUT",
-    "PADDED",
-    "PASSED",
-    "POSITION",
-    "SHARD",
-    "AnyCursor",
-    "Event",
-    "Level",
-    "Meters",
-    "Part",
-    "Program",
-    "Run",
-    "Segment",
-    "Start",
-    "Stats",
-    "Witness",
-    "engine_options",
-    "snapshot",
-    "started",
-]
+if TYPE_CHECKING:
+    from penstock.engines.cursor import AnyCursor as AnyCursor
+    from penstock.engines.cursor import Part as Part
+    from penstock.engines.cursor import Start as Start
+    from penstock.engines.lineage import AGAIN as AGAIN
+    from penstock.engines.lineage import COLUMNS as COLUMNS
+    from penstock.engines.lineage import DELIVERED as DELIVERED
+    from penstock.engines.lineage import DROPPED as DROPPED
+    from penstock.engines.lineage import INDEX as INDEX
+    from penstock.engines.lineage import ITEM as ITEM
+    from penstock.engines.lineage import KIND as KIND
+    from penstock.engines.lineage import LEAF as LEAF
+    from penstock.engines.lineage import OUTPUT as OUTPUT
+    from penstock.engines.lineage import PADDED as PADDED
+    from penstock.engines.lineage import PASSED as PASSED
+    from penstock.engines.lineage import POSITION as POSITION
+    from penstock.engines.lineage import SHARD as SHARD
+    from penstock.engines.meter import Event as Event
+    from penstock.engines.meter import Meters as Meters
+    from penstock.engines.options import engine_options as engine_options
+    from penstock.engines.program import Level as Level
+    from penstock.engines.program import Program as Program
+    from penstock.engines.program import Segment as Segment
+    from penstock.engines.run import ENGINES as ENGINES
+    from penstock.engines.run import Run as Run
+    from penstock.engines.run import Witness as Witness
+    from penstock.engines.run import started as started
+    from penstock.engines.stats import Stats as Stats
+    from penstock.engines.stats import snapshot as snapshot
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engines.program import Segment
-from penstock.engines.reading import Read
+from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import Block, Context, Placed, Stage
 

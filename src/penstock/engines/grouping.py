@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import AnyCursor, Start
-from penstock.engines.origins import Members, nothing
+from penstock.engines.lineage import Members, Trail, nothing
 from penstock.engines.program import Program
-from penstock.engines.tracing import Trail
 from penstock.errors import DataError, PenstockError, StageError
 from penstock.order import ENDLESS, I64, U64
 from penstock.plan import Block, Context, GroupStage, Map, Placed, Skipped, joined

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import Start
-from penstock.engines.reading import Finder, Read
+from penstock.engines.read_stage import Finder, Read
 from penstock.errors import PlanError
 from penstock.order import ENDLESS, Lazy, Order, Piece, Refs, Shards, head, name_hash, tail
 from penstock.plan import (

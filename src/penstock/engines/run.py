@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.engines import local, serial
+from penstock.engines import serial
 from penstock.engines.cursor import Start
+from penstock.engines.delivered import Outstanding, accountable
+from penstock.engines.lineage import DELIVERED, Trail
+from penstock.engines.local import engine as local
 from penstock.engines.meter import Meters
-from penstock.engines.outstanding import Outstanding, accountable
 from penstock.engines.program import Program
 from penstock.engines.report import Report
 from penstock.engines.stats import Stats, snapshot
-from penstock.engines.tracing import DELIVERED, Trail
 from penstock.errors import DataError
 from penstock.order import I64, Order, Piece, tail, total
 from penstock.plan import Block, Plan, Skipped

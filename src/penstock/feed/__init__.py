@@ -1,21 +1,20 @@
 """Feeding a consumer: loaders, ranks, torch."""
 
-from penstock.feed.dealing import Deal
-from penstock.feed.epochs import Epochs
-from penstock.feed.loader import Loader
-from penstock.feed.offer import torch_class, warn_uncut
-from penstock.feed.ranks import find_rank
-from penstock.feed.stream import Stream
-from penstock.feed.workers import Worker, this_worker
+from __future__ import annotations
 
-__all__ = [
-    "Deal",
-    "Epochs",
-    "Loader",
-    "Stream",
-    "Worker",
-    "find_rank",
-    "this_worker",
-    "torch_class",
-    "warn_uncut",
-]
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.feed.epochs import Epochs as Epochs
+    from penstock.feed.loader import Loader as Loader
+    from penstock.feed.ranks import find_rank as find_rank
+    from penstock.feed.torch_isinstance import torch_class as torch_class
+    from penstock.feed.torch_isinstance import warn_uncut as warn_uncut
+    from penstock.feed.torch_stream import Stream as Stream
+    from penstock.feed.torch_workers import Worker as Worker
+    from penstock.feed.torch_workers import this_worker as this_worker
+    from penstock.feed.worker_split import Deal as Deal
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import context, reduction
 from typing import Any
 
-from penstock.feed.workers import Worker
+from penstock.feed.torch_workers import Worker
 
 _ROOM = 1 << 16  # bytes that the count never needs
 _PASSES = 8  # of one dataset that may be begun at the same time

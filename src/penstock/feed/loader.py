@@ -14,12 +14,12 @@ import cloudpickle
 from penstock.engines import Meters, Part, Program, Run, Start, Stats, snapshot
 from penstock.errors import PlanError, StateError
 from penstock.feed.agreement import Agreement, Padding, agreement, identities
-from penstock.feed.dealing import Deal
 from penstock.feed.epochs import Epochs
 from penstock.feed.ledger import Book, Lineage, lineage
-from penstock.feed.offer import torch_class
-from penstock.feed.stream import Stream
-from penstock.feed.workers import this_worker
+from penstock.feed.torch_isinstance import torch_class
+from penstock.feed.torch_stream import Stream
+from penstock.feed.torch_workers import this_worker
+from penstock.feed.worker_split import Deal
 from penstock.order import Lazy, Order, Piece, Shards, Shuffled, State, recut, to_known, total
 from penstock.plan import Cut, Identity, Plan, Skipped, check_count
 

@@ -14,12 +14,12 @@ import cloudpickle
 import numpy as np
 
 from penstock.errors import MissingExtra, PlanError
-from penstock.feed.dealing import Deal
 from penstock.feed.epochs import Epochs
 from penstock.feed.loader import Loader
-from penstock.feed.offer import warn_uncut
-from penstock.feed.stream import Stream
-from penstock.feed.workers import this_worker
+from penstock.feed.torch_isinstance import warn_uncut
+from penstock.feed.torch_stream import Stream
+from penstock.feed.torch_workers import this_worker
+from penstock.feed.worker_split import Deal
 from penstock.plan import Cut, Plan, check_count
 
 try:

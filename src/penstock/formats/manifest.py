@@ -11,8 +11,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.blobs.draft import put_object, read_object, replace_file
 from penstock.errors import DataError
-from penstock.formats.publish import put_object, read_object, replace_file
 from penstock.storage import Storage, open_storage, shown
 
 MANIFEST = "manifest.json"

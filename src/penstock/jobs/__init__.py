@@ -1,7 +1,15 @@
 """Jobs that turn files into files: ``InputFile -> (OutputFiles, Metadata)``, each input once, whatever happens."""
 
-from penstock.jobs.output import Out
-from penstock.jobs.runner import Processed, process
-from penstock.jobs.settling import Failure
+from __future__ import annotations
 
-__all__ = ["Failure", "Out", "Processed", "process"]
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.jobs.commit_outputs import Failure as Failure
+    from penstock.jobs.output import Out as Out
+    from penstock.jobs.runner import Processed as Processed
+    from penstock.jobs.runner import process as process
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.blobs.draft import put_object, read_object
 from penstock.errors import StateError
-from penstock.formats.publish import put_object, read_object
-from penstock.jobs.folder import Outputs
 from penstock.jobs.inputs import Sign
+from penstock.jobs.job_rows import from_json
 from penstock.jobs.output import HIDDEN
-from penstock.jobs.rows import from_json
-from penstock.jobs.work import Done
+from penstock.jobs.output_folder import Outputs
+from penstock.jobs.task import Done
 from penstock.storage import Storage, shown
 
 _VERSION = 1

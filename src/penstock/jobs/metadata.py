@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.blobs.draft import put_object
 from penstock.dataset import from_items
 from penstock.errors import DataError, PlanError
-from penstock.formats.parquet.source import require_arrow
-from penstock.formats.parquet.tables import table_from
-from penstock.formats.parquet.writer import TableWriter
-from penstock.formats.publish import put_object
-from penstock.packing.writing import failures_of
+from penstock.formats.tables.arrow_table import table_from
+from penstock.formats.tables.parquet_writer import TableWriter
+from penstock.formats.tables.source import require_arrow
+from penstock.packing.tar_output import failures_of
 from penstock.storage import Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
 

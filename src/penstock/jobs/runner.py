@@ -13,22 +13,22 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from penstock.blobs.draft import put_object, read_object
 from penstock.dataset import Dataset
-from penstock.engines import OPTIONS, engine_options, started
+from penstock.engines import engine_options, started
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StageError
 from penstock.formats.items import ItemsSource
-from penstock.formats.publish import put_object, read_object
-from penstock.jobs.folder import DiskFolder, FarFolder, Folder
+from penstock.jobs.commit_outputs import Failure, Settling
 from penstock.jobs.inputs import Input, InputsSource, inputs_of, sign, signs
+from penstock.jobs.job_rows import from_json, readable
 from penstock.jobs.journal import DiskJournal, FarJournal, Journal
 from penstock.jobs.metadata import INPUT, check_metadata, filled, write_metadata
 from penstock.jobs.output import HIDDEN
-from penstock.jobs.rows import from_json, readable
-from penstock.jobs.settling import Failure, Settling
-from penstock.jobs.work import Work, check_function
-from penstock.packing.turn import Owner, busy, turn
-from penstock.packing.writing import failures_of
+from penstock.jobs.output_folder import DiskFolder, FarFolder, Folder
+from penstock.jobs.task import Work, check_function
+from penstock.packing.folder_lock import Owner, busy, turn
+from penstock.packing.tar_output import failures_of
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
 from penstock.storage import Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
@@ -168,10 +168,8 @@ class _Plan:
     def options(self) -> Any:
         """The engine, which may give outcomes in any order: nobody shall wait for the one that takes longest."""
         name = self.engine or "local"
-        given: dict[str, object] = {} if self.address is None else {"address": self.address}
-        if "ordered" in OPTIONS.get(name, ()):
-            given["ordered"] = False
-        return engine_options(name, given)
+        address = {} if self.address is None else {"address": self.address}
+        return engine_options(name, {"ordered": False, **address})
 
 
 @dataclass(slots=True)

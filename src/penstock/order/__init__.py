@@ -1,75 +1,51 @@
 """The epoch order, its cuts, and the state of a reader: pure functions on integers."""
 
-from penstock.order.choosing import Chosen, Excluded
-from penstock.order.hashing import (
-    I64,
-    U64,
-    arrange,
-    fold,
-    fold_into,
-    generators,
-    mix,
-    name_hash,
-    name_hashes,
-    permute,
-)
-from penstock.order.lazy import Lazy, to_known
-from penstock.order.mixing import Mixed
-from penstock.order.orders import (
-    UNFOUND,
-    UNKNOWN,
-    Chained,
-    Order,
-    Refs,
-    Repeated,
-    Shards,
-    Shuffled,
-    Sliced,
-    Spans,
-    Zipped,
-)
-from penstock.order.pieces import CUTS, ENDLESS, Piece, V, cut, head, join, merge, size, tail, total
-from penstock.order.state import OpenWindow, State, recut
+from __future__ import annotations
 
-__all__ = [
-    "CUTS",
-    "ENDLESS",
-    "I64",
-    "U64",
-    "UNFOUND",
-    "UNKNOWN",
-    "Chained",
-    "Chosen",
-    "Excluded",
-    "Lazy",
-    "Mixed",
-    "OpenWindow",
-    "Order",
-    "Piece",
-    "Refs",
-    "Repeated",
-    "Shards",
-    "Shuffled",
-    "Sliced",
-    "Spans",
-    "State",
-    "V",
-    "Zipped",
-    "arrange",
-    "cut",
-    "fold",
-    "fold_into",
-    "generators",
-    "head",
-    "join",
-    "merge",
-    "mix",
-    "name_hash",
-    "name_hashes",
-    "permute",
-    "recut",
-    "size",
-    "tail",
-    "to_known",
-    "total",
-]
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.order.hashing import I64 as I64
+    from penstock.order.hashing import U64 as U64
+    from penstock.order.hashing import arrange as arrange
+    from penstock.order.hashing import fold as fold
+    from penstock.order.hashing import fold_into as fold_into
+    from penstock.order.hashing import generators as generators
+    from penstock.order.hashing import mix as mix
+    from penstock.order.hashing import name_hash as name_hash
+    from penstock.order.hashing import name_hashes as name_hashes
+    from penstock.order.hashing import permute as permute
+    from penstock.order.mixture import Mixed as Mixed
+    from penstock.order.orders import UNFOUND as UNFOUND
+    from penstock.order.orders import UNKNOWN as UNKNOWN
+    from penstock.order.orders import Chained as Chained
+    from penstock.order.orders import Order as Order
+    from penstock.order.orders import Refs as Refs
+    from penstock.order.orders import Repeated as Repeated
+    from penstock.order.orders import Shards as Shards
+    from penstock.order.orders import Shuffled as Shuffled
+    from penstock.order.orders import Sliced as Sliced
+    from penstock.order.orders import Spans as Spans
+    from penstock.order.orders import Zipped as Zipped
+    from penstock.order.pieces import CUTS as CUTS
+    from penstock.order.pieces import ENDLESS as ENDLESS
+    from penstock.order.pieces import Piece as Piece
+    from penstock.order.pieces import V as V
+    from penstock.order.pieces import cut as cut
+    from penstock.order.pieces import head as head
+    from penstock.order.pieces import join as join
+    from penstock.order.pieces import merge as merge
+    from penstock.order.pieces import size as size
+    from penstock.order.pieces import tail as tail
+    from penstock.order.pieces import total as total
+    from penstock.order.state import OpenWindow as OpenWindow
+    from penstock.order.state import State as State
+    from penstock.order.state import recut as recut
+    from penstock.order.subset import Chosen as Chosen
+    from penstock.order.subset import Excluded as Excluded
+    from penstock.order.uncounted import Lazy as Lazy
+    from penstock.order.uncounted import to_known as to_known
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

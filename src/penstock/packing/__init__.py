@@ -4,39 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.later import later
+from penstock.lazy import lazy
 
 if TYPE_CHECKING:
-    from penstock.packing.packer import pack
-    from penstock.packing.rows import AsCsv, AsExample, AsJson, RowStage, write_rows
-    from penstock.packing.tables import TableOptions, write_tables
-    from penstock.packing.writing import Packed, write_shards
-
-__all__ = [
-    "AsCsv",
-    "AsExample",
-    "AsJson",
-    "Packed",
-    "RowStage",
-    "TableOptions",
-    "pack",
-    "write_rows",
-    "write_shards",
-    "write_tables",
-]
-
-__getattr__ = later(
-    __name__,
-    {
-        "AsCsv": "rows",
-        "AsExample": "rows",
-        "AsJson": "rows",
-        "Packed": "writing",
-        "RowStage": "rows",
-        "TableOptions": "tables",
-        "pack": "packer",
-        "write_rows": "rows",
-        "write_shards": "writing",
-        "write_tables": "tables",
-    },
-)
+    from penstock.packing.packer import pack as pack
+    from penstock.packing.parquet_output import TableOptions as TableOptions
+    from penstock.packing.parquet_output import write_tables as write_tables
+    from penstock.packing.row_output import AsCsv as AsCsv
+    from penstock.packing.row_output import AsExample as AsExample
+    from penstock.packing.row_output import AsJson as AsJson
+    from penstock.packing.row_output import RowStage as RowStage
+    from penstock.packing.row_output import write_rows as write_rows
+    from penstock.packing.tar_output import Packed as Packed
+    from penstock.packing.tar_output import write_shards as write_shards
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
+from penstock.blobs.compression import SUFFIXES
 from penstock.engines import Program, Run
-from penstock.formats.tar.compression import SUFFIXES
 from penstock.formats.tar.sink import file_size, sample_size
-from penstock.packing.origins import Origin
-from penstock.packing.writing import Packed
+from penstock.packing.inputs import Origin
+from penstock.packing.tar_output import Packed
 from penstock.plan import Plan
 
 _LOOKED_AT = 64  # samples whose size stands for that of all

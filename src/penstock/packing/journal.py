@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from penstock.blobs.draft import put_object, read_object
 from penstock.engines import Part, Start
 from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
-from penstock.formats.publish import put_object, read_object
-from penstock.packing.turn import Owner
+from penstock.packing.folder_lock import Owner
 from penstock.storage import Storage
 
 JOURNAL = ".penstock-pack.json"

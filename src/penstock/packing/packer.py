@@ -12,16 +12,17 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from penstock.blobs.compression import SUFFIXES
 from penstock.engines import Program, Run, Start, engine_options
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StorageError
 from penstock.formats.manifest import Manifest, ShardEntry, manifest_url, read_manifest_at, write_manifest_at
 from penstock.formats.tar import ShardWriter
-from penstock.formats.tar.compression import SUFFIXES
-from penstock.formats.tar.names import on_disk
+from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.writer import remove_shards
-from penstock.packing.embedding import compression_of, pack_tables
 from penstock.packing.estimate import estimated
+from penstock.packing.folder_lock import busy, runs, turn
+from penstock.packing.inputs import Origin, recognise, shuffled
 from penstock.packing.journal import (
     NUMBERED,
     Journal,
@@ -32,15 +33,14 @@ from penstock.packing.journal import (
     start_to_json,
     write_journal,
 )
-from penstock.packing.origins import Origin, recognise, shuffled
-from penstock.packing.tables import TableOptions
-from penstock.packing.turn import busy, runs, turn
-from penstock.packing.writing import Packed, check_elsewhere, check_flag, failures_of, in_order, keyed, path_of
+from penstock.packing.parquet import compression_of, pack_tables
+from penstock.packing.parquet_output import TableOptions
+from penstock.packing.tar_output import Packed, check_elsewhere, check_flag, failures_of, in_order, keyed, path_of
 from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, shown
 from penstock.storage.protocol import scheme
-from penstock.vision.storing import Store, StoreImages
+from penstock.vision.store import Store, StoreImages
 
 Compress = Literal["gz", "zst", "bz2", "xz", "zstd", "snappy", "gzip", "lz4", "brotli", "none"]
 _MARK_EVERY = 256  # samples: to know where a stream stands costs as much as reading a small one

@@ -1,145 +1,99 @@
 """WHAT is to be done: plans, stages, blocks. Opens nothing."""
 
-from penstock.plan.arrange import Arrangement, At, Placed, Row, arrange, relaxed, settled
-from penstock.plan.block import Block, Context, Origin, Place, Skipped, Slot, weight
-from penstock.plan.collate import Pad, collate, column, is_tensor, pad, rows
-from penstock.plan.columns import Columns, joined, picked
-from penstock.plan.expressions import Expression, WithColumns, expression
-from penstock.plan.groups import Batched, BatchedBy, LateShuffle, StreamLimit, StreamSkip, Unbatched
-from penstock.plan.ordering import (
-    Choose,
-    Combination,
-    Exclude,
-    Make,
-    Mix,
-    OrderStage,
-    Repeat,
-    Shuffle,
-    Slice,
-    Union,
-    Zip,
-    check_branch,
-)
-from penstock.plan.plan import Plan, Reader, Source, Spots, StreamReader
-from penstock.plan.quarantine import Identity, Quarantine, exclusions
-from penstock.plan.stage import EachStage, Filter, FlatMap, GroupStage, Map, Stage, StreamStage, fault
-from penstock.plan.stages import (
-    Drop,
-    FilterFn,
-    FlatMapFn,
-    MapBatches,
-    MapFn,
-    MapTuple,
-    Rename,
-    Select,
-    SplitBy,
-    ToTuple,
-)
-from penstock.plan.values import (
-    EVERYTHING,
-    ByObject,
-    Cut,
-    EngineOptions,
-    Fields,
-    OnError,
-    Resources,
-    Scope,
-    check_callable,
-    check_choice,
-    check_count,
-    name_of,
-    size_in_bytes,
-    takes,
-)
-from penstock.plan.where import Column, Condition, Where, col
+from __future__ import annotations
 
-__all__ = [
-    "EVERYTHING",
-    "Arrangement",
-    "At",
-    "Batched",
-    "BatchedBy",
-    "Block",
-    "ByObject",
-    "Choose",
-    "Column",
-    "Columns",
-    "Combination",
-    "Condition",
-    "Context",
-    "Cut",
-    "Drop",
-    "EachStage",
-    "EngineOptions",
-    "Exclude",
-    "Expression",
-    "Fields",
-    "Filter",
-    "FilterFn",
-    "FlatMap",
-    "FlatMapFn",
-    "GroupStage",
-    "Identity",
-    "LateShuffle",
-    "Make",
-    "Map",
-    "MapBatches",
-    "MapFn",
-    "MapTuple",
-    "Mix",
-    "OnError",
-    "OrderStage",
-    "Origin",
-    "Pad",
-    "Place",
-    "Placed",
-    "Plan",
-    "Quarantine",
-    "Reader",
-    "Rename",
-    "Repeat",
-    "Resources",
-    "Row",
-    "Scope",
-    "Select",
-    "Shuffle",
-    "Skipped",
-    "Slice",
-    "Slot",
-    "Source",
-    "SplitBy",
-    "Spots",
-    "Stage",
-    "StreamLimit",
-    "StreamReader",
-    "StreamSkip",
-    "StreamStage",
-    "ToTuple",
-    "Unbatched",
-    "Union",
-    "Where",
-    "WithColumns",
-    "Zip",
-    "arrange",
-    "check_branch",
-    "check_callable",
-    "check_choice",
-    "check_count",
-    "col",
-    "collate",
-    "column",
-    "exclusions",
-    "expression",
-    "fault",
-    "is_tensor",
-    "joined",
-    "name_of",
-    "pad",
-    "picked",
-    "relaxed",
-    "rows",
-    "settled",
-    "size_in_bytes",
-    "takes",
-    "weight",
-]
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.plan.arrangement import Arrangement as Arrangement
+    from penstock.plan.arrangement import At as At
+    from penstock.plan.arrangement import Placed as Placed
+    from penstock.plan.arrangement import Row as Row
+    from penstock.plan.arrangement import arrange as arrange
+    from penstock.plan.arrangement import relaxed as relaxed
+    from penstock.plan.arrangement import settled as settled
+    from penstock.plan.block import Block as Block
+    from penstock.plan.block import Context as Context
+    from penstock.plan.block import Origin as Origin
+    from penstock.plan.block import Place as Place
+    from penstock.plan.block import Skipped as Skipped
+    from penstock.plan.block import Slot as Slot
+    from penstock.plan.block import weight as weight
+    from penstock.plan.collation import Pad as Pad
+    from penstock.plan.collation import collate as collate
+    from penstock.plan.collation import column as column
+    from penstock.plan.collation import is_tensor as is_tensor
+    from penstock.plan.collation import pad as pad
+    from penstock.plan.collation import rows as rows
+    from penstock.plan.columns import Columns as Columns
+    from penstock.plan.columns import joined as joined
+    from penstock.plan.columns import picked as picked
+    from penstock.plan.expressions import Column as Column
+    from penstock.plan.expressions import Condition as Condition
+    from penstock.plan.expressions import Expression as Expression
+    from penstock.plan.expressions import Where as Where
+    from penstock.plan.expressions import WithColumns as WithColumns
+    from penstock.plan.expressions import col as col
+    from penstock.plan.expressions import expression as expression
+    from penstock.plan.group_stages import Batched as Batched
+    from penstock.plan.group_stages import BatchedBy as BatchedBy
+    from penstock.plan.group_stages import LateShuffle as LateShuffle
+    from penstock.plan.group_stages import StreamLimit as StreamLimit
+    from penstock.plan.group_stages import StreamSkip as StreamSkip
+    from penstock.plan.group_stages import Unbatched as Unbatched
+    from penstock.plan.order_stages import Choose as Choose
+    from penstock.plan.order_stages import Combination as Combination
+    from penstock.plan.order_stages import Exclude as Exclude
+    from penstock.plan.order_stages import Make as Make
+    from penstock.plan.order_stages import Mix as Mix
+    from penstock.plan.order_stages import OrderStage as OrderStage
+    from penstock.plan.order_stages import Repeat as Repeat
+    from penstock.plan.order_stages import Shuffle as Shuffle
+    from penstock.plan.order_stages import Slice as Slice
+    from penstock.plan.order_stages import Union as Union
+    from penstock.plan.order_stages import Zip as Zip
+    from penstock.plan.order_stages import check_branch as check_branch
+    from penstock.plan.plan import Plan as Plan
+    from penstock.plan.plan import Reader as Reader
+    from penstock.plan.plan import Source as Source
+    from penstock.plan.plan import Spots as Spots
+    from penstock.plan.plan import StreamReader as StreamReader
+    from penstock.plan.quarantine import Identity as Identity
+    from penstock.plan.quarantine import Quarantine as Quarantine
+    from penstock.plan.quarantine import exclusions as exclusions
+    from penstock.plan.stage import EachStage as EachStage
+    from penstock.plan.stage import Filter as Filter
+    from penstock.plan.stage import FlatMap as FlatMap
+    from penstock.plan.stage import GroupStage as GroupStage
+    from penstock.plan.stage import Map as Map
+    from penstock.plan.stage import Stage as Stage
+    from penstock.plan.stage import StreamStage as StreamStage
+    from penstock.plan.stage import fault as fault
+    from penstock.plan.stages import Drop as Drop
+    from penstock.plan.stages import FilterFn as FilterFn
+    from penstock.plan.stages import FlatMapFn as FlatMapFn
+    from penstock.plan.stages import MapBatches as MapBatches
+    from penstock.plan.stages import MapFn as MapFn
+    from penstock.plan.stages import MapTuple as MapTuple
+    from penstock.plan.stages import Rename as Rename
+    from penstock.plan.stages import Select as Select
+    from penstock.plan.stages import SplitBy as SplitBy
+    from penstock.plan.stages import ToTuple as ToTuple
+    from penstock.plan.values import EVERYTHING as EVERYTHING
+    from penstock.plan.values import ByObject as ByObject
+    from penstock.plan.values import Cut as Cut
+    from penstock.plan.values import EngineOptions as EngineOptions
+    from penstock.plan.values import Fields as Fields
+    from penstock.plan.values import OnError as OnError
+    from penstock.plan.values import Resources as Resources
+    from penstock.plan.values import Scope as Scope
+    from penstock.plan.values import check_callable as check_callable
+    from penstock.plan.values import check_choice as check_choice
+    from penstock.plan.values import check_count as check_count
+    from penstock.plan.values import name_of as name_of
+    from penstock.plan.values import size_in_bytes as size_in_bytes
+    from penstock.plan.values import takes as takes
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from penstock.order import I64
 
 if TYPE_CHECKING:
-    from penstock.plan.expressions import Expression
-    from penstock.plan.where import Condition
+    from penstock.plan.expressions import Condition, Expression
 
 
 class Columns(Sequence[Any]):

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock.errors import DataError, PlanError
 from penstock.order import I64
-from penstock.plan.ordering import Combination, Exclude, OrderStage
+from penstock.plan.order_stages import Combination, Exclude, OrderStage
 from penstock.plan.stage import Stage
 from penstock.plan.values import Cut, EngineOptions, Fields, OnError, Resources
 

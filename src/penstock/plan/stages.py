@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import DataError, PlanError, StageError
 from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
-from penstock.plan.collate import collate, rows
+from penstock.plan.collation import collate, rows
 from penstock.plan.columns import Columns
 from penstock.plan.stage import Filter, FlatMap, Map, fault
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes

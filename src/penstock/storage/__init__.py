@@ -1,76 +1,36 @@
 """WHERE bytes live: files, S3, HTTP, memory and what fsspec knows; the ways to name them; when to try again.
 
-The storages are loaded when they are first used.
-"""
+The storages are loaded when they are first used."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.storage.protocol import (
-    Forbidden,
-    Info,
-    Listed,
-    NotFound,
-    Storage,
-    Upload,
-    exists,
-    open_storage,
-    register,
-    shown,
-)
-from penstock.storage.urls import STDIN, braces, expand, local_path, relative, spell
+from penstock.lazy import lazy
 
 if TYPE_CHECKING:
-    from penstock.storage.cache import Cache
-    from penstock.storage.http import Http
-    from penstock.storage.local import Local
-    from penstock.storage.memory import Memory
-    from penstock.storage.other import Other
-    from penstock.storage.retry import Retry
-    from penstock.storage.s3 import S3
-
-_WHERE = {
-    "Cache": "cache",
-    "Http": "http",
-    "Local": "local",
-    "Memory": "memory",
-    "Other": "other",
-    "Retry": "retry",
-    "S3": "s3",
-}
-
-__all__ = [
-    "S3",
-    "STDIN",
-    "Cache",
-    "Forbidden",
-    "Http",
-    "Info",
-    "Listed",
-    "Local",
-    "Memory",
-    "NotFound",
-    "Other",
-    "Retry",
-    "Storage",
-    "Upload",
-    "braces",
-    "exists",
-    "expand",
-    "local_path",
-    "open_storage",
-    "register",
-    "relative",
-    "shown",
-    "spell",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"penstock.storage has no {name!r}")
-    value = getattr(import_module(f"penstock.storage.{_WHERE[name]}"), name)
-    globals()[name] = value
-    return value
+    from penstock.storage.cache import Cache as Cache
+    from penstock.storage.fsspec import Other as Other
+    from penstock.storage.http import Http as Http
+    from penstock.storage.local import Local as Local
+    from penstock.storage.memory import Memory as Memory
+    from penstock.storage.protocol import Forbidden as Forbidden
+    from penstock.storage.protocol import Info as Info
+    from penstock.storage.protocol import Listed as Listed
+    from penstock.storage.protocol import NotFound as NotFound
+    from penstock.storage.protocol import Storage as Storage
+    from penstock.storage.protocol import Upload as Upload
+    from penstock.storage.protocol import exists as exists
+    from penstock.storage.protocol import open_storage as open_storage
+    from penstock.storage.protocol import register as register
+    from penstock.storage.protocol import shown as shown
+    from penstock.storage.retry import Retry as Retry
+    from penstock.storage.s3 import S3 as S3
+    from penstock.storage.urls import STDIN as STDIN
+    from penstock.storage.urls import braces as braces
+    from penstock.storage.urls import expand as expand
+    from penstock.storage.urls import local_path as local_path
+    from penstock.storage.urls import relative as relative
+    from penstock.storage.urls import spell as spell
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

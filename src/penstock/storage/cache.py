@@ -13,7 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
-from penstock.storage.kept import CELL, RUN, URL_DIGITS, Kept
+from penstock.storage.cache_folder import Shelf, shelf
+from penstock.storage.cached_object import CELL, RUN, URL_DIGITS, Kept
 from penstock.storage.protocol import (
     Info,
     Listed,
@@ -28,7 +29,6 @@ from penstock.storage.protocol import (
     span,
     too_short,
 )
-from penstock.storage.shelf import Shelf, shelf
 
 _SECRET = re.compile(r"token|secret|passw|credential|jwt|api_?key|access_?key", re.IGNORECASE)
 _SIGNATURE = re.compile(r"(?:.*-)?sig(?:nature)?", re.IGNORECASE)

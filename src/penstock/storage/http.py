@@ -9,9 +9,9 @@ from functools import partial
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import StorageError
+from penstock.storage.http_client import Answer, Ranged, must_succeed, send
 from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, shown
 from penstock.storage.retry import DEFAULT, Retry
-from penstock.storage.wire import Answer, Ranged, must_succeed, send
 
 _HOPS = 5  # redirects on the way to an object: more is a circle
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})

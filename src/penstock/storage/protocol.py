@@ -227,7 +227,7 @@ def open_storage(url: str, storage: Storage | None = None) -> Storage:
 
 
 def _fsspec_factory() -> Storage:
-    made: Storage = import_module("penstock.storage.other").Other()
+    made: Storage = import_module("penstock.storage.fsspec").Other()
     return made
 
 

@@ -4,97 +4,35 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.later import later
+from penstock.lazy import lazy
 
 if TYPE_CHECKING:
-    from penstock.vision.batches import CutMix, MixUp, cutmix, mixup
-    from penstock.vision.colours import (
-        ColorJitter,
-        GaussianBlur,
-        Grayscale,
-        Normalize,
-        RandomErasing,
-        ToTensor,
-        adjust_brightness,
-        adjust_contrast,
-        adjust_hue,
-        adjust_saturation,
-        gaussian_blur,
-        grayscale,
-        normalize,
-    )
-    from penstock.vision.geometry import (
-        CenterCrop,
-        HorizontalFlip,
-        RandomCrop,
-        RandomResizedCrop,
-        Resize,
-        VerticalFlip,
-    )
-    from penstock.vision.reading import read_image
-    from penstock.vision.resampling import resize
-    from penstock.vision.storing import Store
-    from penstock.vision.transform import Compose
-
-__all__ = [
-    "CenterCrop",
-    "ColorJitter",
-    "Compose",
-    "CutMix",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "MixUp",
-    "Normalize",
-    "RandomCrop",
-    "RandomErasing",
-    "RandomResizedCrop",
-    "Resize",
-    "Store",
-    "ToTensor",
-    "VerticalFlip",
-    "adjust_brightness",
-    "adjust_contrast",
-    "adjust_hue",
-    "adjust_saturation",
-    "cutmix",
-    "gaussian_blur",
-    "grayscale",
-    "mixup",
-    "normalize",
-    "read_image",
-    "resize",
-]
-
-__getattr__ = later(
-    __name__,
-    {
-        "CenterCrop": "geometry",
-        "ColorJitter": "colours",
-        "Compose": "transform",
-        "CutMix": "batches",
-        "GaussianBlur": "colours",
-        "Grayscale": "colours",
-        "HorizontalFlip": "geometry",
-        "MixUp": "batches",
-        "Normalize": "colours",
-        "RandomCrop": "geometry",
-        "RandomErasing": "colours",
-        "RandomResizedCrop": "geometry",
-        "Resize": "geometry",
-        "Store": "storing",
-        "ToTensor": "colours",
-        "VerticalFlip": "geometry",
-        "adjust_brightness": "colours",
-        "adjust_contrast": "colours",
-        "adjust_hue": "colours",
-        "adjust_saturation": "colours",
-        "cutmix": "batches",
-        "gaussian_blur": "colours",
-        "grayscale": "colours",
-        "mixup": "batches",
-        "normalize": "colours",
-        "read_image": "reading",
-        "resize": "resampling",
-    },
-)
+    from penstock.vision.batches import CutMix as CutMix
+    from penstock.vision.batches import MixUp as MixUp
+    from penstock.vision.batches import cutmix as cutmix
+    from penstock.vision.batches import mixup as mixup
+    from penstock.vision.color import ColorJitter as ColorJitter
+    from penstock.vision.color import GaussianBlur as GaussianBlur
+    from penstock.vision.color import Grayscale as Grayscale
+    from penstock.vision.color import Normalize as Normalize
+    from penstock.vision.color import RandomErasing as RandomErasing
+    from penstock.vision.color import ToTensor as ToTensor
+    from penstock.vision.color import adjust_brightness as adjust_brightness
+    from penstock.vision.color import adjust_contrast as adjust_contrast
+    from penstock.vision.color import adjust_hue as adjust_hue
+    from penstock.vision.color import adjust_saturation as adjust_saturation
+    from penstock.vision.color import gaussian_blur as gaussian_blur
+    from penstock.vision.color import grayscale as grayscale
+    from penstock.vision.color import normalize as normalize
+    from penstock.vision.decoding import read_image as read_image
+    from penstock.vision.geometry import CenterCrop as CenterCrop
+    from penstock.vision.geometry import HorizontalFlip as HorizontalFlip
+    from penstock.vision.geometry import RandomCrop as RandomCrop
+    from penstock.vision.geometry import RandomResizedCrop as RandomResizedCrop
+    from penstock.vision.geometry import Resize as Resize
+    from penstock.vision.geometry import VerticalFlip as VerticalFlip
+    from penstock.vision.resampling import resize as resize
+    from penstock.vision.store import Store as Store
+    from penstock.vision.transform import Compose as Compose
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.codecs.limits import Limits
 from penstock.errors import PlanError
 from penstock.plan import check_choice
-from penstock.vision.reading import Box, Truncated, open_picture
+from penstock.vision.decoding import Box, Truncated, open_picture
 from penstock.vision.resampling import Part, Pixels, resize, shrink
 from penstock.vision.transform import (
     DType,

@@ -15,7 +15,7 @@ from penstock.codecs.arrays import as_array
 from penstock.codecs.limits import Limits
 from penstock.errors import MissingExtra, PlanError
 from penstock.plan import check_choice
-from penstock.vision.reading import read_image
+from penstock.vision.decoding import read_image
 from penstock.vision.resampling import Pixels, opencv
 
 Layout = Literal["HWC", "CHW"]

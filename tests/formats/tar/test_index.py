@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import random
 import time
 import zlib
 from dataclasses import replace
@@ -13,9 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.blobs.checksums import CELL
+from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError
 from penstock.formats.tar import Index, TarWriter, load_index, scan
-from penstock.formats.tar.index import GRID, SUFFIX, GridSum, Stamp, cache_folder
+from penstock.formats.tar.index import SUFFIX
 
 # Written before indexes had a grid: two samples, "a" with txt and "b" with cls and txt.
 BEFORE_GRIDS = (
@@ -172,16 +173,6 @@ def test_a_cache_that_cannot_be_written_is_no_error(shard: Path, monkeypatch: py
     assert load_index(str(shard)).samples == 9
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cache_folder().name == "cache"
-    monkeypatch.delenv("PENSTOCK_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/penstock")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert cache_folder() == Path("/home/me/.cache/penstock")
-
-
 def test_a_damaged_index_beside_a_shard_is_not_used(shard: Path) -> None:
     Path(str(shard) + SUFFIX).write_bytes(b"PSTKIX01")
     assert load_index(str(shard)).samples == 9
@@ -203,23 +194,12 @@ def test_an_index_from_before_grids_is_read_without_one() -> None:
     assert told(again) == told(index)
 
 
-def test_a_grid_is_the_checksum_of_every_mebibyte_however_the_bytes_come() -> None:
-    chance = random.Random(1)
-    data = chance.randbytes(3 * GRID + 12345)
-    for step in (4 * GRID, GRID, GRID - 1, 100_003):
-        grid = GridSum()
-        for at in range(0, len(data), step):
-            grid.update(data[at : at + step])
-        assert grid.grid().tolist() == [zlib.crc32(data[at : at + GRID]) for at in range(0, len(data), GRID)]
-    assert GridSum().grid().tolist() == []
-
-
 def test_a_grid_survives_the_file_form(shard: Path) -> None:
-    index = load_index(str(shard)).stamped(Stamp(2 * GRID + 1), np.array([1, 2**32 - 1, 3], np.uint32))
+    index = load_index(str(shard)).stamped(Stamp(2 * CELL + 1), np.array([1, 2**32 - 1, 3], np.uint32))
     assert told(Index.from_bytes(index.to_bytes())) == told(index)
 
 
 def test_a_grid_of_another_size_than_the_shard_is_refused(shard: Path) -> None:
-    index = load_index(str(shard)).stamped(Stamp(2 * GRID), np.array([1, 2, 3], np.uint32))
+    index = load_index(str(shard)).stamped(Stamp(2 * CELL), np.array([1, 2, 3], np.uint32))
     with pytest.raises(DataError, match="points outside"):
         Index.from_bytes(index.to_bytes())

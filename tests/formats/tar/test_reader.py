@@ -245,7 +245,7 @@ def test_several_compressed_streams_in_a_row_are_one_archive(tmp_path: Path) -> 
 def test_counting_a_compressed_shard_again_does_not_unpack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     assert reader_of(path).count(0) == 20
-    monkeypatch.setattr(scan, "open_content", lambda *_: pytest.fail("unpacked again"))
+    monkeypatch.setattr(scan, "open_archive", lambda *_: pytest.fail("decompressed again"))
     assert reader_of(path).count(0) == 20
 
 
@@ -253,7 +253,7 @@ def test_limits_hold_for_compressed_shards(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     reader = reader_of(path, limits=ArchiveLimits(max_bytes=4096))
     _, errors = reader.locate(np.array([0]), np.array([0]), Only()).read()
-    assert "unpacks to more than 4096 bytes" in str(errors[0])
+    assert "decompresses to more than 4096 bytes" in str(errors[0])
 
 
 def test_an_xz_that_asks_for_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar import TarReader, load_index, samples
 from penstock.formats.tar.index import write_beside
-from penstock.formats.tar.raw import Raw, open_raw
 from penstock.formats.tar.scan import scan
+from penstock.tarstream.raw import Raw, open_raw
 
 KEYS = [f"d/{number:03d}" for number in range(6)]
 TRIPLES = 3 * (512 + 512)  # what one sample of three small fields takes

@@ -9,8 +9,8 @@ import zlib
 
 import pytest
 
-from penstock.formats.tar.index import GRID
-from penstock.formats.tar.line import Line
+from penstock.blobs.background import Line
+from penstock.blobs.checksums import CELL
 from penstock.formats.tar.sink import Sink
 
 
@@ -106,4 +106,4 @@ def test_checksums_are_those_of_what_was_written_whoever_makes_them() -> None:
     want = b"a" * 2_000_000 + b"end"
     assert b"".join(got) == want
     assert (sink.count, sink.hash.hexdigest()) == (len(want), hashlib.sha256(want).hexdigest())
-    assert sink.grid.grid().tolist() == [zlib.crc32(want[at : at + GRID]) for at in range(0, len(want), GRID)]
+    assert sink.grid.values().tolist() == [zlib.crc32(want[at : at + CELL]) for at in range(0, len(want), CELL)]

@@ -142,7 +142,7 @@ def test_pax_headers_are_written_only_where_a_plain_one_does_not_do(key: str, ex
 
 
 def test_a_size_beyond_plain_headers_is_said_in_a_pax_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.formats.tar.headers._MAX_OCTAL", 1000)
+    monkeypatch.setattr("penstock.formats.tar.archive._MAX_OCTAL", 1000)
     target = io.BytesIO()
     written(target, [{"__key__": "a", "jpg": b"x" * 1000, "cls": b"1"}])
     assert read(target.getvalue()) == [{"__key__": "a", "cls": b"1", "jpg": b"x" * 1000}]

@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Copy the samples that are chosen."""
-    from penstock.cli.tools import flow
+    from penstock.cli.tools import streams as flow
 
     chosen = flow.selection(args)
     with flow.outlet(args) as out:

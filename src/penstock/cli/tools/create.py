@@ -44,9 +44,10 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Write the shard; nothing of it where a file is missing."""
-    from penstock.cli.tools import flow, wrong
+    from penstock.cli.tools import streams as flow
+    from penstock.cli.tools import wrong
     from penstock.errors import DataError
-    from penstock.formats.tar.parts import parts_of
+    from penstock.formats.tar.archive import parts_of
 
     if args.target is not None:
         args.output = args.target
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def _rows(plan: str, delim: str | None) -> Iterator[tuple[int, list[str]]]:
     """Read the cells of a plan, each row with the number of its line."""
     from penstock.errors import DataError, StorageError
-    from penstock.formats.tar.tabulating import unescaped
+    from penstock.tarstream.table import unescaped
 
     comma = delim == "," if delim is not None else plan.lower().endswith(".csv")
     try:
@@ -117,7 +118,7 @@ def _check_names(names: list[str], plan: str) -> None:
 def _check_files(rows: list[tuple[int, list[str]]], names: list[str], folder: str, plan: str) -> None:
     """See that all files are there before anything is written; those elsewhere are found out when they are read."""
     from penstock.errors import DataError
-    from penstock.formats.tar.names import on_disk
+    from penstock.formats.tar.shard_names import on_disk
     from penstock.storage import local_path
 
     places = [place for place, name in enumerate(names) if name.startswith("@")]

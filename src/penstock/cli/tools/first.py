@@ -26,9 +26,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the field, and tell which it is; 1 where no sample has it."""
-    from penstock.cli.tools import flow
+    from penstock.cli.tools import streams as flow
     from penstock.errors import PlanError
-    from penstock.formats.expression import Expression
+    from penstock.plan.expression_text import Expression
     from penstock.storage import open_storage
 
     try:

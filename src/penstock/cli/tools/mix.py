@@ -44,8 +44,8 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Mix until a source is at its end."""
-    from penstock.cli.tools import flow
-    from penstock.formats.tar.gather import find_shards, gather, mixed, refuse
+    from penstock.cli.tools import streams as flow
+    from penstock.tarstream.gather import find_shards, gather, mixed, refuse
 
     sources, weights = _described(args)
     bad = flow.told if args.on_error == "skip" else refuse

@@ -14,9 +14,9 @@ from penstock.cli.tools import choose, give_output, positive, seconds, take_inpu
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cli.tools.commands import Done
+    from penstock.cli.tools.shell_command import Done
     from penstock.formats.manifest import ShardEntry
-    from penstock.formats.tar.parts import Parts
+    from penstock.formats.tar.archive import Parts
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -118,7 +118,7 @@ class _Counts:
 
 
 def _over_stream(args: argparse.Namespace) -> int:
-    from penstock.cli.tools import flow
+    from penstock.cli.tools import streams as flow
 
     counts = _Counts()
     with flow.outlet(args) as out:
@@ -145,7 +145,7 @@ def _progress(parts: Iterator[Parts]) -> Iterator[Parts]:
 def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterator[Parts]:
     """What comes of the samples of shards."""
     if args.python is not None:
-        from penstock.cli.tools.functions import call_on_each
+        from penstock.cli.tools.python_function import call_on_each
 
         made = call_on_each(
             urls,
@@ -160,9 +160,9 @@ def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterat
             counts.samples += 1
             yield parts
         return
-    from penstock.cli.tools import flow
-    from penstock.cli.tools.commands import Workplace, each
-    from penstock.formats.tar.gather import gather, refuse
+    from penstock.cli.tools import streams as flow
+    from penstock.cli.tools.shell_command import Workplace, each
+    from penstock.tarstream.gather import gather, refuse
 
     stream = flow.selection(args).samples(gather(urls, bad=flow.told if args.on_error == "skip" else refuse))
     with Workplace(_command(args), args.working_dir) as place:
@@ -172,7 +172,7 @@ def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterat
 
 
 def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> Parts | None:
-    from penstock.cli.tools.commands import echo
+    from penstock.cli.tools.shell_command import echo
     from penstock.errors import StageError
 
     counts.samples += 1
@@ -192,7 +192,7 @@ def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> Parts | N
 
 
 def _command(args: argparse.Namespace) -> Any:
-    from penstock.cli.tools.commands import Command
+    from penstock.cli.tools.shell_command import Command
 
     shell = args.interpreter or shutil.which("bash") or "/bin/sh"
     script = os.path.abspath(args.script) if args.script is not None else None
@@ -208,7 +208,7 @@ class Convert:
 
     def __call__(self, source: str, target: str) -> ShardEntry:
         """Convert, and give what a manifest should say."""
-        from penstock.formats.tar.names import on_disk
+        from penstock.formats.tar.shard_names import on_disk
         from penstock.formats.tar.writer import TarWriter
         from penstock.storage import local_path
 
@@ -225,8 +225,8 @@ class Convert:
 
 
 def _over_shards(args: argparse.Namespace) -> int:
-    from penstock.cli.tools import shards
-    from penstock.cli.tools.commands import stop_all
+    from penstock.cli.tools import shard_jobs as shards
+    from penstock.cli.tools.shell_command import stop_all
 
     if args.filelist is not None or not args.inputs or "-" in args.inputs:
         wrong("with {} in the output name the shards: standard input is none of many")

@@ -33,8 +33,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show them."""
-    from penstock.cli.tools import drawing, flow
-    from penstock.formats.tar.raw import Raw
+    from penstock.cli.tools import drawing
+    from penstock.cli.tools import streams as flow
+    from penstock.tarstream.raw import Raw
 
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     how = args.draw if args.draw != "auto" else "none" if plain else drawing.protocol()

@@ -35,8 +35,8 @@ def temporary(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sort."""
-    from penstock.cli.tools import flow
-    from penstock.formats.tar.sorting import SortOrder, ordered
+    from penstock.cli.tools import streams as flow
+    from penstock.tarstream.sort import SortOrder, ordered
 
     order = SortOrder(args.by, args.type, args.reverse, args.seed)
     chosen = flow.selection(args)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from penstock.cli.tools import COMPRESSIONS, amount, positive, take_inputs, wrong
 
 if TYPE_CHECKING:
-    from penstock.formats.tar.parts import Parts
-    from penstock.formats.tar.raw import Stretch
+    from penstock.formats.tar.archive import Parts
+    from penstock.tarstream.raw import Stretch
 
 _NUMBER = re.compile(r"\{shard(?::(0?\d*)d)?\}")
 
@@ -59,7 +59,7 @@ def pattern(name: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Split, and say what came of it."""
-    from penstock.cli.tools import flow
+    from penstock.cli.tools import streams as flow
     from penstock.formats.manifest import ShardEntry
     from penstock.formats.tar.writer import ShardWriter
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.tools import choose, take_inputs, wrong
 
 if TYPE_CHECKING:
-    from penstock.formats.tar.tabulating import Write
+    from penstock.tarstream.table import Write
 
 _FORMATS = ("tsv", "csv", "jsonl", "parquet")
 
@@ -37,8 +37,8 @@ examples:
 
 def run(args: argparse.Namespace) -> int:
     """Write the table; one that has a name appears when it is whole."""
-    from penstock.cli.tools import flow
-    from penstock.formats.tar import tabulating
+    from penstock.cli.tools import streams as flow
+    from penstock.tarstream import table as tabulating
 
     format = "jsonl" if args.json else args.format or _by_name(args.output)
     chosen = tabulating.columns(args.fields) if args.fields else ()

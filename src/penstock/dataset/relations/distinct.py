@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.relations.grouping import DEPTH, Parts, lots
+from penstock.dataset.relations.aggregates import values_list
+from penstock.dataset.relations.groups import DEPTH, Parts, lots
+from penstock.dataset.relations.key_values import apart, columns_of, order_of
 from penstock.dataset.relations.keys import UNKNOWN, Numbering
-from penstock.dataset.relations.sorting import Kept, sort
-from penstock.dataset.relations.states import values_list
-from penstock.dataset.relations.values import apart, columns_of, order_of
+from penstock.dataset.relations.sort import Kept, sort
 from penstock.errors import DataError
-from penstock.formats.parquet.columns import ArrowColumns
+from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
 from penstock.plan import Columns, picked
 

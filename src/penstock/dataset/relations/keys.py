@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.dataset.relations.index import Index
-from penstock.dataset.relations.values import column, hashable, values_at
-from penstock.formats.parquet.values import values_of
+from penstock.dataset.relations.key_index import Index
+from penstock.dataset.relations.key_values import column, hashable, values_at
+from penstock.formats.tables.values import values_of
 from penstock.order import I64
 
 UNKNOWN = -1

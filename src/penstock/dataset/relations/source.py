@@ -8,9 +8,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from penstock.dataset.relations.spill import PiecesReader
 from penstock.engines import Program, started
 from penstock.errors import PlanError
-from penstock.formats.spool import PiecesReader
 from penstock.plan import Plan, Resources, Select, size_in_bytes
 
 _SHARE = 4  # of the machine's memory, where nobody says

@@ -16,21 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines import local
 from penstock.engines.cursor import Start
 from penstock.engines.devices import with_moves
 from penstock.engines.flow import Pace
-from penstock.engines.hand import Sending
-from penstock.engines.local import Crew, PooledRun
+from penstock.engines.local import engine as local
+from penstock.engines.local.engine import Crew, PooledRun
+from penstock.engines.local.pool import Hand
+from penstock.engines.local.transport import dumps
+from penstock.engines.local.worker_proxy import Sending
 from penstock.engines.meter import Meter, Meters
-from penstock.engines.pool import Hand
 from penstock.engines.program import Program, Segment
-from penstock.engines.ray.actors import ActorCargo, ActorHand, Shipped, fetched, release_idle
+from penstock.engines.ray.actor_proxy import ActorCargo, ActorHand, Shipped, fetched, release_idle
+from penstock.engines.ray.origin_codec import Later
 from penstock.engines.ray.placement import Need, Node, granted
 from penstock.engines.ray.session import ensure, imported
-from penstock.engines.ray.telling import Later
-from penstock.engines.reading import Finder, Read
-from penstock.engines.wire import dumps
+from penstock.engines.read_stage import Finder, Read
 from penstock.errors import EngineError
 from penstock.order import I64, Order, Refs
 from penstock.plan import Block, Resources, size_in_bytes

@@ -17,8 +17,8 @@ from typing import Any
 
 from penstock.engines import ITEM, KIND, PASSED
 from penstock.errors import StorageError
-from penstock.feed.ledger.book import SUFFIX
 from penstock.feed.ledger.records import BEGIN, END, STEPS, Steps, contents, read_steps, read_words
+from penstock.feed.ledger.writer import SUFFIX
 from penstock.order import I64
 
 EVER = 1 << 62  # a step that never comes

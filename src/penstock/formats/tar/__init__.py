@@ -1,43 +1,21 @@
 """Tar shards: read in place through an index, front to back from a stream, and written.
 
-Names are loaded when they are first used: whoever only copies samples needs no numpy.
-"""
+Names are loaded when they are first used: whoever only copies samples needs no numpy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.later import later
+from penstock.lazy import lazy
 
 if TYPE_CHECKING:
-    from penstock.formats.tar.compression import ArchiveLimits
-    from penstock.formats.tar.index import Index
-    from penstock.formats.tar.reader import TarReader
-    from penstock.formats.tar.scan import load_index
-    from penstock.formats.tar.spots import Spots
-    from penstock.formats.tar.stream import samples
-    from penstock.formats.tar.writer import ShardWriter, TarWriter
-
-_WHERE = {
-    "ArchiveLimits": "unpacking",
-    "Index": "index",
-    "ShardWriter": "writer",
-    "Spots": "spots",
-    "TarReader": "reader",
-    "TarWriter": "writer",
-    "load_index": "scan",
-    "samples": "stream",
-}
-
-__all__ = [
-    "ArchiveLimits",
-    "Index",
-    "ShardWriter",
-    "Spots",
-    "TarReader",
-    "TarWriter",
-    "load_index",
-    "samples",
-]
-
-__getattr__ = later(__name__, _WHERE)
+    from penstock.blobs.compression import ArchiveLimits as ArchiveLimits
+    from penstock.formats.tar.index import Index as Index
+    from penstock.formats.tar.located import Spots as Spots
+    from penstock.formats.tar.reader import TarReader as TarReader
+    from penstock.formats.tar.scan import load_index as load_index
+    from penstock.formats.tar.walker import samples as samples
+    from penstock.formats.tar.writer import ShardWriter as ShardWriter
+    from penstock.formats.tar.writer import TarWriter as TarWriter
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -15,16 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.blobs import stamp as cache
+from penstock.blobs.checksums import CELL, U32
+from penstock.blobs.draft import replace_file
+from penstock.blobs.stamp import Stamp, cached_path
 from penstock.errors import DataError
-from penstock.formats.publish import replace_file
 from penstock.storage import Storage, open_storage
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
-U32 = npt.NDArray[np.uint32]
 
 SUFFIX = ".index"
-GRID = 1 << 20  # bytes of the shard file that one checksum of the grid speaks for
+_FAMILY = "index"
+_UNKNOWN = Stamp()
 _MAGIC = b"PSTKIX02"
 _BEFORE_GRIDS = b"PSTKIX01"
 _ARRAYS: dict[str, type[np.generic]] = {
@@ -36,20 +38,6 @@ _ARRAYS: dict[str, type[np.generic]] = {
     "grid": np.uint32,
 }
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What a shard file looked like when its index was made."""
-
-    size: int = 0
-    mtime_ns: int = 0
-    inode: int = 0
-
-    @classmethod
-    def of(cls, status: os.stat_result) -> Stamp:
-        """Take the stamp of a file from its ``os.stat``."""
-        return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +60,7 @@ class Index:
         skipped: How many members belong to no sample.
         content_size: Bytes of the archive, decompressed.
         stamp: The file this index was made of.
-        grid: CRC-32 of every ``GRID`` bytes of the file as it is stored, so that any part can be checked as it
+        grid: CRC-32 of every MiB of the file as it is stored, so that any part can be checked as it
             arrives; empty where nobody has made it.
     """
 
@@ -87,7 +75,7 @@ class Index:
     lost: frozenset[int] = frozenset()
     skipped: int = 0
     content_size: int = 0
-    stamp: Stamp = Stamp()
+    stamp: Stamp = _UNKNOWN
     grid: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @property
@@ -243,33 +231,10 @@ class Index:
             and (self.edges[0], self.edges[-1]) == (0, len(self.text))
             and all(0 <= i < self.samples and not lengths[self.kind[i]] for i in self.bad)
             and self.lost <= self.bad.keys()
-            and len(self.grid) in (0, -(-self.stamp.size // GRID))
+            and len(self.grid) in (0, -(-self.stamp.size // CELL))
         )
         if not fits:
             raise DataError("the index points outside of its shard", shard)
-
-
-class GridSum:
-    """Makes the grid of a file from its bytes as they pass."""
-
-    def __init__(self) -> None:
-        self._done: list[int] = []
-        self._open, self._room = 0, GRID
-
-    def update(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
-        rest = memoryview(data)
-        while len(rest) >= self._room:
-            self._done.append(zlib.crc32(rest[: self._room], self._open))
-            rest = rest[self._room :]
-            self._open, self._room = 0, GRID
-        if len(rest):
-            self._open = zlib.crc32(rest, self._open)
-            self._room -= len(rest)
-
-    def grid(self) -> U32:
-        """Give the checksums of all that was taken."""
-        return np.array(self._done + [self._open] * (self._room < GRID), np.uint32)
 
 
 class IndexBuilder:
@@ -360,38 +325,24 @@ def remove_shards(folder: str, names: list[str], storage: Storage | None = None)
         place.delete(f"{folder}/{name}{SUFFIX}")
 
 
-def cache_folder() -> Path:
-    """Give the folder for what can be made again: $PENSTOCK_CACHE, else below the user's cache folder."""
-    if chosen := os.environ.get("PENSTOCK_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock"
-
-
 def read_cached(path: str, stamp: Stamp) -> Index | None:
-    """Give the index kept for a shard, unless the shard has changed since."""
-    index = _read(_cached(path), path)
+    """Return the cached index of a shard, unless the shard has changed since."""
+    try:
+        index = _read(cached_path(_FAMILY, os.path.abspath(path)), path)
+    except RuntimeError:
+        return None
     return index if index is not None and index.stamp == stamp else None
 
 
 def write_cached(path: str, index: Index) -> None:
-    """Keep the index of a shard for the next run; a cache that cannot be written is no error."""
-    try:
-        target = _cached(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(target, index.to_bytes(), durable=False)
-    except (OSError, RuntimeError) as exc:  # RuntimeError: there is no home folder
-        _log.debug("the index of %s is not kept: %s", path, exc)
-
-
-def _cached(path: str) -> Path:
-    name = hashlib.sha256(os.path.abspath(path).encode("utf-8", "surrogateescape")).hexdigest()[:40]
-    return cache_folder() / "index" / name
+    """Cache the index of a shard for the next run; a cache that cannot be written is not an error."""
+    cache.write_cached(_FAMILY, os.path.abspath(path), index.to_bytes())
 
 
 def _read(file: Path, shard: str) -> Index | None:
     try:
         return Index.from_bytes(file.read_bytes(), shard)
-    except (FileNotFoundError, NotADirectoryError, RuntimeError):
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, DataError) as exc:
         _log.debug("the index %s is not used: %s", file, exc)

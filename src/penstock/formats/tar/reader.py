@@ -11,14 +11,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from penstock.blobs.compression import LIMITS, ArchiveLimits
+from penstock.blobs.content import Content
+from penstock.blobs.prefetch import CONNECTIONS, Arriving, Fetcher
 from penstock.errors import DataError, StorageError
-from penstock.formats.arriving import CONNECTIONS, Arriving, Fetcher
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
-from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content
 from penstock.formats.tar.index import I64, Index
+from penstock.formats.tar.located import BAD, OpenShard, Spots
 from penstock.formats.tar.remote import open_remote, remote_index
 from penstock.formats.tar.scan import open_shard
-from penstock.formats.tar.spots import BAD, OpenShard, Spots
 from penstock.storage import Storage, open_storage
 from penstock.storage.protocol import scheme
 
@@ -238,7 +239,7 @@ class TarReader:
         if found is None:
             found = self._keep(shard, self._load(shard, mapped=True))
             assert found is not None
-        if found.content.grown_or_shrunk():
+        if found.content.resized():
             raise StorageError("the shard was changed while it was being read", found.url)
         return found
 

@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO
 
+from penstock.blobs.compression import LIMITS, ArchiveLimits
+from penstock.blobs.content import Content
+from penstock.blobs.draft import read_object
+from penstock.blobs.prefetch import Arriving, Fetcher, whole
+from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
-from penstock.formats.arriving import Arriving, Fetcher, whole
-from penstock.formats.publish import read_object
-from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Content, open_content
-from penstock.formats.tar.index import SUFFIX, Index, Stamp
-from penstock.formats.tar.scan import open_shard, scan
+from penstock.formats.tar.index import SUFFIX, Index
+from penstock.formats.tar.scan import open_archive, open_shard, scan
 from penstock.storage import Info, Storage, shown
 from penstock.storage.protocol import scheme
 
@@ -61,7 +63,7 @@ def open_remote(
     if path is not None:  # a cache has it
         if index is None:
             return open_shard(path, expected=expected, shard=shown(place), limits=limits)
-        content = open_content(path, shown(place), limits)
+        content = open_archive(path, shown(place), limits)
         if len(content.bytes) != index.content_size:
             index = scan(content.buffer, content.problem).stamped(Stamp(len(content.bytes)))
         return index.expecting(expected, "the manifest"), content
@@ -119,7 +121,7 @@ def _fetched(
             spool.truncate()
             found = _spooled(whole(storage, place, shown(place), info, fetcher), spool, place)
             if sha256 is None or found == sha256:
-                return open_content(spool.name, shown(place), limits)
+                return open_archive(spool.name, shown(place), limits)
             if not attempt:
                 log.warning("%s: its checksum is not the manifest's; fetched again", shown(place))
     raise DataError("its checksum is not the one in the manifest", shown(place))

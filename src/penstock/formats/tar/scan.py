@@ -8,34 +8,33 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from penstock.blobs.compression import LIMITS, ArchiveLimits
+from penstock.blobs.content import Buffer, Content, open_content
+from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
-from penstock.formats.tar.compression import LIMITS, ArchiveLimits, Buffer, Content, open_content
-from penstock.formats.tar.index import (
-    I64,
-    Index,
-    IndexBuilder,
-    Stamp,
-    read_beside,
-    read_cached,
-    write_cached,
-)
-from penstock.formats.tar.members import (
+from penstock.formats.tar.archive import (
     BLOCK,
-    END,
-    GAP,
     MAX_PADDING,
-    Entry,
     Extensions,
-    Grouper,
     Halt,
     Member,
     checksum_holds,
+    compression_of,
     header_name,
     matters,
     overpadded,
     padded,
     step,
     trailing,
+)
+from penstock.formats.tar.grouper import END, GAP, Entry, Grouper
+from penstock.formats.tar.index import (
+    I64,
+    Index,
+    IndexBuilder,
+    read_beside,
+    read_cached,
+    write_cached,
 )
 
 U8 = npt.NDArray[np.uint8]
@@ -91,7 +90,7 @@ def open_shard(
     index = known or beside
     if known is None and (beside is None or (beside.stamp.size, beside.stamp.mtime_ns) != (stamp.size, stamp.mtime_ns)):
         index = read_cached(path, stamp)
-    content = open_content(path, name, limits) if mapped or index is None else None
+    content = open_archive(path, name, limits) if mapped or index is None else None
     if content is not None and (index is None or len(content.bytes) != index.content_size):
         index = scan(content.buffer, content.problem).stamped(stamp)
         write_cached(path, index)
@@ -99,6 +98,16 @@ def open_shard(
     if beside is not None:
         index = index.expecting(beside.samples, "the index beside it")
     return index.expecting(expected, "the manifest"), content
+
+
+def open_archive(path: str, shard: str, limits: ArchiveLimits = LIMITS) -> Content:
+    """Map the archive at ``path``, decompressed.
+
+    Raises:
+        StorageError: The file cannot be read, or the temporary file cannot be written.
+        MissingExtra: It is compressed by zstd and zstandard is not installed.
+    """
+    return open_content(path, shard, limits, compression_of)
 
 
 def scan(content: Buffer, problem: str | None = None) -> Index:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
 import io
-import lzma
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-from penstock.errors import MissingExtra, PlanError
-from penstock.formats.publish import Draft, FileDraft
-from penstock.formats.tar.compression import SUFFIXES
-from penstock.formats.tar.index import GridSum
-from penstock.formats.tar.line import Lane
-from penstock.formats.tar.members import BLOCK, padded
-from penstock.formats.tar.ranges import FileRange, runs
+from penstock.blobs.background import Lane
+from penstock.blobs.checksums import CellChecksums
+from penstock.blobs.draft import Draft, FileDraft
+from penstock.blobs.file_range import FileRange, runs
+from penstock.formats.tar.archive import BLOCK, padded
 
 END = bytes(2 * BLOCK)  # of every archive
 
@@ -46,7 +41,7 @@ class Sink(io.RawIOBase):
         self._sums = sums
         self._draft = draft
         self.hash = hashlib.sha256()
-        self.grid = GridSum()
+        self.grid = CellChecksums()
         self.count = 0
         self._buffer = bytearray(1 << 18)  # which stays in the processor's cache
 
@@ -100,28 +95,3 @@ class OpenFile:
 
     def drop(self) -> None:
         """What it has got stays there."""
-
-
-def compressor(sink: Sink, kind: str | None) -> Any:
-    """Put a compressor before a file; the same bytes come out for the same bytes in.
-
-    Raises:
-        PlanError: There is no such compression.
-        MissingExtra: It is zstd and there is no zstandard.
-    """
-    file = cast(BinaryIO, sink)
-    if kind is None:
-        return sink
-    if kind == "gz":
-        return gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6)
-    if kind == "bz2":
-        return bz2.BZ2File(file, "wb")
-    if kind == "xz":
-        return lzma.LZMAFile(file, "wb")
-    if kind != "zst":
-        raise PlanError(f"unknown compression {kind!r}: one of {', '.join(SUFFIXES)}")
-    try:
-        import zstandard
-    except ImportError as exc:
-        raise MissingExtra("writing zstd", "zstd") from exc
-    return zstandard.ZstdCompressor(level=3, write_checksum=True).stream_writer(file, closefd=False)

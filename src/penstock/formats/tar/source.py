@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
-from penstock.formats.tar.compression import LIMITS, ArchiveLimits
 from penstock.formats.tar.reader import TarReader
-from penstock.formats.tar.stream import samples
+from penstock.formats.tar.walker import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
 from penstock.storage import STDIN, Cache, Storage, expand, local_path, relative, shown

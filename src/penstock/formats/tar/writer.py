@@ -11,6 +11,11 @@ from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 
+from penstock.blobs.background import Lane, Line, at_once
+from penstock.blobs.compression import SUFFIXES, compressor
+from penstock.blobs.draft import Draft, FileDraft, UploadDraft, put_object
+from penstock.blobs.file_range import FileRange, joined
+from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import (
     ShardEntry,
@@ -19,17 +24,11 @@ from penstock.formats.manifest import (
     write_manifest,
     write_manifest_at,
 )
-from penstock.formats.publish import Draft, FileDraft, UploadDraft, put_object
-from penstock.formats.tar.compression import SUFFIXES
-from penstock.formats.tar.headers import check_key, checked, encoded, member_header
-from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, Stamp, write_beside
+from penstock.formats.tar.archive import BLOCK, Parts, check_key, checked, encoded, member_header
+from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, write_beside
 from penstock.formats.tar.index import remove_shards as remove_shards
-from penstock.formats.tar.line import Lane, Line, at_once
-from penstock.formats.tar.members import BLOCK
-from penstock.formats.tar.names import named, on_disk, suffix_compression
-from penstock.formats.tar.parts import Parts
-from penstock.formats.tar.ranges import FileRange, joined
-from penstock.formats.tar.sink import END, OpenFile, Sink, compressor, file_size
+from penstock.formats.tar.shard_names import named, on_disk, suffix_compression
+from penstock.formats.tar.sink import END, OpenFile, Sink, file_size
 from penstock.storage import Storage, local_path, open_storage, shown
 
 Encode = Callable[[str, Any], bytes]
@@ -94,7 +93,7 @@ class TarWriter:
         self._draft = self._begun(target)
         try:
             self._sink = Sink(self._draft, sums)
-            self._out = compressor(self._sink, compress)
+            self._out = compressor(cast(BinaryIO, self._sink), compress)
         except BaseException:
             self._drop()
             raise
@@ -254,7 +253,7 @@ class TarWriter:
 
     def _write_index(self, url: str, stamp: Stamp) -> None:
         start, size = np.array(self._starts, np.int64), np.array(self._sizes, np.int64)
-        index: Index = self._builder.build(start, size, 0, self.nbytes).stamped(stamp, self._sink.grid.grid())
+        index: Index = self._builder.build(start, size, 0, self.nbytes).stamped(stamp, self._sink.grid.values())
         if self._storage is None:
             write_beside(local_path(url), index)
         else:

@@ -1,0 +1,96 @@
+"""The bytes of a local file: memory-mapped, after decompression to a temporary file where it is compressed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
+from penstock.blobs.prefetch import Arriving
+from penstock.errors import DataError, StorageError
+
+Buffer = mmap.mmap | bytes
+HEAD = 512  # bytes by which a file is recognised
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The bytes of a file, decompressed.
+
+    Attributes:
+        bytes: The bytes; of a damaged stream, those before the damage.
+        problem: Why there are no more, where the compressed stream is damaged or refused.
+    """
+
+    bytes: Buffer | Arriving
+    problem: str | None = None
+
+    @property
+    def buffer(self) -> Buffer:
+        """The bytes, where all of them are on this machine."""
+        assert not isinstance(self.bytes, Arriving)
+        return self.bytes
+
+    def resized(self) -> bool:
+        """Tell whether the file has another size than when it was mapped; reading it further could crash."""
+        return isinstance(self.bytes, mmap.mmap) and self.bytes.size() != len(self.bytes)
+
+
+def open_content(
+    path: str, url: str, limits: ArchiveLimits = LIMITS, detect: Callable[[bytes], str | None] = detect
+) -> Content:
+    """Map the file at ``path``; a compressed one is decompressed to an unlinked temporary file first.
+
+    Args:
+        path: The file.
+        url: What to call it in errors.
+        limits: How large it may become when it is decompressed.
+        detect: Recognises the compression by the first 512 bytes.
+
+    Raises:
+        StorageError: The file cannot be read, or the temporary file cannot be written.
+        MissingExtra: It is compressed by zstd and zstandard is not installed.
+    """
+    try:
+        with open(path, "rb") as file:
+            kind = detect(file.read(HEAD))
+            if kind is None:
+                return Content(_mapped(file))
+            file.seek(0)
+            return _decompressed(file, kind, limits, url)
+    except OSError as exc:
+        if isinstance(exc, StorageError):
+            raise
+        raise StorageError(f"cannot read the shard: {exc.strerror or exc}", url) from exc
+
+
+def _mapped(file: BinaryIO) -> Buffer:
+    size = os.fstat(file.fileno()).st_size
+    return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+
+
+def _decompressed(file: BinaryIO, kind: str, limits: ArchiveLimits, url: str) -> Content:
+    packed = os.fstat(file.fileno()).st_size
+    problem = None
+    with tempfile.TemporaryFile(prefix="penstock-") as out:
+        try:
+            for chunk in decompressed(file, kind, lambda: packed, limits):
+                _write(out, chunk, url)
+        except DataError as exc:
+            problem = exc.problem
+            if problem.startswith("refused"):
+                out.truncate(0)
+        out.flush()
+        return Content(_mapped(out), problem)
+
+
+def _write(out: BinaryIO, chunk: bytes, url: str) -> None:
+    try:
+        out.write(chunk)
+    except OSError as exc:
+        problem = f"cannot decompress the shard to {tempfile.gettempdir()}: {exc.strerror or exc}"
+        raise StorageError(problem, url) from exc

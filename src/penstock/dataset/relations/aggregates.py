@@ -1,0 +1,346 @@
+"""What is known of each group's values so far: as columns while values are numbers or text, else one by one.
+
+Sums are added up from left to right, so that no size of a block and no bound of memory changes a result. Missing values
+count for nothing; a group that has no other has no result.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import DataError
+from penstock.order import I64
+
+F64 = npt.NDArray[np.float64]
+_LOT = 1 << 20  # rows whose sum of 32-bit numbers is exact in 64-bit floating point
+
+
+class State(ABC):
+    """What is known of one field, group by group."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    @abstractmethod
+    def add(self, numbers: I64, groups: int, column: Any) -> None:
+        """Take in values: an Arrow array or a list, and the number of each value's group, of ``groups``."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """A value for each group: an Arrow array, or a list."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """About how many bytes it takes."""
+
+
+class Sum(State):
+    """Whole numbers exactly, others in 64-bit floating point; anything else by ``+``."""
+
+    how = "sum"
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self.count: I64 = np.zeros(0, np.int64)
+        self._high: I64 = np.zeros(0, np.int64)  # of whole numbers: the upper bits
+        self._low: I64 = np.zeros(0, np.int64)
+        self._float: F64 | None = None
+        self._plain: list[Any] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 40 * len(self.count) + (60 * len(self._plain) if self._plain is not None else 0)
+
+    def add(self, numbers: I64, groups: int, column: Any) -> None:
+        self._grow(groups)
+        numbers, column = present(numbers, column)
+        self.count += np.bincount(numbers, minlength=groups)
+        kind = _kind(column)
+        if kind == "int" and self._float is None and self._plain is None:
+            self._add_whole(numbers, groups, column)
+        elif kind == "float" and self._plain is None and not self._whole():
+            start = np.zeros(groups) if self._float is None else self._float
+            self._float = left_to_right(start, numbers, _floats(column))
+        else:
+            self._add_plain(numbers, values_list(column))
+
+    def _grow(self, groups: int) -> None:
+        new = groups - len(self.count)
+        if new <= 0:
+            return
+        self.count, self._high, self._low = (
+            np.concatenate([own, np.zeros(new, np.int64)]) for own in (self.count, self._high, self._low)
+        )
+        if self._float is not None:
+            self._float = np.concatenate([self._float, np.zeros(new)])
+        if self._plain is not None:
+            self._plain += [0] * new
+
+    def _whole(self) -> bool:
+        return self._float is None and bool(self._high.any() or self._low.any())
+
+    def _add_whole(self, numbers: I64, groups: int, column: Any) -> None:
+        values = _integers(column)
+        for low in range(0, len(values), _LOT):
+            part, which = values[low : low + _LOT], numbers[low : low + _LOT]
+            lower = (part & part.dtype.type(0xFFFFFFFF)).astype(np.float64)
+            upper = (part >> part.dtype.type(32)).astype(np.float64)
+            self._low += np.bincount(which, lower, groups).astype(np.int64)
+            if upper.any():
+                self._high += np.bincount(which, upper, groups).astype(np.int64)
+
+    def _totals(self) -> list[Any]:
+        if self._plain is not None:
+            return self._plain
+        if self._float is not None:
+            return list(self._float.tolist())
+        return [(high << 32) + low for high, low in zip(self._high.tolist(), self._low.tolist(), strict=True)]
+
+    def _add_plain(self, numbers: I64, values: Sequence[Any]) -> None:
+        totals = self._plain = self._totals()
+        try:
+            for number, value in zip(numbers.tolist(), values, strict=True):
+                totals[number] = totals[number] + value
+        except TypeError as exc:
+            raise not_numbers(self.how, self.field, values, exc) from exc
+
+    def result(self) -> Any:
+        none = self.count == 0
+        if self._float is not None and self._plain is None:
+            return _array(self._float, none)
+        high = self._high + (self._low >> 32)
+        if self._plain is None and bool((np.abs(high) < 1 << 30).all()):
+            return _array((high << 32) + (self._low & 0xFFFFFFFF), none)
+        return [None if gone else total for total, gone in zip(self._totals(), none.tolist(), strict=True)]
+
+
+class Mean(Sum):
+    """The sum by the number of values."""
+
+    how = "mean"
+
+    def result(self) -> Any:
+        totals = super().result()
+        if not isinstance(totals, list):
+            with np.errstate(all="ignore"):
+                return _array(_floats(totals.fill_null(0)) / self.count, self.count == 0)
+        try:
+            each = [None if t is None else t / n for t, n in zip(totals, self.count.tolist(), strict=True)]
+        except (TypeError, OverflowError) as exc:
+            raise not_numbers(self.how, self.field, totals, exc) from exc
+        return each
+
+
+class Std(State):
+    """The deviation of a sample (n - 1), around the first value of each group, so that one pass is enough."""
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field)
+        self._count: I64 = np.zeros(0, np.int64)
+        self._first: F64 = np.zeros(0)
+        self._sum: F64 = np.zeros(0)
+        self._squares: F64 = np.zeros(0)
+
+    @property
+    def nbytes(self) -> int:
+        return 32 * len(self._count)
+
+    def add(self, numbers: I64, groups: int, column: Any) -> None:
+        numbers, column = present(numbers, column)
+        try:
+            values = _floats(column) if _kind(column) else np.array([float(value) for value in column])
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise not_numbers("std", self.field, values_list(column), exc) from exc
+        new = groups - len(self._count)
+        self._first, self._sum, self._squares = (
+            np.concatenate([own, np.zeros(new)]) for own in (self._first, self._sum, self._squares)
+        )
+        before = np.concatenate([self._count, np.zeros(new, np.int64)])
+        fresh = np.full(groups, -1, np.int64)
+        fresh[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last that is written is the first that came
+        begin = (before == 0) & (fresh >= 0)
+        self._first[begin] = values[fresh[begin]]
+        with np.errstate(all="ignore"):
+            apart = values - self._first[numbers]
+            self._sum = left_to_right(self._sum, numbers, apart)
+            self._squares = left_to_right(self._squares, numbers, apart * apart)
+        self._count = before + np.bincount(numbers, minlength=groups)
+
+    def result(self) -> Any:
+        many = self._count
+        with np.errstate(all="ignore"):
+            spread = np.maximum(self._squares - self._sum * self._sum / many, 0.0)
+            spread[np.isnan(self._squares) | np.isnan(self._sum)] = math.nan
+            found = np.sqrt(spread / (many - 1))
+        found[many < 2] = math.nan
+        return _array(found, many == 0)
+
+
+class Extreme(State):
+    """The least or the greatest value; NaN is one only where there is no other."""
+
+    def __init__(self, field: str, how: str) -> None:
+        super().__init__(field)
+        self._how, self._best = how, (min if how == "min" else max)
+        self._column: Any = None
+        self._plain: list[Any] | None = None
+        self._nan: npt.NDArray[np.bool_] = np.zeros(0, bool)
+
+    @property
+    def nbytes(self) -> int:
+        own = 0 if self._column is None else int(self._column.nbytes)
+        return own + len(self._nan) + (100 * len(self._plain) if self._plain is not None else 0)
+
+    def add(self, numbers: I64, groups: int, column: Any) -> None:
+        self._nan = np.concatenate([self._nan, np.zeros(groups - len(self._nan), bool)])
+        if self._plain is not None:
+            self._plain += [None] * (groups - len(self._plain))
+        numbers, column = present(numbers, column)
+        numbers, column = self._without_nan(numbers, column)
+        fits = not isinstance(column, list) and (self._column is None or self._column.type == column.type)
+        if fits and self._plain is None:
+            self._add_column(numbers, groups, column)
+            return
+        if self._plain is None:
+            self._plain = [None] * groups if self._column is None else values_list(self._column)
+            self._plain += [None] * (groups - len(self._plain))
+        self._add_plain(numbers, values_list(column))
+
+    def _without_nan(self, numbers: I64, column: Any) -> tuple[I64, Any]:
+        kept = _not_nan(column)
+        if kept is None:
+            return numbers, column
+        self._nan[numbers[~kept]] = True
+        return numbers[kept], _kept(column, kept)
+
+    def _add_column(self, numbers: I64, groups: int, column: Any) -> None:
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        known = 0 if self._column is None else len(self._column)
+        parts = [column] if self._column is None else [self._column, column]
+        if groups == 1:
+            best = pc.min_max(pa.chunked_array(parts, column.type))[self._how]
+            self._column = pa.array([best], column.type)
+            return
+        which = np.concatenate([np.arange(known), numbers])
+        table = pa.table({"group": which, "value": pa.chunked_array(parts, column.type)})
+        made = table.group_by("group", use_threads=False).aggregate([("value", self._how)])
+        out = np.full(groups, -1, np.int64)
+        out[made.column("group").to_numpy()] = np.arange(made.num_rows)
+        values = made.column(f"value_{self._how}").combine_chunks()
+        self._column = values.take(pa.array(out, mask=out < 0))
+
+    def _add_plain(self, numbers: I64, values: Sequence[Any]) -> None:
+        assert self._plain is not None
+        best = self._plain
+        try:
+            for number, value in zip(numbers.tolist(), values, strict=True):
+                best[number] = value if best[number] is None else self._best(best[number], value)
+        except (TypeError, ValueError) as exc:
+            raise not_numbers(self._how, self.field, values, exc, "values that can be compared") from exc
+
+    def result(self) -> Any:
+        if self._plain is None and self._column is not None and not self._nan.any():
+            return self._column
+        best = values_list(self._column) if self._plain is None and self._column is not None else self._plain or []
+        best = best + [None] * (len(self._nan) - len(best))
+        return [math.nan if b is None and nan else b for b, nan in zip(best, self._nan.tolist(), strict=True)]
+
+
+STATES: dict[str, Callable[[str], State]] = {
+    "sum": Sum,
+    "mean": Mean,
+    "std": Std,
+    "min": lambda field: Extreme(field, "min"),
+    "max": lambda field: Extreme(field, "max"),
+}
+
+
+def not_numbers(how: str, field: str, values: Sequence[Any], exc: Exception, wanted: str = "numbers") -> DataError:
+    """What is said of values that cannot be summed up."""
+    kinds = sorted({type(value).__name__ for value in values})[:3]
+    return DataError(f"{how} needs {wanted}, and field {field!r} has {' and '.join(kinds)}: {exc}")
+
+
+def left_to_right(start: F64, numbers: I64, values: F64) -> F64:
+    """What is in ``start``, and all values of each group added one after the other."""
+    groups = len(start)
+    which = np.concatenate([np.arange(groups), numbers])
+    return np.bincount(which, np.concatenate([start, values]), groups).astype(np.float64, copy=False)  # in order
+
+
+def present(numbers: I64, column: Any) -> tuple[I64, Any]:
+    """Without the values that are missing."""
+    if isinstance(column, list):
+        kept = np.array([value is not None for value in column], bool)
+        return (numbers, column) if kept.all() else (numbers[kept], _kept(column, kept))
+    if not column.null_count:
+        return numbers, column
+    kept = column.is_valid().to_numpy(zero_copy_only=False)
+    return numbers[kept], _kept(column, kept)
+
+
+def _kept(column: Any, kept: npt.NDArray[np.bool_]) -> Any:
+    if isinstance(column, list):
+        return [value for value, keep in zip(column, kept.tolist(), strict=True) if keep]
+    import pyarrow as pa
+
+    return column.filter(pa.array(kept))
+
+
+def _not_nan(column: Any) -> npt.NDArray[np.bool_] | None:
+    """Which values are no NaN; ``None``: none of them is."""
+    if isinstance(column, list):
+        kept = np.array([not (isinstance(value, float) and value != value) for value in column], bool)
+    elif _kind(column) == "float":
+        kept = ~np.isnan(column.to_numpy(zero_copy_only=False))
+    else:
+        return None
+    return None if kept.all() else kept
+
+
+def _kind(column: Any) -> str | None:
+    if isinstance(column, list):
+        return None
+    import pyarrow as pa
+
+    if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type):
+        return "int"
+    return "float" if pa.types.is_floating(column.type) else None
+
+
+def _integers(column: Any) -> Any:
+    values = column.to_numpy(zero_copy_only=False)
+    return values if values.dtype == np.uint64 else values.astype(np.int64)
+
+
+def _floats(column: Any) -> F64:
+    return column.to_numpy(zero_copy_only=False).astype(np.float64)  # type: ignore[no-any-return]
+
+
+def values_list(column: Any) -> list[Any]:
+    """The values as Python has them."""
+    if isinstance(column, list):
+        return column
+    from penstock.formats.tables.values import values_of
+
+    return values_of(column)
+
+
+def _array(values: Any, missing: npt.NDArray[np.bool_]) -> Any:
+    """An Arrow array, or a list where there is no Arrow."""
+    from penstock.dataset.relations.key_values import has_arrow
+
+    if not has_arrow():
+        return [None if gone else value for value, gone in zip(values.tolist(), missing.tolist(), strict=True)]
+    import pyarrow as pa
+
+    return pa.array(values, mask=missing)

@@ -1,0 +1,91 @@
+"""All fields in a few numbers each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from penstock.dataset.describe import type_of
+from penstock.dataset.relations.aggregates import STATES, State, present, values_list
+from penstock.dataset.relations.groups import lots
+from penstock.dataset.relations.key_values import column
+from penstock.errors import DataError
+from penstock.plan import Columns
+
+_HOWS = ("mean", "std", "min", "max")
+
+
+@dataclass(slots=True)
+class _About:
+    """What is known of one field."""
+
+    name: str
+    type: str | None = None
+    count: int = 0
+    missing: int = 0
+    states: dict[str, State] = field(default_factory=dict)
+
+    def add(self, items: Sequence[Any]) -> None:
+        found = _field(items, self.name)
+        numbers, found = present(np.zeros(len(items), np.int64), found)
+        self.missing += len(items) - len(numbers)
+        first, self.count = not self.count, self.count + len(numbers)
+        if not len(numbers):
+            return
+        if first:
+            sample = values_list(found[:1])[0]
+            self.type = type_of(sample)
+            hows = _HOWS if isinstance(sample, int | float) else _HOWS[2:] if isinstance(sample, str) else ()
+            self.states = {how: STATES[how](self.name) for how in hows}
+        for state in self.states.values():
+            state.add(numbers, 1, found)
+
+    def row(self) -> dict[str, Any]:
+        told = {how: values_list(self.states[how].result())[0] if how in self.states else None for how in _HOWS}
+        return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **told}
+
+
+def _field(items: Sequence[Any], name: str) -> Any:
+    if isinstance(items, Columns):
+        found = column(items, name, "describe") if name in items.names else [None] * len(items)
+        return [sample[name] for sample in items.renamed({name: name})] if found is None else found
+    given = [sample.get(name) for sample in items]
+    found = column([{name: value} for value in given], name, "describe")
+    return given if found is None else found
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A row for each field: type, how many values, how many are missing, mean and deviation, least and greatest."""
+
+    def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
+        found: dict[str, _About] = {}
+        seen = 0
+        for items in lots(runs, None, memory):
+            for name in _names(items):
+                if name not in found:
+                    found[name] = _About(name, missing=seen)
+            for about in found.values():
+                about.add(items)
+            seen += len(items)
+        return [[about.row() for about in found.values()]]
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def describe(self) -> str:
+        return "describe()"
+
+
+def _names(items: Sequence[Any]) -> list[str]:
+    if isinstance(items, Columns):
+        return [name for name in items.names if not name.startswith("__")]
+    names: dict[str, None] = {}
+    for item in items:
+        if not isinstance(item, dict):
+            raise DataError(f"describe needs samples with fields, not {type(item).__name__}")
+        names.update(dict.fromkeys(name for name in item if not name.startswith("__")))
+    return list(names)

@@ -1,0 +1,202 @@
+"""Values of fields as keys: what is equal, what comes first; whole columns by Arrow, other values one by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import DataError
+from penstock.formats.tables.columns import ArrowColumns
+from penstock.formats.tables.values import plain, shape_of, values_of
+from penstock.order import I64
+from penstock.plan import Columns
+
+
+@cache
+def has_arrow() -> bool:
+    """Whether pyarrow is installed; without it everything is done value by value."""
+    try:
+        import pyarrow.compute
+    except ImportError:
+        return False
+    del pyarrow
+    return True
+
+
+def value_of(sample: Any, field: str, verb: str) -> Any:
+    """The value of a sample's field.
+
+    Raises:
+        DataError: it has none.
+    """
+    if not isinstance(sample, dict):
+        raise DataError(f"{verb} needs samples with fields, not {type(sample).__name__}")
+    if field not in sample:
+        raise _no_field(field, sample, verb, sample.get("__url__"), sample.get("__key__"))
+    return sample[field]
+
+
+def _no_field(field: str, have: Any, verb: str, url: Any = None, key: Any = None) -> DataError:
+    return DataError(f"{verb}: there is no field {field!r}, only {', '.join(sorted(map(repr, have)))}", url, key)
+
+
+def values_at(items: Sequence[Any], field: str, verb: str) -> list[Any]:
+    """The values of a field of many samples.
+
+    Raises:
+        DataError: a sample has none.
+    """
+    if isinstance(items, Columns):
+        check_field(items, field, verb)
+        own = items.renamed({field: field})
+        if isinstance(own, ArrowColumns) and own.present() is None:
+            batch = own.batch()
+            return values_of(batch.column(0), shape_of(batch.schema.field(0)))
+        return [sample[field] for sample in own]
+    return [value_of(sample, field, verb) for sample in items]
+
+
+def check_field(items: Columns, field: str, verb: str) -> None:
+    """Require that columns have one of this name.
+
+    Raises:
+        DataError: there is none.
+    """
+    if field not in items.names:
+        raise _no_field(field, items.names, verb)
+
+
+def hashable(value: Any) -> Hashable:
+    """What stands for a value in a dict: itself, or the same as tuples."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return tuple(map(hashable, value))
+    if isinstance(value, dict):
+        return tuple((name, hashable(one)) for name, one in sorted(value.items()))
+    if isinstance(value, float) and value != value:
+        return math.nan  # one object, so that all of them are one group
+    assert isinstance(value, Hashable)
+    return value
+
+
+def rank(value: Any) -> tuple[Any, ...]:
+    """What values are sorted by: numbers, then others by kind; nothing and NaN at the end."""
+    plainly = hashable(value)
+    if plainly is None or plainly is math.nan:
+        return (2, str(plainly), 0)
+    if isinstance(plainly, bool | int | float):
+        return (0, "", plainly)
+    return (1, type(plainly).__name__, tuple(map(rank, plainly)) if isinstance(plainly, tuple) else plainly)
+
+
+_KINDS: dict[type, str] = {bool: "bool_", int: "int64", float: "float64", str: "string", bytes: "binary"}
+
+
+def column(items: Sequence[Any], field: str, verb: str) -> Any:
+    """The values of a field as an Arrow array of numbers, text, bytes or moments, if they are all of one such kind.
+
+    Values are what the samples have: nothing is converted. ``None``: only looking at each of them tells.
+
+    Raises:
+        DataError: a sample has no such field.
+    """
+    if isinstance(items, ArrowColumns):
+        check_field(items, field, verb)
+        array = plain(items.renamed({field: field}).batch().column(0))
+        return array if _is_simple(array.type) else None
+    if not has_arrow() or not len(items):
+        return None
+    import pyarrow as pa
+
+    values = values_at(items, field, verb)
+    kinds = {*map(type, values)} - {type(None)}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    if kind not in _KINDS:
+        return None
+    try:
+        return pa.array(values, getattr(pa, _KINDS[kind])())
+    except (pa.ArrowException, OverflowError, UnicodeError):  # numbers beyond 64 bits, text that is no Unicode
+        return None
+
+
+def _is_simple(kind: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    moments = types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind)
+    text = types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
+    numbers = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_boolean(kind)
+    return bool(moments or text or numbers)
+
+
+def order_of(items: Sequence[Any], fields: Sequence[str], descending: Sequence[bool], verb: str) -> I64:
+    """The numbers of samples in the order of their fields' values; equal ones stay as they are."""
+    columns = [column(items, field, verb) for field in fields]
+    if all(array is not None for array in columns):
+        return _order_of_columns(columns, descending)
+    order = list(range(len(items)))
+    for field, down in reversed(list(zip(fields, descending, strict=True))):
+        ranks = [rank(value) for value in values_at(items, field, verb)]
+        order.sort(key=ranks.__getitem__, reverse=down)
+    return np.array(order, np.int64)
+
+
+def _order_of_columns(columns: Sequence[Any], descending: Sequence[bool]) -> I64:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    keys: dict[str, Any] = {}
+    ways: list[tuple[str, str]] = []
+    for number, (array, down) in enumerate(zip(columns, descending, strict=True)):
+        way = "descending" if down else "ascending"
+        kind = _missing(array)
+        for name, key in ((f"kind {number}", kind), (f"value {number}", array)):
+            if key is not None:
+                keys[name] = key
+                ways.append((name, way))
+    found = pc.sort_indices(pa.table(keys), sort_keys=ways)
+    return found.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _missing(array: Any) -> Any:
+    """0 for values, 1 for nothing, 2 for NaN; ``None`` where all are values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kinds = array.is_null().to_numpy(zero_copy_only=False).astype(np.int8) if array.null_count else None
+    if pa.types.is_floating(array.type):
+        nan = pc.is_nan(array).fill_null(False).to_numpy(zero_copy_only=False)
+        if nan.any():
+            kinds = np.zeros(len(array), np.int8) if kinds is None else kinds
+            kinds[nan] = 2
+    return None if kinds is None else pa.array(kinds)
+
+
+def columns_of(table: Any) -> ArrowColumns:
+    """A table as samples."""
+    import pyarrow as pa
+
+    batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+    row = np.concatenate([np.arange(batch.num_rows) for batch in batches])
+    slot = np.repeat(np.arange(len(batches)), [batch.num_rows for batch in batches]) if len(batches) > 1 else None
+    return ArrowColumns(batches, row, slot, row_bytes=table.nbytes / max(1, table.num_rows))
+
+
+def apart(items: Sequence[Any]) -> Sequence[Any]:
+    """The same samples; columns hold their own rows and no others."""
+    return gathered([items]) if isinstance(items, ArrowColumns) and len(items) else list(items)
+
+
+def gathered(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Some runs of samples in one: columns, where all are columns that fit together, in one piece of memory."""
+    columns = [part for part in parts if isinstance(part, ArrowColumns)]
+    if columns and len(columns) == len(parts) and all(map(columns[0].fits, columns)):
+        import pyarrow as pa
+
+        return columns_of(pa.Table.from_batches([part.batch() for part in columns]))
+    return [sample for part in parts for sample in part]

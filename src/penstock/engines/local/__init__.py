@@ -1,0 +1,1 @@
+"""The local engine: pools of threads and processes."""

@@ -1,0 +1,47 @@
+"""Which options each engine takes, checked where they are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from penstock.engines.run import ENGINES
+from penstock.errors import PlanError
+from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
+
+OPTIONS: dict[str, frozenset[str]] = {
+    "local": frozenset({"cpus", "devices", "memory", "observer", "ordered", "report"}),
+    "ray": frozenset({"address", "cpus", "memory", "observer", "ordered", "report"}),
+    "serial": frozenset({"observer", "report"}),
+}
+
+
+def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
+    """Check the choice of an engine.
+
+    Raises:
+        PlanError: there is no such engine, or it has no such option.
+    """
+    check_choice("engine", name, ENGINES)
+    if unknown := sorted(options.keys() - OPTIONS[name]):
+        known = ", ".join(sorted(OPTIONS[name])) or "none"
+        raise PlanError(f"the {name} engine has no option {', '.join(unknown)}; it has: {known}")
+    if "cpus" in options:
+        check_count("cpus", options["cpus"], least=1)
+    if "memory" in options:
+        size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
+    if not isinstance(options.get("address"), str | None):
+        raise PlanError(f"address={options['address']!r}: give a text such as 'auto' or 'ray://host:10001'")
+    for flag in ("ordered", "report"):
+        if not isinstance(options.get(flag, True), bool):
+            raise PlanError(f"{flag}={options[flag]!r}: give True or False")
+    if options.get("observer") is not None:
+        check_callable("observer", options["observer"])
+    if options.get("devices") is not None:
+        options = {**options, "devices": _devices(options["devices"])}
+    return EngineOptions(name, tuple(sorted(options.items())))
+
+
+def _devices(given: object) -> tuple[object, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise PlanError(f"devices={given!r}: give a list, such as ['cuda:0', 'cuda:1']")
+    return tuple(given)

@@ -1,0 +1,1 @@
+"""Files of rows: text, CSV, JSON lines and TFRecord."""

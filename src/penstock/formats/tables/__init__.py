@@ -1,0 +1,18 @@
+"""Tables: Parquet files and Arrow tables as samples, and samples as Parquet files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy
+
+if TYPE_CHECKING:
+    from penstock.formats.tables.arrow_table import ArrowBatch as ArrowBatch
+    from penstock.formats.tables.arrow_table import frame as frame
+    from penstock.formats.tables.arrow_table import joined_table as joined_table
+    from penstock.formats.tables.arrow_table import polars_frame as polars_frame
+    from penstock.formats.tables.arrow_table import table_from as table_from
+    from penstock.formats.tables.source import ParquetSource as ParquetSource
+    from penstock.formats.tables.source import TableSource as TableSource
+else:
+    __getattr__, __dir__, __all__ = lazy(__name__)

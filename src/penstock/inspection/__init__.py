@@ -1,0 +1,1 @@
+"""Shards and datasets looked at from outside: verify, info, bench."""

@@ -1,0 +1,237 @@
+"""The laws as test classes, for Penstock and for those who write an engine of their own.
+
+An engine's test file is a few lines::
+
+    class TestMine(EngineTests):
+        def on(self, ds):
+            return ds.on("mine")
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import cycle
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+
+from penstock.dataset import Dataset
+from penstock.errors import PenstockError, StageError, StateError
+from penstock.feed import Loader
+from penstock.plan import Combination, Plan, Resources, Stage
+from penstock.testing.number_source import numbers
+from penstock.testing.plans import BASE, CORPUS, RECUT, UNORDERED_DIFFERS, fails, noise
+
+
+def on_resources(ds: Dataset, needs: Sequence[Resources]) -> Dataset:
+    """The dataset with these resources for its stages in turn, branches included; small stages stay as they are."""
+    turns = cycle(needs)
+
+    def rewritten(plan: Plan) -> Plan:
+        source = plan.source
+        if isinstance(source, Combination):
+            source = replace(source, branches=tuple(map(rewritten, source.branches)))
+        stages = tuple(
+            replace(stage, resources=next(turns)) if isinstance(stage, Stage) and stage.resources else stage
+            for stage in plan.stages
+        )
+        return replace(plan, source=source, stages=stages)
+
+    return Dataset(rewritten(ds.plan))
+
+
+def fingerprint(value: Any) -> Any:
+    """A value that is equal exactly where values, types, dtypes and shapes are."""
+    if isinstance(value, np.ndarray):
+        return ("array", str(value.dtype), value.shape, value.tobytes())
+    if isinstance(value, dict):
+        return ("dict", tuple((name, fingerprint(inner)) for name, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return (type(value).__name__, tuple(map(fingerprint, value)))
+    if hasattr(value, "numpy") and hasattr(value, "shape"):
+        return ("tensor", fingerprint(value.numpy()))
+    return (type(value).__name__, value)
+
+
+def outputs(ds: Iterable[Any]) -> list[Any]:
+    """The fingerprints of all items."""
+    return [fingerprint(item) for item in ds]
+
+
+def _load(ds: Dataset, state: Any, **where: Any) -> Loader:
+    loader = ds.loader(uneven="keep", **where)
+    if isinstance(state, list):
+        loader.load_state_dict(states=json.loads(json.dumps(state)))
+    elif state is not None:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+    return loader
+
+
+class UnorderedEngineTests(ABC):
+    """What every engine promises for every plan, in whatever order it delivers."""
+
+    worlds: ClassVar[tuple[int, ...]] = (2, 3, 5)  # numbers of ranks that are tried; fewer where a run costs much
+
+    @abstractmethod
+    def on(self, ds: Dataset) -> Dataset:
+        """The dataset on the engine that is tested."""
+
+    def points(self, many: int) -> Iterable[int]:
+        """After which of ``many`` items a state is tried: all of them, unless a run costs too much for that."""
+        return range(many + 1)
+
+    def same(self, got: list[Any], want: list[Any]) -> bool:
+        """Whether the engine delivered what it should."""
+        return Counter(got) == Counter(want)
+
+    @pytest.mark.parametrize("name", CORPUS)
+    def test_it_yields_what_serial_yields(self, name: str) -> None:
+        """Law 1."""
+        ds = CORPUS[name]()
+        for epoch in (0, 3):
+            want = outputs(ds.epoch(epoch).on("serial"))
+            if name in UNORDERED_DIFFERS and type(self).same is UnorderedEngineTests.same:
+                assert len(outputs(self.on(ds.epoch(epoch)))) == len(want)
+            else:
+                assert self.same(outputs(self.on(ds.epoch(epoch))), want)
+
+    @pytest.mark.parametrize("how", ["range", "step"])
+    @pytest.mark.parametrize("name", [name for name in RECUT if "late shuffle" not in name])
+    def test_ranks_share_the_epoch(self, name: str, how: Literal["range", "step"]) -> None:
+        """The ranks of a world together have every sample once; each has what serial says it has."""
+        ds = CORPUS[name]()
+        whole = Counter(outputs(ds.epoch(1).on("serial")))
+        for world in self.worlds:
+            parts: Counter[Any] = Counter()
+            for rank in range(world):
+                part = ds.epoch(1).shard(rank, world, how)
+                got = outputs(self.on(part))
+                assert self.same(got, outputs(part.on("serial")))
+                parts.update(got)
+            assert parts == whole
+
+    def test_a_failing_function_stops_the_run(self) -> None:
+        """Its error names stage, shard and key, and carries the exception."""
+        ds = self.on(numbers(BASE).shuffle().map(fails).map(noise))
+        with pytest.raises(StageError, match=r"ZeroDivisionError.*map\(fails\).*shard-00.*key") as caught:
+            list(ds)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert caught.value.key is not None
+        assert int(caught.value.key) % 5 == 0
+
+
+class EngineTests(UnorderedEngineTests):
+    """The laws: what every engine that keeps the order promises for every plan."""
+
+    def same(self, got: list[Any], want: list[Any]) -> bool:
+        """Equal, in order."""
+        return got == want
+
+    @pytest.mark.parametrize("name", CORPUS)
+    def test_a_state_restores_exactly_the_rest(self, name: str) -> None:
+        """Law 2a, at every point, on another engine too, and again from the restored run."""
+        ds = CORPUS[name]()
+        want = outputs(ds.epoch(0).on("serial"))
+        loader = self.on(ds).loader()
+        run = iter(loader)
+        points = set(self.points(len(want)))
+        for done in range(len(want) + 1):
+            if done in points:
+                self._check_rest(ds, loader, done, want)
+            if done < len(want):
+                assert fingerprint(next(run)) == want[done]
+        loader.close()
+
+    def _check_rest(self, ds: Dataset, loader: Loader, done: int, want: list[Any]) -> None:
+        again = _load(ds.on("serial") if done % 2 else self.on(ds), loader.state_dict())
+        if done % 7 == 3:  # a state of a restored run that has not begun is the same state
+            again = _load(self.on(ds), again.state_dict())
+        assert outputs(again) == want[done:], f"after {done} of {len(want)}"
+
+    @pytest.mark.parametrize("name", [name for name in CORPUS if "flat_map" in name or "late" in name])
+    def test_a_restored_run_can_be_restored_after_every_item(self, name: str) -> None:
+        """Law 2a again and again: a new loader at each point, also in the middle of what one sample gave."""
+        ds = CORPUS[name]()
+        want = outputs(ds.epoch(0).on("serial"))
+        state: Any = None
+        done = 0
+        for point in sorted({*self.points(len(want)), len(want)} - {0}):
+            loader = _load(self.on(ds), state)
+            assert _some_of(loader, point - done) == want[done:point], f"items {done} to {point} of {len(want)}"
+            state, done = loader.state_dict(), point
+            loader.close()
+        assert outputs(_load(self.on(ds), state)) == []
+
+    @pytest.mark.parametrize("seed", range(3))
+    @pytest.mark.parametrize("name", RECUT)
+    def test_other_worlds_take_over(self, name: str, seed: int) -> None:
+        """Law 2b: re-cut a few times, ranks drifted apart, both cuts: each output exactly once."""
+        ds = CORPUS[name]()
+        dice = random.Random(f"{name} {seed}")
+        want = Counter(outputs(ds.epoch(0).on("serial")))
+        got: Counter[Any] = Counter()
+        states: list[Any] | None = None
+        most = max(self.worlds)
+        for _ in range(dice.randrange(1, most + 1)):
+            world, how = dice.randrange(1, most + 1), dice.choice(["range", "step"])
+            following = []
+            for rank in range(world):
+                loader = _load(self.on(ds), states, rank=rank, world=world, cut=how)
+                got.update(_some_of(loader, dice.randrange(8)))
+                following.append(loader.state_dict())
+                loader.close()
+            states = following
+        got.update(outputs(_load(self.on(ds), states)))
+        assert got == want
+
+    def test_what_came_before_an_error_is_delivered(self) -> None:
+        """A failing sample stops the run, after all before it and before all after it."""
+        ds = numbers(BASE).shuffle().map(fails).map(noise).epoch(0)
+        want = [fingerprint(item) for item in ds.on_error("skip").on("serial")]
+        got, error = _until_error(self.on(ds))
+        assert (got, error) == _until_error(ds.on("serial"))
+        assert got == want[: len(got)]
+        assert "ZeroDivisionError" in error
+
+    def test_a_run_goes_on_at_the_sample_that_failed(self) -> None:
+        """A state taken after an error begins with the failing sample."""
+        ds = numbers(BASE).shuffle().map(fails)
+        loader = self.on(ds).loader()
+        got: list[Any] = []
+        with pytest.raises(StageError):
+            got.extend(fingerprint(item) for item in loader)
+        rest = _load(self.on(ds.on_error("skip")), loader.state_dict())
+        assert got + outputs(rest) == outputs(ds.on_error("skip").epoch(0).on("serial"))
+        assert len(rest.skipped) == sum(x % 5 == 0 for x in range(sum(BASE)))
+
+    def test_a_plan_that_joins_items_is_not_cut_again(self) -> None:
+        """Plans that cannot be re-cut say so and name the stage."""
+        ds = self.on(numbers(BASE).batched(4).unbatched())
+        states = [ds.loader(rank, 2, uneven="keep").state_dict() for rank in range(2)]
+        with pytest.raises(StateError, match=r"batched\(4\)"):
+            ds.loader(uneven="keep").load_state_dict(states=states)
+
+
+def _some_of(loader: Loader, many: int) -> Sequence[Any]:
+    out: list[Any] = []
+    if many:
+        for item in loader:
+            out.append(fingerprint(item))
+            if len(out) == many:
+                break
+    return out
+
+
+def _until_error(ds: Dataset) -> tuple[list[Any], str]:
+    out: list[Any] = []
+    try:
+        out.extend(fingerprint(item) for item in ds)
+    except PenstockError as exc:
+        return out, str(exc)
+    return out, "no error"

@@ -1,0 +1,307 @@
+"""Fields by their features: decoded, stored, told."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image as Picture
+
+import penstock as ps
+from penstock.codecs.feature_codecs import decoder_of, store_sample, stored, told_by
+from penstock.codecs.features import (
+    Audio,
+    ClassLabel,
+    Feature,
+    Image,
+    Sequence,
+    Struct,
+    Tensor,
+    Value,
+    arrow_schema,
+    metadata_of,
+)
+from penstock.codecs.limits import Limits
+from penstock.errors import DataError, PlanError
+
+
+def png(value: int = 7) -> bytes:
+    out = io.BytesIO()
+    Picture.fromarray(np.full((2, 3, 3), value, np.uint8)).save(out, "png")
+    return out.getvalue()
+
+
+def wav(rate: int = 8000, channels: int = 1) -> bytes:
+    out = io.BytesIO()
+    sound = np.tile(np.sin(np.arange(rate // 10) / 9).astype(np.float32)[:, None], (1, channels))
+    soundfile.write(out, sound, rate, format="WAV", subtype="FLOAT")
+    return out.getvalue()
+
+
+def decoded(feature: Feature, value: Any, spec: str | None = None) -> Any:
+    call = decoder_of(feature, spec, limits=Limits())
+    return value if call is None else call(value)
+
+
+def file(data: bytes | None, path: str | None = None) -> dict[str, Any]:
+    return {"bytes": data, "path": path}
+
+
+def test_images_become_arrays_as_stored_or_as_asked_for() -> None:
+    assert decoded(Image(), file(png())).shape == (2, 3, 3)
+    assert decoded(Image("L"), file(png())).shape == (2, 3)
+    assert decoded(Image(), file(png()), "l8").shape == (2, 3)
+    assert decoded(Image(), png()).shape == (2, 3, 3)
+    assert decoded(Image(decode=False), file(png())) == file(png())
+
+
+def test_sound_comes_at_the_rate_its_feature_says() -> None:
+    plain = decoded(Audio(), file(wav()))
+    assert (plain["sampling_rate"], plain["array"].shape) == (8000, (800,))
+    faster = decoded(Audio(16000), file(wav()))
+    assert (faster["sampling_rate"], faster["array"].shape) == (16000, (1600,))
+    assert decoded(Audio(), file(wav(channels=2)))["array"].shape == (800, 2)
+    assert decoded(Audio(num_channels=1), file(wav(channels=2)))["array"].shape == (800,)
+
+
+def test_what_is_decoded_already_and_what_is_missing_stay_as_they_are() -> None:
+    array = np.zeros((2, 2), np.uint8)
+    assert decoded(Image(), array) is array
+    assert decoded(Image(), None) is None
+    assert decoded(Tensor((2,), "int8"), None) is None
+    assert decoded(Struct((("a", Image()),)), None) is None
+
+
+def test_values_inside_of_values_are_decoded() -> None:
+    feature = Struct((("name", Value()), ("shots", Sequence(Image())), ("grid", Tensor((1, 2), "int16"))))
+    got = decoded(feature, {"name": "x", "shots": [file(png()), None], "grid": [[1, 2]]})
+    assert got["name"] == "x"
+    assert got["shots"][0].shape == (2, 3, 3)
+    assert got["shots"][1] is None
+    assert got["grid"].dtype == np.int16
+
+
+def test_an_array_of_another_shape_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"shape \(1, 2\), and \(2, 2\) is what"):
+        decoded(Tensor((2, 2), "int8"), [[1, 2]])
+    assert decoded(Tensor((None, 2), "int8"), [[1, 2]]).shape == (1, 2)
+
+
+def test_a_file_that_is_only_named_is_not_opened() -> None:
+    with pytest.raises(ValueError, match="'/etc/passwd' is named, and its bytes are not stored"):
+        decoded(Image(), file(None, "/etc/passwd"))
+
+
+ROUND_TRIPS: list[tuple[Feature, Any]] = [
+    (Image(), np.arange(18, dtype=np.uint8).reshape(2, 3, 3)),
+    (Image(), np.arange(6, dtype=np.uint8).reshape(2, 3)),
+    (Audio(8000), {"array": np.linspace(-1, 1, 50, dtype=np.float32), "sampling_rate": 8000}),
+    (Tensor((2, 2), "float64"), np.array([[0.1, 2], [3, 4]])),
+    (Tensor((None, 1), "uint8"), np.zeros((0, 1), np.uint8)),
+    (ClassLabel(("a", "b")), 1),
+    (ClassLabel(("a", "b")), -1),
+    (Sequence(Value("int64")), [1, 2]),
+    (Sequence(Tensor((1,), "int8")), [np.array([1], np.int8)]),
+    (Struct((("a", Value("string")), ("b", Sequence(Image())))), {"a": "x", "b": [np.zeros((1, 1), np.uint8)]}),
+    (Value("binary"), b"\0"),
+    (Image(), None),
+]
+
+
+@pytest.mark.parametrize(("feature", "value"), ROUND_TRIPS, ids=lambda value: type(value).__name__)
+def test_storing_is_the_way_back_of_decoding(feature: Feature, value: Any) -> None:
+    kept = stored(feature, value)
+    np.testing.assert_equal(decoded(feature, kept), value)
+    assert stored(feature, kept) == kept  # what is stored already is stored as it is
+
+
+def test_a_file_may_be_given_by_its_path_where_it_may_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(png())
+    got = stored(Image(), str(path), read=lambda name: Path(name).read_bytes())
+    assert got == file(png(), "a.png")
+    with pytest.raises(ValueError, match="its bytes are not stored"):
+        stored(Image(), str(path))
+
+
+def test_classes_are_stored_by_name_or_number() -> None:
+    label = ClassLabel(("cat", "dog"))
+    assert stored(label, "dog") == 1
+    assert stored(label, np.int32(0)) == 0
+    for wrong in ("fox", 2, -2, 1.0, True):
+        with pytest.raises((TypeError, ValueError)):
+            stored(label, wrong)
+
+
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        ({"n": 1, "more": 2}, "'more' is not among the features: n, list"),
+        ({"list": [1]}, "'list': a list of 1, and 2 is what its feature says"),
+        ({"list": 3}, "'list': a int, and a list"),
+    ],
+)
+def test_a_sample_that_does_not_fit_names_its_field(sample: dict[str, Any], words: str) -> None:
+    features: dict[str, Feature] = {"n": Value("int64"), "list": Sequence(Value("int64"), 2)}
+    with pytest.raises(ValueError, match=words):
+        store_sample(features, sample)
+    assert store_sample(features, {"n": 1}) == {"n": 1, "list": None}
+
+
+def test_features_are_told_by_values() -> None:
+    sample = {
+        "jpg": b"..",
+        "flac": b"..",
+        "bin": b"..",
+        "n": 1,
+        "small": np.int16(2),
+        "x": 0.5,
+        "yes": True,
+        "t": "x",
+        "day": datetime.date(2020, 1, 1),
+        "at": datetime.datetime(2020, 1, 1),
+        "vector": np.zeros(3, np.float32),
+        "matrix": np.zeros((2, 3), np.uint8),
+        "numbers": [1, None, 2.5],
+        "inside": {"a": 1},
+        "sound": {"array": np.zeros(3, np.float32), "sampling_rate": 8000},
+        "photo": Picture.new("RGB", (1, 1)),
+    }
+    assert told_by([sample]) == {
+        "jpg": Image(),
+        "flac": Audio(),
+        "bin": Value("binary"),
+        "n": Value("int64"),
+        "small": Value("int16"),
+        "x": Value("float64"),
+        "yes": Value("bool"),
+        "t": Value("string"),
+        "day": Value("date32"),
+        "at": Value("timestamp[us]"),
+        "vector": Sequence(Value("float32")),
+        "matrix": Tensor((2, 3), "uint8"),
+        "numbers": Sequence(Value("float64")),
+        "inside": Struct((("a", Value("int64")),)),
+        "sound": Audio(8000),
+        "photo": Image(),
+    }
+
+
+def test_later_samples_tell_what_the_first_does_not() -> None:
+    assert told_by([{"a": None, "b": []}, {"a": 1, "b": ["x"]}]) == {
+        "a": Value("int64"),
+        "b": Sequence(Value("string")),
+    }
+    assert told_by([{"a": None}]) == {"a": Value("null")}
+
+
+def test_known_features_are_believed_while_the_values_allow_it() -> None:
+    known = {"label": ClassLabel(("a", "b")), "n": Value("int8"), "image": Image()}
+    assert told_by([{"label": 1, "n": 3, "image": np.zeros((2, 2), np.uint8)}], known) == known
+    changed = told_by([{"label": "b, mostly", "n": "three", "image": 3}], known)
+    assert changed == {"label": Value("string"), "n": Value("string"), "image": Value("int64")}
+
+
+def test_a_value_that_no_table_stores_names_its_field() -> None:
+    with pytest.raises(ValueError, match="field 'f': a object cannot be stored"):
+        told_by([{"f": object()}])
+    with pytest.raises(ValueError, match="field 'f': a list of different kinds"):
+        told_by([{"f": [1, "a"]}])
+
+
+def table() -> Any:
+    import pyarrow as pa
+
+    features = {"image": Image(), "label": ClassLabel(("a", "b")), "jpg": Value("binary")}
+    rows = [{"image": file(png(n)), "label": n % 2, "jpg": png(n)} for n in range(4)]
+    return pa.Table.from_pylist(rows, schema=arrow_schema(features))
+
+
+def test_decode_without_arguments_follows_the_features_of_the_source() -> None:
+    sample = ps.from_arrow(table()).decode().first()
+    assert sample["image"].shape == (2, 3, 3)
+    assert sample["label"] == 0
+    assert sample["jpg"].shape == (2, 3, 3)  # what features leave as bytes goes by extension
+
+
+def test_decode_still_does_what_it_is_told() -> None:
+    ds = ps.from_arrow(table())
+    assert ds.decode("l8").first()["image"].shape == (2, 3)
+    assert ds.decode(image="pil").first()["image"].size == (3, 2)
+    assert ds.decode(image=len).first()["image"] == len(png(0))
+    assert ds.decode(image="bytes").first()["image"] == png(0)
+    assert ds.decode(image=Image("L")).first()["image"].shape == (2, 3)
+    assert ds.decode(image=Value("binary")).first()["image"] == file(png(0))
+    assert ps.from_items([{"f": json.dumps(1), "shot": png()}]).decode(shot=Image()).first()["shot"].shape == (2, 3, 3)
+
+
+def test_features_follow_a_new_name() -> None:
+    ds = ps.from_arrow(table()).rename(shot="photo;image", image="jpg").decode().select("shot", "image")
+    assert {name: value.shape for name, value in ds.first().items()} == {"shot": (2, 3, 3), "image": (2, 3, 3)}
+
+
+@pytest.mark.parametrize("where", ["threads", "processes"])
+def test_features_reach_every_worker(where: Any) -> None:
+    ds = ps.from_arrow(table()).union(ps.from_arrow(table()).rename(label="label")).decode(workers=2, on=where)
+    assert [int(sample["image"][0, 0, 0]) for sample in ds] == [0, 1, 2, 3] * 2
+
+
+def test_a_branch_follows_its_own_features_and_two_meanings_of_one_field_are_refused() -> None:
+    import pyarrow as pa
+
+    sounds = pa.Table.from_pylist([{"image": file(wav())}], schema=arrow_schema({"image": Audio()}))
+    both = ps.from_arrow(table()).decode().union(ps.from_arrow(sounds).decode())
+    assert [type(sample["image"]).__name__ for sample in both] == ["ndarray"] * 4 + ["dict"]
+    with pytest.raises(PlanError, match=r"'image' is Image\(.*\) in one source and Audio\(.*call decode\(\) on each"):
+        ps.from_arrow(table()).union(ps.from_arrow(sounds)).decode().take_all()
+
+
+def test_a_damaged_file_in_a_table_is_an_error_that_names_field_and_row() -> None:
+    import pyarrow as pa
+
+    rows = [{"image": file(png())}, {"image": file(b"no png")}, {"image": file(None, "gone.png")}]
+    ds = ps.from_arrow(pa.Table.from_pylist(rows, schema=arrow_schema({"image": Image()}))).decode()
+    with pytest.raises(DataError, match=r"field 'image'.*key: 1"):
+        ds.take_all()
+    assert len(ds.on_error("skip").take_all()) == 1
+
+
+def test_typed_fields_get_names_in_shards_by_which_they_are_decoded(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    features = {
+        "image": Image(),
+        "shot": Image(),
+        "sound": Audio(),
+        "label": ClassLabel(("a", "b")),
+        "id": Value("string"),
+        "n": Value("int64"),
+        "grid": Tensor((1, 2), "int8"),
+        "list": Sequence(Value("string")),
+        "gone": Value("int64"),
+        "jpg": Value("binary"),
+    }
+    row = {"image": file(png()), "shot": file(png(), "a.PNG"), "sound": file(wav()), "label": 1, "id": "x-1", "n": 7}
+    row |= {"grid": [[1, 2]], "list": ["a", "b"], "gone": None, "jpg": png()}
+    ds = ps.from_arrow(pa.Table.from_pylist([row], schema=arrow_schema(features)))
+    for made in (ds, ds.decode()):
+        made.write_tar(str(tmp_path / "a.tar"))
+        sample = ps.read_tar(str(tmp_path / "a.tar")).decode().first()
+        assert (sample["image"].shape, sample["shot.png"].shape, sample["jpg"].shape) == ((2, 3, 3),) * 3
+        assert sample["sound.wav"]["sampling_rate"] == 8000
+        assert (sample["label.cls"], sample["id.txt"], sample["n.cls"]) == (1, "x-1", 7)
+        assert (sample["grid.npy"].tolist(), sample["list.json"]) == ([[1, 2]], ["a", "b"])
+        assert not [name for name in sample if name.startswith("gone")]
+
+
+def test_metadata_that_lies_about_a_column_leaves_it_as_it_is() -> None:
+    import pyarrow as pa
+
+    lying = pa.table({"a": [1, 2]}).replace_schema_metadata(metadata_of({"a": Image()}))
+    assert ps.from_arrow(lying).decode().take_all() == [{"a": 1}, {"a": 2}]

@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engines.local.transport import LEASES, SMALL, CannotTravel, Wire, dumps, folded, memory_file, unfolded
+from penstock.testing import fingerprint
+
+Pair = tuple[Wire, Wire]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    ends = socket.socketpair()
+    wires = Wire(ends[0]), Wire(ends[1])
+    yield wires
+    for wire in wires:
+        wire.close()
+
+
+def across(pair: Pair, obj: Any) -> Any:
+    """What arrives; the two ends take turns, as they do in a run."""
+    pair[0].send(obj)
+    return pair[1].recv()
+
+
+def array(number: int, nbytes: int = 100_000) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(number).integers(0, 256, nbytes, np.uint8)
+
+
+class Reduced:
+    """Pickles to whatever it is told to."""
+
+    def __init__(self, *how: Any) -> None:
+        self.how = how
+
+    def __reduce__(self) -> Any:
+        return self.how
+
+
+def broken(*_: Any) -> Any:
+    raise RuntimeError("cannot be made")
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        None,
+        {"a": [1, 2.5, "text", (b"bytes", None)]},
+        b"x" * 3_000_000,
+        "y" * 200_000,
+        bytearray(b"z" * 100_000),
+        list(range(100_000)),
+        {f"k{i}": array(i, 5000) for i in range(40)},
+        [array(1, 10), array(2, SMALL - 1), array(3, SMALL), array(4, 7_000_000)],
+    ],
+    ids=lambda obj: type(obj).__name__,
+)
+def test_objects_of_every_size_arrive_equal(pair: Pair, obj: Any) -> None:
+    for _ in range(3):  # the second time through segments that are there already
+        thread = threading.Thread(target=pair[0].send, args=(obj,))
+        thread.start()
+        got = pair[1].recv()
+        thread.join(5)
+        assert fingerprint(got) == fingerprint(obj)
+        assert type(got) is type(obj)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u2", ">i4", "f2", "f8", "c16", "S7", "U5", "M8[s]", "i4,f8"])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (40, 50), (0, 5)])
+def test_arrays_keep_dtype_and_shape_and_can_be_written(pair: Pair, dtype: str, shape: tuple[int, ...]) -> None:
+    sent = np.zeros(shape, dtype)
+    got = across(pair, sent)
+    assert (got.dtype, got.shape) == (sent.dtype, sent.shape)
+    assert got.tobytes() == sent.tobytes()
+    assert got.flags.writeable
+    got[...] = got
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        array(1).reshape(100, 1000).T,
+        array(2).reshape(100, 1000)[::3, ::-2],
+        np.asfortranarray(array(3).reshape(100, 1000)),
+        np.broadcast_to(array(4, 1000), (50, 1000)),
+    ],
+    ids=["transposed", "strided", "fortran", "broadcast"],
+)
+def test_arrays_of_every_layout_arrive_equal_and_writable(pair: Pair, sent: np.ndarray[Any, Any]) -> None:
+    got = across(pair, sent)
+    np.testing.assert_array_equal(got, sent)
+    got += 1
+    np.testing.assert_array_equal(got, sent + 1)
+
+
+def test_a_read_only_array_arrives_equal(pair: Pair) -> None:
+    sent = array(1)
+    sent.flags.writeable = False
+    np.testing.assert_array_equal(across(pair, sent), sent)
+
+
+TENSORS = {
+    "bool": torch.arange(9000) % 2 == 0,
+    "float16": torch.arange(9000).to(torch.float16),
+    "bfloat16": torch.arange(9000).to(torch.bfloat16),
+    "complex64": torch.arange(9000).to(torch.complex64),
+    "conjugated": torch.arange(9000).to(torch.complex64).conj(),
+    "requires_grad": torch.arange(9000.0, requires_grad=True),
+    "transposed": torch.arange(9000).reshape(90, 100).T,
+    "strided": torch.arange(9000)[::7],
+    "empty": torch.zeros(0, 5),
+    "scalar": torch.tensor(3.5),
+    "small": torch.arange(5),
+    "sparse": torch.eye(50).to_sparse(),
+    "parameter": torch.nn.Parameter(torch.arange(9000.0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_arrive_equal(pair: Pair, name: str) -> None:
+    sent = TENSORS[name]
+    got = across(pair, {"t": sent})["t"]
+    assert (type(got), got.dtype, got.shape, got.layout) == (type(sent), sent.dtype, sent.shape, sent.layout)
+    assert got.requires_grad == sent.requires_grad
+    assert bool((got.to_dense() == sent.to_dense()).all()) if got.numel() else True
+    if not got.requires_grad and got.layout is torch.strided and got.numel():
+        got.zero_()
+        assert not bool(got.any())
+
+
+def test_what_is_kept_is_never_written_over(pair: Pair) -> None:
+    kept: list[tuple[Any, int]] = []
+    for number in range(10 * LEASES):
+        sent = array(number, 40_000 + 17_000 * (number % 9))
+        got = across(pair, [sent, torch.from_numpy(sent)])
+        one = got[number % 2]  # sometimes only the tensor is kept
+        kept.append((one[5:] if number % 3 else one, zlib.crc32((sent[5:] if number % 3 else sent).tobytes())))
+        del got, one
+        pair[1].send(None)  # as a run does: what was let go of is told with the next message
+        pair[0].recv()
+    assert [zlib.crc32(np.asarray(one).tobytes()) for one, _ in kept] == [check for _, check in kept]
+
+
+@pytest.mark.parametrize("keep", [memoryview, lambda a: a.view(np.int16), lambda a: a[10:20], torch.from_numpy])
+def test_whatever_still_looks_at_an_array_keeps_its_memory(pair: Pair, keep: Any) -> None:
+    views = [keep(across(pair, array(0)))]
+    want = bytes(np.asarray(views[0]).tobytes())
+    for number in range(1, 30):
+        across(pair, array(number))
+        pair[1].send(None)
+        pair[0].recv()
+    assert np.asarray(views[0]).tobytes() == want
+
+
+def test_memory_that_nobody_uses_is_used_again(pair: Pair) -> None:
+    def once(number: int) -> None:
+        got = across(pair, array(number, 5_000_000))
+        assert got[0] == array(number, 1)[0]
+        del got
+        pair[1].send(None)
+        pair[0].recv()
+
+    for number in range(3):
+        once(number)
+    files = len(os.listdir("/proc/self/fd"))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for number in range(60):
+        once(number)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "KB"
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert mapped() <= 3
+
+
+def mapped() -> int:
+    """Segments that this process has mapped, both ends together."""
+    with open("/proc/self/maps") as maps:
+        return sum("memfd:penstock" in line for line in maps) // 2
+
+
+def test_segments_that_became_too_small_are_let_go(pair: Pair) -> None:
+    for power in range(17, 24):
+        across(pair, array(power, 1 << power))
+        pair[1].send(None)
+        pair[0].recv()
+    gc.collect()
+    assert mapped() <= 2
+
+
+def test_an_object_that_cannot_be_made_again_does_not_disturb_those_after_it(pair: Pair) -> None:
+    for padding in (b"", array(1)):
+        pair[0].send([padding, Reduced(broken, ())])
+        with pytest.raises(CannotTravel, match="RuntimeError: cannot be made"):
+            pair[1].recv()
+    for number in range(3):
+        np.testing.assert_array_equal(across(pair, array(number)), array(number))
+
+
+def test_an_object_that_cannot_be_sent_does_not_disturb_those_after_it(pair: Pair) -> None:
+    for padding in (b"", array(1)):
+        with pytest.raises(CannotTravel, match="lock"):
+            pair[0].send([padding, threading.Lock()])
+    np.testing.assert_array_equal(across(pair, array(5)), array(5))
+
+
+def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
+    pair[0].close()
+    with pytest.raises(EOFError):
+        pair[1].recv()
+    with pytest.raises(OSError, match=r"pipe|reset"):
+        pair[1].send(1)
+
+
+def test_the_end_in_the_middle_of_a_message_is_noticed() -> None:
+    here, there = socket.socketpair()
+    wire = Wire(here)
+    there.sendall(b"\x50\0\0\0half")
+    there.close()
+    with pytest.raises(EOFError):
+        wire.recv()
+    wire.close()
+
+
+def test_what_was_received_stays_after_the_close(pair: Pair) -> None:
+    got = across(pair, array(7))
+    for wire in pair:
+        wire.close()
+    np.testing.assert_array_equal(got, array(7))
+
+
+def test_an_object_in_one_run_of_bytes_is_the_same_again_and_can_be_written() -> None:
+    sent = [{"image": array(3), "small": np.arange(3), "t": torch.arange(5000)}, (b"x" * 9000, 1.5), "text"]
+    data = folded(sent)
+    data.flags.writeable = False  # as Ray's store hands it out
+    got = unfolded(data)
+    assert fingerprint(got) == fingerprint(sent)
+    got[0]["image"][:] = 0
+    assert got[0]["image"].ctypes.data % 16 == 0
+    assert fingerprint(unfolded(data)) == fingerprint(sent), "what was changed is a copy"
+
+
+def test_what_cannot_be_folded_says_so() -> None:
+    with pytest.raises(CannotTravel, match="cannot be sent"):
+        folded(threading.Lock())
+
+
+def test_functions_travel_by_value() -> None:
+    import pickle
+
+    factor = 3
+    assert pickle.loads(dumps(lambda x: x * factor))(4) == 12
+
+
+def test_a_memory_file_has_no_name_that_could_stay_behind() -> None:
+    before = set(os.listdir("/dev/shm"))
+    fd = memory_file(5000)
+    try:
+        assert os.fstat(fd).st_size == 5000
+        assert os.fstat(fd).st_nlink == 0
+        assert set(os.listdir("/dev/shm")) == before
+    finally:
+        os.close(fd)

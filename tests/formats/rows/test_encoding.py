@@ -1,0 +1,69 @@
+"""Samples as rows: what fits, and what is refused."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import penstock as ps
+from penstock.errors import DataError, PlanError
+from penstock.formats.rows.encoding import AsCsv, AsExample, AsJson, RowStage
+from penstock.plan import Context
+
+
+def row(stage: RowStage, sample: Any) -> Any:
+    return stage.function(Context(0))(sample)
+
+
+def test_csv_holds_plain_values() -> None:
+    sample = {
+        "i": np.int8(3),
+        "f": 0.1,
+        "b": True,
+        "n": None,
+        "t": 'a "b",\nc',
+        "w": datetime.datetime(2020, 1, 2, 3),
+        "z": np.datetime64("2020-01-02"),
+        "x": torch.tensor(1.5),
+        "d": Decimal("1E+3"),
+        "__url__": "left out",
+    }
+    names, line = row(AsCsv(), sample)
+    assert names == ("i", "f", "b", "n", "t", "w", "z", "x", "d")
+    assert line == b'3,0.1,true,,"a ""b"",\nc",2020-01-02 03:00:00,2020-01-02,1.5,1000\n'
+    assert AsCsv(";").head((("a", "b;"), b"")) == b'a;"b;"\n'
+
+
+def test_json_holds_nested_values_and_arrays() -> None:
+    day, exact = datetime.date(2020, 1, 2), Decimal("0.10")
+    sample = {"a": {"b": np.arange(3)}, "t": torch.tensor([1.5]), "s": "ü", "d": day, "n": exact}
+    line = '{"a": {"b": [0, 1, 2]}, "t": [1.5], "s": "ü", "d": "2020-01-02", "n": "0.10"}\n'
+    assert row(AsJson(), sample) == line.encode()
+
+
+@pytest.mark.parametrize(
+    ("stage", "value", "words"),
+    [
+        (AsCsv(), b"bytes", "field 'v' \\(bytes\\) has no place in CSV"),
+        (AsCsv(), [1], "list"),
+        (AsCsv(), np.zeros(2), "ndarray"),
+        (AsJson(), b"bytes", "a bytes has no place in JSON"),
+        (AsJson(), float("nan"), "JSON"),
+        (AsExample(), np.zeros((2, 2)), "tf.train.Example"),
+    ],
+)
+def test_what_has_no_place_is_an_error_that_names_stage_and_sample(stage: RowStage, value: Any, words: str) -> None:
+    ds = ps.from_items([{"v": 1, "__key__": "first"}, {"v": value, "__key__": "second"}])
+    write = {AsCsv: ds.write_csv, AsJson: ds.write_json, AsExample: ds.write_tfrecords}[type(stage)]
+    with pytest.raises(DataError, match=rf"{stage.name}: .*{words}.*key: second"):
+        write("memory://encoding/none")
+
+
+def test_a_delimiter_is_one_character() -> None:
+    with pytest.raises(PlanError, match="delimiter="):
+        AsCsv(",,")

@@ -1,0 +1,332 @@
+"""CSV, JSON lines and text: any row of any file, typed once, wrong rows by file and line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.rows import lines
+from penstock.formats.rows import reader as rows
+from penstock.formats.rows import row_scan as splitting
+from penstock.storage import open_storage
+from penstock.testing import fingerprint
+
+TEXTS = ["plain", 'a "quote"', "new\nline", "com,ma", "ü\r\nß", ""]
+ROWS = [{"id": n, "text": TEXTS[n % 6], "x": n / 8} for n in range(700)]
+
+
+def as_csv(samples: list[dict[str, Any]], **how: Any) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.DictWriter(out, list(samples[0]), lineterminator="\n", **how)
+    writer.writeheader()
+    writer.writerows(samples)
+    return out.getvalue().encode()
+
+
+def as_json(samples: list[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(sample) + "\n" for sample in samples).encode()
+
+
+def parts(folder: Path, suffix: str, encode: Callable[[list[dict[str, Any]]], bytes]) -> str:
+    """Three files of different lengths."""
+    for number, (first, last) in enumerate([(0, 400), (400, 401), (401, 700)]):
+        (folder / f"{number}{suffix}").write_bytes(encode(ROWS[first:last]))
+    return str(folder / f"*{suffix}")
+
+
+@pytest.fixture(params=["csv", "json"])
+def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> ps.Dataset:
+    if request.param == "csv":
+        return ps.read_csv(parts(tmp_path, ".csv", as_csv))
+    return ps.read_json(parts(tmp_path, ".jsonl", as_json))
+
+
+def test_rows_come_in_order_with_their_types(dataset: ps.Dataset) -> None:
+    assert fingerprint(dataset.take_all()) == fingerprint(ROWS)
+
+
+def test_length_and_any_row_are_known_without_reading_the_others(dataset: ps.Dataset) -> None:
+    assert len(dataset) == 700
+    assert [dataset[i] for i in (0, 63, 64, 399, 400, 401, 699, -1)] == [
+        ROWS[i] for i in (0, 63, 64, 399, 400, 401, 699, -1)
+    ]
+
+
+def test_a_shuffled_epoch_holds_every_row_once(dataset: ps.Dataset) -> None:
+    got = list(dataset.shuffle(50, seed=3))
+    assert got != ROWS
+    assert sorted(got, key=lambda row: row["id"]) == ROWS
+
+
+def test_one_file_feeds_many_workers_and_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "one.csv"
+    path.write_bytes(as_csv(ROWS))
+    ds = ps.read_csv(str(path), workers=3)
+    assert ds.take_all() == ROWS
+    shares = [list(ds.shard(rank, 4)) for rank in range(4)]
+    assert [len(share) for share in shares] == [175] * 4
+    assert [row for share in shares for row in share] == ROWS
+
+
+def test_a_run_is_taken_up_in_the_middle_of_a_file(dataset: ps.Dataset) -> None:
+    loader = dataset.shuffle(40).batched(7).loader()
+    some = iter(loader)
+    before = [next(some)["id"] for _ in range(31)]
+    state = loader.state_dict()
+    some.close()  # type: ignore[attr-defined]
+    again = dataset.shuffle(40).batched(7).loader()
+    again.load_state_dict(state)
+    rest = [batch["id"] for batch in again]
+    assert sorted(np.concatenate(before + rest).tolist()) == list(range(700))
+
+
+def test_batches_are_columns(dataset: ps.Dataset) -> None:
+    batch = next(iter(dataset.iter_batches(100)))
+    assert batch["id"].dtype == np.int64
+    assert batch["x"].tolist() == [row["x"] for row in ROWS[:100]]
+    assert batch["text"] == [row["text"] for row in ROWS[:100]]
+
+
+def test_only_the_fields_that_are_asked_for_are_made(dataset: ps.Dataset) -> None:
+    assert dataset.select("x").take(2) == [{"x": 0.0}, {"x": 0.125}]
+    assert dataset.map(len).take(2) == [3, 3]
+    assert dataset.drop("id", "text", "x").take(2) == [{}, {}]
+
+
+@pytest.mark.parametrize("pack", ["gz", "bz2", "xz", "zst"])
+def test_compressed_files_are_told_by_their_content(pack: str, tmp_path: Path) -> None:
+    import bz2
+    import lzma
+
+    import zstandard
+
+    packs: dict[str, Any] = {
+        "gz": gzip.compress,
+        "bz2": bz2.compress,
+        "xz": lzma.compress,
+        "zst": zstandard.compress,
+    }
+    squeeze = packs[pack]
+    (tmp_path / f"a.csv.{pack}").write_bytes(squeeze(as_csv(ROWS)))
+    assert ps.read_csv(str(tmp_path)).take_all() == ROWS
+    (tmp_path / "b.jsonl").write_bytes(squeeze(as_json(ROWS)))
+    assert ps.read_json(str(tmp_path / "b.jsonl"))[699] == ROWS[699]
+
+
+def test_remote_files_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, some in enumerate((ROWS[:300], ROWS[300:])):
+        with open_storage("memory://lines").put(f"memory://lines/{number}.csv") as upload:
+            upload.write(as_csv(some))
+            upload.commit()
+    ds = ps.read_csv("memory://lines/{0..1}.csv")
+    with pytest.raises(TypeError, match="length is not known"):
+        len(ds)  # nobody fetches files for that
+    assert ds.take_all() == ROWS
+    assert sorted(row["id"] for row in ds.shuffle(30)) == list(range(700))
+    assert ds[650] == ROWS[650]
+    assert ds.count() == 700
+
+
+def test_what_pandas_writes_is_read(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {
+            "when": pd.to_datetime(["2020-01-01 10:00:00.0", "2021-02-03 11:12:13.5"]),
+            "day": ["2020-01-01", "2021-05-06"],
+            "n": pd.array([1, None], dtype="Int64"),
+            "ok": [True, False],
+            "s": ["a\nb", 'c"d'],
+        }
+    )
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    frame.drop(columns="when").to_json(tmp_path / "a.jsonl", orient="records", lines=True)
+    first, second = ps.read_csv(str(tmp_path / "a.csv"))
+    assert first["when"] == np.datetime64("2020-01-01T10:00:00")
+    assert second["when"] == np.datetime64("2021-02-03T11:12:13.5")
+    assert (first["n"], second["n"]) == (1, None)
+    assert (first["ok"], second["ok"]) == (True, False)
+    assert (first["s"], second["s"]) == ("a\nb", 'c"d')
+    assert first["day"] == np.datetime64("2020-01-01")
+    assert ps.read_json(str(tmp_path / "a.jsonl")).first() == {"day": "2020-01-01", "n": 1, "ok": True, "s": "a\nb"}
+
+
+def test_nested_json_is_dicts_lists_and_arrays(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": {"b": [1, 2], "c": null}, "d": ["x"], "e": 1}\n\n  \n{"a": null, "d": [], "e": 2.5}\n')
+    first, second = ps.read_json(str(path))
+    assert first["a"]["b"].tolist() == [1, 2]
+    assert (first["a"]["c"], first["d"], first["e"]) == (None, ["x"], 1.0)
+    assert second == {"a": None, "d": [], "e": 2.5}
+
+
+def test_text_is_a_sample_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\n\nth\u00fcree\r\nlast".encode())
+    ds = ps.read_text(str(path))
+    assert ds.take_all() == [{"text": "one"}, {"text": ""}, {"text": "thüree"}, {"text": "last"}]
+    assert len(ds) == 4
+    path.write_bytes(b"good\nb\xffd\ngood\n")
+    with pytest.raises(DataError, match=r"no UTF-8 text.*key: line 2"):
+        ps.read_text(str(path)).take_all()
+    assert len(ps.read_text(str(path)).on_error("skip").take_all()) == 2
+
+
+def test_other_delimiters_names_and_types(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("1\t007\tx\n2\t008\ty\n")
+    ds = ps.read_csv(str(path), delimiter="\t", names=["n", "code", "t"], types={"n": "float32", "code": "string"})
+    assert ds.take_all() == [{"n": 1.0, "code": "007", "t": "x"}, {"n": 2.0, "code": "008", "t": "y"}]
+
+
+def test_a_header_may_be_quoted_and_have_a_mark_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes('\ufeff"a\nb","c,d"\r\n1,2\r\n'.encode())
+    assert ps.read_csv(str(path)).take_all() == [{"a\nb": 1, "c,d": 2}]
+
+
+def test_files_may_have_their_columns_in_another_order_and_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("")
+    (tmp_path / "1.csv").write_text("a,b\n")
+    (tmp_path / "2.csv").write_text("a,b\n1,x\n")
+    (tmp_path / "3.csv").write_text("b,a\ny,2\n")
+    assert ps.read_csv(str(tmp_path)).take_all() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
+
+
+WRONG = [
+    ("a,b\n1,2\n3\n4,5\n", r"it has 1 values, and there are 2 columns \(.*0.csv, key: line 3\)", 2),
+    ("a,b\n1,2\n3,oops\n4,5\n", r"column 'b': 'oops' is no int64 \(.*0.csv, key: line 3\)", 2),
+    ('a,b\n"1\n",2\n3,4\n5,6,7\n', r"3 values.*line 5", 2),
+    ("a,b\n1,2\n3,\udcff\n", r"line 3", 1),
+    ('a,b\n1,2\n3,"never closed\n4,5\n', r"line 3", 1),
+]
+
+
+@pytest.mark.parametrize(("text", "words", "good"), WRONG)
+def test_a_wrong_row_of_csv_names_file_and_line(text: str, words: str, good: int, tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    types = {"a": "string"} if '"1' in text else {"a": "int64", "b": "int64"}
+    ds = ps.read_csv(str(tmp_path), types=types)
+    with pytest.raises(DataError, match=words):
+        ds.take_all()
+    assert len(ds.on_error("skip").take_all()) == good
+
+
+def test_types_that_change_in_a_later_file_are_wrong_rows_there(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("a\n1\n")
+    (tmp_path / "1.csv").write_text("a\n2\n2.5\n")
+    (tmp_path / "0.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "1.jsonl").write_text('{"a": 2}\n{"a": "x"}\n{"a": 3, "b": 4}\n[1]\n{"a"\n')
+    with pytest.raises(DataError, match=r"column 'a': '2.5' is no int64 \(.*1.csv, key: line 3\)"):
+        ps.read_csv(str(tmp_path)).take_all()
+    assert ps.read_csv(str(tmp_path), types={"a": "float64"}).take_all() == [{"a": 1.0}, {"a": 2.0}, {"a": 2.5}]
+    ds = ps.read_json(str(tmp_path))
+    with pytest.raises(DataError, match=r"1.jsonl, key: line 2"):
+        ds.take_all()
+    assert ds.on_error("skip").take_all() == [{"a": 1}, {"a": 2}]
+    assert [f"line {n}" in str(error_at(ds, n)) for n in (2, 3, 4, 5)] == [True] * 4
+
+
+def error_at(ds: ps.Dataset, line: int) -> Exception:
+    with pytest.raises(DataError) as caught:
+        ds.__getitem__(line)  # one row is in the file before
+    return caught.value
+
+
+def test_columns_that_differ_between_files_are_an_error_that_names_both(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "1.csv").write_text("a,c\n1,2\n")
+    with pytest.raises(DataError, match=r"its columns are a, c, and those of .*0.csv are a, b"):
+        ps.read_csv(str(tmp_path)).take_all()
+    assert len(ps.read_csv(str(tmp_path)).on_error("skip").take_all()) == 1
+    (tmp_path / "2.csv").write_text("a,a\n1,2\n")
+    with pytest.raises(DataError, match="two columns are called 'a'"):
+        ps.read_csv(str(tmp_path / "2.csv")).take_all()
+    with pytest.raises(DataError, match="types name 'z', and the columns are a, b"):
+        ps.read_csv(str(tmp_path / "0.csv"), types={"z": "int8"}).take_all()
+
+
+def test_a_json_array_is_told_from_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"a": 1},\n {"a": 2}]\n')
+    with pytest.raises(DataError, match="one JSON array"):
+        ps.read_json(str(tmp_path)).take_all()
+
+
+def test_a_damaged_archive_gives_what_it_has_and_one_error(tmp_path: Path) -> None:
+    samples = [{"id": n, "noise": os.urandom(6).hex()} for n in range(500)]
+    squeezed = gzip.compress(as_csv(samples))
+    (tmp_path / "a.csv.gz").write_bytes(squeezed[: len(squeezed) // 2])
+    ds = ps.read_csv(str(tmp_path))
+    got = ds.on_error("skip").take_all()
+    assert 50 < len(got) < 400
+    assert got == samples[: len(got)]
+    assert len(ds) == len(got) + 1
+    with pytest.raises(DataError, match=r"gz stream is damaged.*a.csv.gz"):
+        ds.take_all()
+
+
+def test_the_marks_of_a_file_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(as_csv(ROWS))
+    assert len(ps.read_csv(str(path))) == 700
+    scans: list[str] = []
+    real = splitting.scan_lines
+    monkeypatch.setattr(lines, "scan_lines", lambda *args, **more: scans.append("scan") or real(*args, **more))  # type: ignore[func-returns-value]
+    assert len(ps.read_csv(str(path))) == 700
+    assert ps.read_csv(str(path))[650] == ROWS[650]
+    assert not scans
+    path.write_bytes(as_csv(ROWS[:20]))
+    assert len(ps.read_csv(str(path))) == 20
+    assert scans
+
+
+def test_a_file_that_changes_under_the_reader_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(as_csv(ROWS))
+    ds = ps.read_csv(str(path))
+    assert len(ds) == 700
+    path.write_bytes(as_csv(ROWS[:10]))
+    with pytest.raises(StorageError, match="changed while it was being read"):
+        ds[5]  # the same program that counted the rows before
+
+
+def test_files_are_opened_again_where_not_all_may_be_open(dataset: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_OPEN_FILES", 1)
+    assert sorted(row["id"] for row in dataset.shuffle(20, shards=3)) == list(range(700))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ps.read_csv("a", delimiter=",,"),
+        lambda: ps.read_csv("a", delimiter='"'),
+        lambda: ps.read_csv("a", delimiter="ü"),
+        lambda: ps.read_csv("a", names="ab"),
+        lambda: ps.read_csv("a", names=[1]),  # type: ignore[list-item]
+        lambda: ps.read_csv("a", types=["int64"]),  # type: ignore[arg-type]
+        lambda: ps.read_json("a", types={"a": "Not A Type"}),
+        lambda: ps.read_text([]),
+        lambda: ps.read_text("a", workers=0),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object]) -> None:
+    with pytest.raises(PlanError):
+        make()
+
+
+def test_a_plan_over_lines_is_a_value() -> None:
+    assert ps.read_csv("a.csv", types={"x": "int8"}) == ps.read_csv("a.csv", types={"x": "int8"})
+    assert ps.read_csv("a.csv") != ps.read_csv("a.csv", delimiter=";")
+    assert "read_json('a.jsonl')" in repr(ps.read_json("a.jsonl"))
+    with pytest.raises(StorageError, match="no such file"):
+        ps.read_text("nowhere.txt").take_all()

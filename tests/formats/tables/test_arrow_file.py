@@ -1,0 +1,249 @@
+"""Arrow's own files: both forms, whoever wrote them, under the laws of all sources, and damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import numpy as np
+import polars
+import pyarrow as pa
+import pyarrow.feather
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.tables.source import ArrowSource
+from penstock.storage import Memory, open_storage
+from penstock.testing import fingerprint
+from penstock.testing.servers import http_server
+
+FORMS = {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}
+
+
+def table(first: int, rows: int) -> pa.Table:
+    ids = range(first, first + rows)
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "text": pa.array([None if i % 7 == 3 else f"t{i}" for i in ids], pa.string()),
+            "v": pa.array([[i, i] for i in ids], pa.list_(pa.int32())),
+            "kind": pa.array([f"k{i % 3}" for i in ids]).dictionary_encode(),
+        }
+    )
+
+
+def write(path: Path, made: pa.Table, form: str = "file", batch: int = 10, compression: str | None = None) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with path.open("wb") as file, FORMS[form](file, made.schema, options=options) as writer:
+        writer.write_table(made, max_chunksize=batch)
+    return path
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    datasets.disable_progress_bars()
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread for bars that nobody sees
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write(tmp_path / "data/a.arrow", table(0, 25))
+    write(tmp_path / "data/b.ipc", table(25, 0), "stream")
+    write(tmp_path / "data/c.feather", table(25, 40), "stream", compression="zstd")
+    return tmp_path / "data"
+
+
+def test_files_and_streams_are_shards_and_rows_are_samples(folder: Path) -> None:
+    ds = ps.read_arrow(folder)
+    assert len(ds) == 65
+    assert [s["id"] for s in ds] == list(range(65))
+    assert fingerprint(ds[30]) == fingerprint(
+        {"id": 30, "text": "t30", "v": np.array([30, 30], np.int32), "kind": "k0"}
+    )
+    assert sorted(s["id"] for s in ds.shuffle()) == list(range(65))
+    assert [s["id"] for s in ps.read_arrow(str(folder / "{a,c}.*"))] == list(range(65))
+    assert "read_arrow" in repr(ds)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_a_column_is_what_arrow_reads(form: str, compression: str | None, tmp_path: Path) -> None:
+    made = table(0, 33)
+    path = write(tmp_path / "x.arrow", made, form, 8, compression)
+    whole = ps.read_arrow(path).to_arrow()
+    assert whole.drop_columns("kind").to_pylist() == made.drop_columns("kind").to_pylist()
+    assert whole["kind"].to_pylist() == made["kind"].to_pylist()
+    assert ps.read_arrow(path, columns=["kind", "id"]).first() == {"kind": "k0", "id": 0}
+    assert ps.read_arrow(path).filter(ps.col("id") > 30).select("text").take_all() == [{"text": None}, {"text": "t32"}]
+
+
+def test_dictionaries_may_grow_and_change(tmp_path: Path) -> None:
+    batches = [
+        pa.record_batch({"k": pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(words))})
+        for words in (["a", "b"], ["a", "b", "c"], ["x", "y"])
+    ]
+    for deltas in (True, False):
+        path = tmp_path / f"{deltas}.arrow"
+        options = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=deltas)
+        with path.open("wb") as file, pa.ipc.new_stream(file, batches[0].schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        assert [s["k"] for s in ps.read_arrow(path)] == ["a", "b", "a", "b", "x", "y"]
+        assert ps.read_arrow(path)[5] == {"k": "y"}
+
+
+def test_numbers_are_where_the_file_is_mapped(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", pa.table({"n": np.arange(1_000_000)}), batch=1_000_000)
+    before = pa.total_allocated_bytes()
+    ds = ps.read_arrow(path)
+    batches = list(ds.iter_batches(100_000))
+    assert sum(int(batch["n"].sum()) for batch in batches) == 499_999_500_000
+    assert pa.total_allocated_bytes() - before < 1_000_000
+
+
+def test_what_others_write_is_read(tmp_path: Path) -> None:
+    pyarrow.feather.write_feather(table(0, 9), str(tmp_path / "f.feather"))  # compressed by LZ4
+    assert len(ps.read_arrow(tmp_path / "f.feather").take_all()) == 9
+    frame = polars.DataFrame({"a": [1, 2, None], "t": ["x", None, "z"], "l": [[1.5], [], [2.0, 3.0]]})
+    frame.write_ipc(tmp_path / "p.arrow")
+    frame.write_ipc_stream(tmp_path / "q.arrow")
+    for name in "pq":
+        rows = ps.read_arrow(tmp_path / f"{name}.arrow").select("a", "t").take_all()
+        assert rows == frame.select("a", "t").to_dicts()
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_dataset_of_hugging_face_is_read_with_its_features(tmp_path: Path) -> None:
+    features = datasets.Features({"n": datasets.Value("int32"), "label": datasets.ClassLabel(names=["a", "b"])})
+    hf = datasets.Dataset.from_dict({"n": range(50), "label": [0, 1] * 25}, features=features)
+    hf.save_to_disk(tmp_path / "saved", num_shards=3)
+    saved = datasets.load_from_disk(tmp_path / "saved")
+    assert len(saved.filter(lambda one: one["n"] > 5)) == 44  # leaves a file of its own beside them
+    assert list((tmp_path / "saved").glob("cache-*.arrow"))
+    ds = ps.read_arrow(tmp_path / "saved")
+    assert [s["n"] for s in ds] == list(range(50))
+    ds.write_parquet(tmp_path / "out")
+    again = datasets.load_dataset(
+        "parquet", data_files=str(tmp_path / "out/*"), cache_dir=tmp_path / "c", split="train"
+    )
+    assert again.features == features
+    (tmp_path / "saved/data-00001-of-00003.arrow").unlink()
+    with pytest.raises(StorageError, match=r"data-00001-of-00003\.arrow"):
+        len(ps.read_arrow(tmp_path / "saved"))
+
+
+def test_a_run_goes_on_in_the_middle_of_a_file(folder: Path) -> None:
+    loader = ps.read_arrow(folder).shuffle(20).batched(4).loader()
+    batches = iter(loader)
+    seen = [next(batches)["id"].tolist() for _ in range(5)]
+    state = pickle.loads(pickle.dumps(loader.state_dict()))
+    rest = [batch["id"].tolist() for batch in batches]
+    other = ps.read_arrow(folder).shuffle(20).batched(4).loader()
+    other.load_state_dict(state)
+    assert [batch["id"].tolist() for batch in other] == rest
+    assert sorted(i for ids in seen + rest for i in ids) == list(range(65))
+
+
+def test_engines_give_the_same(folder: Path) -> None:
+    ds = ps.read_arrow(folder).shuffle(16).map(dict).batched(5)
+    want = [fingerprint(batch) for batch in ds.on("serial")]
+    assert [fingerprint(batch) for batch in ds.on("local")] == want
+
+
+def test_folders_tell_columns(tmp_path: Path) -> None:
+    for part in (1, 2):
+        write(tmp_path / f"part={part}/x.arrow", table(part * 10, 3))
+    ds = ps.read_arrow(tmp_path)
+    assert [s["part"] for s in ds] == [1, 1, 1, 2, 2, 2]
+    assert [s["id"] for s in ds.filter(ps.col("part") == 2)] == [20, 21, 22]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_remote_files_are_read_by_ranges(form: str, tmp_path: Path) -> None:
+    rows = pa.table({"id": np.arange(600), "text": [f"{i:0500d}" for i in range(600)]})
+    path = write(tmp_path / "x.arrow", rows, form, 100, "zstd" if form == "file" else None)
+    store = open_storage("memory://bucket/", Memory())
+    with store.put("memory://bucket/d/x.arrow", size_hint=None) as upload:
+        upload.write(path.read_bytes())
+        upload.commit()
+    assert [s["id"] for s in ps.read_arrow("memory://bucket/d")] == list(range(600))
+    with http_server(tmp_path) as port:
+        ds = ps.read_arrow(f"http://127.0.0.1:{port}/x.arrow")
+        assert [s["id"] for s in ds.shuffle(50).take_all()] != list(range(600))
+        assert ds[599]["id"] == 599
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_cut_file_is_named(form: str, tmp_path: Path) -> None:
+    data = write(tmp_path / "x.arrow", table(0, 40), form).read_bytes()
+    bad = tmp_path / "bad.arrow"
+    for size in [0, 3, 7, 8, 100, len(data) // 2, len(data) - 9]:
+        bad.write_bytes(data[:size])
+        with pytest.raises(DataError, match="no whole Arrow file") as caught:
+            len(ps.read_arrow(bad))
+        assert "bad.arrow" in str(caught.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_damage_never_crashes_and_names_the_file(form: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", table(0, 40), form)
+    data, dice = path.read_bytes(), random.Random(3)
+    failed = 0
+    for _ in range(400 if os.environ.get("PENSTOCK_FULL") else 60):
+        bad = bytearray(data)
+        for _ in range(3):
+            bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+        path.write_bytes(bad)
+        failure = _failure_of(ps.read_arrow(path).on("serial"))
+        failed += failure is not None
+        assert failure is None or "x.arrow" in failure
+    assert failed
+
+
+def _failure_of(ds: ps.Dataset) -> str | None:
+    try:
+        ds.take_all()
+    except DataError as exc:
+        return str(exc)
+    return None
+
+
+def test_a_damaged_record_batch_is_named_and_can_be_left_out(tmp_path: Path) -> None:
+    rows = pa.table({"id": np.arange(30), "text": [f"text {i}" for i in range(30)]})
+    path = write(tmp_path / "x.arrow", rows, "stream")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"text 15", b"te\xff\xfe 15"))
+    with pytest.raises(DataError, match="record batch 1 cannot be decoded") as caught:
+        ps.read_arrow(path).take_all()
+    assert "x.arrow" in str(caught.value)
+    kept = ps.read_arrow(path).on_error("skip").take_all()
+    assert [s["id"] for s in kept] == [*range(10), *range(20, 30)]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "d/a.arrow", table(0, 3))
+    write(tmp_path / "d/b.arrow", pa.table({"id": ["x"]}))
+    with pytest.raises(DataError, match=r"b\.arrow"):
+        ps.read_arrow(tmp_path / "d").take_all()
+    (tmp_path / "old.feather").write_bytes(b"FEA1" + bytes(40))
+    with pytest.raises(DataError, match="first version"):
+        len(ps.read_arrow(tmp_path / "old.feather"))
+    with pytest.raises(PlanError, match="list of names"):
+        ps.read_arrow("x.arrow", columns="id")
+
+
+def test_a_file_that_changes_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", table(0, 30))
+    reader = ArrowSource((str(path),)).open()
+    assert reader.count(0) == 30
+    write(path, table(0, 50))
+    with pytest.raises(StorageError, match="was changed"):
+        reader.file(0).decode(0, ("id",))

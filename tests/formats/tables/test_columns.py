@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import pickle
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.formats.tables.columns import ABSENT, ArrowColumns
+from penstock.plan import col, collate, joined, picked
+from penstock.testing import fingerprint
+
+
+def batch(first: int, rows: int) -> pa.RecordBatch:
+    numbers = range(first, first + rows)
+    return pa.RecordBatch.from_pydict(
+        {
+            "x": pa.array(numbers, pa.int64()),
+            "s": pa.array([None if i % 3 == 1 else f"s{i}" for i in numbers]),
+            "v": pa.array([[i] * (i % 3) for i in numbers], pa.list_(pa.int16())),
+            "f": pa.array([[i, -i] for i in numbers], pa.list_(pa.float32(), 2)),
+        }
+    )
+
+
+BATCHES = [batch(0, 20), batch(20, 7), batch(27, 13)]
+ROWS = [row for one in BATCHES for row in ArrowColumns([one], np.arange(one.num_rows))]
+
+
+def columns(numbers: list[int]) -> ArrowColumns:
+    edges = np.array([0, 20, 27, 40])
+    slot = np.searchsorted(edges, numbers, "right") - 1
+    return ArrowColumns(BATCHES, np.array(numbers, np.int64) - edges[slot], slot, row_bytes=10)
+
+
+def same(left: Any, right: Any) -> bool:
+    return bool(fingerprint(left) == fingerprint(right))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_columns_are_their_rows_whatever_is_done_to_them(seed: int) -> None:
+    dice = random.Random(seed)
+    numbers = [dice.randrange(40) for _ in range(dice.randrange(1, 30))]
+    if seed % 3 == 0:
+        numbers = list(range(dice.randrange(25), 40))
+    held, rows = columns(numbers), [ROWS[i] for i in numbers]
+    assert same(list(held), rows)
+    assert same([held[i] for i in range(-1, len(rows))], [rows[i] for i in range(-1, len(rows))])
+    low, high = sorted(dice.choices(range(len(rows) + 1), k=2))
+    assert same(list(held[low:high]), rows[low:high])
+    which = np.array(dice.choices(range(len(rows)), k=5))
+    assert same(list(picked(held, which)), [rows[i] for i in which])
+    assert same(held.collate(), collate(rows))
+    assert same(list(pickle.loads(pickle.dumps(held[low:high]))), rows[low:high])
+    cuts = [0, low, high, len(rows)]
+    parts = [held[a:b] for a, b in pairwise(cuts) if a < b]
+    again = joined(parts)
+    assert isinstance(again, ArrowColumns)
+    assert same(list(again), rows)
+    assert same(again.collate(), collate(rows))
+    mask = held.mask((col("x") > 11) & ~col("s").is_null())
+    assert mask is not None
+    assert mask.tolist() == [row["x"] > 11 and row["s"] is not None for row in rows]
+
+
+def test_neighbours_are_joined_without_copying() -> None:
+    parts = [ArrowColumns(BATCHES[:1], np.arange(low, low + 5)) for low in (0, 5, 10)]
+    whole = joined(parts)
+    assert isinstance(whole, ArrowColumns)
+    numbers = whole.collate()["x"]
+    assert numbers.__array_interface__["data"][0] == BATCHES[0].column("x").buffers()[1].address
+    assert not numbers.flags.writeable
+
+
+def test_what_does_not_fit_together_is_joined_as_rows() -> None:
+    left, right = columns([1, 2]), columns([3]).renamed({"x": "x"})
+    assert same(joined([left, right]), [*left, *right])
+    assert joined([left, [{"x": 1}]])[-1] == {"x": 1}
+
+
+def test_fields_are_renamed_and_left_out() -> None:
+    held = columns([3, 30]).renamed({"y": "x", "s": "s"}).renamed({"z": "y"})
+    assert held.names == ("z",)
+    assert list(held) == [{"z": 3}, {"z": 30}]
+    assert held.batch().to_pydict() == {"z": [3, 30]}
+    assert list(held.renamed({})) == [{}, {}]
+
+
+def test_absent_rows_are_none() -> None:
+    held = ArrowColumns(BATCHES[:1], np.array([4, ABSENT, 6]))
+    assert [row and row["x"] for row in held] == [4, None, 6]
+    assert held.present() is not None
+    assert np.array_equal(held.present(), [0, 2])  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(held))
+    assert [row and row["x"] for row in again] == [4, None, 6]
+    assert columns([1]).present() is None
+
+
+def test_what_arrow_would_compare_otherwise_is_asked_of_rows() -> None:
+    held = columns([1, 2, 3])
+    assert held.mask(col("none") == 1) is None
+    assert held.mask(col("x") == "1") is None
+    assert held.mask(col("s") < 3) is None
+    assert held.mask(col("x") == np.int64(2)) is not None
+
+
+def test_a_pickle_holds_its_own_rows_only() -> None:
+    large = pa.RecordBatch.from_pydict({"x": np.arange(100_000)})
+    held = ArrowColumns([large], np.arange(10))
+    assert len(pickle.dumps(held)) < 2000

@@ -1,0 +1,129 @@
+"""Ray datasets as a source, and samples as blocks of Ray's kind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock.errors import DataError, EngineError, PlanError
+from penstock.formats.tables.ray import BlockMaker, RayReader
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("one_ray"),
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # of its own names
+]
+
+
+def _rows(many: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "n": i,
+            "half": i / 2,
+            "text": None if i % 5 == 0 else f"number {i}",
+            "raw": bytes([i % 256]),
+            "image": np.full((2, 3), i, np.int16),
+            "ragged": np.arange(i % 4 + 1, dtype=np.float32),
+        }
+        for i in range(many)
+    ]
+
+
+def _same(here: Any, there: Any) -> bool:
+    if isinstance(here, dict):
+        return list(here) == list(there) and all(_same(here[name], there[name]) for name in here)
+    if isinstance(here, np.ndarray):
+        return bool(here.dtype == there.dtype and here.shape == there.shape and (here == there).all())
+    return type(here) is type(there) and bool(here == there)
+
+
+def test_rows_of_a_ray_dataset_are_samples_anywhere() -> None:
+    import ray
+
+    rows = _rows(20)
+    ds = ps.from_ray(ray.data.from_items(rows, override_num_blocks=3))
+    assert len(ds) == 20  # its blocks are counted
+    found = ds.take_all()
+    assert all(_same(row, sample) for row, sample in zip(rows, found, strict=True))
+    assert all(sample[name].flags.writeable for sample in found for name in ("image", "ragged"))
+    assert _same(ds[13], rows[13])
+    assert sorted(sample["n"] for sample in ds.shuffle(seed=1).select("n")) == list(range(20))
+    assert ds.select("n", "image").take_batch(4)["image"].shape == (4, 2, 3)
+
+
+if FULL:  # actors take long to start
+
+    def test_a_pickled_one_is_read_by_actors_by_reference() -> None:
+        import ray
+
+        @ray.remote
+        def total(part: ps.Dataset) -> int:
+            return sum(int(batch["id"].sum()) for batch in part.iter_batches(batch_size=8))
+
+        ds = ps.from_ray(ray.data.range(101, override_num_blocks=4))
+        parts = ds.streaming_split(2)
+        assert sum(ray.get([total.remote(part) for part in parts])) == sum(range(101))
+        assert len(pickle.dumps(ds)) < 5_000
+        assert pickle.loads(pickle.dumps(ds)).count() == 101
+
+
+def test_a_state_goes_on_in_the_middle_of_a_block() -> None:
+    import ray
+
+    ds = ps.from_ray(ray.data.range(40, override_num_blocks=3)).shuffle(seed=2).batched(7)
+    whole = [batch["id"].tolist() for batch in ds.loader()]
+    loader = ds.loader()
+    steps = iter(loader)
+    assert [next(steps)["id"].tolist() for _ in range(2)] == whole[:2]
+    state = loader.state_dict()
+    loader.close()
+    again = ds.loader()
+    again.load_state_dict(state)
+    assert [batch["id"].tolist() for batch in again] == whole[2:]
+
+
+def test_a_forked_process_is_told_that_it_cannot() -> None:
+    import ray
+
+    source: Any = ps.from_ray(ray.data.range(3)).plan.source
+    reader: RayReader = source.open()
+    reader._pid += 1
+    with pytest.raises(EngineError, match="a forked process cannot speak to Ray"):
+        reader.rows(0)
+
+
+def test_only_ray_datasets_are_taken() -> None:
+    with pytest.raises(PlanError, match=r"from_ray needs a ray.data.Dataset, not list"):
+        ps.from_ray([1, 2])
+
+
+def test_a_block_has_tensors_for_arrays_and_pictures() -> None:
+    import torch
+
+    samples = [
+        {"picture": Image.new("RGB", (4, 3)), "tensor": torch.ones(2, 2), "one": np.float32(i), "raw": b"x", "n": i}
+        for i in range(3)
+    ]
+    block = BlockMaker().block(samples)
+    kinds = {name: str(kind) for name, kind in zip(block.schema.names, block.schema.types, strict=True)}
+    assert "shape=(3, 4, 3), dtype=uint8" in kinds["picture"]
+    assert "shape=(2, 2), dtype=float" in kinds["tensor"]
+    assert (kinds["one"], kinds["raw"], kinds["n"]) == ("float", "binary", "int64")
+    assert BlockMaker().block([(1, "a"), (2, "b")]).to_pydict() == {"0": [1, 2], "1": ["a", "b"]}
+    assert BlockMaker().block([5]).to_pydict() == {"item": [5]}
+
+
+@pytest.mark.parametrize("other", [np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2), np.float32)])
+def test_arrays_that_ray_would_change_are_refused(other: Any) -> None:
+    maker = BlockMaker()
+    maker.block([{"image": np.zeros((2, 2), np.uint8)}])
+    with pytest.raises(DataError, match=r"field 'image' is an array of uint8 of 2 dimensions .*key: b"):
+        maker.block([{"__key__": "b", "image": other}])

@@ -1,0 +1,42 @@
+"""What a user writes for a target is a folder, a pattern or one archive."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import PlanError
+from penstock.formats.tar.shard_names import named, on_disk, suffix_compression
+
+
+@pytest.mark.parametrize(
+    ("path", "compress", "want"),
+    [
+        ("out", None, ("out", "shard-%06d.tar", False)),
+        ("out", "gz", ("out", "shard-%06d.tar.gz", False)),
+        ("s3://b/out", None, ("s3://b/out", "shard-%06d.tar", False)),
+        ("s3://b/x-%d.tar.zst", "zst", ("s3://b", "x-%d.tar.zst", False)),
+        ("a.tgz", None, (".", "a.tgz", True)),
+        ("d/a.tar", "xz", ("d", "a.tar.xz", True)),
+    ],
+)
+def test_a_target_is_taken_apart(path: str, compress: str | None, want: tuple[str, str, bool]) -> None:
+    assert named(path, compress) == want
+
+
+def test_a_pattern_needs_its_number() -> None:
+    with pytest.raises(PlanError, match="no pattern"):
+        named("x-%s-%s.tar", None)
+
+
+def test_suffixes_mean_compression() -> None:
+    assert [suffix_compression(name) for name in ("a.tar", "a.tgz", "a.tar.bz2")] == [None, "gz", "bz2"]
+
+
+def test_paths_are_on_disk() -> None:
+    assert [on_disk(url) for url in ("a/b", "/a", "file:/a", "memory://a", "s3://b/c")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -1,0 +1,108 @@
+"""A stream gives what a file gives, one sample at a time."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import pytest
+
+from penstock.formats.tar import ShardWriter, TarWriter, samples
+
+
+class Only:
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def wants(self, name: str) -> bool:
+        return not self._names or name in self._names
+
+
+ROWS = [{"__key__": f"k{n}", "cls": b"%d" % n, "jpg": bytes([n]) * 3000 * n} for n in range(20)]
+
+
+def archive(compress: str | None = None) -> bytes:
+    target = io.BytesIO()
+    with TarWriter(target, compress=compress) as writer:
+        for row in ROWS:
+            writer.write(row)
+    return target.getvalue()
+
+
+class Trickle(io.RawIOBase):
+    """A pipe that gives a few bytes at a time."""
+
+    def __init__(self, data: bytes, step: int) -> None:
+        self._data, self._step, self.given = data, step, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        piece = self._data[self.given : self.given + min(self._step, len(buffer))]
+        buffer[: len(piece)] = piece
+        self.given += len(piece)
+        return len(piece)
+
+
+@pytest.mark.parametrize("compress", [None, "gz", "bz2", "xz", "zst"])
+@pytest.mark.parametrize("step", [1009, 70_000])
+def test_a_trickling_pipe_gives_all_samples(compress: str | None, step: int) -> None:
+    stream = cast(BinaryIO, Trickle(archive(compress), step))
+    found = list(samples(stream, "-", Only()))
+    assert found == [({**row, "__url__": "-"}, None) for row in ROWS]
+    assert list(found[0][0] or {}) == ["__key__", "__url__", "cls", "jpg"]
+
+
+def test_samples_come_before_the_stream_ends() -> None:
+    read, write = os.pipe()
+    data = archive()
+    with open(read, "rb") as source:
+        feeder = threading.Thread(target=os.write, args=(write, data[:4096]))
+        feeder.start()
+        stream: Iterator[Any] = samples(source, "-", Only())
+        assert next(stream)[0]["__key__"] == "k0"
+        feeder.join()
+        os.close(write)
+        assert "truncated" in str([error for _, error in stream][-1])
+
+
+def test_memory_is_bounded_by_one_sample() -> None:
+    trickle = Trickle(archive(), 4096)
+    stream = samples(cast(BinaryIO, trickle), "-", Only())
+    next(stream)
+    assert trickle.given <= 300_000
+
+
+def test_unwanted_fields_are_dropped() -> None:
+    found = [row for row, _ in samples(io.BytesIO(archive()), "-", Only("cls"))]
+    assert found == [{"cls": row["cls"]} for row in ROWS]
+
+
+def test_a_member_too_large_for_memory_is_refused_and_the_rest_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.formats.tar.walker.MAX_MEMBER", 50_000)
+    found = list(samples(io.BytesIO(archive()), "-", Only()))
+    assert [n for n, (row, _) in enumerate(found) if row is None] == [17, 18, 19]
+    assert "more than 50000 bytes" in str(found[17][1])
+    assert found[17][1] is not None
+    assert found[17][1].key == "k17"
+
+
+def test_standard_input_of_a_process_is_read(tmp_path: Path) -> None:
+    with ShardWriter(tmp_path / "a.tar.gz") as writer:
+        for row in ROWS:
+            writer.write(row)
+    program = (
+        "import sys\nfrom penstock.formats.tar import samples\n"
+        "class All:\n    def wants(self, name): return True\n"
+        "sys.stdout.write(' '.join(row['__key__'] for row, _ in samples(sys.stdin.buffer, '-', All())))"
+    )
+    with open(tmp_path / "a.tar.gz", "rb") as file:
+        told = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True)
+    assert told.stdout.split() == [row["__key__"] for row in ROWS]

@@ -1,0 +1,174 @@
+"""Folders and lists are read as they are meant, and what is wrong with them is said with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.packing.file_list import Entry, FileList, list_folder, read_list, safe_stem
+from penstock.plan import Fields
+
+ZERO = np.zeros(1, np.int64)
+
+
+def made(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def told(files: FileList, folder: Path) -> list[tuple[str, dict[str, bytes]]]:
+    return [(str(Path(str(path)).relative_to(folder)), fields) for path, fields, _ in files.entries]
+
+
+def test_classes_are_numbered_by_name_and_files_sorted_by_path(tmp_path: Path) -> None:
+    made(tmp_path, "dog/b.jpg", "dog/deep/a.jpg", "cat/z.png", "cat/.hidden", ".git/x", "readme.txt")
+    (tmp_path / "empty").mkdir()
+    files = list_folder(str(tmp_path))
+    assert files.classes == ("cat", "dog", "empty")
+    assert told(files, tmp_path) == [
+        ("cat/z.png", {"cls": b"0"}),
+        ("dog/b.jpg", {"cls": b"1"}),
+        ("dog/deep/a.jpg", {"cls": b"1"}),
+    ]
+
+
+def test_a_folder_without_folders_has_no_classes(tmp_path: Path) -> None:
+    files = list_folder(str(made(tmp_path, "b.jpg", "a.jpg")))
+    assert files.classes is None
+    assert told(files, tmp_path) == [("a.jpg", {}), ("b.jpg", {})]
+
+
+def test_an_image_beside_class_folders_is_not_left_out_quietly(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"b\.JPG lies beside the class folders"):
+        list_folder(str(made(tmp_path, "cat/a.jpg", "b.JPG")))
+
+
+def test_an_empty_or_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="no file to pack"):
+        list_folder(str(tmp_path))
+    with pytest.raises(StorageError, match="cannot be listed"):
+        list_folder(str(tmp_path / "missing"))
+
+
+def test_the_identity_is_that_of_names_and_labels_wherever_the_folder_lies(tmp_path: Path) -> None:
+    one, two = (list_folder(str(made(tmp_path / name, "cat/a.jpg", "dog/b.jpg"))) for name in ("one", "two"))
+    assert one.identity() == two.identity()
+    other = list_folder(str(made(tmp_path / "three", "cat/a.jpg", "dog/c.jpg")))
+    assert one.identity() != other.identity()
+
+
+def written(path: Path, text: str) -> str:
+    path.write_text(text)
+    return str(path)
+
+
+def test_columns_become_fields(tmp_path: Path) -> None:
+    made(tmp_path, "img/a.JPG", "img/b.png")
+    text = "File,Label,caption,width,note\nimg/a.JPG,3,one,10,x\nimg/b.png,4,two,20,\n"
+    ps.pack(written(tmp_path / "list.csv", text), tmp_path / "out", shuffle=False)
+    first, second = ps.read_tar(str(tmp_path / "out")).decode(jpg="bytes", png="bytes")
+    assert first["jpg"] == b"img/a.JPG"
+    assert (first["cls"], first["txt"], first["json"]) == (3, "one", {"width": "10", "note": "x"})
+    assert second["png"] == b"img/b.png"
+    assert first["__key__"] == "000000000-a"
+
+
+def test_json_lines_keep_their_types_and_labels_get_numbers(tmp_path: Path) -> None:
+    made(tmp_path, "a.jpg", "b.jpg")
+    rows: list[dict[str, Any]] = [
+        {"path": "a.jpg", "label": "zebra", "box": [1, 2.5]},
+        {"path": "b.jpg", "label": "ape", "box": None},
+    ]
+    files = read_list(written(tmp_path / "l.jsonl", "\n\n".join(map(json.dumps, rows))))
+    assert files.classes == ("ape", "zebra")
+    assert [entry.fields["cls"] for entry in files.entries] == [b"1", b"0"]
+    assert json.loads(files.entries[0].fields["json"]) == {"box": [1, 2.5]}
+    assert [entry.line for entry in files.entries] == [1, 3]
+
+
+def test_a_list_of_texts_needs_no_files(tmp_path: Path) -> None:
+    ps.pack(written(tmp_path / "l.tsv", "text\tlabel\nh\u00e9\t1\nyo\t0\n"), tmp_path / "out", shuffle=False)
+    assert [(s["txt"], s["cls"]) for s in ps.read_tar(str(tmp_path / "out")).decode()] == [("h\u00e9", 1), ("yo", 0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("l.csv", "path,label\na.jpg,1\nb.jpg\n", "line 3: it has not as many columns"),
+        ("l.csv", "path,label\na.jpg,1\nb.jpg,1,2\n", "line 3: it has not as many columns"),
+        ("l.csv", "path,label\n,1\n", "line 2: no path in column 'path'"),
+        ("l.jsonl", '{"path": "a"}\n{"path": \n', "line 2: no JSON"),
+        ("l.jsonl", '{"path": "a"}\n[1]\n', "line 2: a JSON object is needed, not list"),
+        ("l.jsonl", '{"path": "a"}\n{"path": 7}\n', "line 2: no path"),
+    ],
+)
+def test_a_row_that_cannot_be_understood_is_named(name: str, text: str, problem: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=problem):
+        read_list(written(tmp_path / name, text))
+
+
+def test_a_list_without_paths_or_texts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"no column is called path.*it has \['a', 'b'\]"):
+        read_list(written(tmp_path / "l.csv", "a,b\n1,2\n"))
+    with pytest.raises(StorageError, match="empty"):
+        read_list(written(tmp_path / "l.csv", "path,label\n"))
+
+
+@pytest.mark.parametrize(
+    ("stem", "safe"), [("a.b c", "a_b_c"), ("n01_2-x", "n01_2-x"), ("\u00fc/..", "_"), ("x" * 99, "x" * 60)]
+)
+def test_a_stem_is_made_fit_for_a_key(stem: str, safe: str) -> None:
+    assert safe_stem(stem) == safe
+
+
+def test_files_without_an_extension_are_packed_too(tmp_path: Path) -> None:
+    ps.pack(made(tmp_path / "src", "a/README", "a/x.Tiff", "a/y.tar.gz"), tmp_path / "out", shuffle=False)
+    found = [sorted(set(s) - {"__url__", "__key__", "cls"}) for s in ps.read_tar(str(tmp_path / "out"))]
+    assert found == [["bin"], ["tif"], ["gz"]]
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 200_000])
+def test_a_file_of_any_size_is_read_whole(size: int, tmp_path: Path) -> None:
+    data = bytes(number % 251 for number in range(size))
+    (tmp_path / "a.bin").write_bytes(data)
+    (sample,), bad = list_folder(str(tmp_path)).open().locate(ZERO, ZERO, Fields()).read()
+    assert (sample["bin"], bad) == (data, {})
+
+
+def test_what_comes_in_parts_is_read_whole(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.bin")
+
+    def feed() -> None:
+        with (tmp_path / "a.bin").open("wb", buffering=0) as pipe:
+            for part in (b"one", b"two" * 30_000, b"three"):
+                pipe.write(part)
+                time.sleep(0.02)
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    files = FileList(str(tmp_path), [Entry(str(tmp_path / "a.bin"), {})])
+    (sample,), bad = files.open().locate(ZERO, ZERO, Fields()).read()
+    feeder.join()
+    assert (sample["bin"], bad) == (b"one" + b"two" * 30_000 + b"three", {})
+
+
+def test_folders_within_class_folders_belong_to_the_class_and_hidden_ones_to_nobody(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "cat/more/2.jpg", "cat/.hidden/3.jpg", "cat/more/.4.jpg", "dog/5.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    found = [(entry.path, entry.fields["cls"]) for entry in list_folder(str(tmp_path)).entries]
+    assert found == [
+        (f"{tmp_path}/{name}", label)
+        for name, label in (("cat/1.jpg", b"0"), ("cat/more/2.jpg", b"0"), ("dog/5.jpg", b"1"))
+    ]

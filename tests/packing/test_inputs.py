@@ -1,0 +1,165 @@
+"""What a user gives is recognised by what it can do, and original bytes are found where they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock.errors import PlanError
+from penstock.formats.manifest import read_manifest_at
+from penstock.packing.inputs import recognise
+
+
+class ImageFolder:
+    """As torchvision's: paths and labels, an image when asked."""
+
+    def __init__(self, folder: Path, transform: Any = None) -> None:
+        self.classes = ["cat", "dog"]
+        self.samples = [
+            (str(folder / name / f"{n}.jpg"), label) for label, name in enumerate(self.classes) for n in (1, 2)
+        ]
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> tuple[Any, int]:
+        path, label = self.samples[number]
+        image = Image.open(path).convert("RGB")
+        return (self.transform(image) if self.transform else image), label
+
+
+class Subset:
+    def __init__(self, dataset: Any, indices: list[int]) -> None:
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.dataset[self.indices[number]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for label, name in enumerate(("cat", "dog")):
+        (tmp_path / "src" / name).mkdir(parents=True)
+        for number in (1, 2):
+            Image.new("RGB", (8, 8), (label * 100, number * 50, 0)).save(tmp_path / "src" / name / f"{number}.jpg")
+    return tmp_path / "src"
+
+
+def packed(source: Any, **more: Any) -> list[dict[str, Any]]:
+    url = "memory://origins/out"
+    ps.pack(source, url, shuffle=False, resume=False, **more)
+    return ps.read_tar(url).take_all()
+
+
+def test_files_behind_a_dataset_are_packed_as_they_are(folder: Path) -> None:
+    samples = packed(ImageFolder(folder))
+    assert [s["jpg"] for s in samples] == [
+        (folder / n).read_bytes() for n in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg")
+    ]
+    assert [s["cls"] for s in samples] == [b"0", b"0", b"1", b"1"]
+    manifest = read_manifest_at("memory://origins/out")
+    assert manifest is not None
+    assert manifest.classes == ("cat", "dog")
+
+
+def test_a_choice_of_files_is_still_files(folder: Path) -> None:
+    samples = packed(Subset(Subset(ImageFolder(folder), [3, 2, 0]), [1, 0]))
+    assert [s["jpg"] for s in samples] == [(folder / n).read_bytes() for n in ("dog/1.jpg", "dog/2.jpg")]
+
+
+def test_what_a_transform_makes_is_encoded(folder: Path) -> None:
+    samples = packed(ImageFolder(folder, lambda image: image.resize((4, 4))))
+    assert [sorted(set(s) - {"__key__", "__url__"}) for s in samples] == [["cls", "png"]] * 4
+
+
+def test_a_dataset_whose_items_are_not_its_files_is_asked_for_items(folder: Path) -> None:
+    class Turned(ImageFolder):
+        def __getitem__(self, number: int) -> tuple[Any, int]:
+            image, label = super().__getitem__(number)
+            return image, label + 5
+
+    assert [s["cls"] for s in packed(Turned(folder))] == [b"5", b"5", b"6", b"6"]
+
+
+@dataclass
+class ClassLabel:
+    names: list[str]
+
+
+@dataclass
+class Value:
+    dtype: str
+
+
+@dataclass
+class Image_:
+    decode: bool = True
+
+
+Image_.__name__ = "Image"
+
+
+class HuggingFace:
+    """As a dataset of Hugging Face's, as far as packing looks."""
+
+    def __init__(self, rows: list[dict[str, Any]], features: dict[str, Any]) -> None:
+        self.rows, self.features = rows, features
+
+    def cast_column(self, name: str, feature: Any) -> HuggingFace:
+        return HuggingFace(self.rows, {**self.features, name: feature})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        row = dict(self.rows[number])
+        if self.features["image"].decode:
+            row["image"] = Image.new("RGB", (2, 2))
+        return row
+
+
+def test_a_hugging_face_dataset_keeps_its_bytes_and_class_names() -> None:
+    rows = [{"image": {"bytes": b"\xff\xd8\xff%d" % n, "path": None}, "label": n, "text": f"t{n}"} for n in range(2)]
+    source = HuggingFace(rows, {"image": Image_(), "label": ClassLabel(["no", "yes"]), "text": Value("string")})
+    samples = packed(source)
+    assert [(s["jpg"], s["cls"], s["txt"]) for s in samples] == [
+        (b"\xff\xd8\xff0", b"0", b"t0"),
+        (b"\xff\xd8\xff1", b"1", b"t1"),
+    ]
+    manifest = read_manifest_at("memory://origins/out")
+    assert manifest is not None
+    assert manifest.classes == ("no", "yes")
+
+
+def test_several_datasets_in_one_are_not_guessed_at() -> None:
+    with pytest.raises(PlanError, match=r"several datasets \(train, test\): pack each"):
+        recognise({"train": [(1, 2)], "test": [(3, 4)]}, workers=None, image="png")
+
+
+def test_a_streaming_dataset_is_refused() -> None:
+    class Streaming:
+        features: dict[str, Any] = {}  # noqa: RUF012
+
+        def cast_column(self) -> None: ...
+
+    with pytest.raises(PlanError, match="without streaming=True"):
+        recognise(Streaming(), workers=None, image="png")
+
+
+def test_a_path_that_means_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.xlsx").write_text("")
+    with pytest.raises(PlanError, match="no list of a known kind"):
+        recognise(tmp_path / "a.xlsx", workers=None, image="png")
+    with pytest.raises(PlanError, match=r"s3://bucket/list\.csv: lists.* this machine's disks only"):
+        recognise("s3://bucket/list.csv", workers=None, image="png")
+    with pytest.raises(PlanError, match="no such folder or list"):
+        recognise(str(tmp_path / "missing"), workers=None, image="png")

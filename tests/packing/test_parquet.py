@@ -1,0 +1,240 @@
+"""Packing into Parquet: the samples that shards would have, with media inside and features in the schema."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+import penstock as ps
+from penstock import vision
+from penstock.errors import DataError, PlanError
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
+KILLED = """
+import os, signal, sys
+import penstock as ps
+from penstock.packing import parquet_output as tables
+
+plainly = tables._Job._finished
+
+def finished(self, file):
+    plainly(self, file)
+    if len(self.files) == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tables._Job._finished = finished
+ps.pack(sys.argv[1], sys.argv[2], format="parquet", max_bytes=20_000)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    datasets.disable_progress_bars()
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread for bars that nobody sees
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classes of 40 images each; the last is of another kind than those before."""
+    folder = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (folder / name).mkdir()
+        for number in range(40):
+            image = Image.fromarray(rng.integers(0, 255, (16, 20, 3), np.uint8))
+            image.save(folder / name / f"{number:02d}.{'png' if (name, number) == ('dog', 39) else 'JPEG'}")
+    return folder
+
+
+class Drawn:
+    """Images and labels, made when asked for."""
+
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, number: int) -> Any:
+        return np.full((8, 9, 3), number, np.uint8), number % 3
+
+
+def samples(ds: ps.Dataset) -> list[dict[str, Any]]:
+    """Decoded samples without the place they lie in, and without fields that a sample does not have."""
+    kept: list[dict[str, Any]] = []
+    for sample in ds.decode():
+        known = {name: value for name, value in sorted(sample.items()) if value is not None and name != "__url__"}
+        kept.append({name: getattr(value, "tolist", lambda value=value: value)() for name, value in known.items()})
+    return kept
+
+
+def loaded(folder: Path, cache: Path) -> datasets.Dataset:
+    """What Hugging Face makes of a folder."""
+    return datasets.load_dataset("parquet", data_dir=str(folder), cache_dir=str(cache), split="train")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def listed(folder: Path, text: str) -> Path:
+    (folder / "list.csv").write_text(text)
+    return folder / "list.csv"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_folder_has_the_samples_that_shards_have(photos: Path, tmp_path: Path, shuffle: bool) -> None:
+    ps.pack(photos, tmp_path / "tar", shuffle=shuffle, seed=3)
+    packed = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000, shuffle=shuffle, seed=3)
+    assert packed.samples == 80
+    assert len(packed.shards) > 3
+    assert packed.shards[0] == f"00000-of-{len(packed.shards):05d}.parquet"
+    sizes = [(tmp_path / "out" / name).stat().st_size for name in packed.shards]
+    assert max(sizes) <= 20_000
+    assert sum(sizes) == packed.nbytes
+    assert samples(ps.read_parquet(tmp_path / "out")) == samples(ps.read_tar(str(tmp_path / "tar")))
+
+
+@pytest.mark.parametrize("workers", [None, 2])
+def test_items_have_the_samples_that_shards_have(tmp_path: Path, workers: Any) -> None:
+    ps.pack(Drawn(), tmp_path / "tar")
+    ps.pack(Drawn(), tmp_path / "out", format="parquet", workers=workers)
+    assert samples(ps.read_parquet(tmp_path / "out")) == samples(ps.read_tar(str(tmp_path / "tar")))
+
+
+def test_a_list_has_the_samples_that_shards_have(photos: Path, tmp_path: Path) -> None:
+    rows = [f"{photos}/cat/{n:02d}.JPEG,{'even' if n % 2 == 0 else 'odd'},Größe {n},{n}" for n in range(9)]
+    source = listed(tmp_path, "\n".join(["path,label,caption,extra", *rows]))
+    ps.pack(source, tmp_path / "tar")
+    ps.pack(source, tmp_path / "out", format="parquet")
+    found = samples(ps.read_parquet(tmp_path / "out"))
+    assert found == samples(ps.read_tar(str(tmp_path / "tar")))
+    assert found[0].keys() == {"__key__", "jpg", "cls", "txt", "json"}
+
+
+def test_others_read_it_with_its_features(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out", format="parquet", shuffle=False)
+    found = loaded(tmp_path / "out", tmp_path / "cache")
+    assert found.features == datasets.Features(
+        {
+            "__key__": datasets.Value("string"),
+            "jpg": datasets.Image(),
+            "png": datasets.Image(),
+            "cls": datasets.ClassLabel(names=["cat", "dog"]),
+        }
+    )
+    assert found[0]["jpg"].size == (20, 16)
+    assert found[79]["png"].size == (20, 16)
+    again = ps.pack(found, tmp_path / "again", format="parquet", shuffle=False)  # tables keep their columns
+    assert again.samples == 80
+    assert samples(ps.read_parquet(tmp_path / "again")) == samples(ps.read_parquet(tmp_path / "out"))
+    assert ps.from_huggingface(found).first() == ps.read_parquet(tmp_path / "again").first()
+
+
+def test_shards_and_decoded_samples_have_their_media_inside(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "tar", shuffle=False)
+    shards = ps.read_tar(str(tmp_path / "tar"))
+    for name, source in (("shards", tmp_path / "tar"), ("decoded", shards.decode("rgb8"))):
+        ps.pack(source, tmp_path / name, format="parquet", shuffle=False)
+        assert samples(ps.read_parquet(tmp_path / name)) == samples(shards)
+        first = ps.read_parquet(tmp_path / name).first()
+        assert "__url__" not in first
+        assert first["jpg"].keys() == {"bytes", "path"}
+    found = loaded(tmp_path / "shards", tmp_path / "cache")
+    assert found.features["cls"].names == ["cat", "dog"]
+
+
+def test_the_bytes_are_the_same_whoever_reads_and_however_often_it_is_killed(photos: Path, tmp_path: Path) -> None:
+    call = [sys.executable, "-c", KILLED, str(photos), str(tmp_path / "out")]
+    assert subprocess.run(call, timeout=60, check=False).returncode == -9
+    drafts = tmp_path / "out" / ".penstock-parquet"
+    assert len(list(drafts.glob("*.parquet"))) >= 3
+    assert not list((tmp_path / "out").glob("*.parquet"))
+    os.utime(drafts / "00000.parquet", ns=(1, 1))
+    packed = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000, workers=3)
+    assert (tmp_path / "out" / packed.shards[0]).stat().st_mtime_ns == 1
+    assert packed == ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000)
+    whole = ps.pack(photos, tmp_path / "whole", format="parquet", max_bytes=20_000)
+    assert whole.shards == packed.shards
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_files_of_something_else_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
+    first = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000)
+    with pytest.raises(PlanError, match=r"files of something else, or made otherwise; .* resume=False replaces"):
+        ps.pack(photos, tmp_path / "out", format="parquet", seed=1)
+    second = ps.pack(photos, tmp_path / "out", format="parquet", seed=1, resume=False)
+    assert second.shards != first.shards
+    assert {name for name in content(tmp_path / "out") if not name.startswith(".")} == {*second.shards}
+    ps.pack(photos, "memory://embedding/out", format="parquet", max_bytes=20_000)
+    there = ps.pack(photos, "memory://embedding/out", format="parquet", seed=1, resume=False)
+    assert ps.pack(photos, "memory://embedding/out", format="parquet", seed=1) == there
+    assert [s["__key__"] for s in ps.read_parquet("memory://embedding/out")] == [
+        s["__key__"] for s in ps.read_parquet(tmp_path / "out")
+    ]
+
+
+def test_a_packing_that_lost_or_changed_a_file_is_not_taken_for_whole(photos: Path, tmp_path: Path) -> None:
+    packed = ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30)
+    (tmp_path / "out" / packed.shards[1]).write_bytes(b"")
+    with pytest.raises(PlanError, match="holds 3 Parquet files"):
+        ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30)
+    assert ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30, resume=False) == packed
+    for name in packed.shards:
+        (tmp_path / "out" / name).unlink()
+    ps.from_items([{"a": 1}]).write_parquet(tmp_path / "out")
+    assert [*content(tmp_path / "out")] == ["00000-of-00001.parquet"]
+
+
+def test_an_appended_set_goes_on_with_the_numbers(photos: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        packed = ps.pack(photos, tmp_path / "out", format="parquet", append=True)
+    assert packed.shards == ("append-001-00000-of-00001.parquet",)
+    assert [int(s["__key__"][:9]) for s in ps.read_parquet(tmp_path / "out")] == list(range(160))
+
+
+def test_a_dry_run_writes_nothing(photos: Path, tmp_path: Path) -> None:
+    told = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000, dry_run=True)
+    assert not (tmp_path / "out").exists()
+    packed = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000)
+    assert (told.samples, told.estimated) == (80, True)
+    assert abs(told.nbytes - packed.nbytes) < packed.nbytes / 5
+    few = ps.pack(Drawn(), tmp_path / "few", format="parquet", max_samples=7, dry_run=True)
+    assert not few.estimated
+    assert few == ps.pack(Drawn(), tmp_path / "few", format="parquet", max_samples=7)
+
+
+def test_what_cannot_be_stored_is_named_or_left_out(photos: Path, tmp_path: Path) -> None:
+    source = listed(tmp_path, f"path,label\n{photos}/cat/00.JPEG,1\n{tmp_path}/gone.jpg,2\n")
+    with pytest.raises(DataError, match="line 3"):
+        ps.pack(source, tmp_path / "out", format="parquet")
+    packed = ps.pack(source, tmp_path / "out", format="parquet", on_error="skip")
+    assert (packed.samples, packed.skipped) == (1, 1)
+    ps.from_items([{"__key__": "a", "cls": b"one"}]).write_tar(str(tmp_path / "tar"))
+    with pytest.raises(DataError, match=r"field 'cls'.*key: a"):
+        ps.pack(tmp_path / "tar", tmp_path / "bad", format="parquet")
+
+
+def test_images_may_be_scaled_down(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "out", format="parquet", images=vision.Store(max_side=10), shuffle=False)
+    assert ps.read_parquet(tmp_path / "out").decode().first()["jpg"].shape == (8, 10, 3)
+
+
+def test_a_folder_of_shards_or_of_the_source_is_refused(photos: Path, tmp_path: Path) -> None:
+    ps.pack(photos, tmp_path / "tar")
+    with pytest.raises(PlanError, match="holds tar shards"):
+        ps.pack(photos, tmp_path / "tar", format="parquet")
+    with pytest.raises(PlanError, match="outside"):
+        ps.pack(photos, photos / "packed", format="parquet")
+    ps.pack(photos, tmp_path / "out", format="parquet")
+    with pytest.raises(PlanError, match="reads from"):
+        ps.pack(ps.read_parquet(tmp_path / "out"), tmp_path / "out", format="parquet", resume=False)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PlanError
+from penstock.plan import Condition, col
+from penstock.plan.expressions import Extent
+
+ROWS: list[dict[str, Any]] = [{"x": x, "s": s} for x in (None, 1, 2, 3) for s in (None, "a", "b")]
+CONDITIONS: list[tuple[Condition, Any]] = [
+    (col("x") == 2, lambda x, s: x == 2),
+    (col("x") != 2, lambda x, s: x is not None and x != 2),
+    (col("x") < 2, lambda x, s: x is not None and x < 2),
+    (col("x") <= 2, lambda x, s: x is not None and x <= 2),
+    (col("x") > 2, lambda x, s: x is not None and x > 2),
+    (col("x") >= 2, lambda x, s: x is not None and x >= 2),
+    (col("x").isin([1, 3]), lambda x, s: x in (1, 3)),
+    (~col("x").isin([1, 3]), lambda x, s: x == 2),
+    (col("s").is_null(), lambda x, s: s is None),
+    (~col("s").is_null(), lambda x, s: s is not None),
+    (~(col("x") == 2), lambda x, s: x in (1, 3)),
+    ((col("x") == 2) & (col("s") == "a"), lambda x, s: x == 2 and s == "a"),
+    ((col("x") == 2) | (col("s") == "a"), lambda x, s: x == 2 or s == "a"),
+    (~((col("x") == 2) | (col("s") == "a")), lambda x, s: x in (1, 3) and s == "b"),
+    (~((col("x") == 2) & (col("s") == "a")), lambda x, s: x in (1, 3) or s == "b"),
+]
+
+
+@pytest.mark.parametrize(
+    ("condition", "meant"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
+)
+def test_a_filter_keeps_what_is_true(condition: Condition, meant: Any) -> None:
+    kept = ps.from_items(ROWS).filter(condition).take_all()
+    assert kept == [row for row in ROWS if meant(row["x"], row["s"])]
+
+
+@pytest.mark.parametrize(
+    ("condition", "meant"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
+)
+def test_tables_keep_the_same_rows(condition: Condition, meant: Any) -> None:
+    table = pa.Table.from_pylist(ROWS)
+    assert ps.from_arrow(table).filter(condition).take_all() == [row for row in ROWS if meant(row["x"], row["s"])]
+
+
+@pytest.mark.parametrize(
+    ("condition", "meant"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
+)
+def test_what_holds_of_a_row_is_possible_by_its_extents(condition: Condition, meant: Any) -> None:
+    for row in ROWS:
+        extents = {name: Extent(value, value, int(value is None), 1) for name, value in row.items()}
+        if meant(row["x"], row["s"]):
+            assert condition.possible(extents)
+        assert condition.possible(extents) or not meant(row["x"], row["s"])
+
+
+def test_extents_rule_rows_out() -> None:
+    known = {"x": Extent(5, 9, 0, 10)}
+    for hopeless in (col("x") < 5, col("x") == 4, col("x") > 9, col("x").is_null(), col("x").isin([1, 12])):
+        assert not hopeless.possible(known)
+        assert (hopeless | (col("y") == 1)).possible(known)
+        assert not (hopeless & (col("y") == 1)).possible(known)
+        assert (~hopeless).possible(known)
+    assert not (~(col("x") >= 5)).possible(known)
+    assert not (col("x") != 7).possible({"x": Extent(7, 7, 0, 3)})
+    assert not (col("x") != 7).possible({"x": Extent(None, None, 3, 3)})
+
+
+def test_bounds_say_nothing_of_nan() -> None:
+    known = {"x": Extent(5.0, 5.0, 0, 2)}
+    rows = [{"x": 5.0}, {"x": math.nan}]
+    for condition in (col("x") != 5.0, ~(col("x") < 7.0), ~(col("x") == 5.0)):
+        assert any(condition.holds(row) for row in rows)
+        assert condition.possible(known)
+
+
+def test_values_that_cannot_be_compared_are_a_type_error() -> None:
+    with pytest.raises(TypeError):
+        (col("x") < "a").possible({"x": Extent(1, 2, 0, 2)})
+
+
+def test_a_condition_is_a_value() -> None:
+    assert (col("x") == 3) & (col("s") == "a") == ((col("x") == 3) & (col("s") == "a"))
+    ds = ps.from_items(ROWS).filter((col("x") == 3) | ~col("s").isin(["a"]))
+    assert pickle.loads(pickle.dumps(ds)).plan.stages == ds.plan.stages
+    assert "filter((col('x') == 3 | ~(col('s').isin(['a']))))" in repr(ds)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: col(""),
+        lambda: col("x") == None,  # noqa: E711
+        lambda: col("x") == col("y"),
+        lambda: col("x").isin("abc"),
+        lambda: col("x").isin([None]),
+        lambda: (col("x") == 1) & True,  # type: ignore[operator]
+        lambda: bool(col("x") == 1),
+        lambda: ps.from_items(ROWS).filter(col("x") == 1, workers=2),
+        lambda: ps.from_items(ROWS).filter(3),  # type: ignore[arg-type]
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_is_written(wrong: Any) -> None:
+    with pytest.raises(PlanError):
+        wrong()
+
+
+def test_a_missing_field_is_a_data_error() -> None:
+    with pytest.raises(DataError, match="no field 'y'"):
+        ps.from_items(ROWS).filter(col("y") == 1).take_all()
+
+
+def test_a_filter_reads_what_it_decides_by() -> None:
+    ds = ps.from_items(ROWS).filter(col("x") == 3).select("s")
+    assert "fields read: s, x" in ds.explain()
