@@ -15,7 +15,7 @@ import pytest
 
 from penstock.blobs import prefetch as arriving
 from penstock.blobs.checksums import CELL
-from penstock.blobs.prefetch import CHUNK, Arriving, Fetcher, whole
+from penstock.blobs.prefetch import CHUNK, Fetcher, PrefetchedBytes, read_whole
 from penstock.errors import DataError, StorageError
 from penstock.storage import Info
 from penstock.storage.retry import while_wanted
@@ -65,9 +65,9 @@ class Slow:
             yield BYTES[at : at + (1 << 18)]
 
 
-def opened(storage: Any, fetcher: Fetcher | None = None, *, grid: bool = False) -> Arriving:
+def opened(storage: Any, fetcher: Fetcher | None = None, *, grid: bool = False) -> PrefetchedBytes:
     marks = MARKS if grid else np.zeros(0, np.uint32)
-    return Arriving(fetcher or Fetcher(), storage, "x://a", "x://a", Info(SIZE, "tag", True), marks)
+    return PrefetchedBytes(fetcher or Fetcher(), storage, "x://a", "x://a", Info(SIZE, "tag", True), marks)
 
 
 def ranges(count: int, seed: int = 0) -> list[tuple[int, int]]:
@@ -76,7 +76,7 @@ def ranges(count: int, seed: int = 0) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def want(bytes_: Arriving, some: list[tuple[int, int]], *, ascending: bool) -> None:
+def want(bytes_: PrefetchedBytes, some: list[tuple[int, int]], *, ascending: bool) -> None:
     bytes_.want(np.array([a for a, _ in some]), np.array([b for _, b in some]), ascending=ascending)
 
 
@@ -227,5 +227,5 @@ def test_resting_leaves_no_thread_and_what_comes_later_comes_all_the_same(monkey
 @pytest.mark.parametrize("parts", [True, False])
 def test_a_whole_object_comes_in_order(parts: bool) -> None:
     storage: Any = Slow()
-    got = b"".join(whole(storage, "x://a", "x://a", Info(SIZE, None, parts), Fetcher()))
+    got = b"".join(read_whole(storage, "x://a", "x://a", Info(SIZE, None, parts), Fetcher()))
     assert got == BYTES

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.cli import main
 from penstock.cli.bench import advice
 from penstock.errors import MissingExtra
-from penstock.inspection.bench import Pace, Paces
+from penstock.inspection.bench import BenchResult, Paces
 
 QUICK = ["--seconds", "0.05", "--batch", "4", "--size", "32"]
 
@@ -31,11 +31,11 @@ def photos(folder: Path, side: int = 48) -> str:
 
 def found(steps: dict[str, float], together: float = 50.0, side: int | None = None, *, remote: bool = False) -> Paces:
     """Figures as they might be; those named "limit: ..." are limits."""
-    paces = [Pace(name, rate) for name, rate in steps.items()]
+    paces = [BenchResult(name, rate) for name, rate in steps.items()]
     limits = tuple(pace for pace in paces if pace.name.startswith("limit"))
     rest = tuple(pace for pace in paces if not pace.name.startswith("limit"))
     image = None if side is None else "jpg"
-    return Paces(1, 1000.0, image, side, 224, 2, remote, limits, rest, Pace("all together", together), ())
+    return Paces(1, 1000.0, image, side, 224, 2, remote, limits, rest, BenchResult("all together", together), ())
 
 
 def test_every_step_is_told_with_its_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

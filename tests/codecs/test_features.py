@@ -15,7 +15,7 @@ from penstock.codecs.features import (
     Audio,
     ClassLabel,
     Image,
-    Other,
+    OtherFeature,
     Sequence,
     Struct,
     Tensor,
@@ -62,8 +62,8 @@ OURS = {
     "tokens": Sequence(Value("int64")),
     "box": Sequence(Value("float32"), 4),
     "people": Struct((("name", Value("string")), ("photos", Sequence(Image())))),
-    "clip": Other('{"_type": "Video"}'),
-    "many": Other('{"_type": "LargeList", "feature": {"_type": "Value", "dtype": "int8"}}'),
+    "clip": OtherFeature('{"_type": "Video"}'),
+    "many": OtherFeature('{"_type": "LargeList", "feature": {"_type": "Value", "dtype": "int8"}}'),
 }
 
 
@@ -147,7 +147,7 @@ def test_tensors_of_one_axis_are_lists_to_others() -> None:
         lambda: Sequence(3),  # type: ignore[arg-type]
         lambda: feature_of("int64"),
         lambda: arrow_type(Value("int65")),
-        lambda: arrow_type(Other("{}")),
+        lambda: arrow_type(OtherFeature("{}")),
     ],
 )
 def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Any) -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.dataset.relations.spill import PiecesReader, Spool
+from penstock.dataset.relations.spill import PiecesReader, SpillFile
 from penstock.errors import StageError, StorageError
 
 ROWS = 80_000
@@ -104,15 +104,15 @@ def rows(n: int) -> ps.Dataset:
     ids=["sort", "mean", "list", "count", "distinct", "join", "rows sorted", "rows grouped", "rows of tuples"],
 )
 def test_a_bound_changes_no_result(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Spool] = []
-    real = Spool.__init__
+    made: list[SpillFile] = []
+    real = SpillFile.__init__
     want = verb(rows(4000)).take_all()
 
-    def noted(self: Spool) -> None:
+    def noted(self: SpillFile) -> None:
         made.append(self)
         real(self)
 
-    monkeypatch.setattr(Spool, "__init__", noted)
+    monkeypatch.setattr(SpillFile, "__init__", noted)
     assert verb(rows(4000).on("local", memory="30KB")).take_all() == want
     assert made
 
@@ -181,7 +181,7 @@ def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_spool_gives_back_what_it_was_given() -> None:
-    kept = Spool()
+    kept = SpillFile()
     kept.add([{"a": 1}, 2])
     kept.add(list(rows(10)))
     assert kept[0] == [{"a": 1}, 2]

@@ -13,7 +13,7 @@ from penstock.engines.devices import shared_out, with_moves
 from penstock.engines.program import Segment
 from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
-from penstock.plan import MapFn, Placed, Resources
+from penstock.plan import MapFn, PlacedStage, Resources
 from penstock.testing import numbers
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
@@ -22,7 +22,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot i
 
 def segment(gpus: float = 1, workers: Any = None) -> Segment:
     needs = Resources(workers=workers, gpus=gpus)
-    return Segment([Placed(Read(), -1), Placed(MapFn(abs, resources=needs), 0)], needs)
+    return Segment([PlacedStage(Read(), -1), PlacedStage(MapFn(abs, resources=needs), 0)], needs)
 
 
 def test_stages_that_ask_for_no_device_get_none() -> None:

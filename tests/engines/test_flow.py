@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dataset import Dataset
-from penstock.engines.flow import Pace, _ended, settled
+from penstock.engines.flow import BlockSizer, _ended, finish_level
 from penstock.errors import DataError, StageError
 from penstock.feed import Loader
 from penstock.order import I64
@@ -23,7 +23,7 @@ from penstock.testing import numbers, outputs
     least=st.integers(1, 40),
 )
 def test_cuts_cover_everything_and_keep_to_the_bounds(sizes: list[int], count: int, least: int) -> None:
-    pace = Pace(count=count, most=64, least=least)
+    pace = BlockSizer(count=count, most=64, least=least)
     cuts = list(pace.cuts(np.array(sizes, np.int64)))
     assert [n for low, high in cuts for n in range(low, high)] == list(range(len(sizes)))
     for low, high in cuts:
@@ -32,29 +32,29 @@ def test_cuts_cover_everything_and_keep_to_the_bounds(sizes: list[int], count: i
 
 
 def test_blocks_grow_from_few_to_many() -> None:
-    pace = Pace(count=1, most=8)
+    pace = BlockSizer(count=1, most=8)
     assert [high - low for low, high in pace.cuts(np.zeros(30, np.int64))] == [1, 2, 4, 8, 8, 7]
 
 
 def test_one_sample_above_the_bound_stands_alone() -> None:
     sizes = np.array([10, 2_000_000, 10], np.int64)
-    assert list(Pace().cuts(sizes)) == [(0, 1), (1, 2), (2, 3)]
+    assert list(BlockSizer().cuts(sizes)) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_a_stage_on_rows_gets_as_many_as_it_likes() -> None:
-    pace = Pace(count=1, most=4, least=32)
+    pace = BlockSizer(count=1, most=4, least=32)
     assert [high - low for low, high in pace.cuts(np.zeros(70, np.int64))] == [32, 32, 6]
 
 
 def test_blocks_that_take_long_become_smaller() -> None:
-    pace = Pace(count=64)
+    pace = BlockSizer(count=64)
     pace.limit().measured(64, 0.5, 0)
     assert pace.most == 6
     assert pace.count == 6
 
 
 def test_blocks_that_grow_large_become_smaller() -> None:
-    pace = Pace(count=64, large=16_000_000)
+    pace = BlockSizer(count=64, large=16_000_000)
     pace.limit().measured(64, 0.0, 320_000_000)
     assert pace.most == 3
     pace.limit().measured(1, 0.0, 900_000_000)
@@ -62,7 +62,7 @@ def test_blocks_that_grow_large_become_smaller() -> None:
 
 
 def test_cheap_blocks_may_grow_again_up_to_the_limit() -> None:
-    pace = Pace(count=1, most=1)
+    pace = BlockSizer(count=1, most=1)
     limit = pace.limit()
     for _ in range(20):
         assert sum(1 for _ in pace.cuts(np.zeros(600, np.int64)))
@@ -71,7 +71,7 @@ def test_cheap_blocks_may_grow_again_up_to_the_limit() -> None:
 
 
 def test_blocks_of_middling_cost_stay_as_they_are() -> None:
-    pace = Pace(count=8, most=16)
+    pace = BlockSizer(count=8, most=16)
     pace.limit().measured(8, 0.03, 0)
     assert (pace.count, pace.most) == (8, 16)
 
@@ -97,7 +97,7 @@ def block(items: str, owner: list[int], inputs: int, **more: Any) -> Block:
 
 
 def test_what_was_delivered_before_is_left_out() -> None:
-    [got] = settled(iter([block("abcd", [0, 0, 0, 1], 2, base=2)]))
+    [got] = finish_level(iter([block("abcd", [0, 0, 0, 1], 2, base=2)]))
     assert got.items == ["c", "d"]
     assert [got.cursor(n) for n in range(3)] == [(0, 2), (1, 0), (2, 0)]
 
@@ -108,7 +108,7 @@ def test_the_parts_of_one_input_are_numbered_on() -> None:
         block("cd", [1, 1], 1, begin=1, more=True),
         block("e", [1], 3, begin=1),
     ]
-    first, second, third = settled(iter(parts))
+    first, second, third = finish_level(iter(parts))
     assert [first.cursor(n) for n in (1, 2)] == [(1, 0), (1, 1)]
     assert [second.cursor(n) for n in (1, 2)] == [(1, 2), (1, 3)]
     assert [third.cursor(n) for n in (0, 1)] == [(1, 3), (3, 0)]
@@ -120,7 +120,7 @@ def test_what_was_delivered_before_may_reach_over_several_parts() -> None:
         block("cd", [0, 0], 0, base=3, more=True),
         block("ef", [0, 1], 2, base=3),
     ]
-    got = list(settled(iter(parts)))
+    got = list(finish_level(iter(parts)))
     assert [part.items for part in got] == [[], ["d"], ["e", "f"]]
     assert got[1].cursor(1) == (0, 4)
     assert got[2].cursor(1) == (1, 0)
@@ -129,7 +129,7 @@ def test_what_was_delivered_before_may_reach_over_several_parts() -> None:
 def test_a_skip_is_counted_when_its_input_is_passed() -> None:
     noted = [Skipped(0, Place(None, None), "map", "a"), Skipped(1, Place(None, None), "map", "b")]
     parts = [block("ab", [0, 1], 1, more=True, skips=noted), block("c", [1], 2, begin=1)]
-    first, second = settled(iter(parts))
+    first, second = finish_level(iter(parts))
     assert [skip.problem for skip in first.skips] == ["a"]
     assert [skip.problem for skip in second.skips] == ["b"]
 
@@ -206,7 +206,7 @@ def test_ranks_that_must_be_equal_are_restored_at_every_item(uneven: Any, stages
 
 
 def test_the_slowest_of_those_who_work_on_a_block_decides_how_large_it_is() -> None:
-    pace = Pace(count=64)
+    pace = BlockSizer(count=64)
     slow, quick = pace.limit(), pace.limit()
     slow.measured(64, 0.5, 0)
     for _ in range(5):

@@ -8,7 +8,7 @@ from penstock.dataset import Dataset, from_items
 from penstock.engines import Level, Program, Segment
 from penstock.engines.program import ANY, levels_of
 from penstock.errors import PlanError
-from penstock.plan import Placed, Resources
+from penstock.plan import PlacedStage, Resources
 from penstock.testing import numbers
 
 UNEVEN: tuple[Literal["drop", "pad"], ...] = ("drop", "pad")
@@ -81,8 +81,8 @@ def test_a_segment_describes_its_stages() -> None:
 def test_adding_a_stage_that_asks_for_nothing_keeps_the_needs() -> None:
     stage = from_items([1]).map(f, workers=2).plan.body[0]
     light = from_items([1]).select("x").plan.body[0]
-    segment = Segment([Placed(stage, 0)], stage.resources)
-    segment.add(Placed(light, 1))
+    segment = Segment([PlacedStage(stage, 0)], stage.resources)
+    segment.add(PlacedStage(light, 1))
     assert segment.resources == Resources(2)
     assert segment.takes(ANY)
     assert not segment.takes(Resources(3))

@@ -17,7 +17,7 @@ from penstock.dataset import Dataset, mix
 from penstock.engines import Program
 from penstock.errors import PenstockError
 from penstock.feed import Loader
-from penstock.order import Lazy
+from penstock.order import UncountedOrder
 from penstock.testing import fingerprint, numbers, outputs
 
 SEEDS = range(1000 if os.environ.get("PENSTOCK_FULL") == "1" else 12)
@@ -350,7 +350,7 @@ def uncounted(dice: Dice, *, late: bool) -> tuple[Dataset, Dataset, int]:
         return ds
 
     order = Program(build(True).plan).order(0)
-    assert isinstance(order, Lazy)
+    assert isinstance(order, UncountedOrder)
     return build(True), build(False), order.group_count
 
 

@@ -21,7 +21,7 @@ import penstock as ps
 from penstock.errors import StateError
 from penstock.feed import Loader
 from penstock.plan import Batched
-from penstock.testing import BASE, CORPUS, RECUT, NumberSpots, fingerprint, numbers, outputs
+from penstock.testing import BASE, CORPUS, RECUT, LocatedNumbers, fingerprint, numbers, outputs
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 How = Literal["range", "step"]
@@ -368,13 +368,13 @@ LARGE: dict[str, Callable[[], ps.Dataset]] = {
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many samples were read, call by call."""
     counts: list[int] = []
-    read = NumberSpots.read
+    read = LocatedNumbers.read
 
-    def counting(self: NumberSpots) -> Any:
+    def counting(self: LocatedNumbers) -> Any:
         counts.append(len(self.index))
         return read(self)
 
-    monkeypatch.setattr(NumberSpots, "read", counting)
+    monkeypatch.setattr(LocatedNumbers, "read", counting)
     return counts
 
 

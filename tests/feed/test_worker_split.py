@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.engines import Program, Start
 from penstock.errors import PlanError
-from penstock.feed import Deal, Worker
+from penstock.feed import TorchWorker, WorkerShare
 from penstock.feed.worker_split import Dealt
-from penstock.order import Order, Piece, Shards
+from penstock.order import Order, Piece, ShardOrder
 from penstock.plan import Cut, Plan
 from penstock.testing import numbers
 
 
 def _order(samples: int) -> Order:
-    return Shards(np.array([7], np.uint64), np.array([samples], np.int64), 0, 0, 0)
+    return ShardOrder(np.array([7], np.uint64), np.array([samples], np.int64), 0, 0, 0)
 
 
 def _places(dealt: Order) -> list[int]:
     return [int(i) for i in dealt.at(np.arange(dealt.size)).index]
 
 
-def _deal(ds: ps.Dataset, many: int, at_once: int = 1) -> list[Deal]:
-    return [Deal.of(Worker(id, many, 0), ds.plan, at_once) for id in range(many)]
+def _deal(ds: ps.Dataset, many: int, at_once: int = 1) -> list[WorkerShare]:
+    return [WorkerShare.of(TorchWorker(id, many, 0), ds.plan, at_once) for id in range(many)]
 
 
 @given(

@@ -8,7 +8,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError
 from penstock.inspection import bench as module
-from penstock.inspection.bench import Pace, Paces, pace
+from penstock.inspection.bench import BenchResult, Paces, pace
 
 
 def test_a_rate_is_what_was_counted_by_the_time_it_took() -> None:
@@ -22,10 +22,22 @@ def test_a_rate_is_what_was_counted_by_the_time_it_took() -> None:
 
 
 def test_the_slowest_step_is_the_bottleneck_and_all_can_be_found_by_name() -> None:
-    steps = (Pace("read", 30.0), Pace("decode", 10.0), Pace("batch", 20.0))
-    paces = Paces(1, 1.0, None, None, 224, 2, False, (Pace("limit: read", 40.0),), steps, Pace("all together", 9.0), ())
-    assert paces.bottleneck == Pace("decode", 10.0)
-    assert paces.named("limit: read") == Pace("limit: read", 40.0)
+    steps = (BenchResult("read", 30.0), BenchResult("decode", 10.0), BenchResult("batch", 20.0))
+    paces = Paces(
+        1,
+        1.0,
+        None,
+        None,
+        224,
+        2,
+        False,
+        (BenchResult("limit: read", 40.0),),
+        steps,
+        BenchResult("all together", 9.0),
+        (),
+    )
+    assert paces.bottleneck == BenchResult("decode", 10.0)
+    assert paces.named("limit: read") == BenchResult("limit: read", 40.0)
     assert paces.named("augment") is None
 
 

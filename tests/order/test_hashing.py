@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from penstock.order.hashing import (
     SORTED_UP_TO,
-    arrange,
     fold,
     fold_into,
     generators,
-    mix,
     name_hash,
     name_hashes,
+    permutations,
     permute,
+    scramble,
 )
 
 WORDS = st.integers(0, 2**64 - 1)
 
 
 def test_mix_has_these_values_for_ever() -> None:
-    assert mix(np.array([0, 1, 2**64 - 1], np.uint64)).tolist() == [
+    assert scramble(np.array([0, 1, 2**64 - 1], np.uint64)).tolist() == [
         0,
         6238072747940578789,
         13029008266876403067,
@@ -123,7 +123,7 @@ def test_permute_looks_random(n: int) -> None:
 
 def test_arrange_gives_one_permutation_per_key() -> None:
     keys = np.array([3, 4], np.uint64)
-    rows = arrange(keys, 50)
+    rows = permutations(keys, 50)
     assert rows.tolist() == [permute(int(key), 50, np.arange(50)).tolist() for key in keys]
 
 

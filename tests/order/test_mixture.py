@@ -8,24 +8,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.order.hashing import name_hashes
-from penstock.order.mixture import Mixed
-from penstock.order.orders import Order, Repeated, Shards, Shuffled
+from penstock.order.mixture import MixedOrder
+from penstock.order.orders import Order, RepeatedOrder, ShardOrder, ShuffledOrder
 from penstock.order.pieces import ENDLESS
 
 
 def source(leaf: int, count: int, epoch: int = 0) -> Order:
-    return Shards(name_hashes([f"{leaf}.tar"]), np.array([count], np.int64), leaf, 0, epoch)
+    return ShardOrder(name_hashes([f"{leaf}.tar"]), np.array([count], np.int64), leaf, 0, epoch)
 
 
 def endless(leaf: int, count: int) -> Order:
-    return Repeated(lambda epoch: source(leaf, count, epoch), 0, None)
+    return RepeatedOrder(lambda epoch: source(leaf, count, epoch), 0, None)
 
 
 Changes = list[tuple[int, list[float]]]
 
 
-def mixed(counts: list[int], weights: list[float], stop: str, epoch: int = 0, changes: Changes | None = None) -> Mixed:
-    return Mixed([source(leaf, count) for leaf, count in enumerate(counts)], weights, stop, 3, epoch, changes or [])
+def mixed(
+    counts: list[int], weights: list[float], stop: str, epoch: int = 0, changes: Changes | None = None
+) -> MixedOrder:
+    return MixedOrder(
+        [source(leaf, count) for leaf, count in enumerate(counts)], weights, stop, 3, epoch, changes or []
+    )
 
 
 def leaves(order: Order, n: int | None = None) -> list[int]:
@@ -138,7 +142,7 @@ def test_a_source_without_weight_gives_nothing() -> None:
 
 def test_a_mix_of_endless_sources_is_endless() -> None:
     for stop in ("first", "all"):
-        order = Mixed([endless(0, 7), endless(1, 5)], [3, 1], stop, 0, 0)
+        order = MixedOrder([endless(0, 7), endless(1, 5)], [3, 1], stop, 0, 0)
         assert order.size == ENDLESS
         far = order.at(10**17 + np.arange(4000, dtype=np.int64))
         assert np.bincount(far.leaf).tolist() == pytest.approx([3000, 1000], abs=128)
@@ -146,7 +150,7 @@ def test_a_mix_of_endless_sources_is_endless() -> None:
 
 def test_an_endless_source_ends_with_the_first_or_never() -> None:
     sources = [endless(0, 7), source(1, 100)]
-    first, never = (Mixed(sources, [3, 1], stop, 0, 0) for stop in ("first", "all"))
+    first, never = (MixedOrder(sources, [3, 1], stop, 0, 0) for stop in ("first", "all"))
     assert first.size == pytest.approx(400, abs=64)
     assert leaves(first).count(1) == 100
     assert never.size == ENDLESS
@@ -167,7 +171,7 @@ def test_positions_can_be_asked_in_any_order() -> None:
 def test_a_mix_can_be_shuffled() -> None:
     order = mixed([9000, 1000], [0.9, 0.1], "all")
     assert np.diff(order.spans().bounds).tolist() == [4096, 4096, 1808]
-    again = Shuffled(order, 0, 0, window=500, shards=2)
+    again = ShuffledOrder(order, 0, 0, window=500, shards=2)
     refs = again.at(np.arange(10_000))
     assert len(set(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))) == 10_000
 
@@ -264,7 +268,7 @@ def test_far_behind_the_last_change_any_position_is_found_at_once() -> None:
     some = at(order, places)
     assert time.process_time() - began < 2  # 50,000 positions; walking there would take hours
     assert some[500:600] == at(order, places[500:600])
-    endless_one = Mixed([endless(0, 7), endless(1, 5)], [3, 1], "first", 0, 0, [(100, [1, 3])])
+    endless_one = MixedOrder([endless(0, 7), endless(1, 5)], [3, 1], "first", 0, 0, [(100, [1, 3])])
     far = endless_one.at(10**17 + np.arange(4000, dtype=np.int64))
     assert np.bincount(far.leaf).tolist() == pytest.approx([1000, 3000], abs=128)
 

@@ -13,30 +13,30 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.order.hashing import fold, name_hash, name_hashes
-from penstock.order.mixture import Mixed
+from penstock.order.mixture import MixedOrder
 from penstock.order.orders import (
-    Chained,
+    ChainedOrder,
     Order,
     Refs,
-    Repeated,
-    Shards,
-    Shuffled,
-    Sliced,
-    Zipped,
+    RepeatedOrder,
+    ShardOrder,
+    ShuffledOrder,
+    SlicedOrder,
+    ZippedOrder,
 )
 from penstock.order.pieces import ENDLESS, cut
-from penstock.order.subset import Chosen
+from penstock.order.subset import SubsetOrder
 
 Sample = tuple[int, int, int]
 
 
-def shards(counts: list[int], leaf: int = 0, seed: int = 0, epoch: int = 0) -> Shards:
+def shards(counts: list[int], leaf: int = 0, seed: int = 0, epoch: int = 0) -> ShardOrder:
     names = name_hashes(f"{leaf}/{number:04}.tar" for number in range(len(counts)))
-    return Shards(names, np.array(counts, np.int64), leaf, seed, epoch)
+    return ShardOrder(names, np.array(counts, np.int64), leaf, seed, epoch)
 
 
-def shuffled(inner: Order, seed: int = 0, epoch: int = 0, window: int | None = 10, per: int = 3) -> Shuffled:
-    return Shuffled(inner, seed, epoch, window=window, shards=per)
+def shuffled(inner: Order, seed: int = 0, epoch: int = 0, window: int | None = 10, per: int = 3) -> ShuffledOrder:
+    return ShuffledOrder(inner, seed, epoch, window=window, shards=per)
 
 
 def samples(refs: Refs) -> list[Sample]:
@@ -64,25 +64,27 @@ def trees(draw: st.DrawFn, epoch: int = 1) -> tuple[Order, Counter[Sample]]:
             return shards(counts, leaf, 0, epoch), held
         if kind == "split":
             counts, leaf = draw(COUNTS), next(leaves)
-            parts = [Chosen(shards(counts, leaf, 0, epoch), 0.3, 0, test) for test in (True, False)]
+            parts = [SubsetOrder(shards(counts, leaf, 0, epoch), 0.3, 0, test) for test in (True, False)]
             held = Counter((leaf, s, i) for s, count in enumerate(counts) for i in range(count))
-            return Chained(parts), held
+            return ChainedOrder(parts), held
         inner, held = grow(depth - 1)
         if kind == "shuffle":
             window, per = draw(st.integers(1, 30)), draw(st.integers(1, 5))
-            return Shuffled(inner, 0, epoch, window=window, shards=per), held
+            return ShuffledOrder(inner, 0, epoch, window=window, shards=per), held
         if kind == "all":
-            return Shuffled(inner, 0, epoch, window=None, all=True), held
+            return ShuffledOrder(inner, 0, epoch, window=None, all=True), held
         if kind == "repeat":
             times = draw(st.integers(0, 3))
-            return Repeated(lambda _: inner, epoch, times), Counter({s: n * times for s, n in held.items() if times})
+            return RepeatedOrder(lambda _: inner, epoch, times), Counter(
+                {s: n * times for s, n in held.items() if times}
+            )
         other, more = grow(depth - 1)
         if kind == "union":
-            return Chained([inner, other]), held + more
+            return ChainedOrder([inner, other]), held + more
         if kind == "mix":
-            return Mixed([inner, other], [0.7, 0.3], "all", 0, epoch), held + more
-        short = Sliced(inner, 0, other.size)
-        return Zipped(short, other, strict=False), Counter(everything(short)[: other.size])
+            return MixedOrder([inner, other], [0.7, 0.3], "all", 0, epoch), held + more
+        short = SlicedOrder(inner, 0, other.size)
+        return ZippedOrder(short, other, strict=False), Counter(everything(short)[: other.size])
 
     return grow(draw(st.integers(0, 3)))
 
@@ -174,7 +176,7 @@ def test_the_shuffled_order_has_these_values_for_ever() -> None:
 
 
 def test_the_order_over_everything_has_these_values_for_ever() -> None:
-    order = Shuffled(shards([3000, 3000]), 7, 2, window=None, all=True)
+    order = ShuffledOrder(shards([3000, 3000]), 7, 2, window=None, all=True)
     assert [(s, i) for _, s, i in everything(order)[:6]] == [
         (0, 764),
         (1, 2520),
@@ -200,7 +202,7 @@ def test_shards_are_taken_in_an_order_that_needs_no_counts() -> None:
 
 def test_a_shuffle_reads_its_shards_front_to_back() -> None:
     """At no place has a shard been read further ahead of another of its group than a window's slice."""
-    order = Shuffled(shards([1000] * 6), 0, 0, window=300, shards=3)
+    order = ShuffledOrder(shards([1000] * 6), 0, 0, window=300, shards=3)
     for group in range(2):
         found = everything(order)[group * 3000 : (group + 1) * 3000]
         assert len({s for _, s, _ in found}) == 3
@@ -211,24 +213,24 @@ def test_a_shuffle_reads_its_shards_front_to_back() -> None:
 def test_a_shuffle_says_where_its_groups_begin() -> None:
     assert shuffled(shards([2, 2, 2, 2, 2]), per=2).groups().tolist() == [0, 4, 8, 10]
     assert shards([2, 0, 3]).groups().tolist() == [0, 2, 2, 5]
-    assert Shuffled(shards([2, 3]), 0, 0, window=None, all=True).groups().tolist() == [0, 5]
+    assert ShuffledOrder(shards([2, 3]), 0, 0, window=None, all=True).groups().tolist() == [0, 5]
 
 
 @pytest.mark.parametrize(("window", "per"), [(0, 1), (1, 0), (-5, 3)])
 def test_a_shuffle_without_room_is_refused(window: int, per: int) -> None:
     with pytest.raises(PlanError, match="1 or more"):
-        Shuffled(shards([3]), 0, 0, window=window, shards=per)
+        ShuffledOrder(shards([3]), 0, 0, window=window, shards=per)
 
 
 @given(COUNTS, st.integers(0, 40), st.one_of(st.none(), st.integers(0, 40)))
 def test_a_slice_is_a_slice(counts: list[int], start: int, stop: int | None) -> None:
     inner = shuffled(shards(counts))
-    assert everything(Sliced(inner, start, stop)) == everything(inner)[start:stop]
+    assert everything(SlicedOrder(inner, start, stop)) == everything(inner)[start:stop]
 
 
 @given(COUNTS, st.integers(0, 40), st.integers(0, 40))
 def test_the_spans_of_a_slice_are_clipped(counts: list[int], start: int, stop: int) -> None:
-    order = Sliced(shards(counts), start, stop)
+    order = SlicedOrder(shards(counts), start, stop)
     for group in range(len(order.spans().keys)):
         a, b = order.spans().bounds[group : group + 2].tolist()
         assert len({s for _, s, _ in everything(order)[a:b]}) <= 1
@@ -237,7 +239,7 @@ def test_the_spans_of_a_slice_are_clipped(counts: list[int], start: int, stop: i
 
 def test_pairs_are_by_position_and_named_by_the_left() -> None:
     left, right = shuffled(shards([4, 5])), shards([3, 6], leaf=1)
-    refs = Zipped(left, right, strict=True).at(np.arange(9))
+    refs = ZippedOrder(left, right, strict=True).at(np.arange(9))
     assert refs.pair is not None
     assert samples(refs) == everything(left)
     assert samples(refs.pair) == everything(right)
@@ -246,7 +248,7 @@ def test_pairs_are_by_position_and_named_by_the_left() -> None:
 
 def test_pairs_of_pairs_are_a_chain() -> None:
     a, b, c = (shards([3], leaf) for leaf in range(3))
-    for order in (Zipped(Zipped(a, b, True), c, True), Zipped(a, Zipped(b, c, True), True)):
+    for order in (ZippedOrder(ZippedOrder(a, b, True), c, True), ZippedOrder(a, ZippedOrder(b, c, True), True)):
         refs = order.at(np.arange(3)).take(np.array([2, 0]))
         assert refs.pair is not None
         assert refs.pair.pair is not None
@@ -255,19 +257,19 @@ def test_pairs_of_pairs_are_a_chain() -> None:
 
 
 def test_a_union_with_pairs_says_who_has_no_partner() -> None:
-    refs = Chained([Zipped(shards([2]), shards([2], 1), True), shards([1], 2)]).at(np.array([2, 0]))
+    refs = ChainedOrder([ZippedOrder(shards([2]), shards([2], 1), True), shards([1], 2)]).at(np.array([2, 0]))
     assert refs.pair is not None
     assert refs.pair.leaf.tolist() == [-1, 1]
 
 
 def test_a_strict_zip_of_two_sizes_names_both() -> None:
     with pytest.raises(PlanError, match="7 samples with 5 samples"):
-        Zipped(shards([7]), shards([5]), strict=True)
-    assert Zipped(shards([7]), shards([5]), strict=False).size == 5
+        ZippedOrder(shards([7]), shards([5]), strict=True)
+    assert ZippedOrder(shards([7]), shards([5]), strict=False).size == 5
 
 
 def test_a_shuffle_of_pairs_keeps_pairs() -> None:
-    refs = shuffled(Zipped(shards([9, 9]), shards([18], 1), True)).at(np.arange(18))
+    refs = shuffled(ZippedOrder(shards([9, 9]), shards([18], 1), True)).at(np.arange(18))
     assert refs.pair is not None
     assert refs.pair.index.tolist() == (refs.shard * 9 + refs.index).tolist()
 
@@ -276,7 +278,7 @@ def test_pass_i_of_epoch_e_is_epoch_e_times_n_plus_i() -> None:
     def make(epoch: int) -> Order:
         return shuffled(shards([5, 6], epoch=epoch), 0, epoch)
 
-    order = Repeated(make, 2, 3)
+    order = RepeatedOrder(make, 2, 3)
     assert everything(order) == everything(make(6)) + everything(make(7)) + everything(make(8))
     assert order.at(np.array([11])).key.tolist() == make(7).at(np.array([0])).key.tolist()
 
@@ -285,32 +287,32 @@ def test_an_endless_repeat_goes_on_with_the_next_epochs() -> None:
     def make(epoch: int) -> Order:
         return shuffled(shards([5, 6], epoch=epoch), 0, epoch)
 
-    order = Repeated(make, 4, None)
+    order = RepeatedOrder(make, 4, None)
     assert order.size == ENDLESS
     assert samples(order.at(np.arange(11 * 9, 11 * 10))) == everything(make(13))
     assert samples(order.at(np.array([11 * 10**15]))) == everything(make(4 + 10**15))[:1]
-    assert Repeated(lambda _: shards([]), 0, None).size == 0
+    assert RepeatedOrder(lambda _: shards([]), 0, None).size == 0
 
 
 def test_spans_of_one_shard_have_different_keys_wherever_it_comes_again() -> None:
     plain = shards([3, 3])
-    for order in (Chained([plain, plain]), Repeated(lambda _: plain, 0, 2)):
+    for order in (ChainedOrder([plain, plain]), RepeatedOrder(lambda _: plain, 0, 2)):
         assert len(set(order.spans().keys.tolist())) == 4
 
 
 def test_an_endless_order_can_be_cut_limited_and_then_shuffled() -> None:
-    order = Repeated(lambda epoch: shards([5], epoch=epoch), 0, None)
+    order = RepeatedOrder(lambda epoch: shards([5], epoch=epoch), 0, None)
     assert cut(order.whole(), 1, 2, "step") == [[1, ENDLESS, 2, 0]]
-    limited = shuffled(Sliced(order, 2, 13))
+    limited = shuffled(SlicedOrder(order, 2, 13))
     assert Counter(i for _, _, i in everything(limited)) == Counter(p % 5 for p in range(2, 13))
-    assert Sliced(order, 10, None).size == ENDLESS
+    assert SlicedOrder(order, 10, None).size == ENDLESS
     with pytest.raises(PlanError, match=r"before repeat"):
         shuffled(order)
 
 
 def test_two_threads_can_ask_at_once() -> None:
-    order = Shuffled(
-        Repeated(lambda e: Chosen(shards([50] * 40, epoch=e), 0.3, 0, False), 0, 6), 0, 0, window=64, shards=5
+    order = ShuffledOrder(
+        RepeatedOrder(lambda e: SubsetOrder(shards([50] * 40, epoch=e), 0.3, 0, False), 0, 6), 0, 0, window=64, shards=5
     )
     expected = everything(order)
     wrong: list[int] = []
@@ -330,7 +332,7 @@ def test_two_threads_can_ask_at_once() -> None:
 @given(COUNTS, st.floats(0, 1), st.integers(0, 5))
 def test_the_parts_of_a_split_are_the_whole(counts: list[int], share: float, seed: int) -> None:
     inner = shards(counts)
-    test, train = (Chosen(inner, share, seed, part) for part in (True, False))
+    test, train = (SubsetOrder(inner, share, seed, part) for part in (True, False))
     assert sorted(everything(test) + everything(train)) == everything(inner)
     assert everything(test) == sorted(everything(test))
     assert everything(train) == sorted(everything(train))
@@ -338,41 +340,41 @@ def test_the_parts_of_a_split_are_the_whole(counts: list[int], share: float, see
 
 def test_a_split_is_exact_where_it_can_be() -> None:
     for count in (10, 100, 5000, 12_345 * 5):
-        assert Chosen(shards([count] * 7), 0.2, 0, True).size == 7 * count // 5
+        assert SubsetOrder(shards([count] * 7), 0.2, 0, True).size == 7 * count // 5
 
 
 def test_a_split_of_tiny_shards_has_the_share_on_average() -> None:
-    assert Chosen(shards([1] * 20_000), 0.2, 0, True).size == pytest.approx(4000, rel=0.05)
+    assert SubsetOrder(shards([1] * 20_000), 0.2, 0, True).size == pytest.approx(4000, rel=0.05)
 
 
 def test_new_shards_move_no_sample_between_the_parts() -> None:
-    few, many = (set(everything(Chosen(shards([7] * n), 0.3, 1, True))) for n in (5, 50))
+    few, many = (set(everything(SubsetOrder(shards([7] * n), 0.3, 1, True))) for n in (5, 50))
     assert few == {sample for sample in many if sample[1] < 5}
 
 
 def test_a_split_is_the_same_in_every_epoch_and_differs_by_seed() -> None:
-    parts = {(s, e): everything(Chosen(shards([9] * 9, epoch=e), 0.4, s, True)) for s in (0, 1) for e in (0, 1)}
+    parts = {(s, e): everything(SubsetOrder(shards([9] * 9, epoch=e), 0.4, s, True)) for s in (0, 1) for e in (0, 1)}
     assert parts[0, 0] == parts[0, 1]
     assert parts[0, 0] != parts[1, 0]
 
 
 def test_a_shuffle_is_split_before_not_after() -> None:
-    for order in (shuffled(shards([9])), Mixed([shards([9])], [1.0], "all", 0, 0)):
+    for order in (shuffled(shards([9])), MixedOrder([shards([9])], [1.0], "all", 0, 0)):
         with pytest.raises(PlanError, match="split first"):
-            Chosen(order, 0.5, 0, True)
+            SubsetOrder(order, 0.5, 0, True)
 
 
 def test_orders_say_whether_every_epoch_holds_the_same() -> None:
     plain, mixed_up = shards([9, 9]), shuffled(shards([9, 9]))
     assert (plain.stable, plain.fixed) == (True, True)
     assert (mixed_up.stable, mixed_up.fixed) == (True, False)
-    assert Sliced(plain, 0, 5).stable
-    assert Sliced(mixed_up, 0, 18).stable
-    assert not Sliced(mixed_up, 0, 5).stable
-    assert not shuffled(Sliced(mixed_up, 0, 5)).stable
-    assert not Chained([plain, Sliced(mixed_up, 0, 5)]).stable
-    assert Mixed([plain, mixed_up], [1, 1], "all", 0, 0).stable
-    assert not Mixed([plain, mixed_up], [2, 1], "first", 0, 0).stable
+    assert SlicedOrder(plain, 0, 5).stable
+    assert SlicedOrder(mixed_up, 0, 18).stable
+    assert not SlicedOrder(mixed_up, 0, 5).stable
+    assert not shuffled(SlicedOrder(mixed_up, 0, 5)).stable
+    assert not ChainedOrder([plain, SlicedOrder(mixed_up, 0, 5)]).stable
+    assert MixedOrder([plain, mixed_up], [1, 1], "all", 0, 0).stable
+    assert not MixedOrder([plain, mixed_up], [2, 1], "first", 0, 0).stable
 
 
 def test_a_billion_samples_in_a_hundred_thousand_shards_are_cheap() -> None:
@@ -380,8 +382,8 @@ def test_a_billion_samples_in_a_hundred_thousand_shards_are_cheap() -> None:
     counts = np.full(100_000, 10_000, np.int64)
     places = np.random.default_rng(0).integers(0, 10**9, 60)
     tracemalloc.start()
-    order = Shuffled(Shards(names, counts, 0, 0, 0), 0, 0, window=None)
-    one = Shuffled(Shards(names, counts, 0, 0, 0), 0, 0, window=None, all=True)
+    order = ShuffledOrder(ShardOrder(names, counts, 0, 0, 0), 0, 0, window=None)
+    one = ShuffledOrder(ShardOrder(names, counts, 0, 0, 0), 0, 0, window=None, all=True)
     for p in places:
         order.at(np.array([p]))
         one.at(np.array([p]))

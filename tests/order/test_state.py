@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import StateError
 from penstock.order.hashing import name_hashes
-from penstock.order.mixture import Mixed
-from penstock.order.orders import Order, Repeated, Shards, Shuffled
+from penstock.order.mixture import MixedOrder
+from penstock.order.orders import Order, RepeatedOrder, ShardOrder, ShuffledOrder
 from penstock.order.pieces import ENDLESS, Piece, V, join
 from penstock.order.state import OpenWindow, State, recut
-from penstock.order.uncounted import Lazy
+from penstock.order.uncounted import UncountedOrder
 
 Output = tuple[int, int]
 
@@ -33,8 +33,8 @@ def states_of(world: int, **changes: Any) -> list[State]:
     ]
 
 
-def shards(counts: list[int]) -> Shards:
-    return Shards(name_hashes(map(str, range(len(counts)))), np.array(counts, np.int64), 0, 0, 0)
+def shards(counts: list[int]) -> ShardOrder:
+    return ShardOrder(name_hashes(map(str, range(len(counts)))), np.array(counts, np.int64), 0, 0, 0)
 
 
 def outputs_of(order: Order, piece: Piece) -> list[tuple[int, int, int]]:
@@ -71,22 +71,24 @@ def orders(draw: st.DrawFn) -> Order:
     kind = draw(st.sampled_from(["shards", "shuffle", "mix", "repeat", "lazy"]))
     if kind == "lazy":
         names = name_hashes(map(str, range(len(counts))))
-        return Lazy(names, counts.__getitem__, 0, 0, 0, window=window, shards=per, shuffle=draw(st.booleans()))
+        return UncountedOrder(
+            names, counts.__getitem__, 0, 0, 0, window=window, shards=per, shuffle=draw(st.booleans())
+        )
     plain = shards(counts)
-    shuffled = Shuffled(plain, 0, 0, window=window, shards=per)
+    shuffled = ShuffledOrder(plain, 0, 0, window=window, shards=per)
     made: dict[str, Order] = {
         "shards": plain,
         "shuffle": shuffled,
-        "mix": Mixed([plain, shuffled], [1, 2], "all", 0, 0),
-        "repeat": Repeated(lambda epoch: Shuffled(plain, 0, epoch, window=window, shards=per), 0, 3),
+        "mix": MixedOrder([plain, shuffled], [1, 2], "all", 0, 0),
+        "repeat": RepeatedOrder(lambda epoch: ShuffledOrder(plain, 0, epoch, window=window, shards=per), 0, 3),
     }
     return made[kind]
 
 
 @given(orders(), st.randoms(use_true_random=False))
 def test_every_output_comes_once_through_up_to_five_recuts(order: Order, chance: random.Random) -> None:
-    lazy = isinstance(order, Lazy)
-    most = min(6, order.group_count) if isinstance(order, Lazy) else 6
+    lazy = isinstance(order, UncountedOrder)
+    most = min(6, order.group_count) if isinstance(order, UncountedOrder) else 6
     expected = Counter(out[:2] for piece in order.whole() for out in outputs_of(order, piece))
     delivered: Counter[Output] = Counter()
     states = [replace(STATE, rank=0, world=1, left=order.whole(), lazy=lazy)]
@@ -108,8 +110,8 @@ def test_every_output_comes_once_through_up_to_five_recuts(order: Order, chance:
 
 @given(orders(), st.randoms(use_true_random=False))
 def test_the_same_rank_goes_on_in_order(order: Order, chance: random.Random) -> None:
-    lazy = isinstance(order, Lazy)
-    world = 1 if isinstance(order, Lazy) and order.group_count < 3 else 3
+    lazy = isinstance(order, UncountedOrder)
+    world = 1 if isinstance(order, UncountedOrder) and order.group_count < 3 else 3
     rank, how = chance.randrange(world), chance.choice(["range", "step"])
     left = order.cut(order.whole(), rank, world, how)
     expected = [out[:2] for piece in left for out in outputs_of(order, piece)]

@@ -9,17 +9,27 @@ from hypothesis import strategies as st
 
 from penstock.errors import PlanError
 from penstock.order.hashing import name_hash, name_hashes
-from penstock.order.mixture import Mixed
-from penstock.order.orders import LEFT_OUT, UNFOUND, Chained, Order, Repeated, Shards, Shuffled, Sliced, Zipped
-from penstock.order.subset import Chosen, Excluded
+from penstock.order.mixture import MixedOrder
+from penstock.order.orders import (
+    LEFT_OUT,
+    UNFOUND,
+    ChainedOrder,
+    Order,
+    RepeatedOrder,
+    ShardOrder,
+    ShuffledOrder,
+    SlicedOrder,
+    ZippedOrder,
+)
+from penstock.order.subset import ExcludingOrder, SubsetOrder
 
 COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=8)
 Sample = tuple[int, int, int]
 
 
-def shards(counts: list[int], leaf: int = 0, epoch: int = 0) -> Shards:
+def shards(counts: list[int], leaf: int = 0, epoch: int = 0) -> ShardOrder:
     names = name_hashes(_name(leaf, number) for number in range(len(counts)))
-    return Shards(names, np.array(counts, np.int64), leaf, 0, epoch)
+    return ShardOrder(names, np.array(counts, np.int64), leaf, 0, epoch)
 
 
 def _name(leaf: int, number: int) -> str:
@@ -51,17 +61,17 @@ def fixed(draw: st.DrawFn) -> Order:
             return shards(draw(COUNTS), next(leaves))
         inner = grow(depth - 1)
         if kind == "union":
-            return Chained([inner, grow(depth - 1)])
+            return ChainedOrder([inner, grow(depth - 1)])
         if kind == "limit":
-            return Sliced(inner, 0, draw(st.integers(0, 40)))
+            return SlicedOrder(inner, 0, draw(st.integers(0, 40)))
         if kind == "skip":
-            return Sliced(inner, draw(st.integers(0, 9)), None)
+            return SlicedOrder(inner, draw(st.integers(0, 9)), None)
         if kind == "split":
-            return Chosen(inner, 0.4, 0, draw(st.booleans()))
+            return SubsetOrder(inner, 0.4, 0, draw(st.booleans()))
         if kind == "zip":
-            return Zipped(inner, shards([200], next(leaves)), strict=False)
+            return ZippedOrder(inner, shards([200], next(leaves)), strict=False)
         gone = draw(st.lists(st.integers(0, max(0, inner.size - 1)), max_size=9)) if inner.size else []
-        return Excluded(inner, np.array(gone, np.int64))
+        return ExcludingOrder(inner, np.array(gone, np.int64))
 
     return grow(draw(st.integers(0, 3)))
 
@@ -75,7 +85,7 @@ def test_every_sample_is_found_where_it_stands(order: Order) -> None:
 def test_what_is_excluded_is_gone_and_the_others_keep_their_order(counts: list[int], data: st.DataObject) -> None:
     whole = everything(shards(counts))
     gone = data.draw(st.lists(st.sampled_from(range(len(whole))), max_size=20)) if whole else []
-    order = Excluded(shards(counts), np.array(gone, np.int64))
+    order = ExcludingOrder(shards(counts), np.array(gone, np.int64))
     assert everything(order) == [sample for place, sample in enumerate(whole) if place not in gone]
     bounds = order.spans().bounds.tolist()
     for number, (low, high) in enumerate(pairwise(bounds)):
@@ -84,28 +94,28 @@ def test_what_is_excluded_is_gone_and_the_others_keep_their_order(counts: list[i
 
 
 def test_a_shuffle_of_the_rest_holds_the_rest() -> None:
-    order = Shuffled(Excluded(shards([9, 0, 20, 5]), np.array([0, 8, 9, 33])), 0, 0, window=6, shards=2)
+    order = ShuffledOrder(ExcludingOrder(shards([9, 0, 20, 5]), np.array([0, 8, 9, 33])), 0, 0, window=6, shards=2)
     assert sorted(everything(order)) == [
         s for p, s in enumerate(everything(shards([9, 0, 20, 5]))) if p not in {0, 8, 9, 33}
     ]
 
 
 def test_samples_that_are_not_there_are_told_from_those_left_out() -> None:
-    order = Sliced(Excluded(shards([5, 5]), np.array([1])), 0, 6)
+    order = SlicedOrder(ExcludingOrder(shards([5, 5]), np.array([1])), 0, 6)
     asked = [(0, 0, 0), (0, 0, 1), (0, 1, 4), (0, 1, 5), (0, 7, 0), (1, 0, 0)]
     assert find(order, asked) == [0, LEFT_OUT, LEFT_OUT, UNFOUND, UNFOUND, UNFOUND]
     assert find(shards([]), [(0, 0, 0)]) == [UNFOUND]
-    zipped = Zipped(shards([4]), shards([9], 1), strict=False)
+    zipped = ZippedOrder(shards([4]), shards([9], 1), strict=False)
     assert find(zipped, [(0, 0, 3), (1, 0, 3), (1, 0, 4), (2, 0, 0)]) == [3, 3, LEFT_OUT, UNFOUND]
 
 
 def test_nothing_can_be_found_where_the_epoch_decides() -> None:
     inner = shards([9])
     for order in (
-        Shuffled(inner, 0, 0, window=4),
-        Mixed([inner], [1.0], "all", 0, 0),
-        Repeated(lambda epoch: inner, 0, 2),
-        Sliced(Shuffled(inner, 0, 0, window=4), 0, 5),
+        ShuffledOrder(inner, 0, 0, window=4),
+        MixedOrder([inner], [1.0], "all", 0, 0),
+        RepeatedOrder(lambda epoch: inner, 0, 2),
+        SlicedOrder(ShuffledOrder(inner, 0, 0, window=4), 0, 5),
     ):
         with pytest.raises(PlanError, match=r"put exclude\(\) before"):
             find(order, [(0, 0, 0)])

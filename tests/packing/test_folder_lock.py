@@ -19,14 +19,14 @@ import pytest
 import penstock as ps
 from penstock.cli import main
 from penstock.errors import PlanError
-from penstock.packing.folder_lock import LOCK, Owner, turn
+from penstock.packing.folder_lock import LOCK, Owner, folder_lock
 from penstock.packing.journal import read_journal, write_journal
 from penstock.storage import Memory
 
 HOLDING = """
 import sys
-from penstock.packing.folder_lock import turn
-with turn(sys.argv[1]):
+from penstock.packing.folder_lock import folder_lock
+with folder_lock(sys.argv[1]):
     print("mine", flush=True)
     sys.stdin.readline()
 """
@@ -140,7 +140,7 @@ def test_where_nobody_can_know_the_newcomer_takes_over_and_the_first_stops() -> 
 
 
 def test_a_process_that_is_gone_or_another_one_does_not_live(tmp_path: Path) -> None:
-    with turn(str(tmp_path / "a")) as me:
+    with folder_lock(str(tmp_path / "a")) as me:
         assert me.lives()
     assert not me.lives()
     with held(tmp_path / "b") as other:
@@ -164,7 +164,7 @@ def test_a_lock_that_was_just_taken_away_is_not_taken_for_one(tmp_path: Path) ->
         nonlocal inside, most, refused
         for _ in range(50):
             try:
-                with turn(str(tmp_path)):
+                with folder_lock(str(tmp_path)):
                     with lock:
                         inside += 1
                         most = max(most, inside)

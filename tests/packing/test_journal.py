@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from penstock.engines import Part, Start
+from penstock.engines import Start, StartPart
 from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.packing.journal import (
     JOURNAL,
     Journal,
-    Place,
+    JournalPosition,
     read_journal,
     remove_journal,
     start_from_json,
@@ -27,9 +27,9 @@ ENTRY = ShardEntry("shard-000000.tar", 3, 100, "ab")
 
 
 def test_what_is_written_is_read() -> None:
-    start = Start([[3, 9, 1, 0]], (Part([[0, 3, 1, 0]], 3, 1, 0),), {1: (2, 0)}, {2: 5}, 7, [0, 1, 1, 0])
+    start = Start([[3, 9, 1, 0]], (StartPart([[0, 3, 1, 0]], 3, 1, 0),), {1: (2, 0)}, {2: 5}, 7, [0, 1, 1, 0])
     assert start_from_json(json.loads(json.dumps(start_to_json(start)))) == start
-    journal = Journal("s", {"seed": 1}, 2, 30, ("old.tar",)).after(ENTRY, Place(start_to_json(start), 4, 1))
+    journal = Journal("s", {"seed": 1}, 2, 30, ("old.tar",)).after(ENTRY, JournalPosition(start_to_json(start), 4, 1))
     write_journal(Memory(), URL, journal)
     assert read_journal(Memory(), URL) == journal
     remove_journal(Memory(), URL)

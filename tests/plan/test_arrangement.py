@@ -4,15 +4,28 @@ from typing import Any
 
 import numpy as np
 
-from penstock.order import Shards
-from penstock.plan import FilterFn, MapFn, Plan, Rename, Select, Shuffle, Slice, ToTuple, Union, Zip, arrange, relaxed
+from penstock.order import ShardOrder
+from penstock.plan import (
+    FilterFn,
+    MapFn,
+    Plan,
+    Rename,
+    Select,
+    Shuffle,
+    Slice,
+    ToTuple,
+    Union,
+    Zip,
+    arrange,
+    unshuffled,
+)
 from penstock.testing import Numbers
 
 A, B = Numbers((3,), name="a"), Numbers((3,), name="b")
 
 
-def _leaf(leaf: int, seed: int, epoch: int) -> Shards:
-    return Shards(np.array([leaf], np.uint64), np.array([3], np.int64), leaf, seed, epoch)
+def _leaf(leaf: int, seed: int, epoch: int) -> ShardOrder:
+    return ShardOrder(np.array([leaf], np.uint64), np.array([3], np.int64), leaf, seed, epoch)
 
 
 def _arranged(plan: Plan) -> Any:
@@ -57,6 +70,6 @@ def test_the_operands_of_a_zip_have_slots() -> None:
 
 def test_a_relaxed_plan_is_not_shuffled_anywhere() -> None:
     plan = Plan(Union((Plan(A, (Shuffle(), Slice(0, 2))), Plan(B))), (Shuffle(5), MapFn(len)))
-    calm = relaxed(plan)
+    calm = unshuffled(plan)
     assert [stage.describe() for stage in calm.stages] == ["map(len)"]
     assert [stage.describe() for stage in calm.branches()[0].stages] == ["limit(2)"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import penstock as ps
-from penstock.plan.collation import Buffers
+from penstock.plan.collation import BatchMemory
 
 BIG = (64, 64, 3)
 
@@ -23,7 +23,7 @@ def _address(array: Any) -> int:
 
 
 def test_what_was_let_go_of_is_taken_again() -> None:
-    buffers = Buffers()
+    buffers = BatchMemory()
     first = buffers.stacked(_values(1))
     where = _address(first)
     del first
@@ -45,7 +45,7 @@ def test_what_was_let_go_of_is_taken_again() -> None:
     ids=["batch", "part", "flat", "tensor", "memory", "buffer"],
 )
 def test_what_is_held_in_any_way_is_not_overwritten(kept: Any) -> None:
-    buffers = Buffers()
+    buffers = BatchMemory()
     held = kept(buffers.stacked(_values(1)))
     before = bytes(np.asarray(held))
     for number in range(2, 12):
@@ -62,7 +62,7 @@ def test_batches_of_an_epoch_share_few_buffers_and_can_all_be_kept() -> None:
 
 
 def test_small_batches_and_mixed_types_are_numpys_own() -> None:
-    buffers = Buffers()
+    buffers = BatchMemory()
     small = buffers.stacked([np.ones(3), np.zeros(3)])
     assert small.base is None
     assert small.dtype == np.float64
@@ -80,7 +80,7 @@ def test_memory_is_pinned_where_there_is_cuda(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "empty", empty)
-    buffers = Buffers()
+    buffers = BatchMemory()
     first = buffers.stacked(_values(1))
     second = buffers.stacked(_values(2))
     assert asked == [((128, *BIG), torch.uint8, True)] * 2

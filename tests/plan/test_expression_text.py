@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.errors import DataError, PlanError
-from penstock.plan.expression_text import Expression
+from penstock.plan.expression_text import TextExpression
 
 
 @dataclass
@@ -53,7 +53,7 @@ DOG = One(
     ],
 )
 def test_what_is_allowed_means_what_it_says(text: str, value: object) -> None:
-    assert Expression(text).of(DOG) == value
+    assert TextExpression(text).of(DOG) == value
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_what_is_allowed_means_what_it_says(text: str, value: object) -> None:
 )
 def test_nothing_else_is_allowed(text: str) -> None:
     if text == "yield_":  # a field that is not there
-        assert Expression(text).of(DOG) is None
+        assert TextExpression(text).of(DOG) is None
         return
     with pytest.raises(PlanError):
-        Expression(text)
+        TextExpression(text)
 
 
 @pytest.mark.parametrize(
@@ -96,4 +96,4 @@ def test_nothing_else_is_allowed(text: str) -> None:
 )
 def test_what_has_no_value_is_an_error_with_shard_and_key(text: str) -> None:
     with pytest.raises(DataError, match=r"has no value here.*shard: a\.tar, key: d/k1"):
-        Expression(text).of(DOG)
+        TextExpression(text).of(DOG)

@@ -9,7 +9,17 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
-from penstock.plan import ByObject, Cut, EngineOptions, Fields, OnError, Resources, name_of, size_in_bytes, takes
+from penstock.plan import (
+    ByObject,
+    Cut,
+    EngineOptions,
+    Fields,
+    OnError,
+    Resources,
+    name_of,
+    size_in_bytes,
+    takes_parameter,
+)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +90,9 @@ def test_fields_are_wanted_unless_something_says_otherwise() -> None:
     everything = Fields()
     assert everything.wants("jpg")
     assert everything.wants("__key__")
-    assert not everything.but(["jpg"]).wants("jpg")
-    assert everything.but(["jpg"]).also(["jpg"]).wants("jpg")
-    assert not everything.but(["__url__"]).wants("__url__")
+    assert not everything.without(["jpg"]).wants("jpg")
+    assert everything.without(["jpg"]).with_(["jpg"]).wants("jpg")
+    assert not everything.without(["__url__"]).wants("__url__")
 
 
 def test_chosen_fields_bring_those_in_underscores_along() -> None:
@@ -90,17 +100,17 @@ def test_chosen_fields_bring_those_in_underscores_along() -> None:
     assert [chosen.wants(name) for name in ("jpg", "cls", "__key__")] == [True, False, True]
     bare = Fields(frozenset({"jpg", "__key__"}), meta=False)
     assert [bare.wants(name) for name in ("jpg", "__key__", "__url__")] == [True, True, False]
-    assert [chosen.also(["cls"]).wants("cls"), chosen.but(["jpg"]).wants("jpg")] == [True, False]
+    assert [chosen.with_(["cls"]).wants("cls"), chosen.without(["jpg"]).wants("jpg")] == [True, False]
 
 
 def test_a_function_is_asked_for_its_parameters() -> None:
     class Call:
         def __call__(self, item: object, rng: object) -> None: ...
 
-    assert takes(Call(), "rng")
-    assert takes(partial(lambda item, rng: None, 1), "rng")
-    assert not takes(len, "rng")
-    assert not takes(int, "rng")
+    assert takes_parameter(Call(), "rng")
+    assert takes_parameter(partial(lambda item, rng: None, 1), "rng")
+    assert not takes_parameter(len, "rng")
+    assert not takes_parameter(int, "rng")
 
 
 def test_functions_are_named_for_messages() -> None:

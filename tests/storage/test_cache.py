@@ -28,8 +28,8 @@ import pytest
 from penstock.errors import PlanError, StorageError
 from penstock.storage import Info, Listed, Local, Memory, NotFound, Storage, Upload
 from penstock.storage.cache import Cache, Cached
-from penstock.storage.cache_folder import MARKER, WHOLE, Shelf, _markers, shelf
-from penstock.storage.cached_object import CELL, RUN, Kept
+from penstock.storage.cache_folder import MARKER, WHOLE, CacheFolder, _markers, cache_folder
+from penstock.storage.cached_object import CELL, RUN, CachedObject
 from penstock.testing.storages import DATA, StorageTests, write
 
 URL = "far://host/shard.tar"
@@ -478,27 +478,27 @@ def test_another_process_waits_for_what_is_being_fetched(origin: Origin, folder:
 def test_what_came_while_a_cell_was_being_claimed_is_not_fetched(
     origin: Origin, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    claim = Shelf.claim
+    claim = CacheFolder.claim
 
-    def late(self: Shelf, key: str, cells: Iterable[int], most: int) -> list[int]:
-        monkeypatch.setattr(Shelf, "claim", claim)
+    def late(self: CacheFolder, key: str, cells: Iterable[int], most: int) -> list[int]:
+        monkeypatch.setattr(CacheFolder, "claim", claim)
         Cache(folder).over(origin).read(URL, CELL, CELL + 1)
         return claim(self, key, cells, most)
 
-    monkeypatch.setattr(Shelf, "claim", late)
+    monkeypatch.setattr(CacheFolder, "claim", late)
     assert Cache(folder).over(origin).read(URL, 0, len(CONTENT)) == CONTENT
     assert origin.fetched() == [1, 1, 1, 1]
 
 
 def test_a_file_is_begun_once(origin: Origin, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, new = [], Kept._new
+    begun, new = [], CachedObject._new
 
-    def slow(self: Kept) -> Any:
+    def slow(self: CachedObject) -> Any:
         begun.append(self.key)
         time.sleep(0.05)
         return new(self)
 
-    monkeypatch.setattr(Kept, "_new", slow)
+    monkeypatch.setattr(CachedObject, "_new", slow)
     _read_by_threads(Cache(folder).over(origin))
     assert len(begun) == 1
 
@@ -581,7 +581,7 @@ def test_a_crash_before_the_last_name_costs_nothing(
     origin: Origin, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.storage.cached_object.Kept._complete", lambda self, copy: False)
+        patch.setattr("penstock.storage.cached_object.CachedObject._complete", lambda self, copy: False)
         b"".join(Cache(folder).over(origin).stream(URL))
     assert _names(folder) == [".penstock-part"]
     path = Cache(folder).over(origin).local_path(URL)
@@ -676,7 +676,7 @@ def _last_use(cached: Cached, number: int, when: float) -> None:
 
 def _give_back(cached: Cached) -> None:
     """Let go of the paths that were given away, as after many others."""
-    here = shelf(cached.cache.folder)
+    here = cache_folder(cached.cache.folder)
     for key in list(here._lent):
         del here._lent[key]
         here._let_go(key)
@@ -760,7 +760,7 @@ def test_a_path_is_held_while_it_is_mapped_and_after_that_while_it_is_new(
         if number == 0:
             with paths[0].open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    stays = [not shelf(str(folder)).drop(path.stem) for path in paths]
+    stays = [not cache_folder(str(folder)).drop(path.stem) for path in paths]
     assert stays == [True, *[False] * 6, True, True, True]
     mapped.close()
 
@@ -793,7 +793,7 @@ def test_a_folder_that_is_emptied_is_filled_again(many: Origin, folder: Path) ->
     folder_again = [path.name for path in folder.iterdir()]
     assert MARKER in folder_again
     assert cached.local_path("far://host/0") is not None
-    pid = _forked(lambda: os._exit(5 if not shelf(str(folder)).drop(Path(_path(cached, 0)).stem) else 6))
+    pid = _forked(lambda: os._exit(5 if not cache_folder(str(folder)).drop(Path(_path(cached, 0)).stem) else 6))
     assert _status(pid) == 5
 
 
@@ -859,7 +859,7 @@ def test_a_disk_that_cannot_reserve_is_written_all_the_same(
 
 def test_a_disk_that_was_full_is_tried_again_later(many: Origin, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cached = Cache(folder).over(many)
-    shelf(str(folder)).stop(OSError(errno.ENOSPC, "no space"))
+    cache_folder(str(folder)).stop(OSError(errno.ENOSPC, "no space"))
     _fill(cached, 0)
     assert not _is_whole(cached, 0)
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 100)

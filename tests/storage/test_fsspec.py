@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from penstock.errors import MissingExtra, StorageError
-from penstock.storage import Other, Storage, open_storage
+from penstock.storage import FsspecStorage, Storage, open_storage
 from penstock.testing.storages import DATA, StorageTests, write
 
 
@@ -15,7 +15,7 @@ class TestFsspec(StorageTests):
 
     @pytest.fixture
     def storage(self) -> Storage:
-        return Other()
+        return FsspecStorage()
 
     @pytest.fixture
     def root(self) -> str:
@@ -34,10 +34,10 @@ def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_options_are_not_shown() -> None:
-    assert "seen" not in repr(Other(options=(("token", "never-to-be-seen"),)))
+    assert "seen" not in repr(FsspecStorage(options=(("token", "never-to-be-seen"),)))
 
 
 def test_a_stream_of_several_pieces_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.storage.fsspec._PIECE", 1000)
-    write(Other(), "memory://pieces/a", DATA)
-    assert b"".join(Other().stream("memory://pieces/a")) == DATA
+    write(FsspecStorage(), "memory://pieces/a", DATA)
+    assert b"".join(FsspecStorage().stream("memory://pieces/a")) == DATA

@@ -9,7 +9,19 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage import S3, Http, Local, Memory, NotFound, Other, Storage, open_storage, protocol, register, shown
+from penstock.storage import (
+    S3,
+    FsspecStorage,
+    Http,
+    Local,
+    Memory,
+    NotFound,
+    Storage,
+    open_storage,
+    protocol,
+    redacted,
+    register,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +34,7 @@ from penstock.storage import S3, Http, Local, Memory, NotFound, Other, Storage, 
         ("http://host/a", Http),
         ("HTTPS://host/a", Http),
         ("s3://bucket/a", S3),
-        ("gs://bucket/a", Other),
+        ("gs://bucket/a", FsspecStorage),
     ],
 )
 def test_the_scheme_chooses_the_storage(url: str, kind: type) -> None:
@@ -30,7 +42,7 @@ def test_the_scheme_chooses_the_storage(url: str, kind: type) -> None:
 
 
 def test_every_storage_keeps_the_protocol() -> None:
-    for storage in (Local(), Memory(), Http(), S3(), Other()):
+    for storage in (Local(), Memory(), Http(), S3(), FsspecStorage()):
         assert isinstance(storage, Storage)
 
 
@@ -64,7 +76,7 @@ def test_an_entry_point_serves_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_url_is_shown_without_what_is_secret(url: str, seen: str) -> None:
-    assert shown(url) == seen
+    assert redacted(url) == seen
 
 
 def test_not_found_is_a_storage_error_that_crosses_processes() -> None:

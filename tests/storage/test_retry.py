@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage.retry import Pace, Patience, Retry, Temporary, again, fetch, gather, while_wanted
+from penstock.storage.retry import Patience, Retry, StallDetector, Temporary, again, fetch, gather, while_wanted
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_good_progress_starts_a_new_row_of_failures(slept: list[float]) -> None:
 
 
 def test_a_stall_is_few_bytes_for_long_and_nothing_else() -> None:
-    pace = Pace(Retry(stall_s=10, floor=1000))
+    pace = StallDetector(Retry(stall_s=10, floor=1000))
     for _ in range(30):
         pace.came(1_000, 1.0)
     for _ in range(9):

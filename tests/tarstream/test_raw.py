@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.errors import DataError
 from penstock.formats.tar.grouper import Grouper
 from penstock.tarstream.gather import find_shards, gather, stretches
-from penstock.tarstream.raw import Raw, RawReader, open_raw
+from penstock.tarstream.raw import RawReader, RawSample, open_raw
 from penstock.tarstream.select import Selection
 from penstock.tarstream.stream_writer import StreamWriter, open_outlet
 
@@ -72,7 +72,7 @@ def test_a_trickling_pipe_gives_all_samples(compress: str | None, step: int) -> 
             writer.write(row)
     source = io.BytesIO(target.getvalue())
     found = list(RawReader.of_stream("-", cast(BinaryIO, Trickle())))
-    assert [raw.sample() for raw in found if isinstance(raw, Raw)] == [{**row, "__url__": "-"} for row in rows]
+    assert [raw.sample() for raw in found if isinstance(raw, RawSample)] == [{**row, "__url__": "-"} for row in rows]
 
 
 def test_a_member_larger_than_a_chunk_is_whole(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_memory_does_not_grow_with_a_mapped_file(tmp_path: Path) -> None:
             writer.write({"__key__": f"{number}", "bin": bytes(200_000)})
     seen = 0
     for raw in open_raw(str(path), mapped=True):
-        assert isinstance(raw, Raw)
+        assert isinstance(raw, RawSample)
         seen += len(raw.value("bin") or b"")
     assert seen == 1500 * 200_000
     mapped = _resident(path)

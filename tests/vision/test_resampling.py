@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.vision.resampling import Part, Pixels, resize, shrink
+from penstock.vision.resampling import Pixels, Rect, resize, shrink
 
 
 def photo(height: int, width: int, channels: int = 3, seed: int = 0) -> Pixels:
@@ -105,7 +105,7 @@ def test_a_part_of_an_image_is_read_where_it_lies() -> None:
 def test_a_part_may_begin_within_a_pixel() -> None:
     image = photo(96, 96)
     halves = np.repeat(np.repeat(image, 2, axis=0), 2, axis=1)
-    inside = shrink(image, Part(0.5, 1.5, 90, 80), (24, 20), False)
+    inside = shrink(image, Rect(0.5, 1.5, 90, 80), (24, 20), False)
     wanted = resize(halves[1:181, 3:163], (24, 20))
     assert np.abs(inside.astype(int) - wanted).mean() < 2
 

@@ -107,7 +107,7 @@ def test_packing_stores_images_for_training(folder: Path) -> None:
     ps.pack(folder / "photos", folder / "two", images=store, max_samples=5, workers=3)
     assert contents(folder / "one") == contents(folder / "two")
     assert ps.pack(folder / "photos", folder / "one", images=store, max_samples=5) == packed
-    with pytest.raises(ps.errors.PlanError, match="made otherwise"):
+    with pytest.raises(ps.errors.PlanError, match="another source or with other options"):
         ps.pack(folder / "photos", folder / "one", images=vision.Store(90), max_samples=5)
     with pytest.raises(ps.errors.PlanError, match=r"vision\.Store"):
         ps.pack(folder / "photos", folder / "three", images=512)  # type: ignore[arg-type]

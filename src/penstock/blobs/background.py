@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable
 
 Job = Callable[[], object]
-Lane = Callable[[Job], None]
+Submit = Callable[[Job], None]
 
 
-def at_once(job: Job) -> None:
+def run_now(job: Job) -> None:
     """Do a job here and now."""
     job()
 
 
-class Line:
+class BackgroundThread:
     """A thread that does jobs one after the other; after one that failed, none.
 
     The failure is raised to whoever gives the next job, or ends the line.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
-from penstock.blobs.prefetch import Arriving
+from penstock.blobs.prefetch import PrefetchedBytes
 from penstock.errors import DataError, StorageError
 
 Buffer = mmap.mmap | bytes
@@ -26,13 +26,13 @@ class Content:
         problem: Why there are no more, where the compressed stream is damaged or refused.
     """
 
-    bytes: Buffer | Arriving
+    bytes: Buffer | PrefetchedBytes
     problem: str | None = None
 
     @property
     def buffer(self) -> Buffer:
         """The bytes, where all of them are on this machine."""
-        assert not isinstance(self.bytes, Arriving)
+        assert not isinstance(self.bytes, PrefetchedBytes)
         return self.bytes
 
     def resized(self) -> bool:

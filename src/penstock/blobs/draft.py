@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from penstock.storage import Forbidden, NotFound, Storage, Upload, shown
+from penstock.storage import Forbidden, NotFound, Storage, Upload, redacted
 
 log = logging.getLogger(__name__)
 
@@ -147,5 +147,5 @@ def read_object(storage: Storage, url: str, *, optional: bool = False) -> bytes 
     except Forbidden:
         if not optional:
             raise
-        log.info("%s may not be read; going on without", shown(url))
+        log.info("%s may not be read; going on without", redacted(url))
         return None

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class _Chunk:
     """A range on its way, or here."""
 
-    owner: Arriving
+    owner: PrefetchedBytes
     start: int
     stop: int
     state: int = _QUEUED
@@ -206,7 +206,7 @@ def _machine_memory() -> int:
 
 
 @dataclass(slots=True, eq=False)
-class Arriving:
+class PrefetchedBytes:
     """The bytes of one remote object; a slice of it waits until it is there.
 
     Attributes:
@@ -386,12 +386,12 @@ class Arriving:
                     self.fetcher.drop(chunk)
 
 
-def whole(storage: Storage, place: str, url: str, info: Info, fetcher: Fetcher) -> Any:
+def read_whole(storage: Storage, place: str, url: str, info: Info, fetcher: Fetcher) -> Any:
     """All bytes of an object, in order, fetched by many connections; or by one where ranges cannot be had."""
     if not info.ranges or info.size is None:
         yield from storage.stream(place)
         return
-    arriving = Arriving(fetcher, storage, place, url, info)
+    arriving = PrefetchedBytes(fetcher, storage, place, url, info)
     try:
         if len(arriving):
             arriving.want(np.array([0]), np.array([len(arriving)]), ascending=True)

@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.engines.progress import Progress
     from penstock.formats.tar.source import SUFFIXES
     from penstock.inspection.verify import make_index, put_index
-    from penstock.storage import expand, shown, spell
+    from penstock.storage import expand, redacted, spell
 
     urls = expand(spell(args.urls), SUFFIXES)
     damaged = 0
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
         for url, index in zip(urls, pool.map(make_index, urls), strict=True):
             put_index(url, index)
             damaged += bool(index.bad)
-            name = shown(url)
+            name = redacted(url)
             found = {"shard": name, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}
             trouble = f", {len(index.bad)} of them bad" if index.bad else ""
             sys.stdout.write(f"{json.dumps(found) if args.json else f'{name}: {index.samples} samples{trouble}'}\n")

@@ -18,7 +18,7 @@ from penstock.codecs.features import (
     Feature,
     Features,
     Image,
-    Other,
+    OtherFeature,
     Sequence,
     Struct,
     Tensor,
@@ -292,7 +292,7 @@ def _vague(feature: Feature) -> bool:
 
 
 def _holds(feature: Feature, value: Any) -> bool:
-    if isinstance(feature, Other):
+    if isinstance(feature, OtherFeature):
         return True
     if isinstance(feature, Value):
         return _kind_of(value) in (None, _FAMILIES.get(feature.dtype.rstrip("0123456789").removeprefix("u")))

@@ -128,7 +128,7 @@ class Struct(Feature):
 
 
 @dataclass(frozen=True, slots=True)
-class Other(Feature):
+class OtherFeature(Feature):
     """A kind that is not known here, kept as it was described, so that writing it again loses nothing."""
 
     described: str
@@ -198,7 +198,7 @@ def _description(feature: Feature) -> Any:
                 return {"shape": list(shape), "dtype": dtype, "_type": f"Array{len(shape)}D"}
             inner = Value(dtype) if len(shape) == 1 else Tensor(shape[1:], dtype)
             return _description(Sequence(inner, shape[0]))
-        case Other(text):
+        case OtherFeature(text):
             return json.loads(text)
     usual = type(feature)()  # a description leaves out what is as usual
     parts = [one.name for one in fields(cast(Any, feature))]
@@ -226,7 +226,7 @@ def _feature(told: Any) -> Feature:
         return _list(told)
     if re.fullmatch(r"Array[2-5]D", kind):
         return Tensor(tuple(told["shape"]), told["dtype"])
-    return Other(json.dumps(told, sort_keys=True))
+    return OtherFeature(json.dumps(told, sort_keys=True))
 
 
 def _list(told: Mapping[str, Any]) -> Feature:

@@ -12,7 +12,7 @@ from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import check_spec, decoder, encode, explicit
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.plan import Context, Fields, Map, Place, takes
+from penstock.plan import Context, Fields, Map, Place, takes_parameter
 
 FieldSpec = str | Feature | Callable[..., Any] | None
 
@@ -55,7 +55,7 @@ class Decode(Map):
 
     @cached_property  # asked for once a block, and blocks of large images are short
     def wants_rng(self) -> bool:
-        return any(callable(spec) and takes(spec, "rng") for _, spec in self.by_field)
+        return any(callable(spec) and takes_parameter(spec, "rng") for _, spec in self.by_field)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Decode every field that has a decoder, remembering which do."""
@@ -97,7 +97,7 @@ class Decode(Map):
             call = decoder(field, self.spec, limits=self.limits, trust_pickle=self.trust_pickle)
         if call is None:
             return None
-        random = callable(spec) and takes(spec, "rng")
+        random = callable(spec) and takes_parameter(spec, "rng")
         return partial(of_file, decode=call) if feature is not None else call, random
 
     def failure(self, exc: Exception, place: Place) -> Exception:

@@ -25,7 +25,7 @@ from penstock.packing import Packed, pack
 from penstock.packing.tar_output import check_elsewhere, check_flag, path_of
 from penstock.plan import Drop, MapFn, Resources, check_choice
 from penstock.plan.values import Workers
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 Format = Literal["tar", "parquet", "csv", "json", "tfrecords"]
@@ -83,7 +83,7 @@ def convert(
     check_choice("format", made, FORMATS)
     ds = open_files(read, given, workers, storage)
     if made == given == "tar":
-        raise PlanError(f"{shown(read)} and {shown(write)} are both tar; `penstock pack` makes shards of shards")
+        raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; `penstock pack` makes shards of shards")
     if _named(write) is None:  # a folder
         check_elsewhere(Program(ds.plan), write, every=True)
     if given == "tar":
@@ -129,10 +129,12 @@ def format_of(url: str, storage: Storage | None = None) -> str:
     kinds = _kinds(names)
     if not kinds:
         some = f", only {', '.join(sorted(names)[:3])}" if names else ""
-        raise PlanError(f"{shown(url)}: no files of a known kind are there{some}; known are {', '.join(FORMATS)}")
+        raise PlanError(f"{redacted(url)}: no files of a known kind are there{some}; known are {', '.join(FORMATS)}")
     if len(kinds) > 1:
         many = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
-        raise PlanError(f"{shown(url)} holds files of several kinds ({many}); name some, as in '{shown(url)}/*.csv'")
+        raise PlanError(
+            f"{redacted(url)} holds files of several kinds ({many}); name some, as in '{redacted(url)}/*.csv'"
+        )
     return next(iter(kinds))
 
 
@@ -162,7 +164,7 @@ def _inside(url: str, storage: Storage | None) -> list[str]:
         return [one.url.rpartition("/")[2] for one in open_storage(url, storage).list(below)]
     folder = local_path(url)
     if not os.path.isdir(folder):
-        raise StorageError("no such file or folder", shown(url))
+        raise StorageError("no such file or folder", redacted(url))
     found = [name for _, _, names in os.walk(folder) for name in names]
     return [name for name in found if not name.startswith(".") and not name.endswith(".index")]
 

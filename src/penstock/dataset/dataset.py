@@ -19,12 +19,12 @@ from penstock.codecs.features import feature_of
 from penstock.dataset import relations
 from penstock.dataset.describe import brief, explained, type_of
 from penstock.dataset.write_methods import Writing
-from penstock.engines import Meters, Program, Run, Stats, snapshot, started
+from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
 from penstock.errors import DataError, PlanError
-from penstock.feed import Deal, Epochs, Loader, Stream, find_rank, this_worker, torch_class, warn_uncut
+from penstock.feed import Epochs, Loader, Stream, WorkerShare, find_rank, this_worker, torch_class, warn_uncut
 from penstock.formats import tables as parquet
 from penstock.formats.items import ItemsSource
-from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, relaxed
+from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, unshuffled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,12 +76,12 @@ class Dataset(Writing):
         epoch = self._epochs.next() if plan.epoch is None else plan.epoch
         return self._noted(Dataset(plan)._run(epoch)).items()
 
-    def _fed(self, plan: Plan, epoch: int, deal: Deal | None) -> Loader:
+    def _fed(self, plan: Plan, epoch: int, deal: WorkerShare | None) -> Loader:
         self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, deal=deal)
         return loader
 
     def _run(self, epoch: int) -> Run:
-        return self._noted(started(self.plan, epoch))
+        return self._noted(start_run(self.plan, epoch))
 
     def _all(self, plan: Plan) -> Run:
         """A run of the epoch that comes next, to its end.
@@ -91,7 +91,7 @@ class Dataset(Writing):
         """
         program = Program(plan)
         program.check_end()
-        return self._noted(started(plan, self._coming(), program))
+        return self._noted(start_run(plan, self._coming(), program))
 
     def _noted(self, run: Run) -> Run:
         self._meters = run.meters
@@ -230,7 +230,7 @@ class Dataset(Writing):
             wanted = index(i)
         except TypeError:
             raise TypeError(f"ds[i] needs a number or the name of a field, not {type(i).__name__}") from None
-        plan = relaxed(self.plan)
+        plan = unshuffled(self.plan)
         if not plan.counted:
             raise TypeError("ds[i] needs stages that keep the count; filter, flat_map and batched do not")
         if self._ready is None or self._ready.plan != plan:

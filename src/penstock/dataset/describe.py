@@ -19,8 +19,8 @@ def explained(program: Program) -> str:
     wanted = program.fields[0]
     if wanted.only is not None:
         lines.append(f"fields read: {', '.join(sorted(wanted.only)) or 'none'}")
-    elif wanted.without:
-        lines.append(f"fields not read: {', '.join(sorted(wanted.without))}")
+    elif wanted.excluded:
+        lines.append(f"fields not read: {', '.join(sorted(wanted.excluded))}")
     if plan.cut is not None and plan.cut.how == "step":
         same = "" if not plan.changes_count else " not"
         lines.append(f"global batches are{same} the same for every world with equal world x batch")

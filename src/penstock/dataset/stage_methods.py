@@ -21,6 +21,7 @@ from penstock.plan import (
     Choose,
     Combination,
     Condition,
+    ConditionFilter,
     Cut,
     Drop,
     Exclude,
@@ -47,7 +48,6 @@ from penstock.plan import (
     ToTuple,
     Unbatched,
     Union,
-    Where,
     Zip,
     check_branch,
     check_count,
@@ -150,7 +150,7 @@ class Chain:
         if isinstance(fn, Condition):
             if resources:
                 raise PlanError(f"filter({fn}) calls no function: it has no {', '.join(resources)}")
-            return self._then(Where(fn))
+            return self._then(ConditionFilter(fn))
         return self._then(FilterFn(fn, resources=resources_of("filter", resources)))
 
     def flat_map(self, fn: Callable[..., Iterable[Any]], **resources: Any) -> Self:

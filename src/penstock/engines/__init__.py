@@ -8,8 +8,8 @@ from penstock.lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.engines.cursor import AnyCursor as AnyCursor
-    from penstock.engines.cursor import Part as Part
     from penstock.engines.cursor import Start as Start
+    from penstock.engines.cursor import StartPart as StartPart
     from penstock.engines.lineage import AGAIN as AGAIN
     from penstock.engines.lineage import COLUMNS as COLUMNS
     from penstock.engines.lineage import DELIVERED as DELIVERED
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.engines.run import ENGINES as ENGINES
     from penstock.engines.run import Run as Run
     from penstock.engines.run import Witness as Witness
-    from penstock.engines.run import started as started
+    from penstock.engines.run import start_run as start_run
     from penstock.engines.stats import Stats as Stats
     from penstock.engines.stats import snapshot as snapshot
 else:

@@ -62,7 +62,7 @@ AnyCursor = Cursor | Inside | Counted
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StartPart:
     """A stretch of the order to run: what is left, or an open window to replay."""
 
     pieces: list[Piece]
@@ -80,20 +80,20 @@ class Start:
     """Where a run begins."""
 
     left: list[Piece]  # all positions of this rank still to come
-    opens: tuple[Part, ...] = ()
+    opens: tuple[StartPart, ...] = ()
     groups: dict[int, tuple[int, int]] = field(default_factory=dict)  # level -> (done, sub) of its first group
     seen: dict[int, int] = field(default_factory=dict)  # level -> items a counting stage has seen
     quota: int | None = None  # positions to deliver, where ranks must be equal; more than left: the rest is padding
     pad: Piece | None = None  # what is repeated as padding
     traced: bool = False  # inputs that give nothing are to be named
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StartPart]:
         """What to run, in order: the open windows, then what is left."""
         pieces = self.left
         if self.quota is not None:
             short = self.quota - sum(map(size, self.left))
             pieces = head(self.left, self.quota) + ([self.pad] if short > 0 and self.pad else [])
-        return [*self.opens, Part(pieces)]
+        return [*self.opens, StartPart(pieces)]
 
     def only(self, place: int) -> Start:
         """The run of one position alone, the ``place``-th to come."""
@@ -129,20 +129,20 @@ class Start:
             opens = (self._open(window), *opens)
         return Start(left, opens, groups, seen, self._quota(left, base), self.pad)
 
-    def _rest(self, at: Cursor) -> tuple[tuple[Part, ...], list[Piece]]:
+    def _rest(self, at: Cursor) -> tuple[tuple[StartPart, ...], list[Piece]]:
         """The open windows and the positions that come at or after ``at``."""
         if at.part < len(self.opens):
             # At the end of an open window: windows are never left half-way but through ``Inside``.
             return self.opens[at.part + 1 :], self.left
         return (), rest(self.left, at)
 
-    def _open(self, window: Inside) -> Part:
+    def _open(self, window: Inside) -> StartPart:
         """The half-delivered window as a part of its own."""
         start, end = _base(window.start), _base(window.end)
         if start.part < len(self.opens):
             before = self.opens[start.part]
-            return Part(before.pieces, before.n, window.done, window.sub)
-        return Part(between(self.left, start, end), window.n, window.done, window.sub)
+            return StartPart(before.pieces, before.n, window.done, window.sub)
+        return StartPart(between(self.left, start, end), window.n, window.done, window.sub)
 
     def _quota(self, left: list[Piece], at: Cursor) -> int | None:
         if self.quota is None:

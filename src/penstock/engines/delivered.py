@@ -27,7 +27,7 @@ def accountable(program: Program, start: Start) -> bool:
 
 
 @dataclass(slots=True)
-class Outstanding:
+class Delivered:
     """What was delivered of each piece of the order."""
 
     start: Start

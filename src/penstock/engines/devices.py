@@ -9,7 +9,7 @@ from typing import Any
 from penstock.engines.program import Segment
 from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
-from penstock.plan import Block, Context, Placed, Stage
+from penstock.plan import Block, Context, PlacedStage, Stage
 
 
 def devices_at_hand() -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def with_moves(segment: Segment) -> Segment:
     if segment.resources is None or not segment.resources.gpus:
         return segment
     reading = sum(isinstance(placed.stage, Read) for placed in segment.stages)
-    stages = [*segment.stages[:reading], Placed(ToDevice(), -1), *segment.stages[reading:]]
+    stages = [*segment.stages[:reading], PlacedStage(ToDevice(), -1), *segment.stages[reading:]]
     return Segment(stages, segment.resources)
 
 

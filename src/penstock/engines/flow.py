@@ -25,16 +25,16 @@ from penstock.order import I64, Order, Piece, Refs, fold_into
 from penstock.plan import (
     Block,
     GroupStage,
-    Placed,
+    Located,
+    PlacedStage,
     Skipped,
     Slice,
-    Spots,
     StreamStage,
 )
 from penstock.storage.retry import while_wanted
 
 Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
-Find = Callable[[Refs], Spots]
+Find = Callable[[Refs], Located]
 
 
 MOST = 512  # samples a block
@@ -42,7 +42,7 @@ WIDE, WIDE_BYTES = 8192, 4_000_000  # the same where samples are columns, which 
 
 
 @dataclass(slots=True)
-class Pace:
+class BlockSizer:
     """How large blocks are: small at first, then bounded by number and bytes, and by what they turn out to cost."""
 
     count: int = 16
@@ -52,7 +52,7 @@ class Pace:
     large: int = 16_000_000  # bytes of what comes out
     seconds: float = 0.05  # of work: what a close may have to wait for
     ceiling: int = MOST  # what ``most`` may grow to
-    limits: list[Limit] = field(default_factory=list)
+    limits: list[SizeLimit] = field(default_factory=list)
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
         """Cut a chunk of samples of these sizes into blocks."""
@@ -66,9 +66,9 @@ class Pace:
             low = high
             self.count = min(self.most, self.count * 2)
 
-    def limit(self) -> Limit:
+    def limit(self) -> SizeLimit:
         """A limit of its own for one of those who work on the blocks."""
-        limit = Limit(self, self.most)
+        limit = SizeLimit(self, self.most)
         self.limits.append(limit)
         return limit
 
@@ -79,10 +79,10 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Limit:
+class SizeLimit:
     """How many samples a block may have for one of those who work on it."""
 
-    pace: Pace
+    pace: BlockSizer
     most: int
 
     def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
@@ -102,7 +102,7 @@ def flow(
     epoch: int,
     start: Start,
     each: Each,
-    pace: Pace,
+    pace: BlockSizer,
     meters: Meters,
     find: Find | None = None,
 ) -> Iterator[Block]:
@@ -120,7 +120,7 @@ def flow(
             blocks = _busy(blocks, meter)
         for segment in level.segments:
             blocks = each(blocks, segment)
-        blocks = settled(blocks)
+        blocks = finish_level(blocks)
     return _ended(blocks, first)
 
 
@@ -162,7 +162,7 @@ def _busy(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
         del block
 
 
-def settled(blocks: Iterator[Block]) -> Iterator[Block]:
+def finish_level(blocks: Iterator[Block]) -> Iterator[Block]:
     """The end of a level: leave out what was delivered before this run, and number the parts of an input on."""
     midway = False
     due = given = 0  # of the input that blocks are in the middle of: outputs to leave out, outputs so far
@@ -184,7 +184,7 @@ def settled(blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def _headed(
-    program: Program, blocks: Iterator[Block], placed: Placed, number: int, epoch: int, start: Start
+    program: Program, blocks: Iterator[Block], placed: PlacedStage, number: int, epoch: int, start: Start
 ) -> Iterator[Block]:
     if isinstance(placed.stage, StreamStage):
         _, sub = start.groups.get(number, (0, 0))
@@ -193,7 +193,7 @@ def _headed(
     return Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
 
 
-def walk(program: Program, order: Order, start: Start, pace: Pace, find: Find | None = None) -> Iterator[Block]:
+def walk(program: Program, order: Order, start: Start, pace: BlockSizer, find: Find | None = None) -> Iterator[Block]:
     """Cut the positions to come into blocks of found samples."""
     parts = start.parts()
     padding = start.padded_from()
@@ -224,7 +224,7 @@ def walk(program: Program, order: Order, start: Start, pace: Pace, find: Find | 
 
 def _located(
     program: Program, order: Order, piece: Piece, find: Find | None
-) -> Iterator[tuple[tuple[I64, Refs, int], Spots]]:
+) -> Iterator[tuple[tuple[I64, Refs, int], Located]]:
     """The chunks of a piece and where their samples lie; far away, those to come are looked for in the meantime."""
 
     if find is not None:
@@ -233,7 +233,7 @@ def _located(
         return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece))
     reach = _Reach()
 
-    def found(chunk: tuple[I64, Refs, int]) -> Spots:
+    def found(chunk: tuple[I64, Refs, int]) -> Located:
         spots = program.locate(chunk[1])
         reach.learn(spots.nbytes)
         return spots

@@ -13,7 +13,7 @@ from penstock.engines.lineage import Members, Trail, nothing
 from penstock.engines.program import Program
 from penstock.errors import DataError, PenstockError, StageError
 from penstock.order import ENDLESS, I64, U64
-from penstock.plan import Block, Context, GroupStage, Map, Placed, Skipped, joined
+from penstock.plan import Block, Context, GroupStage, Map, PlacedStage, Skipped, join_columns
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Grouping:
     """Collects items into groups and runs a stage on each; between groups it holds nothing."""
 
     program: Program
-    placed: Placed
+    placed: PlacedStage
     stage: GroupStage
     level: int
     epoch: int
@@ -156,7 +156,7 @@ class Grouping:
         whole = not self.stage.keeps_count
         origin = Members(self.level, self.start, self.end, n, self.members, whole, n)
         keys = np.concatenate(self.keys)
-        group = Block(joined(self.held), keys, origin, n)
+        group = Block(join_columns(self.held), keys, origin, n)
         before, skips, self.before, self.skips = self.before, self.skips, [], []
         self.held, self.many, self.keys, self.members, self.weight, self.start = [], 0, [], [], 0, None
         out = self._made(group)

@@ -14,19 +14,20 @@ import numpy as np
 from penstock.engines.cursor import Start
 from penstock.engines.read_stage import Finder, Read
 from penstock.errors import PlanError
-from penstock.order import ENDLESS, Lazy, Order, Piece, Refs, Shards, head, name_hash, tail
+from penstock.order import ENDLESS, Order, Piece, Refs, ShardOrder, UncountedOrder, head, name_hash, tail
 from penstock.plan import (
     Arrangement,
-    At,
     Batched,
     Block,
+    BranchStage,
     Combination,
     Context,
     Cut,
     EachStage,
     Fields,
     LateShuffle,
-    Placed,
+    Located,
+    PlacedStage,
     Plan,
     Quarantine,
     Reader,
@@ -34,12 +35,11 @@ from penstock.plan import (
     Scope,
     Shuffle,
     Slice,
-    Spots,
     Stage,
     StreamLimit,
     StreamReader,
     arrange,
-    settled,
+    resolved,
 )
 
 ANY = Resources()  # a stage that asks for nothing in particular: it goes with its neighbours
@@ -49,7 +49,7 @@ ANY = Resources()  # a stage that asks for nothing in particular: it goes with i
 class Segment:
     """Neighbouring stages that run in one call, in one pool."""
 
-    stages: list[Placed]
+    stages: list[PlacedStage]
     resources: Resources | None = None
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Segment:
         resources = resources and resources.pooled()
         return resources is None or own is None or own == resources or _either(own, resources)
 
-    def add(self, placed: Placed) -> None:
+    def add(self, placed: PlacedStage) -> None:
         """Join a stage."""
         self.stages.append(placed)
         mine, its = self.resources, placed.stage.resources and placed.stage.resources.pooled()
@@ -86,13 +86,13 @@ def _either(own: Resources, other: Resources) -> bool:
 class Level:
     """A stretch of the pipeline between two stages that see more than one item: its head, then its segments."""
 
-    head: Placed | None  # None: the source
+    head: PlacedStage | None  # None: the source
     segments: list[Segment] = field(default_factory=list)
 
 
-def levels_of(body: list[Placed], reading: Resources | None) -> list[Level]:
+def levels_of(body: list[PlacedStage], reading: Resources | None) -> list[Level]:
     """Cut a list of stages into levels and fuse what can be fused."""
-    levels = [Level(None, [Segment([Placed(Read(), -1)], reading)])]
+    levels = [Level(None, [Segment([PlacedStage(Read(), -1)], reading)])]
     for placed in body:
         if placed.stage.scope is not Scope.EACH:
             levels.append(Level(placed))
@@ -110,7 +110,7 @@ class Program:
         """Flatten ``plan``; sources are opened when something asks for them."""
         self.plan = plan
         self.arrangement: Arrangement
-        self._settled = settled(plan)  # once, so that one run has one order while files grow
+        self._settled = resolved(plan)  # once, so that one run has one order while files grow
         self.arrangement, self._make = arrange(self._settled, self._leaf_order)
         leaves = self.arrangement.leaves
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
@@ -188,7 +188,7 @@ class Program:
         counts = self.readers[leaf].counts(scan=True)
         if counts is None:
             raise PlanError(f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`")
-        return Shards(self._hashes[leaf], counts, leaf, seed, epoch)
+        return ShardOrder(self._hashes[leaf], counts, leaf, seed, epoch)
 
     @cached_property
     def _lazy(self) -> bool:
@@ -206,7 +206,7 @@ class Program:
         if self._lazy and self.readers[0].counts(scan=counts) is None:
             shuffle = next((stage for stage in self.plan.ordering if isinstance(stage, Shuffle)), None)
             params = shuffle or Shuffle()
-            return Lazy(
+            return UncountedOrder(
                 self._hashes[0],
                 self.readers[0].count,
                 0,
@@ -243,7 +243,7 @@ class Program:
         """Finds samples in the open sources."""
         return Finder(self.readers, self.fields, self.arrangement.slots)
 
-    def locate(self, refs: Refs) -> Spots:
+    def locate(self, refs: Refs) -> Located:
         """Find the samples that ``refs`` name, for every operand of a zip."""
         return self.finder.locate(refs)
 
@@ -251,20 +251,22 @@ class Program:
         """Fresh contexts for one worker of ``segment``."""
         return [self.context(placed, epoch) for placed in segment.stages]
 
-    def context(self, placed: Placed, epoch: int) -> Context:
+    def context(self, placed: PlacedStage, epoch: int) -> Context:
         """A fresh context for one stage."""
-        stage = placed.stage.inner if isinstance(placed.stage, At) else placed.stage
+        stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
         features = self.features(placed) if stage.follows_features else {}
         return Context(placed.place, self.seed, epoch, self.plan.errors.action == "skip", "cpu", features=features)
 
-    def features(self, upto: Placed | None = None) -> dict[str, Any]:
+    def features(self, upto: PlacedStage | None = None) -> dict[str, Any]:
         """What the sources say of the fields that come to a stage, or out of the last one.
 
         Raises:
             PlanError: two sources say different things of one field.
         """
         out: dict[str, Any] = {}
-        leaves = upto.stage.leaves if upto is not None and isinstance(upto.stage, At) else range(len(self.opened))
+        leaves = (
+            upto.stage.leaves if upto is not None and isinstance(upto.stage, BranchStage) else range(len(self.opened))
+        )
         for leaf in leaves:
             for name, what in self._features_of(leaf, upto).items():
                 if out.setdefault(name, what) != what and self.arrangement.slots == 1:
@@ -272,12 +274,12 @@ class Program:
                     raise PlanError(f"{problem}: call decode() on each of them, before they are combined")
         return out
 
-    def _features_of(self, leaf: int, upto: Placed | None) -> dict[str, Any]:
+    def _features_of(self, leaf: int, upto: PlacedStage | None) -> dict[str, Any]:
         known: dict[str, Any] = getattr(self.opened[leaf], "features", None) or {}
         for placed in self.arrangement.body:
             if placed is upto:
                 break
-            if not isinstance(placed.stage, At):
+            if not isinstance(placed.stage, BranchStage):
                 known = placed.stage.typed(known)
             elif leaf in placed.stage.leaves:
                 known = placed.stage.inner.typed(known)
@@ -362,7 +364,7 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
     """How many positions every rank gets where ranks must be equal, and the one that is repeated to fill up."""
     if cut.uneven == "keep":
         return None, None
-    if isinstance(order, Lazy):
+    if isinstance(order, UncountedOrder):
         raise PlanError(f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'")
     if cut.uneven == "drop" or not order.size:
         return order.size // cut.world, None
@@ -386,7 +388,7 @@ def _shape(plan: Plan) -> list[Any]:
 def prepare(segment: Segment, contexts: list[Context]) -> None:
     """Make the functions of a segment, before there is a sample that could be blamed for what happens."""
     for placed, ctx in zip(segment.stages, contexts, strict=True):
-        stage = placed.stage.inner if isinstance(placed.stage, At) else placed.stage
+        stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
         if isinstance(stage, EachStage):
             stage.function(ctx)
 

@@ -11,7 +11,7 @@ from penstock.engines.cursor import Cursor
 from penstock.engines.lineage import COLUMNS, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
-from penstock.plan import Block, Context, Fields, Place, Reader, Row, Slot, Spots, Stage, picked
+from penstock.plan import Block, Context, Fields, Located, Place, Reader, Row, Slot, Stage, pick_rows
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Span:
     after: int
     refs: Refs
     readers: list[Reader]
-    spots: Spots | None
+    spots: Located | None
     padding: bool = False
 
     def cursor(self, done: int, sub: int) -> Cursor:
@@ -74,7 +74,7 @@ class Span:
             rows[column] = found[inputs]
         return rows
 
-    def take(self) -> Spots:
+    def take(self) -> Located:
         """The found samples, for the one who reads them: the span keeps no hold on their bytes."""
         spots, self.spots = self.spots, None
         assert spots is not None
@@ -109,9 +109,9 @@ class Read(Stage):
         for item in sorted(bad):
             if not self.fail(block, item, bad[item], ctx):
                 kept = [i for i in range(item) if i not in bad]
-                return block.keep(kept, picked(block.items, kept))
+                return block.keep(kept, pick_rows(block.items, kept))
         kept = [i for i in range(len(block.items)) if i not in bad]
-        return block.keep(kept, picked(block.items, kept))
+        return block.keep(kept, pick_rows(block.items, kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Finder:
     fields: list[Fields]
     slots: int  # operands of a zip
 
-    def locate(self, refs: Refs) -> Spots:
+    def locate(self, refs: Refs) -> Located:
         """Find the samples that ``refs`` name, for every operand of a zip."""
         if self.slots == 1:
             return self._find(refs)
@@ -133,7 +133,7 @@ class Finder:
             chain = chain.pair
         return Rows(slots, np.sum([spots.nbytes for spots in slots], axis=0))
 
-    def _find(self, refs: Refs) -> Spots:
+    def _find(self, refs: Refs) -> Located:
         if len(self.readers) == 1:
             return self.readers[0].locate(refs.shard, refs.index, self.fields[0])
         parts = []
@@ -150,7 +150,7 @@ class Finder:
 class Gathered:
     """Spots of several sources, in one order."""
 
-    parts: list[tuple[I64, Spots]]  # (where its samples stand, ascending; the samples)
+    parts: list[tuple[I64, Located]]  # (where its samples stand, ascending; the samples)
     nbytes: I64
 
     def take(self, sel: slice) -> Gathered:
@@ -178,7 +178,7 @@ class Gathered:
 class Rows:
     """Spots of the operands of a zip, side by side."""
 
-    slots: list[Spots]
+    slots: list[Located]
     nbytes: I64
 
     def take(self, sel: slice) -> Rows:

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.engines import serial
 from penstock.engines.cursor import Start
-from penstock.engines.delivered import Outstanding, accountable
+from penstock.engines.delivered import Delivered, accountable
 from penstock.engines.lineage import DELIVERED, Trail
 from penstock.engines.local import engine as local
 from penstock.engines.meter import Meters
@@ -65,7 +65,7 @@ class Run:
         loose = options.name != "serial" and not options.get("ordered", True)
         if tracked and loose and not accountable(program, start):
             loose = False
-        self._outstanding = Outstanding(start) if tracked and loose else None
+        self._outstanding = Delivered(start) if tracked and loose else None
         asked = {"ordered": False} if loose else {}
         self._witness = witness
         self._told = 0  # items of the block at hand that the witness knows of
@@ -246,7 +246,7 @@ class Run:
         return snapshot(self.meters)
 
 
-def started(plan: Plan, epoch: int, program: Program | None = None) -> Run:
+def start_run(plan: Plan, epoch: int, program: Program | None = None) -> Run:
     """A run of a plan's epoch from its beginning, for those who ask for no state; ``program`` is that of the plan."""
     program = program or Program(plan)
     if program.stream is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.engines.cursor import Start
-from penstock.engines.flow import Pace, flow
+from penstock.engines.flow import BlockSizer, flow
 from penstock.engines.meter import Meters
 from penstock.engines.program import Program, Segment, run_segment
 from penstock.order import Order
@@ -25,4 +25,4 @@ def run(program: Program, order: Order | None, epoch: int, start: Start, meters:
             for placed, ctx in zip(segment.stages, contexts, strict=True):
                 placed.stage.finish(ctx)
 
-    return flow(program, order, epoch, start, each, Pace(count=1, most=1), meters)
+    return flow(program, order, epoch, start, each, BlockSizer(count=1, most=1), meters)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from penstock.feed.torch_isinstance import torch_class as torch_class
     from penstock.feed.torch_isinstance import warn_uncut as warn_uncut
     from penstock.feed.torch_stream import Stream as Stream
-    from penstock.feed.torch_workers import Worker as Worker
+    from penstock.feed.torch_workers import TorchWorker as TorchWorker
     from penstock.feed.torch_workers import this_worker as this_worker
-    from penstock.feed.worker_split import Deal as Deal
+    from penstock.feed.worker_split import WorkerShare as WorkerShare
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

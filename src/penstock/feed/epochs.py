@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing import context, reduction
 from typing import Any
 
-from penstock.feed.torch_workers import Worker
+from penstock.feed.torch_workers import TorchWorker
 
 _ROOM = 1 << 16  # bytes that the count never needs
 _PASSES = 8  # of one dataset that may be begun at the same time
@@ -71,7 +71,7 @@ class Epochs:
         with self._locked():
             return self._read()[0]
 
-    def next(self, worker: Worker | None = None) -> int:
+    def next(self, worker: TorchWorker | None = None) -> int:
         """Begin a pass and give its epoch; workers of one DataLoader that begin it together get the same."""
         if self._file is None:
             self._here += 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.engines import Meters, Part, Program, Run, Start, Stats, snapshot
+from penstock.engines import Meters, Program, Run, Start, StartPart, Stats, snapshot
 from penstock.errors import PlanError, StateError
 from penstock.feed.agreement import Agreement, Padding, agreement, identities
 from penstock.feed.epochs import Epochs
@@ -19,8 +19,8 @@ from penstock.feed.ledger import Book, Lineage, lineage
 from penstock.feed.torch_isinstance import torch_class
 from penstock.feed.torch_stream import Stream
 from penstock.feed.torch_workers import this_worker
-from penstock.feed.worker_split import Deal
-from penstock.order import Lazy, Order, Piece, Shards, Shuffled, State, recut, to_known, total
+from penstock.feed.worker_split import WorkerShare
+from penstock.order import Order, Piece, ShardOrder, ShuffledOrder, State, UncountedOrder, recut, to_known, total
 from penstock.plan import Cut, Identity, Plan, Skipped, check_count
 
 
@@ -44,7 +44,7 @@ class Loader:
         cut: Cut,
         epoch: int = 0,
         *,
-        deal: Deal | None = None,
+        deal: WorkerShare | None = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         """Made by ``Dataset.loader``; with ``deal`` it feeds one worker of a DataLoader for one epoch."""
@@ -274,7 +274,7 @@ class Loader:
                 "or pass uneven='keep'"
             )
 
-    def _dealt(self, epoch: int, deal: Deal | None) -> Loader:
+    def _dealt(self, epoch: int, deal: WorkerShare | None) -> Loader:
         """What feeds a worker of a DataLoader in one epoch."""
         if self._rest is not None and self._rest[0] == epoch and deal is not None:
             deal = replace(deal, rest=self._rest[1])
@@ -294,7 +294,7 @@ class Loader:
             epoch, start = self._rest
         else:
             start = self._first(epoch)
-        lazy = isinstance(self._order(epoch), Lazy)
+        lazy = isinstance(self._order(epoch), UncountedOrder)
         levels = sorted(start.groups.keys() | start.seen.keys())
         return State(
             plan=self._program.identity(counts=not lazy),
@@ -364,11 +364,11 @@ class Loader:
 
     def _counted(self, state: State, order: Order) -> State:
         """The state in this order's kind of positions."""
-        if not state.lazy or isinstance(order, Lazy):
-            if isinstance(order, Lazy) and not state.lazy:
+        if not state.lazy or isinstance(order, UncountedOrder):
+            if isinstance(order, UncountedOrder) and not state.lazy:
                 raise StateError("the state counts samples, but the shards' counts are not known; run `penstock index`")
             return state
-        assert isinstance(order, Shards | Shuffled)
+        assert isinstance(order, ShardOrder | ShuffledOrder)
         groups = order.groups()
         opens = [{**window, "of": to_known(window["of"], groups)} for window in state.open]
         return replace(state, left=to_known(state.left, groups), open=opens, lazy=False)  # type: ignore[arg-type]
@@ -381,7 +381,7 @@ class Loader:
             raise StateError(f"the state's 'tail' speaks of level {beyond[0]}, which this plan does not have")
         return Start(
             state.left,
-            tuple(Part(window["of"], window["n"], window["done"], window["sub"]) for window in state.open),
+            tuple(StartPart(window["of"], window["n"], window["done"], window["sub"]) for window in state.open),
             {level: (done, sub) for level, done, sub, _ in rows if done or sub},
             {level: seen for level, _, _, seen in rows if seen},
             self._quota(state),

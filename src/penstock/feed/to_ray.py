@@ -21,12 +21,12 @@ import cloudpickle
 
 from penstock.engines import Meters, Program, Segment, Start
 from penstock.engines.devices import devices_at_hand
-from penstock.engines.flow import Pace, flow
+from penstock.engines.flow import BlockSizer, flow
 from penstock.engines.program import run_segment
 from penstock.engines.ray.placement import Need, granted
 from penstock.errors import DataError, PlanError
 from penstock.formats.tables.ray import BlockMaker, require_ray
-from penstock.order import Lazy, Order, Piece, Shards, head, tail, total
+from penstock.order import Order, Piece, ShardOrder, UncountedOrder, head, tail, total
 from penstock.plan import Block, Context, EngineOptions, Plan, Skipped, check_count, weight
 
 log = logging.getLogger("penstock")
@@ -106,7 +106,7 @@ def stretches(program: Program, epoch: int, blocks: int | None, cores: int) -> l
     start = program.start(order, program.plan.cut)
     if not program.plan.commutes or any(hasattr(source, "summary") for source in program.plan.sources()):
         return [start]
-    if isinstance(order, Lazy):
+    if isinstance(order, UncountedOrder):
         many = min(blocks or order.group_count, order.group_count)
         shares = [order.cut(start.left, rank, many, "range") for rank in range(many)]
         return [replace(start, left=share) for share in shares if share] or [start]
@@ -123,7 +123,7 @@ def stretches(program: Program, epoch: int, blocks: int | None, cores: int) -> l
 def _edges(order: Order, pieces: Sequence[Piece]) -> list[int]:
     """Where shards begin and end among the positions of ``pieces``, as far as those are in the order of shards."""
     many = total(pieces)
-    if not isinstance(order, Shards) or len(pieces) != 1 or pieces[0][2] != 1:
+    if not isinstance(order, ShardOrder) or len(pieces) != 1 or pieces[0][2] != 1:
         return [0, many]
     ends = order.groups() - pieces[0][0]
     return [0, *ends[(ends > 0) & (ends < many)].tolist(), many]
@@ -223,7 +223,7 @@ class Opened:
         if start is not None and self.order is None:
             self.order = program.order(self.epoch)
         least = max((placed.stage.prefers for placed in program.arrangement.body), default=1)
-        pace = Pace(count=LEAST, least=least, nbytes=16_000_000)
+        pace = BlockSizer(count=LEAST, least=least, nbytes=16_000_000)
         begin = program.front() if start is None else start
         skipped: list[Skipped] = []
         seen = 0

@@ -19,7 +19,7 @@ from penstock.feed.loader import Loader
 from penstock.feed.torch_isinstance import warn_uncut
 from penstock.feed.torch_stream import Stream
 from penstock.feed.torch_workers import this_worker
-from penstock.feed.worker_split import Deal
+from penstock.feed.worker_split import WorkerShare
 from penstock.plan import Cut, Plan, check_count
 
 try:
@@ -107,7 +107,7 @@ def _unpickled(made_of: bytes, epochs: Epochs, loaded: Mapping[str, Any] | None)
     return dataset
 
 
-def _loader(plan: Plan, epoch: int, deal: Deal | None) -> Loader:
+def _loader(plan: Plan, epoch: int, deal: WorkerShare | None) -> Loader:
     return Loader(plan, plan.cut or Cut(0, 1), epoch, deal=deal)
 
 

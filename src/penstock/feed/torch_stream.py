@@ -9,8 +9,8 @@ import numpy as np
 
 from penstock.errors import StateError
 from penstock.feed.epochs import Epochs
-from penstock.feed.torch_workers import Worker, wanted_at_once
-from penstock.feed.worker_split import Deal
+from penstock.feed.torch_workers import TorchWorker, wanted_at_once
+from penstock.feed.worker_split import WorkerShare
 from penstock.plan import Plan
 
 
@@ -35,7 +35,7 @@ class Stream(Iterator[Any]):
     """
 
     def __init__(
-        self, plan: Plan, epochs: Epochs, worker: Worker | None, begin: Callable[[int, Deal | None], Feed]
+        self, plan: Plan, epochs: Epochs, worker: TorchWorker | None, begin: Callable[[int, WorkerShare | None], Feed]
     ) -> None:
         self._plan, self._epochs, self._worker, self._begin = plan, epochs, worker, begin
         self.epoch = epochs.next(worker) if plan.epoch is None else plan.epoch
@@ -52,9 +52,9 @@ class Stream(Iterator[Any]):
     def _fed(self, at_once: int) -> Feed:
         """What gives the items, standing where the loaded state says."""
         if self._feed is None:
-            deal = None if self._worker is None else Deal.of(self._worker, self._plan, at_once)
+            deal = None if self._worker is None else WorkerShare.of(self._worker, self._plan, at_once)
             if deal is not None and self._loaded is not None:
-                deal = Deal(deal.id, deal.many, self._loaded["run"])
+                deal = WorkerShare(deal.id, deal.many, self._loaded["run"])
             self._run = None if deal is None else deal.run
             self._feed = self._begin(self.epoch, deal)
             if self._loaded is not None:

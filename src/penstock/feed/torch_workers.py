@@ -9,7 +9,7 @@ from penstock.plan import Cut
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class TorchWorker:
     """This process is worker ``id`` of ``many``."""
 
     id: int
@@ -17,13 +17,13 @@ class Worker:
     of: int  # the same number for the workers that were started together
 
 
-def this_worker(cut: Cut | None = None) -> Worker | None:
+def this_worker(cut: Cut | None = None) -> TorchWorker | None:
     """Which worker of a DataLoader this process is; ``None``: none, or ``cut`` was made here and is its own."""
     if cut is not None and cut.within:
         return None
     data = sys.modules.get("torch.utils.data")
     info = data.get_worker_info() if data is not None and hasattr(data, "get_worker_info") else None
-    return None if info is None else Worker(info.id, info.num_workers, info.seed - info.id)
+    return None if info is None else TorchWorker(info.id, info.num_workers, info.seed - info.id)
 
 
 def wanted_at_once() -> int:

@@ -8,8 +8,8 @@ import numpy as np
 
 from penstock.engines import Start
 from penstock.errors import PlanError
-from penstock.feed.torch_workers import Worker
-from penstock.order import ENDLESS, I64, Lazy, Order, Piece, Refs, Spans, total
+from penstock.feed.torch_workers import TorchWorker
+from penstock.order import ENDLESS, I64, Order, Piece, Refs, Spans, UncountedOrder, total
 from penstock.order import size as size_of
 from penstock.plan import Batched, EngineOptions, LateShuffle, Plan, Scope
 
@@ -18,8 +18,8 @@ _TURNS = 16  # and it shall have a turn so many times, so that workers end toget
 
 
 @dataclass(frozen=True, slots=True)
-class Deal:
-    """Worker ``id`` of ``many`` takes ``run`` samples, leaves those of the others, and so on."""
+class WorkerShare:
+    """TorchWorker ``id`` of ``many`` takes ``run`` samples, leaves those of the others, and so on."""
 
     id: int
     many: int
@@ -27,7 +27,7 @@ class Deal:
     rest: Start | None = None  # what they share, where it is not the whole epoch
 
     @classmethod
-    def of(cls, worker: Worker, plan: Plan, at_once: int, rest: Start | None = None) -> Deal:
+    def of(cls, worker: TorchWorker, plan: Plan, at_once: int, rest: Start | None = None) -> WorkerShare:
         """The deal for a worker whose DataLoader joins ``at_once`` items: whole batches are taken in turn."""
         unit = _unit(plan)
         return cls(worker.id, worker.many, None if unit is None else unit * at_once, rest)
@@ -43,7 +43,7 @@ class Deal:
         if begun or any(stage.scope is Scope.ALL for stage in plan.body):
             # What must see the whole stream, or stands in the middle of a group, is the work of one.
             return order, start if self.id == 0 else Start([])
-        if isinstance(order, Lazy):
+        if isinstance(order, UncountedOrder):
             many = min(self.many, order.group_count)
             return order, Start(order.cut(start.left, self.id, many, "step") if self.id < many else [])
         pieces = [piece for part in start.parts() for piece in part.pieces]

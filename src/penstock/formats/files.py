@@ -15,7 +15,7 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
 from penstock.plan import Fields, Resources
 from penstock.plan.values import Workers
-from penstock.storage import Storage, braces, expand, local_path, open_storage, relative, shown
+from penstock.storage import Storage, braces, expand, local_path, open_storage, redacted, relative
 from penstock.storage.protocol import scheme
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -51,7 +51,7 @@ class FilesSource:
 
     def describe(self) -> str:
         """The call that made it."""
-        return f"read_files({', '.join(repr(shown(pattern)) for pattern in self.patterns)})"
+        return f"read_files({', '.join(repr(redacted(pattern)) for pattern in self.patterns)})"
 
 
 def _workers(asked: Workers, patterns: tuple[str, ...]) -> Workers:
@@ -101,7 +101,7 @@ class ImagesSource:
 
     def describe(self) -> str:
         """The call that made it."""
-        words = [repr(shown(pattern)) for pattern in self.patterns]
+        words = [repr(redacted(pattern)) for pattern in self.patterns]
         words += [f"mode={self.mode!r}"] * bool(self.mode) + [f"labels={self.labels!r}"] * bool(self.labels)
         return f"read_images({', '.join(words)})"
 
@@ -162,7 +162,7 @@ def _remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None) ->
     listed = [one.url for one in open_storage(pattern, storage).list(pattern.rstrip("/") + "/")]
     found = [url for url in listed if not url.rpartition("/")[2].startswith(".") and _ends(url, suffixes)]
     if not found:
-        raise StorageError("no file of the wanted kind is there", shown(pattern))
+        raise StorageError("no file of the wanted kind is there", redacted(pattern))
     return found
 
 
@@ -192,10 +192,10 @@ class FilesReader:
         """Not asked of the disk: the counts are known."""
         return [0] * len(self.names)
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> FileSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedFiles:
         """Remember which."""
         which = [self._paths[i] for i in (self._starts[shard] + index).tolist()]
-        return FileSpots(which, fields, self._finish, np.zeros(len(which), np.int64), self._storage)
+        return LocatedFiles(which, fields, self._finish, np.zeros(len(which), np.int64), self._storage)
 
     def key(self, shard: int, index: int) -> str | None:
         """The file's name."""
@@ -203,11 +203,11 @@ class FilesReader:
 
     def url(self, shard: int) -> str:
         """The folder."""
-        return shown(os.path.dirname(self._paths[int(self._starts[shard])])) or "."
+        return redacted(os.path.dirname(self._paths[int(self._starts[shard])])) or "."
 
 
 @dataclass(slots=True)
-class FileSpots:
+class LocatedFiles:
     """Files that will be read."""
 
     paths: list[str]
@@ -216,9 +216,9 @@ class FileSpots:
     nbytes: I64
     storage: Storage | None = None
 
-    def take(self, sel: slice) -> FileSpots:
+    def take(self, sel: slice) -> LocatedFiles:
         """Some of them."""
-        return FileSpots(self.paths[sel], self.fields, self.finish, self.nbytes[sel], self.storage)
+        return LocatedFiles(self.paths[sel], self.fields, self.finish, self.nbytes[sel], self.storage)
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """Read and finish every file; one that cannot be is a DataError with its path."""
@@ -226,9 +226,9 @@ class FileSpots:
         bad: dict[int, DataError] = {}
         for number, path in enumerate(self.paths):
             try:
-                out.append(self.finish(shown(path), self._content(path), self.fields))
+                out.append(self.finish(redacted(path), self._content(path), self.fields))
             except (OSError, ValueError) as exc:
-                bad[number] = DataError(str(exc), shown(os.path.dirname(path)) or ".", os.path.basename(path))
+                bad[number] = DataError(str(exc), redacted(os.path.dirname(path)) or ".", os.path.basename(path))
                 bad[number].__cause__ = exc
                 out.append(None)
         return out, bad

@@ -56,9 +56,9 @@ class ItemsReader:
         """Items have no size of their own."""
         return [0]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> ItemSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedItems:
         """Remember which."""
-        return ItemSpots(self._items, index, np.zeros(len(index), np.int64))
+        return LocatedItems(self._items, index, np.zeros(len(index), np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """The item's number, unless it carries a key."""
@@ -71,16 +71,16 @@ class ItemsReader:
 
 
 @dataclass(slots=True)
-class ItemSpots:
+class LocatedItems:
     """Items by number."""
 
     items: Sequence[Any]
     index: I64
     nbytes: I64
 
-    def take(self, sel: slice) -> ItemSpots:
+    def take(self, sel: slice) -> LocatedItems:
         """Some of them."""
-        return ItemSpots(self.items, self.index[sel], self.nbytes[sel])
+        return LocatedItems(self.items, self.index[sel], self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """The items; a dict as a copy."""

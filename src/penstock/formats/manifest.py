@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from penstock.blobs.draft import put_object, read_object, replace_file
 from penstock.errors import DataError
-from penstock.storage import Storage, open_storage, shown
+from penstock.storage import Storage, open_storage, redacted
 
 MANIFEST = "manifest.json"
 
@@ -128,7 +128,7 @@ def read_manifest_at(url: str, storage: Storage | None = None, *, optional: bool
     """
     place = manifest_url(url)
     data = read_object(open_storage(url, storage), place, optional=optional)
-    return None if data is None else _from_bytes(data, shown(place))
+    return None if data is None else _from_bytes(data, redacted(place))
 
 
 def write_manifest_at(
@@ -148,7 +148,7 @@ def write_manifest_at(
         StorageError: The folder cannot be written.
     """
     place = manifest_url(url)
-    known = _of_format(read_manifest_at(url, storage), format, shown(place))
+    known = _of_format(read_manifest_at(url, storage), format, redacted(place))
     manifest = known.merged(entries, without, classes, made)
     put_object(open_storage(url, storage), place, manifest.to_bytes())
     return manifest

@@ -69,9 +69,9 @@ class TorchReader:
         """Items have no size of their own."""
         return [0]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> TorchSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTorchItems:
         """Remember which."""
-        return TorchSpots(self._dataset, self._fields, index, np.zeros(len(index), np.int64))
+        return LocatedTorchItems(self._dataset, self._fields, index, np.zeros(len(index), np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """The item's number."""
@@ -83,7 +83,7 @@ class TorchReader:
 
 
 @dataclass(slots=True)
-class TorchSpots:
+class LocatedTorchItems:
     """Items by number."""
 
     dataset: Any
@@ -91,9 +91,9 @@ class TorchSpots:
     index: I64
     nbytes: I64
 
-    def take(self, sel: slice) -> TorchSpots:
+    def take(self, sel: slice) -> LocatedTorchItems:
         """Some of them."""
-        return TorchSpots(self.dataset, self.fields, self.index[sel], self.nbytes[sel])
+        return LocatedTorchItems(self.dataset, self.fields, self.index[sel], self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """Ask for the items; one that fails is a DataError with its number."""

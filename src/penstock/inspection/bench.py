@@ -21,7 +21,7 @@ from penstock.dataset.sources import from_items, read_tar
 from penstock.dataset.table_sources import read_parquet
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.tar.source import SUFFIXES
-from penstock.storage import Storage, expand, open_storage, shown, spell
+from penstock.storage import Storage, expand, open_storage, redacted, spell
 
 _IN_MEMORY = 256_000_000  # bytes of samples, and again of decoded ones
 _MOST = 1024  # samples in memory
@@ -39,7 +39,7 @@ class _Unknown(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BenchResult:
     """What one step does in a second."""
 
     name: str
@@ -58,17 +58,17 @@ class Paces:
     size: int  # pixels that are kept of them
     workers: int
     remote: bool
-    limits: tuple[Pace, ...]
-    steps: tuple[Pace, ...]
-    together: Pace
+    limits: tuple[BenchResult, ...]
+    steps: tuple[BenchResult, ...]
+    together: BenchResult
     notes: tuple[str, ...]  # what could not be measured, and why
 
     @property
-    def bottleneck(self) -> Pace:
+    def bottleneck(self) -> BenchResult:
         """The slowest step."""
         return min(self.steps, key=lambda pace: pace.samples_s)
 
-    def named(self, name: str) -> Pace | None:
+    def named(self, name: str) -> BenchResult | None:
         """A step or a limit."""
         return next((pace for pace in (*self.limits, *self.steps) if pace.name == name), None)
 
@@ -165,7 +165,7 @@ class _Bench:
             notes=tuple(notes),
         )
 
-    def _read(self, weight: float) -> Pace:
+    def _read(self, weight: float) -> BenchResult:
         """Samples of tar shards; of tables batches, which is what their readers make."""
         if self.urls[0].endswith(".parquet"):
             return self._pace("read", self.ds.repeat().batched(self.batch), _rows, weight)
@@ -188,12 +188,12 @@ class _Bench:
 
         return crop
 
-    def _augmented(self, decoded: list[Sample], image: str) -> Pace:
+    def _augmented(self, decoded: list[Sample], image: str) -> BenchResult:
         """A random part of images that are decoded, scaled and flipped."""
         crop = self._crop(image)
         return self._pace("augment", from_items(decoded).map(crop, workers=self.workers).repeat())
 
-    def _tried(self, notes: list[str], measure: Callable[[], Pace]) -> list[Pace]:
+    def _tried(self, notes: list[str], measure: Callable[[], BenchResult]) -> list[BenchResult]:
         """One pace; none, and a note, where what it takes is not installed."""
         try:
             return [measure()]
@@ -203,17 +203,19 @@ class _Bench:
 
     def _pace(
         self, name: str, ds: Dataset, count: Callable[[Any], int] | None = None, weight: float | None = None
-    ) -> Pace:
+    ) -> BenchResult:
         ds.first()  # imports are no part of it
         with _going_through(ds) as items:
             rate = _rate(map(count or _one, items), self.seconds)
-        return Pace(name, rate, None if weight is None else rate * weight)
+        return BenchResult(name, rate, None if weight is None else rate * weight)
 
-    def _read_limit(self, weight: float, remote: bool) -> Pace:
+    def _read_limit(self, weight: float, remote: bool) -> BenchResult:
         """The same bytes, read in large pieces and dropped."""
         pieces = list(_pieces(self.urls, self.storage))
         if not pieces:
-            raise _Unknown(f"{shown(self.urls[0])} does not say how large it is: what plain reads reach is not known")
+            raise _Unknown(
+                f"{redacted(self.urls[0])} does not say how large it is: what plain reads reach is not known"
+            )
 
         def reader() -> Callable[[_Piece], int]:
             buffer = memoryview(bytearray(_PIECE))
@@ -225,9 +227,9 @@ class _Bench:
             return read
 
         rate = _side_by_side(_CONNECTIONS if remote else 1, self.seconds, pieces, reader)
-        return Pace("limit: read", rate / weight, rate)
+        return BenchResult("limit: read", rate / weight, rate)
 
-    def _decode_limit(self, images: list[bytes]) -> Pace:
+    def _decode_limit(self, images: list[bytes]) -> BenchResult:
         """The decoder alone on bytes in memory, on all cores: libjpeg-turbo where they are JPEG."""
         from penstock.vision.decoding import read_image, simplejpeg
 
@@ -245,7 +247,7 @@ class _Bench:
             return one
 
         rate = _side_by_side(_cores(), self.seconds, images, decoder)
-        return Pace("limit: decode", rate, rate * sum(map(len, images)) / len(images))
+        return BenchResult("limit: decode", rate, rate * sum(map(len, images)) / len(images))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from penstock.formats.tar.scan import load_index, open_archive, scan
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.source import SUFFIXES
 from penstock.packing.parquet_set import read_note
-from penstock.storage import NotFound, Storage, expand, local_path, open_storage, shown
+from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted
 
 _PIECE = 1 << 20
 
@@ -60,7 +60,7 @@ def make_index(url: str, storage: Storage | None = None) -> Index:
         if on_disk(url):
             index = load_index(path, shard=url)
             return index.stamped(index.stamp, (sums or _sums(path)).grid)
-        content = open_archive(path, shown(url))
+        content = open_archive(path, redacted(url))
         sums = sums or _sums(path)
         return scan(content.buffer, content.problem).stamped(Stamp(sums.size), sums.grid)
 
@@ -79,7 +79,7 @@ def put_index(url: str, index: Index, storage: Storage | None = None) -> None:
     except StorageError:
         raise
     except OSError as exc:
-        raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", shown(url)) from exc
+        raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", redacted(url)) from exc
 
 
 def entry_of(url: str, storage: Storage | None = None) -> ShardEntry:
@@ -90,7 +90,7 @@ def entry_of(url: str, storage: Storage | None = None) -> ShardEntry:
     """
     with _here(url, storage) as (path, known):
         sums = known or _sums(path)
-        content = open_archive(path, shown(url))
+        content = open_archive(path, redacted(url))
         index = scan(content.buffer, content.problem)
         stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(sums.size)
     if read_object(open_storage(url, storage), url + SUFFIX) is None:
@@ -205,7 +205,7 @@ def verify(shard: Listed, storage: Storage | None = None) -> list[Problem]:
 
 
 def _told(shard: Listed, problems: Iterator[str], missing: str) -> list[Problem]:
-    name = shown(shard.url)
+    name = redacted(shard.url)
     try:
         return [Problem(name, what) for what in problems]
     except NotFound:
@@ -221,7 +221,7 @@ def _problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
         sums = known or _sums(path)
         if shard.entry is not None:
             yield from _against_manifest(shard.entry, sums)
-        content = open_archive(path, shown(shard.url))
+        content = open_archive(path, redacted(shard.url))
         fresh = scan(content.buffer, content.problem)
     for number, problem in fresh.bad.items():
         yield f"sample {number} ({fresh.key(number)!r}): {problem}"
@@ -244,7 +244,7 @@ def _against_index(shard: Listed, storage: Storage | None, fresh: Index, sums: S
             yield "its index is missing"
         return
     try:
-        index = Index.from_bytes(data, shown(shard.url))
+        index = Index.from_bytes(data, redacted(shard.url))
     except DataError as exc:
         yield exc.problem
         return

@@ -35,7 +35,7 @@ class Failure:
     tries: int
 
 
-class Settling:
+class OutputCommitter:
     """Settles outcomes in a folder and its journal."""
 
     def __init__(self, journal: Journal, folder: Folder, inputs: Iterable[Input], overwrite: bool = False) -> None:

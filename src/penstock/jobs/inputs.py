@@ -14,10 +14,10 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.errors import PlanError, StorageError
-from penstock.formats.items import ItemSpots, ItemsReader
+from penstock.formats.items import ItemsReader, LocatedItems
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
-from penstock.storage import NotFound, Storage, expand, local_path, open_storage, shown, spell
+from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted, spell
 from penstock.storage.protocol import scheme
 
 Sign = tuple[Any, ...]  # what tells an input that has changed: its size and time, or its size and tag
@@ -111,7 +111,7 @@ def key_of(url: str) -> str:
     >>> key_of("inputs/a.txt")
     'inputs/a.txt'
     """
-    key = shown(url)
+    key = redacted(url)
     return key if key == url else f"{key}#{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
@@ -178,9 +178,9 @@ class InputsReader(ItemsReader):
         super().__init__(inputs)
         self.names = ["inputs"]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> ItemSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedItems:
         """Remember which."""
-        return ItemSpots(self._items, index, np.full(len(index), _WEIGHT, np.int64))
+        return LocatedItems(self._items, index, np.full(len(index), _WEIGHT, np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """What the input is called."""

@@ -24,7 +24,7 @@ from penstock.jobs.job_rows import from_json
 from penstock.jobs.output import HIDDEN
 from penstock.jobs.output_folder import Outputs
 from penstock.jobs.task import Done
-from penstock.storage import Storage, shown
+from penstock.storage import Storage, redacted
 
 _VERSION = 1
 _EVERY_S = 2.0  # how often what is new is sent elsewhere, or made to survive a power cut
@@ -62,7 +62,7 @@ class Journal:
     """
 
     def __init__(self, fd: int, where: str, function: str, fresh: bool = False) -> None:
-        self._fd, self._where, self._function = fd, shown(where), function
+        self._fd, self._where, self._function = fd, redacted(where), function
         self.records: dict[str, Record] = {}
         self.owners: dict[str, str] = {}  # whose an output is
         self._synced = time.monotonic()

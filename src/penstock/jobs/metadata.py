@@ -15,7 +15,7 @@ from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import TableWriter
 from penstock.formats.tables.source import require_arrow
 from penstock.packing.tar_output import failures_of
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_metadata(url: str) -> None:
     if url.endswith(".parquet"):
         require_arrow("metadata in Parquet")
     elif not url.endswith((*_DELIMITERS, *_JSON)):
-        raise PlanError(f"metadata={shown(url)!r}: give a file that ends in .parquet, .csv, .tsv or .jsonl")
+        raise PlanError(f"metadata={redacted(url)!r}: give a file that ends in .parquet, .csv, .tsv or .jsonl")
 
 
 def filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,11 +15,11 @@ from typing import Any, Literal
 
 from penstock.blobs.draft import put_object, read_object
 from penstock.dataset import Dataset
-from penstock.engines import engine_options, started
+from penstock.engines import engine_options, start_run
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StageError
 from penstock.formats.items import ItemsSource
-from penstock.jobs.commit_outputs import Failure, Settling
+from penstock.jobs.commit_outputs import Failure, OutputCommitter
 from penstock.jobs.inputs import Input, InputsSource, inputs_of, sign, signs
 from penstock.jobs.job_rows import from_json, readable
 from penstock.jobs.journal import DiskJournal, FarJournal, Journal
@@ -27,10 +27,10 @@ from penstock.jobs.metadata import INPUT, check_metadata, filled, write_metadata
 from penstock.jobs.output import HIDDEN
 from penstock.jobs.output_folder import DiskFolder, FarFolder, Folder
 from penstock.jobs.task import Work, check_function
-from penstock.packing.folder_lock import Owner, busy, turn
+from penstock.packing.folder_lock import Owner, busy, folder_lock
 from penstock.packing.tar_output import failures_of
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 log = logging.getLogger("penstock")
@@ -184,7 +184,7 @@ class _Job:
     folder: Folder = None  # type: ignore[assignment] # set by open
     journal: Journal = None  # type: ignore[assignment] # the same
     work: Work = None  # type: ignore[assignment] # the same
-    settling: Settling = None  # type: ignore[assignment] # the same
+    settling: OutputCommitter = None  # type: ignore[assignment] # the same
 
     def open(self, stack: ExitStack, fresh: bool) -> None:
         """Have the folder to oneself, and know what is done."""
@@ -199,7 +199,7 @@ class _Job:
             self.journal = FarJournal(self.out, storage, function, fresh)
         else:
             self.out = os.path.abspath(local_path(self.out))
-            stack.enter_context(turn(os.path.join(self.out, HIDDEN), "job"))
+            stack.enter_context(folder_lock(os.path.join(self.out, HIDDEN), "job"))
             self.folder, drafts = DiskFolder(self.out), os.path.join(self.out, HIDDEN, "drafts")
             shutil.rmtree(drafts, ignore_errors=True)  # of a run that was killed
             stack.callback(shutil.rmtree, drafts, ignore_errors=True)
@@ -219,7 +219,7 @@ class _Job:
             self.plan.storage,
             resources=self.plan.resources,
         )
-        self.settling = Settling(self.journal, self.folder, self.inputs, self.overwrite)
+        self.settling = OutputCommitter(self.journal, self.folder, self.inputs, self.overwrite)
 
     def _taken(self) -> dict[str, str]:
         """Names in the folder that outputs must not have: those of inputs, and of the metadata."""
@@ -281,7 +281,7 @@ class _Job:
 
     def _do(self, left: Sequence[Input], bar: Progress) -> None:
         plan = Plan(InputsSource(ByObject(left))).then(self.work)
-        run = started(replace(plan, errors=OnError("skip"), engine=self.plan.options()), 0)
+        run = start_run(replace(plan, errors=OnError("skip"), engine=self.plan.options()), 0)
         with closing(run):
             for outcomes in run.runs():
                 for done in outcomes:
@@ -302,11 +302,11 @@ def _named(one: Input, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _far_turn(url: str, storage: Storage) -> Iterator[None]:
     """Have a place elsewhere to oneself, as far as that can be known."""
     at = f"{url}/{HIDDEN}/{_OWNER}"
-    with turn(url, "job") as me:
+    with folder_lock(url, "job") as me:
         if (found := read_object(storage, at)) is not None:
             before = Owner(**json.loads(found))
             if before.lives():
-                raise busy(shown(url), str(before), "job")
+                raise busy(redacted(url), str(before), "job")
         put_object(storage, at, json.dumps(asdict(me)).encode())
         try:
             yield

@@ -18,7 +18,7 @@ from penstock.errors import DataError, MissingExtra, PenstockError, PlanError, S
 from penstock.jobs.inputs import Input, Sign, sign
 from penstock.jobs.job_rows import rows_of, to_json
 from penstock.jobs.output import Out
-from penstock.plan import Context, Map, Place, name_of, takes
+from penstock.plan import Context, Map, Place, name_of, takes_parameter
 from penstock.storage import NotFound, Storage, open_storage
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # no input's fault, and the next one will not fare better
@@ -106,8 +106,8 @@ class Work(Map):
         """The user's function as it is called; a class is constructed."""
         fn = self.fn
         if isinstance(fn, type):
-            fn = fn(device=device) if takes(fn, "device") else fn()
-        elif takes(fn, "device"):
+            fn = fn(device=device) if takes_parameter(fn, "device") else fn()
+        elif takes_parameter(fn, "device"):
             plain = fn
             return lambda path, out: plain(path, out, device=device)
         return (lambda path, out: fn(path)) if _parameters(fn) == 1 else fn
@@ -222,7 +222,7 @@ def check_function(fn: Any) -> None:
     except (TypeError, ValueError):
         return
     own = ("self",) if isinstance(fn, type) else ()
-    known = {"device": None} if takes(call, "device") else {}
+    known = {"device": None} if takes_parameter(call, "device") else {}
     for args in (("path", "out"), ("path",)):
         try:
             shape.bind(*own, *args, **known)

@@ -9,26 +9,26 @@ from penstock.lazy import lazy
 if TYPE_CHECKING:
     from penstock.order.hashing import I64 as I64
     from penstock.order.hashing import U64 as U64
-    from penstock.order.hashing import arrange as arrange
     from penstock.order.hashing import fold as fold
     from penstock.order.hashing import fold_into as fold_into
     from penstock.order.hashing import generators as generators
-    from penstock.order.hashing import mix as mix
     from penstock.order.hashing import name_hash as name_hash
     from penstock.order.hashing import name_hashes as name_hashes
+    from penstock.order.hashing import permutations as permutations
     from penstock.order.hashing import permute as permute
-    from penstock.order.mixture import Mixed as Mixed
+    from penstock.order.hashing import scramble as scramble
+    from penstock.order.mixture import MixedOrder as MixedOrder
     from penstock.order.orders import UNFOUND as UNFOUND
     from penstock.order.orders import UNKNOWN as UNKNOWN
-    from penstock.order.orders import Chained as Chained
+    from penstock.order.orders import ChainedOrder as ChainedOrder
     from penstock.order.orders import Order as Order
     from penstock.order.orders import Refs as Refs
-    from penstock.order.orders import Repeated as Repeated
-    from penstock.order.orders import Shards as Shards
-    from penstock.order.orders import Shuffled as Shuffled
-    from penstock.order.orders import Sliced as Sliced
+    from penstock.order.orders import RepeatedOrder as RepeatedOrder
+    from penstock.order.orders import ShardOrder as ShardOrder
+    from penstock.order.orders import ShuffledOrder as ShuffledOrder
+    from penstock.order.orders import SlicedOrder as SlicedOrder
     from penstock.order.orders import Spans as Spans
-    from penstock.order.orders import Zipped as Zipped
+    from penstock.order.orders import ZippedOrder as ZippedOrder
     from penstock.order.pieces import CUTS as CUTS
     from penstock.order.pieces import ENDLESS as ENDLESS
     from penstock.order.pieces import Piece as Piece
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from penstock.order.state import OpenWindow as OpenWindow
     from penstock.order.state import State as State
     from penstock.order.state import recut as recut
-    from penstock.order.subset import Chosen as Chosen
-    from penstock.order.subset import Excluded as Excluded
-    from penstock.order.uncounted import Lazy as Lazy
+    from penstock.order.subset import ExcludingOrder as ExcludingOrder
+    from penstock.order.subset import SubsetOrder as SubsetOrder
+    from penstock.order.uncounted import UncountedOrder as UncountedOrder
     from penstock.order.uncounted import to_known as to_known
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -27,7 +27,7 @@ _ROUNDS = 4  # each half is replaced twice
 _WORDS = 4  # what PCG64 asks of its seed
 
 
-def mix(x: U64) -> U64:
+def scramble(x: U64) -> U64:
     """Scramble every word so that each bit of the input changes half of the output's; a bijection."""
     x = (x ^ (x >> _U30)) * _U_FIRST
     x = (x ^ (x >> _U27)) * _U_SECOND
@@ -48,7 +48,7 @@ def fold(*parts: int) -> int:
 def fold_into(keys: U64, part: int | U64 | I64) -> U64:
     """Derive the child of every key: ``fold_into(fold(a), b)`` is ``fold(a, b)``, for whole arrays."""
     words = np.uint64(part & _MASK) if isinstance(part, int) else part.astype(np.uint64, copy=False)
-    return mix(keys * _U_TURN + words + _U_GOLDEN)
+    return scramble(keys * _U_TURN + words + _U_GOLDEN)
 
 
 def name_hash(name: str) -> int:
@@ -61,9 +61,9 @@ def name_hashes(names: Iterable[str]) -> U64:
     return np.fromiter((name_hash(name) for name in names), np.uint64)
 
 
-def arrange(keys: U64, n: int) -> I64:
+def permutations(keys: U64, n: int) -> I64:
     """Give one permutation of ``[0, n)`` per key, as the rows of a matrix."""
-    scores = mix(keys[:, None] + np.arange(n, dtype=np.uint64) * _U_GOLDEN)
+    scores = scramble(keys[:, None] + np.arange(n, dtype=np.uint64) * _U_GOLDEN)
     return np.argsort(scores, axis=1, kind="stable")
 
 
@@ -74,7 +74,7 @@ def permute(key: int, n: int, i: I64) -> I64:
     memory is needed per ``n``.
     """
     if n <= SORTED_UP_TO:
-        row: I64 = arrange(np.array([key & _MASK], np.uint64), n)[0][i]
+        row: I64 = permutations(np.array([key & _MASK], np.uint64), n)[0][i]
         return row
     limit = np.uint64(n)
     bits = (n - 1).bit_length()
@@ -94,9 +94,9 @@ def _feistel(x: U64, keys: list[np.uint64], bits: int) -> U64:
     high, low = x >> shift, x & low_mask
     for turn, key in enumerate(keys):
         if turn % 2:
-            low = low ^ (mix(high + key) & low_mask)
+            low = low ^ (scramble(high + key) & low_mask)
         else:
-            high = high ^ (mix(low + key) & high_mask)
+            high = high ^ (scramble(low + key) & high_mask)
     return (high << shift) | low
 
 
@@ -111,12 +111,12 @@ class _Words(ISeedSequence):
     def generate_state(self, n_words: int, dtype: npt.DTypeLike = np.uint32) -> npt.NDArray[np.uint32 | np.uint64]:
         if n_words == _WORDS and dtype is np.uint64:
             return self.words
-        return mix(self.words[0] + np.arange(1, n_words + 1, dtype=np.uint64) * _U_GOLDEN).astype(dtype)
+        return scramble(self.words[0] + np.arange(1, n_words + 1, dtype=np.uint64) * _U_GOLDEN).astype(dtype)
 
 
 def generators(keys: U64, place: int) -> list[np.random.Generator]:
     """Make a fresh generator for every key; its stream depends on the key and the stage's place alone."""
     steps = np.arange(1, _WORDS + 1, dtype=np.uint64) * _U_GOLDEN
-    words = mix(fold_into(keys, place)[:, None] + steps)
+    words = scramble(fold_into(keys, place)[:, None] + steps)
     # The stubs know SeedSequence alone; PCG64 takes any ISeedSequence.
     return [np.random.Generator(np.random.PCG64(_Words(row))) for row in words]  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.order.hashing import I64, U64, arrange, fold, fold_into
+from penstock.order.hashing import I64, U64, fold, fold_into, permutations
 from penstock.order.orders import Order, Refs, Spans, counted, scatter
 from penstock.order.pieces import ENDLESS
 from penstock.order.windows import by_label
@@ -59,7 +59,7 @@ class _Phase:
         return np.where(closing, self.last, self.before(np.minimum(block + 1, self.blocks)) - before)
 
 
-class Mixed(Order):
+class MixedOrder(Order):
     """Samples of several orders, interleaved by weight, each source in its own order.
 
     Args:
@@ -169,7 +169,7 @@ class Mixed(Order):
         """Which source each slot of blocks of one length holds, and its how-manieth: both (blocks, slots)."""
         rows, length = len(block), int(quotas[0].sum())
         sources = np.tile(np.arange(quotas.shape[1]), rows).repeat(quotas.ravel()).reshape(rows, length)
-        placed = np.take_along_axis(sources, arrange(self._keys(phase, block), length), 1)
+        placed = np.take_along_axis(sources, permutations(self._keys(phase, block), length), 1)
         rank = np.empty_like(placed)
         np.put_along_axis(rank, np.argsort(placed, axis=1, kind="stable"), np.arange(length)[None, :], 1)
         firsts = np.cumsum(quotas, axis=1) - quotas

@@ -183,7 +183,7 @@ def counted(order: Order, what: str) -> Order:
     return order
 
 
-class Shards(Order):
+class ShardOrder(Order):
     """The shards one after the other, each front to back."""
 
     stable = fixed = True
@@ -226,7 +226,7 @@ def shard_refs(leaf: int, keys: U64, shard: I64, index: I64) -> Refs:
     return Refs(np.full(len(shard), leaf, np.int64), shard, index, fold_into(keys[shard], index))
 
 
-class Shuffled(Order):
+class ShuffledOrder(Order):
     """A shuffle that reads a few shards at once, front to back, and permutes windows of them; or all at once.
 
     Args:
@@ -282,7 +282,7 @@ class Shuffled(Order):
         return Spans(self._groups, fold_into(numbers, fold(self._seed, self._epoch, 4)))
 
 
-class Sliced(Order):
+class SlicedOrder(Order):
     """Some positions of an order: limit and skip.
 
     Raises:
@@ -310,7 +310,7 @@ class Sliced(Order):
         return self._inner.spans(end).clip(self._start, end)
 
 
-class Chained(Order):
+class ChainedOrder(Order):
     """Orders one after the other: union.
 
     Raises:
@@ -354,7 +354,7 @@ def chain_spans(parts: Sequence[tuple[int, Spans]]) -> Spans:
     return Spans(np.concatenate([np.zeros(1, np.int64), *bounds]), np.concatenate([np.zeros(0, np.uint64), *keys]))
 
 
-class Zipped(Order):
+class ZippedOrder(Order):
     """Pairs by position; the identity is the left one's.
 
     Raises:
@@ -387,7 +387,7 @@ def _samples(size: int) -> str:
     return "endless samples" if size >= ENDLESS else f"{size} samples"
 
 
-class Repeated(Order):
+class RepeatedOrder(Order):
     """The passes of an order, one after the other.
 
     Args:

@@ -12,7 +12,7 @@ from penstock.order.windows import bounds_of, by_label, containing
 _SPANS, _SELECTED = 64, 1 << 20  # selections a split keeps: of the shards a shuffle reads at once, 8 MB
 
 
-class Chosen(Order):
+class SubsetOrder(Order):
     """One part of a train-test split: of each span, the first of a keyed permutation are test.
 
     A part keeps the order of the whole. The share is exact where it is a whole number of a span's samples and
@@ -84,7 +84,7 @@ class Chosen(Order):
         return Spans(self._bounds, self._keys)
 
 
-class Excluded(Order):
+class ExcludingOrder(Order):
     """An order without a few of its samples; the others keep their order.
 
     Args:

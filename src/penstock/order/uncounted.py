@@ -30,7 +30,7 @@ from penstock.order.pieces import Piece, V
 from penstock.order.windows import DEFAULT_WINDOW, Group, by_label, shuffled_spans
 
 
-class Lazy(Order):
+class UncountedOrder(Order):
     """Shards in order or shuffled, counted one group at a time.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from penstock.blobs.compression import SUFFIXES
 from penstock.engines import Program, Run
 from penstock.formats.tar.sink import file_size, sample_size
-from penstock.packing.inputs import Origin
+from penstock.packing.inputs import PackInput
 from penstock.packing.tar_output import Packed
 from penstock.plan import Plan
 
@@ -50,7 +50,7 @@ class _Ruler:
         self._open = self._inside = 0
 
 
-def estimated(origin: Origin, epoch: int, folder: str, first: int, before: int, limits: _Limits) -> Packed:
+def estimated(origin: PackInput, epoch: int, folder: str, first: int, before: int, limits: _Limits) -> Packed:
     """Tell what would be written: exactly for files as they are, else judged by some of the samples.
 
     Raises:

@@ -108,10 +108,10 @@ class ListReader:
         """Not asked of the disk."""
         return [0]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> ListSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedList:
         """Remember which."""
         entries = self._source.entries
-        return ListSpots(self._source, [entries[i] for i in index.tolist()], np.zeros(len(index), np.int64))
+        return LocatedList(self._source, [entries[i] for i in index.tolist()], np.zeros(len(index), np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """The file's path."""
@@ -124,16 +124,16 @@ class ListReader:
 
 
 @dataclass(slots=True)
-class ListSpots:
+class LocatedList:
     """Files that will be read."""
 
     source: FileList
     entries: list[Entry]
     nbytes: I64
 
-    def take(self, sel: slice) -> ListSpots:
+    def take(self, sel: slice) -> LocatedList:
         """Some of them."""
-        return ListSpots(self.source, self.entries[sel], self.nbytes[sel])
+        return LocatedList(self.source, self.entries[sel], self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """Read every file; one that cannot be is a DataError with its path and line."""

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.errors import PlanError
 from penstock.formats.tar.shard_names import on_disk
-from penstock.storage import shown
+from penstock.storage import redacted
 
 LOCK = ".penstock-pack.lock"
 _UNLOCKABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
@@ -48,14 +48,14 @@ class Owner:
             return False
         if self.pid == os.getpid():
             return self.mark in _here
-        return runs(self.pid) and _born(self.pid) == self.born
+        return is_running(self.pid) and _born(self.pid) == self.born
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
 
 
 @contextmanager
-def turn(folder: str, work: str = "packing") -> Iterator[Owner]:
+def folder_lock(folder: str, work: str = "packing") -> Iterator[Owner]:
     """Have a folder to oneself for some work.
 
     Raises:
@@ -77,7 +77,7 @@ def turn(folder: str, work: str = "packing") -> Iterator[Owner]:
 def busy(folder: str, who: str, work: str = "packing") -> PlanError:
     """The error of the one who came second."""
     return PlanError(
-        f"{shown(folder)}: another {work} ({who}) is writing there; wait until it has ended, or choose another folder"
+        f"{redacted(folder)}: another {work} ({who}) is writing there; wait for it to end, or choose another folder"
     )
 
 
@@ -129,7 +129,7 @@ def _is_at(handle: int, path: str) -> bool:
         return False
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     """Whether there is a process of this number."""
     try:
         os.kill(pid, 0)

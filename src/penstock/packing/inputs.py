@@ -19,14 +19,14 @@ from penstock.formats.tables.huggingface import HuggingFaceSource, readable
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.source import SUFFIXES, TarSource
 from penstock.packing.file_list import LISTS, Entry, FileList, list_folder, read_list
-from penstock.packing.item_fields import Ask, Store
+from penstock.packing.item_fields import Ask, StoreFields
 from penstock.plan import ByObject, LateShuffle, Plan, Resources, Shuffle
 from penstock.plan.values import Workers
-from penstock.storage import Storage, local_path, shown, spell
+from penstock.storage import Storage, local_path, redacted, spell
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PackInput:
     """Something to be packed.
 
     Attributes:
@@ -68,7 +68,7 @@ class Origin:
 
 def recognise(
     source: Any, *, workers: Workers, image: str, storage: Storage | None = None, typed: bool = False
-) -> Origin:
+) -> PackInput:
     """Find out what ``source`` is.
 
     Args:
@@ -84,7 +84,7 @@ def recognise(
     """
     if isinstance(getattr(source, "plan", None), Plan):
         plan: Plan = source.plan
-        return Origin(plan if typed else plan.then(Encode()), None, False, plan.describe(), typed)
+        return PackInput(plan if typed else plan.then(Encode()), None, False, plan.describe(), typed)
     if isinstance(source, str) and source.startswith("hf:") and not source.startswith("hf://"):
         name, _, split = source.removeprefix("hf:").partition("#")
         return _by_features(HuggingFaceSource(name, split or None, workers), image, source, typed)
@@ -119,10 +119,10 @@ def shuffled(plan: Plan) -> Plan:
     return replace(plan, stages=(*before, LateShuffle(1000), last))  # the same as after it, of smaller values
 
 
-def _by_path(path: str, workers: Workers, storage: Storage | None) -> Origin:
+def _by_path(path: str, workers: Workers, storage: Storage | None) -> PackInput:
     place = local_path(path) if on_disk(path) else None
     if place is None and path.lower().endswith(LISTS):
-        raise PlanError(f"{shown(path)}: lists, and the files they name, are read from this machine's disks only")
+        raise PlanError(f"{redacted(path)}: lists, and the files they name, are read from this machine's disks only")
     if place is not None and os.path.isdir(place) and not _holds_shards(place):
         return _listed(list_folder(place.rstrip("/") or "/", workers))
     if place is not None and place.lower().endswith(LISTS):
@@ -134,7 +134,7 @@ def _by_path(path: str, workers: Workers, storage: Storage | None) -> Origin:
     source: Any = TarSource(spell(path), workers, storage=storage)
     plan = Plan(source, (Encode(),))
     manifest = read_manifest_at(place) if place is not None and os.path.isdir(place) else None
-    return Origin(plan, None if manifest is None else manifest.classes, False, "shards")
+    return PackInput(plan, None if manifest is None else manifest.classes, False, "shards")
 
 
 def _holds_shards(folder: str) -> bool:
@@ -143,11 +143,11 @@ def _holds_shards(folder: str) -> bool:
     return MANIFEST in names or any(name.endswith(SUFFIXES) for name in names)
 
 
-def _listed(files: FileList) -> Origin:
-    return Origin(Plan(files), files.classes, True, files.identity())
+def _listed(files: FileList) -> PackInput:
+    return PackInput(Plan(files), files.classes, True, files.identity())
 
 
-def _map_style(dataset: Any, workers: Workers, image: str) -> Origin:
+def _map_style(dataset: Any, workers: Workers, image: str) -> PackInput:
     files = _files_of(dataset)
     classes = _names(getattr(_innermost(dataset), "classes", None))
     if files is not None:
@@ -155,12 +155,12 @@ def _map_style(dataset: Any, workers: Workers, image: str) -> Origin:
     return _fetched(dataset, workers, image, classes, f"{type(dataset).__qualname__} of {len(dataset)}")
 
 
-def _fetched(dataset: Any, workers: Workers, image: str, classes: tuple[str, ...] | None, said: str) -> Origin:
+def _fetched(dataset: Any, workers: Workers, image: str, classes: tuple[str, ...] | None, said: str) -> PackInput:
     # Such datasets are made for worker processes that each have a copy; that threads may share one, nobody says.
     asking = Resources(1) if workers is None else Resources(workers, "processes")
     storing = Resources((1, os.cpu_count() or 1)) if workers is None else asking
-    stages = (Ask(ByObject(dataset), resources=asking), Store(image, resources=storing))
-    return Origin(Plan(ItemsSource(ByObject(range(len(dataset)))), stages), classes, True, said)
+    stages = (Ask(ByObject(dataset), resources=asking), StoreFields(image, resources=storing))
+    return PackInput(Plan(ItemsSource(ByObject(range(len(dataset)))), stages), classes, True, said)
 
 
 def _innermost(dataset: Any) -> Any:
@@ -202,17 +202,17 @@ def _plain(dataset: Any, row: tuple[str, int]) -> bool:
     )
 
 
-def _by_features(source: HuggingFaceSource, image: str, said: str, typed: bool) -> Origin:
+def _by_features(source: HuggingFaceSource, image: str, said: str, typed: bool) -> PackInput:
     """A dataset whose features say what its fields are, read by the engine's workers."""
     if typed:
-        return Origin(Plan(source), None, False, said, typed)
+        return PackInput(Plan(source), None, False, said, typed)
     known = source.open().features or {}
     labels = (_names(feature.names) for feature in known.values() if isinstance(feature, ClassLabel))
-    store = Store(image, resources=Resources(source.workers))
-    return Origin(Plan(source, (store,)), next(labels, None), True, said)
+    store = StoreFields(image, resources=Resources(source.workers))
+    return PackInput(Plan(source, (store,)), next(labels, None), True, said)
 
 
-def _hugging_face(dataset: Any, workers: Workers, image: str) -> Origin:
+def _hugging_face(dataset: Any, workers: Workers, image: str) -> PackInput:
     classes = None
     for name, feature in dict(dataset.features).items():
         kind = type(feature).__name__

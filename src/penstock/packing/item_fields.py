@@ -57,7 +57,7 @@ class Ask(_OfItems):
 
 
 @dataclass(frozen=True)
-class Store(_OfItems):
+class StoreFields(_OfItems):
     """Makes the bytes of an item's values."""
 
     image: str

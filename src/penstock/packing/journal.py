@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from penstock.blobs.draft import put_object, read_object
-from penstock.engines import Part, Start
+from penstock.engines import Start, StartPart
 from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.packing.folder_lock import Owner
@@ -21,7 +21,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class JournalPosition:
     """Where in its stream a packing stands.
 
     Attributes:
@@ -56,10 +56,10 @@ class Journal:
     samples: int = 0
     old: tuple[str, ...] = ()
     entries: tuple[ShardEntry, ...] = ()
-    place: Place | None = None
+    place: JournalPosition | None = None
     by: Owner | None = None
 
-    def after(self, entry: ShardEntry, place: Place) -> Journal:
+    def after(self, entry: ShardEntry, place: JournalPosition) -> Journal:
         """The journal when one more shard is complete."""
         return replace(self, entries=(*self.entries, entry), place=place)
 
@@ -106,7 +106,7 @@ def read_journal(storage: Storage, folder: str) -> Journal | None:
             raise ValueError("another version")
         found["entries"] = tuple(ShardEntry(*entry) for entry in found["entries"])
         found["old"] = tuple(found["old"])
-        found["place"] = Place(**found["place"]) if found["place"] is not None else None
+        found["place"] = JournalPosition(**found["place"]) if found["place"] is not None else None
         found["by"] = Owner(**found["by"]) if found.get("by") is not None else None
         return Journal(**found)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
@@ -159,7 +159,7 @@ def start_from_json(obj: Mapping[str, Any]) -> Start:
     try:
         return Start(
             [list(map(int, piece)) for piece in obj["left"]],
-            tuple(Part(*part) for part in obj["opens"]),
+            tuple(StartPart(*part) for part in obj["opens"]),
             {int(level): (int(done), int(sub)) for level, done, sub in obj["groups"]},
             {int(level): int(seen) for level, seen in obj["seen"]},
             obj["quota"],

@@ -21,12 +21,12 @@ from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.writer import remove_shards
 from penstock.packing.estimate import estimated
-from penstock.packing.folder_lock import busy, runs, turn
-from penstock.packing.inputs import Origin, recognise, shuffled
+from penstock.packing.folder_lock import busy, folder_lock, is_running
+from penstock.packing.inputs import PackInput, recognise, shuffled
 from penstock.packing.journal import (
     NUMBERED,
     Journal,
-    Place,
+    JournalPosition,
     read_journal,
     remove_journal,
     start_from_json,
@@ -38,7 +38,7 @@ from penstock.packing.parquet_output import TableOptions
 from penstock.packing.tar_output import Packed, check_elsewhere, check_flag, failures_of, in_order, keyed, path_of
 from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
 from penstock.plan.values import Workers
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 from penstock.vision.store import Store, StoreImages
 
@@ -118,7 +118,7 @@ def pack(
     beside = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(folder) != "file"
     typed = tables and images is None  # images are scaled down in the fields of shards
     origin = recognise(source, workers=workers, image=image, storage=storage if beside else None, typed=typed)
-    limits = Limits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
+    limits = ShardLimits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
     options: dict[str, Any] = {"max_bytes": limits.nbytes, "max_samples": max_samples, "compress": compress}
     options |= {"shuffle": shuffle, "seed": seed, "image": image, "append": append}
     plan = shuffled(origin.plan) if shuffle else origin.plan
@@ -143,7 +143,7 @@ def pack(
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ShardLimits:
     """How large shards are."""
 
     nbytes: int
@@ -161,7 +161,7 @@ class _Target:
     @classmethod
     def of(cls, url: str, storage: Storage | None) -> _Target:
         if url.endswith((".tar", ".tgz", ".parquet")) or "%" in url.rpartition("/")[2]:
-            raise PlanError(f"{shown(url)}: packing makes a folder of shards; give a folder")
+            raise PlanError(f"{redacted(url)}: packing makes a folder of shards; give a folder")
         local = on_disk(url)
         folder = (local_path(url) if local else url).rstrip("/") or "/"
         return cls(folder, None if local else storage)
@@ -195,7 +195,7 @@ class _Target:
     def _sweep_files(self) -> None:
         for name in os.listdir(self.folder):
             match = _PARTIAL.fullmatch(name)
-            if match and not runs(int(match[1])):
+            if match and not is_running(int(match[1])):
                 with suppress(OSError):
                     os.unlink(os.path.join(self.folder, name))
 
@@ -203,7 +203,7 @@ class _Target:
 class _Packing:
     """One source on its way into one folder."""
 
-    def __init__(self, origin: Origin, target: _Target, limits: Limits, options: dict[str, Any]) -> None:
+    def __init__(self, origin: PackInput, target: _Target, limits: ShardLimits, options: dict[str, Any]) -> None:
         self._origin, self._target, self._limits, self._options = origin, target, limits, options
         self._program = Program(origin.plan)
         origin.check_outside(target.folder)
@@ -212,7 +212,7 @@ class _Packing:
 
     def estimate(self) -> Packed:
         """What would be written."""
-        return estimated(self._origin, self._epoch, shown(self._target.folder), *self._numbers(), self._limits)
+        return estimated(self._origin, self._epoch, redacted(self._target.folder), *self._numbers(), self._limits)
 
     def _numbers(self) -> tuple[int, int]:
         """The number of the first shard, and of the first sample."""
@@ -225,7 +225,7 @@ class _Packing:
 
     def run(self, resume: bool, progress: bool | None) -> Packed:
         """Write what is not yet written."""
-        with turn(self._target.folder) as me:
+        with folder_lock(self._target.folder) as me:
             mine = Journal(self._origin.fingerprint(self._program), self._options, by=me)
             left = self._left(resume)
             if left is not None and left.by is not None and left.by.lives():
@@ -277,8 +277,8 @@ class _Packing:
         append = self._options["append"]
         if known is not None and known.shards and resume and not append:
             raise PlanError(
-                f"{shown(self._target.folder)} holds {len(known.shards)} shards of something else, or made otherwise; "
-                "append=True adds to them, resume=False replaces them"
+                f"{redacted(self._target.folder)} holds {len(known.shards)} shards of another source or with other "
+                "options; append=True adds to them, resume=False replaces them"
             )
         listed = {shard.name for shard in known.shards} if known is not None else set()
         old = (left.names() if left is not None else set()) - listed
@@ -306,7 +306,7 @@ class _Packing:
         """Write the shards that are to come, with a note after each."""
         done = journal
 
-        def published(entry: ShardEntry, place: Place | None) -> None:
+        def published(entry: ShardEntry, place: JournalPosition | None) -> None:
             nonlocal done
             if place is not None:
                 done = done.after(entry, place)
@@ -361,13 +361,13 @@ class _Packing:
 
     def _packed(self, entries: tuple[ShardEntry, ...], skipped: int) -> Packed:
         samples, nbytes = sum(entry.samples for entry in entries), sum(entry.bytes for entry in entries)
-        return Packed(shown(self._target.folder), tuple(entry.name for entry in entries), samples, nbytes, skipped)
+        return Packed(redacted(self._target.folder), tuple(entry.name for entry in entries), samples, nbytes, skipped)
 
 
 class _Steps:
     """The samples still to come, and where in their stream one stands between any two of them."""
 
-    def __init__(self, program: Program, epoch: int, at: Place | None) -> None:
+    def __init__(self, program: Program, epoch: int, at: JournalPosition | None) -> None:
         self._stream = program.stream is not None
         order = None if self._stream else program.order(epoch)
         whole = program.front() if order is None else program.start(order, program.plan.cut)
@@ -402,8 +402,8 @@ class _Steps:
         """End the run."""
         self._run.close()
 
-    def place(self) -> Place | None:
+    def place(self) -> JournalPosition | None:
         """Where the stream stands before the sample that was given last; after it, when that was the last."""
         if self._stream:
             return None
-        return Place(start_to_json(self._mark), self._since, self._before + self._marked_skips)
+        return JournalPosition(start_to_json(self._mark), self._since, self._before + self._marked_skips)

@@ -14,11 +14,11 @@ from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import read_manifest_at
 from penstock.formats.tables.parquet_writer import COMPRESSIONS
 from penstock.formats.tables.source import require_arrow
-from penstock.packing.inputs import Origin
+from penstock.packing.inputs import PackInput
 from penstock.packing.parquet_output import Embedding, TableOptions, estimate_tables, write_tables
 from penstock.packing.tar_output import Packed
 from penstock.plan import Context, Map, Place
-from penstock.storage import Storage, shown
+from penstock.storage import Storage, redacted
 
 _LOOKED_AT = 64  # samples that stand for all in a dry run
 _SAME = {None: "zstd", "zst": "zstd", "gz": "gzip"}
@@ -38,7 +38,7 @@ def compression_of(compress: str | None) -> str:
 
 
 def pack_tables(
-    origin: Origin,
+    origin: PackInput,
     folder: str,
     options: TableOptions,
     said: Mapping[str, Any],
@@ -57,7 +57,7 @@ def pack_tables(
     require_arrow("packing into Parquet")
     origin.check_outside(folder)
     if read_manifest_at(folder, storage) is not None:
-        raise PlanError(f"{shown(folder)} holds tar shards; choose another folder for Parquet files")
+        raise PlanError(f"{redacted(folder)} holds tar shards; choose another folder for Parquet files")
     plan, feature = origin.plan, _Told(origin.classes)
     if not origin.typed:
         plan = plan.then(Typed())

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.blobs.background import Line
+from penstock.blobs.background import BackgroundThread
 from penstock.blobs.draft import replace_file
 from penstock.codecs.features import Feature, Image, Tensor, features_by_type, metadata_of
 from penstock.engines import Program, Run, Start
@@ -28,7 +28,7 @@ from penstock.packing.journal import start_from_json, start_to_json
 from penstock.packing.parquet_set import publishing
 from penstock.packing.tar_output import Packed, check_elsewhere, failures_of, in_order
 from penstock.plan import Columns, Plan, check_count, size_in_bytes
-from penstock.storage import Storage, shown
+from penstock.storage import Storage, redacted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -107,7 +107,7 @@ def write_tables(
     require_arrow("writing Parquet")
     url = os.fspath(url)
     if url.endswith(".parquet"):
-        raise PlanError(f"{shown(url)}: write_parquet makes a folder of files; give a folder")
+        raise PlanError(f"{redacted(url)}: write_parquet makes a folder of files; give a folder")
     program = Program(replace(plan, engine=in_order(plan.engine)))
     check_elsewhere(program, url, every=True)  # before a folder is made, as what it reads may not be there
     with failures_of(url), ExitStack() as stack:
@@ -127,7 +127,7 @@ def write_tables(
         note = {"what": job.what(), "rows": rows, "nbytes": nbytes, "skipped": skipped, "append": options.append}
         note |= {"old": sorted({*there} - {*names}) if replaced else [], "packing": embedding is not None}
         place.publish(files, names, note)
-        return Packed(shown(place.folder), tuple(names), rows, nbytes, skipped)
+        return Packed(redacted(place.folder), tuple(names), rows, nbytes, skipped)
 
 
 def estimate_tables(plan: Plan, epoch: int, url: str, options: TableOptions, embedding: Embedding, some: int) -> Packed:
@@ -150,7 +150,7 @@ def estimate_tables(plan: Plan, epoch: int, url: str, options: TableOptions, emb
         limits = (size_in_bytes("max_bytes", options.max_bytes), nbytes), (options.max_samples or rows, rows)
         many = max(-(-whole // part) for part, whole in limits)
     names = tuple(f"{number:05d}-of-{many:05d}.parquet" for number in range(many))
-    return Packed(shown(url), names, rows, nbytes, 0, guessed)
+    return Packed(redacted(url), names, rows, nbytes, 0, guessed)
 
 
 def _as_theirs(field: pa.Field, feature: Feature | None) -> pa.Field:
@@ -235,7 +235,7 @@ class _Job:
 
     def _write(self, run: Run, seen: int, drop: int, left: int | None, progress: bool | None, before: int) -> None:
         writer = self.writer = self._opened()
-        line = Line("penstock parquet writer", 4)  # encoding takes longer than reading: let both go on
+        line = BackgroundThread("penstock parquet writer", 4)  # encoding takes longer than reading: let both go on
         try:
             what = "writing" if self.embedding is None else "packing"
             with Progress(what, left, shown=progress) as bar:

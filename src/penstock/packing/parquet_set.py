@@ -19,9 +19,9 @@ from penstock.errors import PlanError
 from penstock.formats.tables.parquet_writer import Written
 from penstock.formats.tables.source import ParquetSource
 from penstock.formats.tar.shard_names import on_disk
-from penstock.packing.folder_lock import turn
+from penstock.packing.folder_lock import folder_lock
 from penstock.packing.tar_output import Packed
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 
 _DRAFT = ".penstock-parquet"  # the folder of what is not published, in the target
 _NAMES = "names.json"  # the names that the files are being given
@@ -37,7 +37,7 @@ def publishing(url: str, storage: Storage | None) -> Iterator[Folder]:
     if on_disk(url):
         folder = local_path(url).rstrip("/") or "/"
         os.makedirs(folder, exist_ok=True)
-        with turn(folder):
+        with folder_lock(folder):
             yield Folder(folder, os.path.join(folder, _DRAFT), None)
         return
     with tempfile.TemporaryDirectory(prefix="penstock-parquet-") as draft:
@@ -77,14 +77,14 @@ class Folder:
         if not append:
             more = " of something else, or made otherwise" if packing else ""
             other = "resume=False replaces them" if packing else "or choose another folder"
-            holds = f"{shown(self.folder)} holds {len(there)} Parquet files{more}"
+            holds = f"{redacted(self.folder)} holds {len(there)} Parquet files{more}"
             raise PlanError(f"{holds}; append=True adds a set beside them, {other}")
         return f"append-{1 + max(int(match[1] or 0) for match in map(_NAME.fullmatch, there) if match):03d}-"
 
     def packed(self, note: dict[str, Any]) -> Packed:
         """What a run wrote that was completed."""
         names = tuple(name for _, name, *_ in note["files"])
-        return Packed(shown(self.folder), names, note["rows"], note["nbytes"], note["skipped"])
+        return Packed(redacted(self.folder), names, note["rows"], note["nbytes"], note["skipped"])
 
     def done(self) -> dict[str, Any] | None:
         """What the packing wrote that was completed here, if it is all there."""

@@ -14,11 +14,11 @@ from penstock.engines.progress import Progress
 from penstock.errors import DataError
 from penstock.formats.rows.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.formats.rows.file_set import FileSet
-from penstock.packing.folder_lock import turn
+from penstock.packing.folder_lock import folder_lock
 from penstock.packing.journal import start_from_json, start_to_json
 from penstock.packing.tar_output import Packed, failures_of, in_order
 from penstock.plan import Plan, size_in_bytes
-from penstock.storage import Storage, shown
+from penstock.storage import Storage, redacted
 
 __all__ = ["AsCsv", "AsExample", "AsJson", "RowStage", "write_rows"]
 
@@ -48,12 +48,12 @@ def write_rows(
     with failures_of(url), ExitStack() as stack:
         files = stack.enter_context(FileSet(url, kind.suffixes, limit, storage))
         if files.on_disk:
-            stack.enter_context(turn(str(files.drafts), "writing"))
+            stack.enter_context(folder_lock(str(files.drafts), "writing"))
         files.finish()
         files.check_empty()
-        skipped = job.run(files, resume, progress, shown(url))
+        skipped = job.run(files, resume, progress, redacted(url))
         names = files.publish()
-    return Packed(shown(files.folder), names, files.rows, files.nbytes, skipped)
+    return Packed(redacted(files.folder), names, files.rows, files.nbytes, skipped)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.shard_names import on_disk
 from penstock.packing.file_list import ListReader
 from penstock.plan import EngineOptions, Plan, check_count, size_in_bytes
-from penstock.storage import Storage, local_path, shown
+from penstock.storage import Storage, local_path, redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def write_shards(
     names = tuple(entry.name for entry in writer.entries)
     samples = sum(entry.samples for entry in writer.entries)
     nbytes = sum(entry.bytes for entry in writer.entries)
-    return Packed(shown(writer.folder), names, samples, nbytes, len(run.skipped))
+    return Packed(redacted(writer.folder), names, samples, nbytes, len(run.skipped))
 
 
 def in_order(engine: EngineOptions) -> EngineOptions:
@@ -107,7 +107,7 @@ def failures_of(url: str) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as exc:
-        raise StorageError(f"cannot write: {exc.strerror or exc}", shown(url)) from exc
+        raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(url)) from exc
 
 
 def check_elsewhere(program: Program, folder: str, single: str | None = None, *, every: bool = False) -> None:
@@ -126,7 +126,9 @@ def check_elsewhere(program: Program, folder: str, single: str | None = None, *,
             _holder(url) == written and single in (None, os.path.basename(url))
             for url in map(reader.url, range(len(reader.names)))
         ):
-            raise PlanError(f"the dataset reads from {shown(folder)}, where it is to be written; choose another folder")
+            raise PlanError(
+                f"the dataset reads from {redacted(folder)}, where it is to be written; choose another folder"
+            )
 
 
 def path_of(name: str, value: str | os.PathLike[str]) -> str:

@@ -8,12 +8,12 @@ from penstock.lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.plan.arrangement import Arrangement as Arrangement
-    from penstock.plan.arrangement import At as At
-    from penstock.plan.arrangement import Placed as Placed
+    from penstock.plan.arrangement import BranchStage as BranchStage
+    from penstock.plan.arrangement import PlacedStage as PlacedStage
     from penstock.plan.arrangement import Row as Row
     from penstock.plan.arrangement import arrange as arrange
-    from penstock.plan.arrangement import relaxed as relaxed
-    from penstock.plan.arrangement import settled as settled
+    from penstock.plan.arrangement import resolved as resolved
+    from penstock.plan.arrangement import unshuffled as unshuffled
     from penstock.plan.block import Block as Block
     from penstock.plan.block import Context as Context
     from penstock.plan.block import Origin as Origin
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from penstock.plan.collation import pad as pad
     from penstock.plan.collation import rows as rows
     from penstock.plan.columns import Columns as Columns
-    from penstock.plan.columns import joined as joined
-    from penstock.plan.columns import picked as picked
+    from penstock.plan.columns import join_columns as join_columns
+    from penstock.plan.columns import pick_rows as pick_rows
     from penstock.plan.expressions import Column as Column
     from penstock.plan.expressions import Condition as Condition
+    from penstock.plan.expressions import ConditionFilter as ConditionFilter
     from penstock.plan.expressions import Expression as Expression
-    from penstock.plan.expressions import Where as Where
     from penstock.plan.expressions import WithColumns as WithColumns
     from penstock.plan.expressions import col as col
     from penstock.plan.expressions import expression as expression
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from penstock.plan.order_stages import Union as Union
     from penstock.plan.order_stages import Zip as Zip
     from penstock.plan.order_stages import check_branch as check_branch
+    from penstock.plan.plan import Located as Located
     from penstock.plan.plan import Plan as Plan
     from penstock.plan.plan import Reader as Reader
     from penstock.plan.plan import Source as Source
-    from penstock.plan.plan import Spots as Spots
     from penstock.plan.plan import StreamReader as StreamReader
     from penstock.plan.quarantine import Identity as Identity
     from penstock.plan.quarantine import Quarantine as Quarantine
@@ -94,6 +94,6 @@ if TYPE_CHECKING:
     from penstock.plan.values import check_count as check_count
     from penstock.plan.values import name_of as name_of
     from penstock.plan.values import size_in_bytes as size_in_bytes
-    from penstock.plan.values import takes as takes
+    from penstock.plan.values import takes_parameter as takes_parameter
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

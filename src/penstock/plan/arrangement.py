@@ -15,7 +15,7 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.order import I64, Order
 from penstock.plan.block import Block, Context, Origin, Place, Slot
-from penstock.plan.expressions import Condition, Where
+from penstock.plan.expressions import Condition, ConditionFilter
 from penstock.plan.order_stages import Combination, Exclude, Make, Shuffle, Slice, Zip
 from penstock.plan.plan import Plan, Source
 from penstock.plan.stage import Map, Stage
@@ -26,7 +26,7 @@ LeafOrder = Callable[[int, int, int], Order]  # (leaf, seed, epoch)
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedStage:
     """A stage with its place in the plan, which is part of its random keys."""
 
     stage: Stage
@@ -38,7 +38,7 @@ class Arrangement:
     """A plan, flattened."""
 
     leaves: list[Source] = field(default_factory=list)
-    body: list[Placed] = field(default_factory=list)
+    body: list[PlacedStage] = field(default_factory=list)
     slots: int = 1  # operands of zips: an item is a row of so many values until they are merged
 
     def fields(self, leaf: int) -> Fields:
@@ -46,7 +46,7 @@ class Arrangement:
         wanted = EVERYTHING
         for placed in reversed(self.body):
             stage = placed.stage
-            if not isinstance(stage, At):
+            if not isinstance(stage, BranchStage):
                 wanted = stage.needs(wanted)
             elif leaf in stage.leaves:
                 wanted = stage.inner.needs(wanted)
@@ -57,10 +57,10 @@ class Arrangement:
         found: Condition | None = None
         for placed in self.body if self.slots == 1 else ():
             at = placed.stage
-            stage = at.inner if isinstance(at, At) else at
-            if isinstance(at, At) and leaf not in at.leaves:
+            stage = at.inner if isinstance(at, BranchStage) else at
+            if isinstance(at, BranchStage) and leaf not in at.leaves:
                 continue
-            if isinstance(stage, Where):
+            if isinstance(stage, ConditionFilter):
                 found = stage.condition if found is None else found & stage.condition
             elif not isinstance(stage, Select | Drop):
                 break
@@ -84,9 +84,9 @@ def _visit(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_
         make = lambda epoch: leaf_order(first, seed, epoch)  # noqa: E731
     covered = range(first, len(out.leaves))
     for number, stage in enumerate(plan.body):
-        kind = At if stage.keeps_count else CountAt
+        kind = BranchStage if stage.keeps_count else CountAt
         lifted = kind(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
-        out.body.append(Placed(lifted, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
+        out.body.append(PlacedStage(lifted, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
     for order_stage in plan.ordering:
         if not (isinstance(order_stage, Slice) and order_stage.per_rank):
             make = order_stage.wrap(make, seed, first)
@@ -102,12 +102,12 @@ def _join(source: Combination, seed: int, depth: int, slot: int, out: Arrangemen
         makes.append(_visit(branch, seed, depth + 1, slots[-1], out, leaf_order))
     if isinstance(source, Zip):
         merge = Merge(left=slots[0], right=slots[1], suffix=source.suffix, last=depth == 0)
-        out.body.append(Placed(merge, 0))
+        out.body.append(PlacedStage(merge, 0))
     return source.join(makes, seed)
 
 
 @dataclass(frozen=True)
-class At(Stage):
+class BranchStage(Stage):
     """A branch's stage: works on the items of its own sources, in its own slot, and leaves the others alone."""
 
     inner: Stage
@@ -148,7 +148,7 @@ class At(Stage):
         return _together(block, owner, mine, self.inner.run(part, ctx), self.slot)
 
 
-class CountAt(At):
+class CountAt(BranchStage):
     """The same for a stage that may give more or fewer."""
 
     keeps_count = False
@@ -253,7 +253,7 @@ class Merge(Map):
         return merged if self.last else row.put(self.left, merged)
 
 
-def settled(plan: Plan) -> Plan:
+def resolved(plan: Plan) -> Plan:
     """The plan with the files read that list what is excluded.
 
     Raises:
@@ -262,14 +262,14 @@ def settled(plan: Plan) -> Plan:
     """
     source = plan.source
     if isinstance(source, Combination):
-        source = replace(source, branches=tuple(map(settled, source.branches)))
+        source = replace(source, branches=tuple(map(resolved, source.branches)))
     stages = tuple(stage.settle() if isinstance(stage, Exclude) else stage for stage in plan.stages)
     return replace(plan, source=source, stages=stages)
 
 
-def relaxed(plan: Plan) -> Plan:
+def unshuffled(plan: Plan) -> Plan:
     """The plan without what shuffles it: positions count the samples as they are stored."""
     source = plan.source
     if isinstance(source, Combination):
-        source = replace(source, branches=tuple(relaxed(branch) for branch in source.branches))
+        source = replace(source, branches=tuple(unshuffled(branch) for branch in source.branches))
     return replace(plan, source=source, stages=tuple(s for s in plan.stages if not isinstance(s, Shuffle)))

@@ -134,7 +134,7 @@ _MOST = 4  # of one shape that are kept: who holds more batches than that gets f
 _UNUSED = 3  # references to a buffer that nobody else holds: the list, the loop, and the question
 
 
-class Buffers:
+class BatchMemory:
     """Gives arrays to stack others in; for one thread."""
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class Columns(Sequence[Any]):
         """The same rows with fields added, or others in their place; ``None``: only asking each row tells."""
 
 
-def joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
+def join_columns(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
     """All items of some runs: columns where all of them are columns that fit together, else a list."""
     if len(parts) == 1:
         return parts[0]
@@ -87,7 +87,7 @@ def joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
     return [item for part in parts for item in part]
 
 
-def picked(items: Sequence[Any], which: Sequence[int] | I64) -> Sequence[Any]:
+def pick_rows(items: Sequence[Any], which: Sequence[int] | I64) -> Sequence[Any]:
     """Some items: of columns as columns, of a list as a list."""
     if isinstance(items, Columns):
         return items.pick(np.asarray(which, np.int64))

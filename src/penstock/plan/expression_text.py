@@ -72,7 +72,7 @@ class Fielded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
+class TextExpression:
     """A condition on a sample, as text: ``cls == 3 and "dog" in txt``.
 
     A field is a whole number where it is called ``cls``, ``index`` or ``count``; what its JSON says where it is called
@@ -113,7 +113,7 @@ class Expression:
 
 
 def decoded(name: str, data: bytes | None) -> Any:
-    """The value of a field by its name and content, as :class:`Expression` says.
+    """The value of a field by its name and content, as :class:`TextExpression` says.
 
     Raises:
         ValueError: It is not what its name says.

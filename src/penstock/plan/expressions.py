@@ -151,7 +151,7 @@ class WithColumns(Map):
         if any(not isinstance(value, Expression) for _, value in self._all()):
             return Fields()
         looked = {name for _, value in self._all() for name in value.fields()}
-        return after.but(name for name, _ in self._all()).also(looked)
+        return after.without(name for name, _ in self._all()).with_(looked)
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key, where an expression failed."""
@@ -473,7 +473,7 @@ def col(name: str) -> Column:
 
 
 @dataclass(frozen=True)
-class Where(Filter):
+class ConditionFilter(Filter):
     """``filter(ps.col("label") == 3)``: keeps the samples that fulfil a condition."""
 
     condition: Condition
@@ -487,7 +487,7 @@ class Where(Filter):
 
     def needs(self, after: Fields) -> Fields:
         """The fields that decide, too."""
-        return after.also(self.condition.fields())
+        return after.with_(self.condition.fields())
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """A DataError that names shard and key."""

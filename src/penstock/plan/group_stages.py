@@ -12,8 +12,8 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.order import fold, permute
 from penstock.plan.block import Block, Context
-from penstock.plan.collation import Buffers, collate, rows
-from penstock.plan.columns import Columns, picked
+from penstock.plan.collation import BatchMemory, collate, rows
+from penstock.plan.columns import Columns, pick_rows
 from penstock.plan.stage import FlatMap, GroupStage, StreamStage
 from penstock.plan.values import Fields, check_callable, check_count, name_of
 
@@ -72,7 +72,7 @@ def _batch(block: Block, join: Callable[[Any], Any] | None, ctx: Context) -> Blo
     """One item made of all; its identity is that of its first sample, in another role."""
     items = block.items
     if join is None:
-        made = collate(items, ctx.local.setdefault("buffers", Buffers()).stacked)
+        made = collate(items, ctx.local.setdefault("buffers", BatchMemory()).stacked)
     elif isinstance(items, Columns) and not getattr(join, "columnar", False):
         made = join(list(items))  # a function of the user's knows samples only
     else:
@@ -146,7 +146,7 @@ class LateShuffle(GroupStage):
         """Permute the group by where it began, so that whoever replays it gets the same permutation."""
         start = block.origin.cursor(0, 0).marks()
         order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.place, *start), len(block), np.arange(len(block)))
-        return block.keep(order, picked(block.items, order))
+        return block.keep(order, pick_rows(block.items, order))
 
 
 @dataclass(frozen=True)

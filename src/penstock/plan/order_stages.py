@@ -17,15 +17,15 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.order import (
     UNFOUND,
-    Chained,
-    Chosen,
-    Excluded,
-    Mixed,
+    ChainedOrder,
+    ExcludingOrder,
+    MixedOrder,
     Order,
-    Repeated,
-    Shuffled,
-    Sliced,
-    Zipped,
+    RepeatedOrder,
+    ShuffledOrder,
+    SlicedOrder,
+    SubsetOrder,
+    ZippedOrder,
     name_hashes,
 )
 from penstock.plan.quarantine import Identity, digest, listed
@@ -60,7 +60,9 @@ class Shuffle(OrderStage):
     all: bool = False
 
     def wrap(self, make: Make, seed: int, leaf: int) -> Make:
-        return lambda epoch: Shuffled(make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all)
+        return lambda epoch: ShuffledOrder(
+            make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all
+        )
 
     def describe(self) -> str:
         shown = [f"window={self.window}"] if self.window else []
@@ -77,7 +79,7 @@ class Slice(OrderStage):
     per_rank: bool = False
 
     def wrap(self, make: Make, seed: int, leaf: int) -> Make:
-        return lambda epoch: Sliced(make(epoch), self.start, self.stop)
+        return lambda epoch: SlicedOrder(make(epoch), self.start, self.stop)
 
     def describe(self) -> str:
         return f"skip({self.start})" if self.stop is None else f"limit({self.stop})"
@@ -90,7 +92,7 @@ class Repeat(OrderStage):
     times: int | None = None
 
     def wrap(self, make: Make, seed: int, leaf: int) -> Make:
-        return lambda epoch: Repeated(make, epoch, self.times)
+        return lambda epoch: RepeatedOrder(make, epoch, self.times)
 
     def describe(self) -> str:
         return f"repeat({'' if self.times is None else self.times})"
@@ -110,9 +112,9 @@ class Choose(OrderStage):
 
     def _choose(self, order: Order) -> Order:
         if not self.tail:
-            return Chosen(order, self.share, self.seed, self.test)
+            return SubsetOrder(order, self.share, self.seed, self.test)
         start = order.size - round(order.size * self.share)
-        return Sliced(order, start, None) if self.test else Sliced(order, 0, start)
+        return SlicedOrder(order, start, None) if self.test else SlicedOrder(order, 0, start)
 
     def describe(self) -> str:
         return f"train_test_split(test_size={self.share})[{int(self.test)}]"
@@ -158,7 +160,7 @@ class Exclude(OrderStage):
             at = order.find(*asked)
             if (unknown := np.flatnonzero(at == UNFOUND)).size:
                 _warn_of_unknown(len(unknown), own[int(unknown[0])])
-            return Excluded(order, at[at >= 0])
+            return ExcludingOrder(order, at[at >= 0])
 
         return without
 
@@ -204,7 +206,7 @@ class Union(Combination):
     """``a.union(b)``: one after the other."""
 
     def join(self, makes: Sequence[Make], seed: int) -> Make:
-        return lambda epoch: Chained([make(epoch) for make in makes])
+        return lambda epoch: ChainedOrder([make(epoch) for make in makes])
 
     def describe(self) -> str:
         return "union"
@@ -219,7 +221,9 @@ class Mix(Combination):
     changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
     def join(self, makes: Sequence[Make], seed: int) -> Make:
-        return lambda epoch: Mixed([make(epoch) for make in makes], self.weights, self.stop, seed, epoch, self.changes)
+        return lambda epoch: MixedOrder(
+            [make(epoch) for make in makes], self.weights, self.stop, seed, epoch, self.changes
+        )
 
     def describe(self) -> str:
         shown: list[Any] = list(self.weights)
@@ -237,7 +241,7 @@ class Zip(Combination):
 
     def join(self, makes: Sequence[Make], seed: int) -> Make:
         left, right = makes
-        return lambda epoch: Zipped(left(epoch), right(epoch), self.strict)
+        return lambda epoch: ZippedOrder(left(epoch), right(epoch), self.strict)
 
     def describe(self) -> str:
         return f"zip(strict={self.strict}{'' if self.suffix is None else f', suffix={self.suffix!r}'})"

@@ -14,12 +14,12 @@ from penstock.plan.stage import Stage
 from penstock.plan.values import Cut, EngineOptions, Fields, OnError, Resources
 
 
-class Spots(Protocol):
+class Located(Protocol):
     """Samples that were found but not read yet: cheap to make, to cut and to pass to a worker."""
 
     nbytes: I64  # payload bytes of each
 
-    def take(self, sel: Any) -> Spots:
+    def take(self, sel: Any) -> Located:
         """Some of them."""
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
@@ -40,7 +40,7 @@ class Reader(Protocol):
     def sizes(self) -> list[int]:
         """Bytes of each shard."""
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> Spots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> Located:
         """Find samples."""
 
     def key(self, shard: int, index: int) -> str | None:

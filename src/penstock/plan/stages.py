@@ -13,14 +13,14 @@ from penstock.plan.block import Block, Context, Place
 from penstock.plan.collation import collate, rows
 from penstock.plan.columns import Columns
 from penstock.plan.stage import Filter, FlatMap, Map, fault
-from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes
+from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes_parameter
 
 
 def bound(fn: Callable[..., Any], ctx: Context) -> Callable[..., Any]:
     """``fn`` with its device, taking the generator by position."""
-    if takes(fn, "device"):
+    if takes_parameter(fn, "device"):
         fn = partial(fn, device=ctx.device)
-    return _with_rng(fn) if takes(fn, "rng") else fn
+    return _with_rng(fn) if takes_parameter(fn, "rng") else fn
 
 
 def _with_rng(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,7 +42,7 @@ class _UserStage:
 
     @property
     def wants_rng(self) -> bool:
-        return takes(self.fn, "rng")
+        return takes_parameter(self.fn, "rng")
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """The user's function, prepared once per worker."""
@@ -101,7 +101,7 @@ class MapBatches(Map):
 
     @property
     def wants_rng(self) -> bool:
-        return takes(self.fn.__call__ if isinstance(self.fn, type) else self.fn, "rng")
+        return takes_parameter(self.fn.__call__ if isinstance(self.fn, type) else self.fn, "rng")
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """The function on the columns of a chunk; a class is constructed here, once per worker."""
@@ -111,7 +111,7 @@ class MapBatches(Map):
         return ctx.local["call"]  # type: ignore[no-any-return]
 
     def _constructed(self, ctx: Context) -> Callable[..., Any]:
-        device = {"device": ctx.device} if takes(self.fn, "device") else {}
+        device = {"device": ctx.device} if takes_parameter(self.fn, "device") else {}
         if isinstance(self.fn, type):
             args = self.args.value if self.args else ()
             kwargs = self.kwargs.value if self.kwargs else {}
@@ -271,7 +271,7 @@ class Drop(_NameStage):
 
     def needs(self, after: Fields) -> Fields:
         """All but the dropped."""
-        return after.but(self.names)
+        return after.without(self.names)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Leave the fields out."""
@@ -304,7 +304,7 @@ class Rename(_NameStage):
     def needs(self, after: Fields) -> Fields:
         """The old names in place of the new ones."""
         wanted = [old for _, spec in self.names for old in _alternatives(spec)]
-        return after.but(new for new, _ in self.names).also(wanted)
+        return after.without(new for new, _ in self.names).with_(wanted)
 
     def by_names(self, names: Sequence[str]) -> bool:
         """Unless a field may be found under several of them, of which one may hold nothing."""
@@ -379,7 +379,7 @@ class MapTuple(Map):
 
     @property
     def wants_rng(self) -> bool:
-        return any(fn is not None and takes(fn, "rng") for fn in self.fns)
+        return any(fn is not None and takes_parameter(fn, "rng") for fn in self.fns)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Apply each function to its place."""
@@ -388,7 +388,7 @@ class MapTuple(Map):
         return ctx.local["call"]  # type: ignore[no-any-return]
 
     def _bound(self, ctx: Context) -> Callable[..., Any]:
-        calls = [(i, bound(fn, ctx), takes(fn, "rng")) for i, fn in enumerate(self.fns) if fn is not None]
+        calls = [(i, bound(fn, ctx), takes_parameter(fn, "rng")) for i, fn in enumerate(self.fns) if fn is not None]
         many = len(self.fns)
 
         def apply(item: Any, rng: Any = None) -> tuple[Any, ...]:
@@ -426,7 +426,7 @@ class SplitBy(_FieldStage, Filter):
 
     def needs(self, after: Fields) -> Fields:
         """The field that decides, too."""
-        return after.also((self.field,))
+        return after.with_((self.field,))
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Hash the field's value."""

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args
 from penstock.errors import PlanError
 
 Workers = int | tuple[int, int] | None
-Where = Literal["threads", "processes"]
-How = Literal["range", "step"]
+WorkerKind = Literal["threads", "processes"]
+CutKind = Literal["range", "step"]
 Uneven = Literal["keep", "drop", "pad"]
 
 
@@ -35,7 +35,7 @@ class Resources:
     """
 
     workers: Workers = None
-    on: Where = "threads"
+    on: WorkerKind = "threads"
     cpus: float | None = None
     gpus: float = 0
     retries: int = 0
@@ -47,7 +47,7 @@ class Resources:
         return replace(self, retries=0)
 
     def __post_init__(self) -> None:
-        check_choice("on", self.on, get_args(Where))
+        check_choice("on", self.on, get_args(WorkerKind))
         asked = 1 if self.workers is None else self.workers
         low, high = asked if isinstance(asked, tuple) and len(asked) == 2 else (asked, asked)
         if not (type(low) is int and type(high) is int and 1 <= low <= high):
@@ -66,7 +66,7 @@ class Fields:
     """Which fields of a sample anybody asks for; the others are never cut out of the shard."""
 
     only: frozenset[str] | None = None  # None: every field
-    without: frozenset[str] = frozenset()
+    excluded: frozenset[str] = frozenset()
     meta: bool = True  # the fields named __like_this__
     where: Any = None  # a Condition: samples that do not fulfil it need not be read, only counted
 
@@ -75,20 +75,20 @@ class Fields:
         if self.only is not None and name in self.only:
             return True
         if name.startswith("__"):
-            return self.meta and name not in self.without
-        return self.only is None and name not in self.without
+            return self.meta and name not in self.excluded
+        return self.only is None and name not in self.excluded
 
-    def also(self, names: Iterable[str]) -> Fields:
+    def with_(self, names: Iterable[str]) -> Fields:
         """Ask for ``names`` as well."""
         names = frozenset(names)
         only = None if self.only is None else self.only | names
-        return Fields(only, self.without - names, self.meta)
+        return Fields(only, self.excluded - names, self.meta)
 
-    def but(self, names: Iterable[str]) -> Fields:
+    def without(self, names: Iterable[str]) -> Fields:
         """Ask for ``names`` no more."""
         names = frozenset(names)
         only = None if self.only is None else self.only - names
-        return Fields(only, self.without | names, self.meta)
+        return Fields(only, self.excluded | names, self.meta)
 
 
 EVERYTHING = Fields()
@@ -100,12 +100,12 @@ class Cut:
 
     rank: int
     world: int
-    how: How = "range"
+    how: CutKind = "range"
     uneven: Uneven = "keep"
     within: bool = field(default=False, compare=False)  # made in a DataLoader's worker: for that worker
 
     def __post_init__(self) -> None:
-        check_choice("cut", self.how, get_args(How))
+        check_choice("cut", self.how, get_args(CutKind))
         check_choice("uneven", self.uneven, get_args(Uneven))
         object.__setattr__(self, "world", check_count("world", self.world, least=1))
         object.__setattr__(self, "rank", check_count("rank", self.rank))
@@ -214,7 +214,7 @@ def check_callable(name: str, value: Any) -> None:
         raise PlanError(f"{name} needs a function, not {value!r}")
 
 
-def takes(fn: Callable[..., Any], parameter: str) -> bool:
+def takes_parameter(fn: Callable[..., Any], parameter: str) -> bool:
     """Say whether ``fn`` has a parameter of that name (what asks for ``rng`` or ``device`` gets it)."""
     try:
         return parameter in inspect.signature(fn).parameters

@@ -10,7 +10,7 @@ from penstock.lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.storage.cache import Cache as Cache
-    from penstock.storage.fsspec import Other as Other
+    from penstock.storage.fsspec import FsspecStorage as FsspecStorage
     from penstock.storage.http import Http as Http
     from penstock.storage.local import Local as Local
     from penstock.storage.memory import Memory as Memory
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from penstock.storage.protocol import Upload as Upload
     from penstock.storage.protocol import exists as exists
     from penstock.storage.protocol import open_storage as open_storage
+    from penstock.storage.protocol import redacted as redacted
     from penstock.storage.protocol import register as register
-    from penstock.storage.protocol import shown as shown
     from penstock.storage.retry import Retry as Retry
     from penstock.storage.s3 import S3 as S3
     from penstock.storage.urls import STDIN as STDIN

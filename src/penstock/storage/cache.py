@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
-from penstock.storage.cache_folder import Shelf, shelf
-from penstock.storage.cached_object import CELL, RUN, URL_DIGITS, Kept
+from penstock.storage.cache_folder import CacheFolder, cache_folder
+from penstock.storage.cached_object import CELL, RUN, URL_DIGITS, CachedObject
 from penstock.storage.protocol import (
     Info,
     Listed,
@@ -24,8 +24,8 @@ from penstock.storage.protocol import (
     changed,
     open_storage,
     own,
+    redacted,
     scheme,
-    shown,
     span,
     too_short,
 )
@@ -63,7 +63,7 @@ class Cache:
     ) -> None:
         name = os.fspath(folder)
         if not name or "://" in name:
-            raise PlanError(f"folder={shown(name)!r}: give a folder of this machine")
+            raise PlanError(f"folder={redacted(name)!r}: give a folder of this machine")
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(name)))
         most = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
         object.__setattr__(self, "max_bytes", most)
@@ -181,8 +181,8 @@ class Cached:
     def _is_local(self, url: str) -> bool:
         return self.storage.local_path(url) is not None
 
-    def _shelf(self) -> Shelf:
-        return shelf(self.cache.folder)
+    def _shelf(self) -> CacheFolder:
+        return cache_folder(self.cache.folder)
 
     def _look(self, url: str) -> Info:
         info = self.storage.info(url)
@@ -200,14 +200,14 @@ class Cached:
             raise too_short(url, info.size, stop)
         return info
 
-    def _kept(self, url: str, info: Info) -> Kept | None:
+    def _kept(self, url: str, info: Info) -> CachedObject | None:
         """What is kept of an object; ``None`` where nothing would tell whether it is still true."""
         where = self._shelf()
         if info.tag is None or not info.size:
             return None
         start = _url_key(self.storage, url)
         key = start + _digits(f"{start}\n{info.tag}\n{info.size}")
-        return Kept(where, key, self.storage, url, info, self.cache.max_bytes)
+        return CachedObject(where, key, self.storage, url, info, self.cache.max_bytes)
 
     def _pieces(self, url: str, info: Info) -> Iterator[bytes]:
         assert info.size is not None
@@ -241,7 +241,7 @@ def _is_other(info: Info, stop: int, tag: str | None) -> bool:
 def _url_key(storage: Storage, url: str) -> str:
     """What the files of a URL begin with: a hash of its server and name, without anything secret."""
     server = getattr(storage, "endpoint", None) or ""
-    return _digits(f"{shown(str(server))}\n{_name(url)}")
+    return _digits(f"{redacted(str(server))}\n{_name(url)}")
 
 
 def _name(url: str) -> str:
@@ -250,7 +250,7 @@ def _name(url: str) -> str:
     >>> _name("https://me:word@host/get?file=a.tar&token=abc")
     'https://host/get?... file=a.tar'
     """
-    name = shown(url)
+    name = redacted(url)
     if not name.endswith("?..."):
         return name
     query = parse_qsl(urlsplit(url).query, keep_blank_values=True)

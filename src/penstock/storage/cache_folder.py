@@ -49,16 +49,16 @@ class _Item:
     used_ns: int
 
 
-def shelf(folder: str) -> Shelf:
+def cache_folder(folder: str) -> CacheFolder:
     """Give this process's view of a folder; the folder is made when it is first asked for.
 
     Raises:
         StorageError: it cannot be written, and there is no cache in it to be read.
     """
-    return own(("cache", folder), lambda: Shelf(folder))
+    return own(("cache", folder), lambda: CacheFolder(folder))
 
 
-class Shelf:
+class CacheFolder:
     """One folder: locks between threads and processes, and room. Safe to use from any thread.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.storage.cache_folder import NEW, PART, WHOLE, Shelf
+from penstock.storage.cache_folder import NEW, PART, WHOLE, CacheFolder
 from penstock.storage.protocol import Info, Storage, changed
 
 CELL = 1 << 20
@@ -91,7 +91,7 @@ class _Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CachedObject:
     """An object of a storage, and what the folder holds of it.
 
     Attributes:
@@ -103,7 +103,7 @@ class Kept:
         max_bytes: What the folder may hold.
     """
 
-    shelf: Shelf
+    shelf: CacheFolder
     key: str
     storage: Storage
     url: str

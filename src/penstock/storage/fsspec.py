@@ -18,8 +18,8 @@ from penstock.storage.protocol import (
     changed,
     needed,
     own,
+    redacted,
     scheme,
-    shown,
     span,
     too_short,
 )  # fmt: skip
@@ -47,7 +47,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Other:
+class FsspecStorage:
     """Reads and writes URLs of any scheme that fsspec knows.
 
     Attributes:
@@ -61,7 +61,7 @@ class Other:
     def info(self, url: str) -> Info:
         told = self._do(url, lambda files: files.info(url))
         if told.get("type") == "directory":
-            raise StorageError("this is a folder", shown(url))
+            raise StorageError("this is a folder", redacted(url))
         return Info(told.get("size"), _tag(told), True)
 
     def read(
@@ -81,7 +81,7 @@ class Other:
     def stream(self, url: str) -> Iterator[bytes]:
         info = self.info(url)
         if info.size is None:
-            raise StorageError("its size is not known: it cannot be streamed", shown(url))
+            raise StorageError("its size is not known: it cannot be streamed", redacted(url))
         for at in range(0, info.size, _PIECE):
             yield bytes(self.read(url, at, min(at + _PIECE, info.size), tag=info.tag))
 
@@ -125,16 +125,16 @@ class Other:
         try:
             return fsspec.filesystem(name, skip_instance_cache=True, **dict(self.options))
         except ImportError as error:
-            raise StorageError(f"{name}: URLs need a package that is not installed: {error}", shown(url)) from None
+            raise StorageError(f"{name}: URLs need a package that is not installed: {error}", redacted(url)) from None
         except ValueError:
-            raise StorageError(f"there is no storage for {name}: URLs", shown(url)) from None
+            raise StorageError(f"there is no storage for {name}: URLs", redacted(url)) from None
 
 
 class guarded:
     """Turns what fsspec raises into what we raise, without its words: they may hold tokens."""
 
     def __init__(self, url: str) -> None:
-        self._url = shown(url)
+        self._url = redacted(url)
 
     def __enter__(self) -> None:
         pass
@@ -154,7 +154,7 @@ class guarded:
 class _FsspecUpload(Upload):
     """Kept in a file here until it is committed: file systems differ in what they show of an object half written."""
 
-    def __init__(self, storage: Other, url: str) -> None:
+    def __init__(self, storage: FsspecStorage, url: str) -> None:
         super().__init__(url)
         self._storage, self._at = storage, url
         self._spool = tempfile.NamedTemporaryFile(prefix="penstock-")  # noqa: SIM115 - closed by commit or abort

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import StorageError
 from penstock.storage.http_client import Answer, Ranged, must_succeed, send
-from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, shown
+from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, redacted
 from penstock.storage.retry import DEFAULT, Retry
 
 _HOPS = 5  # redirects on the way to an object: more is a circle
@@ -42,14 +42,14 @@ class Http:
 
     def list(self, prefix: str) -> Iterator[Listed]:
         raise StorageError(
-            "an HTTP server cannot be listed: spell the names out, as in a-{000..146}.tar", shown(prefix)
+            "an HTTP server cannot be listed: spell the names out, as in a-{000..146}.tar", redacted(prefix)
         )
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-        raise StorageError("nothing can be written over HTTP", shown(url))
+        raise StorageError("nothing can be written over HTTP", redacted(url))
 
     def delete(self, url: str) -> None:
-        raise StorageError("nothing can be removed over HTTP", shown(url))
+        raise StorageError("nothing can be removed over HTTP", redacted(url))
 
     def local_path(self, url: str) -> str | None:
         return None
@@ -69,7 +69,7 @@ class Http:
                 return answer
             answer.close()
             place, own = _redirected(place, target, own, url)
-        raise StorageError("the server redirects in a circle", shown(url))
+        raise StorageError("the server redirects in a circle", redacted(url))
 
 
 def _redirected(place: str, target: str, own: dict[str, str], url: str) -> tuple[str, dict[str, str]]:
@@ -77,9 +77,9 @@ def _redirected(place: str, target: str, own: dict[str, str], url: str) -> tuple
     there, given = _without_user(urljoin(place, target))
     before, after = urlsplit(place), urlsplit(there)
     if after.scheme not in ("http", "https"):
-        raise StorageError("the server redirects to something that is not HTTP", shown(url))
+        raise StorageError("the server redirects to something that is not HTTP", redacted(url))
     if before.scheme == "https" and after.scheme == "http":
-        raise StorageError("the server redirects from https to http, in the clear", shown(url))
+        raise StorageError("the server redirects from https to http, in the clear", redacted(url))
     same = (before.scheme, before.netloc) == (after.scheme, after.netloc)
     return there, {**own, **given} if same else given
 
@@ -89,7 +89,7 @@ def _without_user(url: str) -> tuple[str, dict[str, str]]:
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise StorageError("this is no URL of a server", shown(url)) from None
+        raise StorageError("this is no URL of a server", redacted(url)) from None
     user, at, host = parts.netloc.rpartition("@")
     if not at:
         return urlunsplit(parts._replace(fragment="")), {}
@@ -112,9 +112,11 @@ def _must_be_object(answer: Answer, url: str) -> None:
     if status == 412:
         raise changed(url)
     if status in (404, 410):
-        raise NotFound("there is no such object", shown(url))
+        raise NotFound("there is no such object", redacted(url))
     if status in (401, 407):
-        raise StorageError(f"the server asks who you are ({status}): user or password is missing or wrong", shown(url))
+        raise StorageError(
+            f"the server asks who you are ({status}): user or password is missing or wrong", redacted(url)
+        )
     if status == 403:
-        raise Forbidden("the server does not let you read it (403)", shown(url))
-    raise StorageError(f"the server answers {status}", shown(url))
+        raise Forbidden("the server does not let you read it (403)", redacted(url))
+    raise StorageError(f"the server answers {status}", redacted(url))

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Info, changed, needed, own, shown, span, too_short
-from penstock.storage.retry import Pace, Retry, Temporary, again, fetch, gather
+from penstock.storage.protocol import Info, changed, needed, own, redacted, span, too_short
+from penstock.storage.retry import Retry, StallDetector, Temporary, again, fetch, gather
 
 PARALLEL = 32  # requests at once that find a connection waiting
 PIECE = 1 << 18  # what is read at once at most: large enough that a piece costs little, small enough to stay in cache
@@ -39,7 +39,7 @@ class Answer:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self._response = response
-        self._pace, self._stall_s = Pace(retry), retry.stall_s
+        self._pace, self._stall_s = StallDetector(retry), retry.stall_s
         self._held: bytes | None = None
         self._ended = False
 
@@ -84,7 +84,7 @@ class Answer:
             self._response.close()
 
 
-class Part:
+class RangeBody:
     """The part of an object that an answer brings: what the request asked for, whatever the server made of it.
 
     Raises:
@@ -165,16 +165,16 @@ class Ranged:
             answer.close()
             with closing(self._whole()) as whole:
                 return Info(whole.size, whole.tag, True)
-        with closing(Part(answer, self.url, 0, 1 if "content-range" in answer.headers else None, None)) as part:
+        with closing(RangeBody(answer, self.url, 0, 1 if "content-range" in answer.headers else None, None)) as part:
             if part.ranged:
                 for _ in part.pieces():  # a connection whose answer was read can be used again
                     pass
             return Info(part.size, part.tag, part.ranged)
 
-    def _begin(self, start: int, stop: int | None, tag: str | None) -> Part:
+    def _begin(self, start: int, stop: int | None, tag: str | None) -> RangeBody:
         answer = self.ask({**range_header(start, stop), **condition(tag)})
         if answer.status != 416:
-            return Part(answer, self.url, start, stop, tag)
+            return RangeBody(answer, self.url, start, stop, tag)
         answer.close()
         size = whole_size(answer.headers)
         if size is None:  # not every server says how large it is instead
@@ -182,8 +182,8 @@ class Ranged:
                 size = whole.size
         raise too_short(self.url, size or 0, stop or start)
 
-    def _whole(self) -> Part:
-        return Part(self.ask({}), self.url, 0, None, None)
+    def _whole(self) -> RangeBody:
+        return RangeBody(self.ask({}), self.url, 0, None, None)
 
 
 def send(
@@ -301,11 +301,11 @@ def _final(error: Exception, url: str) -> None:
     """Raise what no second try can mend."""
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        raise StorageError("the server's certificate is not trusted", shown(url)) from None
+        raise StorageError("the server's certificate is not trusted", redacted(url)) from None
     if any(type(cause).__name__ in ("LocationParseError", "URLSchemeUnknown", "InvalidURL") for cause in causes):
-        raise StorageError("this is no URL of a server", shown(url)) from None
+        raise StorageError("this is no URL of a server", redacted(url)) from None
     if isinstance(error, ValueError | TypeError):
-        raise StorageError(f"the request cannot be written ({type(error).__name__})", shown(url)) from None
+        raise StorageError(f"the request cannot be written ({type(error).__name__})", redacted(url)) from None
 
 
 def _broken(error: Exception, patience: float) -> Temporary:

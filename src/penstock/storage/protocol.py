@@ -60,7 +60,7 @@ class Upload(ABC):
     """An object on its way: nothing is visible before ``commit``; leaving the context without it aborts."""
 
     def __init__(self, url: str) -> None:
-        self.url = shown(url)
+        self.url = redacted(url)
         self.written = 0
         self._open = True
 
@@ -227,7 +227,7 @@ def open_storage(url: str, storage: Storage | None = None) -> Storage:
 
 
 def _fsspec_factory() -> Storage:
-    made: Storage = import_module("penstock.storage.fsspec").Other()
+    made: Storage = import_module("penstock.storage.fsspec").FsspecStorage()
     return made
 
 
@@ -267,7 +267,7 @@ class Forbidden(StorageError):
     """It may not be read; where listing is not allowed, this is also what is said of what is not there."""
 
 
-def shown(url: str) -> str:
+def redacted(url: str) -> str:
     """The URL as it may be shown: without user, password, and what stands in the query.
 
     >>> shown("https://user:secret@host/a.tar?token=secret")
@@ -297,12 +297,12 @@ def span(start: int, stop: int, into: memoryview | None) -> int:
 
 def changed(url: str) -> StorageError:
     """The error of an object that is another one now."""
-    return StorageError("it changed while it was being read", shown(url))
+    return StorageError("it changed while it was being read", redacted(url))
 
 
 def too_short(url: str, size: int, stop: int) -> StorageError:
     """The error of a read behind the end."""
-    return StorageError(f"it has {size:,} bytes, and those up to {stop:,} were asked for", shown(url))
+    return StorageError(f"it has {size:,} bytes, and those up to {stop:,} were asked for", redacted(url))
 
 
 def needed(module: str, what: str, extra: str) -> Any:

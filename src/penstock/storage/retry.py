@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage.protocol import changed, shown
+from penstock.storage.protocol import changed, redacted
 
 _log = logging.getLogger("penstock.storage")
 _random = random.SystemRandom()  # the shared generator belongs to the user, and forked children would wait in step
@@ -104,7 +104,7 @@ class Patience:
     """Counts failures and waits between them."""
 
     def __init__(self, retry: Retry, url: str) -> None:
-        self._retry, self._url = retry, shown(url)
+        self._retry, self._url = retry, redacted(url)
         self._failures = self._came = 0
 
     def came(self, size: int) -> None:
@@ -134,7 +134,7 @@ class Patience:
         return max(pause, min(after_s or 0.0, retry.most_s))
 
 
-class Pace:
+class StallDetector:
     """Tells a stall from a slow line: only time spent waiting for bytes counts, not the reader's own."""
 
     def __init__(self, retry: Retry) -> None:
@@ -212,7 +212,7 @@ def fetch(
         except Temporary as trouble:
             if at > start and tag is None:
                 if not restart:
-                    raise StorageError(f"{trouble.problem}; without an ETag it cannot go on", shown(url)) from None
+                    raise StorageError(f"{trouble.problem}; without an ETag it cannot go on", redacted(url)) from None
                 at = start
             patience.wait(trouble)
         finally:

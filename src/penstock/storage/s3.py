@@ -23,7 +23,7 @@ from penstock.storage.protocol import (
     changed,
     needed,
     own,
-    shown,
+    redacted,
 )
 from penstock.storage.retry import DEFAULT, Retry, Temporary, again
 
@@ -255,16 +255,16 @@ def _place(url: str) -> tuple[str, str, bool]:
     bucket, _, key = url.partition("://")[2].partition("/")
     user, at, bucket = bucket.rpartition("@")
     if at and user != "anonymous":
-        raise StorageError("keys do not belong into a URL: give storage=S3(access_key=, secret_key=)", shown(url))
+        raise StorageError("keys do not belong into a URL: give storage=S3(access_key=, secret_key=)", redacted(url))
     if not url.startswith("s3://") or not bucket:
-        raise StorageError("this is no URL like s3://bucket/key", shown(url))
+        raise StorageError("this is no URL like s3://bucket/key", redacted(url))
     return bucket, key, bool(at)
 
 
 def _object(url: str) -> dict[str, str]:
     bucket, key, _ = _place(url)
     if not key:
-        raise StorageError("this names a bucket, not an object in it", shown(url))
+        raise StorageError("this names a bucket, not an object in it", redacted(url))
     return {"Bucket": bucket, "Key": key}
 
 
@@ -283,13 +283,13 @@ def _refused(response: Mapping[str, Any], url: str) -> Exception:
     if status == 412:
         return changed(url)
     if code in _MISSING:
-        return NotFound("there is no such object", shown(url))
+        return NotFound("there is no such object", redacted(url))
     word = code if code.isalnum() else str(status)
     sentence = _SENTENCES.get(code) or (_SENTENCES["AccessDenied"] if status == 403 else None)
     if code == "NoSuchUpload":
-        return _NoUpload(f"{sentence} ({word})", shown(url))
+        return _NoUpload(f"{sentence} ({word})", redacted(url))
     kind = Forbidden if code in ("AccessDenied", "Forbidden", "403") else StorageError
-    return kind(f"{sentence} ({word})" if sentence else f"the server refuses: {word}", shown(url))
+    return kind(f"{sentence} ({word})" if sentence else f"the server refuses: {word}", redacted(url))
 
 
 def _unasked(error: Exception, url: str) -> StorageError:
@@ -297,10 +297,10 @@ def _unasked(error: Exception, url: str) -> StorageError:
     kind = type(error).__name__
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
         sentence = "no keys were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give storage=S3(...), or go "
-        return StorageError(f"{sentence}without any by s3://anonymous@bucket/key", shown(url))
+        return StorageError(f"{sentence}without any by s3://anonymous@bucket/key", redacted(url))
     if kind == "ProfileNotFound":
-        return StorageError("there is no such profile in the user's AWS files", shown(url))
-    return StorageError(f"it cannot be asked for ({kind})", shown(url))
+        return StorageError("there is no such profile in the user's AWS files", redacted(url))
+    return StorageError(f"it cannot be asked for ({kind})", redacted(url))
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage.protocol import Storage, open_storage, scheme, shown
+from penstock.storage.protocol import Storage, open_storage, redacted, scheme
 
 STDIN = "-"
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
@@ -168,7 +168,7 @@ def _remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder:
     if glob.has_magic(name):
         folder = name[: re.search(r"[*?[]", name).start()].rpartition("/")[0]  # type: ignore[union-attr]
         shape = _shape(name)
-        return [one.url for one in storage.list(folder) if shape.fullmatch(one.url)] or _nothing(shown(name))
+        return [one.url for one in storage.list(folder) if shape.fullmatch(one.url)] or _nothing(redacted(name))
     ends, last = tuple(suffixes), name.rsplit("/", 1)[-1]
     is_file = last.endswith(ends) if ends else "." in last
     if last and (is_file or not may_be_folder):
@@ -176,7 +176,7 @@ def _remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder:
     below = name.rstrip("/") + "/"
     inside = ((one.url, one.url.removeprefix(below)) for one in storage.list(below))
     found = [url for url, rest in inside if "/" not in rest and rest[:1] != "." and rest.endswith(ends or ("",))]
-    return found or ([name] if last else _nothing(shown(name)))
+    return found or ([name] if last else _nothing(redacted(name)))
 
 
 def _shape(pattern: str) -> re.Pattern[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import DataError
 from penstock.storage import STDIN, expand, spell
 from penstock.storage.protocol import Storage
-from penstock.tarstream.raw import Raw, RawReader, Stretch, open_raw
+from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
 SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 Bad = Callable[[DataError], object]
@@ -40,7 +40,7 @@ def refuse(error: DataError) -> None:
     raise error
 
 
-def gather(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[Raw]:
+def gather(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
     """Give the samples of archives; with several workers in any order of the archives, each from front to back.
 
     Args:
@@ -57,7 +57,7 @@ def gather(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: 
         yield from stretch
 
 
-def stretches(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[Stretch]:
+def stretches(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[RawRun]:
     """Give the samples as :func:`gather` does, those together that lie together.
 
     Raises:
@@ -72,15 +72,15 @@ def stretches(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mappe
             yield from _good(reader.stretches(), bad)
 
 
-def _good(items: Iterable[Stretch | DataError], bad: Bad) -> Iterator[Stretch]:
+def _good(items: Iterable[RawRun | DataError], bad: Bad) -> Iterator[RawRun]:
     for item in items:
-        if isinstance(item, Stretch):
+        if isinstance(item, RawRun):
             yield item
         else:
             bad(item)
 
 
-def _side_by_side(urls: Iterable[str], bad: Bad, workers: int) -> Iterator[Stretch]:
+def _side_by_side(urls: Iterable[str], bad: Bad, workers: int) -> Iterator[RawRun]:
     waiting = list(urls)[::-1]
     batches: queue.Queue[Any] = queue.Queue(workers * _ROOM)
     stopped = threading.Event()
@@ -131,13 +131,13 @@ def _read(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Even
     batches.put(_OVER)
 
 
-def _batched(reader: RawReader) -> Iterator[list[Stretch | DataError]]:
-    batch: list[Stretch | DataError] = []
+def _batched(reader: RawReader) -> Iterator[list[RawRun | DataError]]:
+    batch: list[RawRun | DataError] = []
     size = 0
     with closing(reader):
         for item in reader.stretches():
             batch.append(item)
-            size += item.nbytes(len(item)) if isinstance(item, Stretch) else 0
+            size += item.nbytes(len(item)) if isinstance(item, RawRun) else 0
             if size >= _BATCH:
                 yield batch
                 batch, size = [], 0
@@ -145,7 +145,9 @@ def _batched(reader: RawReader) -> Iterator[list[Stretch | DataError]]:
         yield batch
 
 
-def mixed(streams: list[Iterator[Raw]], weights: list[float], random: Random, *, all: bool = False) -> Iterator[Raw]:
+def mixed(
+    streams: list[Iterator[RawSample]], weights: list[float], random: Random, *, all: bool = False
+) -> Iterator[RawSample]:
     """Give samples of several streams at random, each as often as its weight says.
 
     Args:

@@ -17,9 +17,9 @@ from typing import BinaryIO, cast
 
 from penstock.blobs.file_range import FileRange
 from penstock.errors import DataError, StorageError
-from penstock.formats.tar.archive import BLOCK, ZEROS, Parts, compression_of, member_header, padded
+from penstock.formats.tar.archive import BLOCK, ZEROS, EncodedSamples, compression_of, member_header, padded
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
-from penstock.storage import STDIN, Storage, local_path, open_storage, shown
+from penstock.storage import STDIN, Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 Content = bytes | mmap.mmap
@@ -35,7 +35,7 @@ class MappedFile(mmap.mmap):
             os.close(self.fd)
 
 
-class Raw:
+class RawSample:
     """One sample of an archive, as it lies there.
 
     Attributes:
@@ -92,19 +92,19 @@ class Raw:
         """The sample as readers give it, undecoded."""
         return {"__key__": self.key, "__url__": self.shard, **self.fields()}
 
-    def own(self) -> Raw:
+    def own(self) -> RawSample:
         """The same with bytes of its own, so that it can be kept without all that lies around it."""
         begin, end = self.spots[0][0], self.spots[-1][3]
         data = bytes(self._data[begin - self._base : end - self._base])
-        return Raw(self.key, self.kind, self.spots, self.shard, data, begin, self._exact)
+        return RawSample(self.key, self.kind, self.spots, self.shard, data, begin, self._exact)
 
-    def parts(self) -> Parts:
+    def parts(self) -> EncodedSamples:
         """The sample for a writer, headers and all as they are: left in its file if that was mapped, else a view."""
         if (span := self.span) is None:
             return self.changed()
         return _copied([self.key], self.kind, self.spots, span, self._data, self._base)
 
-    def changed(self, key: str | None = None, fields: Iterable[str] | None = None) -> Parts:
+    def changed(self, key: str | None = None, fields: Iterable[str] | None = None) -> EncodedSamples:
         """The sample for a writer under another key, or with some of its fields; headers are made anew."""
         name = self.key if key is None else key
         stem = name.encode("utf-8", "surrogateescape")
@@ -120,10 +120,10 @@ class Raw:
             starts.append(at + len(head))
             at += len(head) + padded(size)
         sizes = [self.spots[place][2] for place in chosen]
-        return Parts([name], tuple(self.kind[place] for place in chosen), pieces, starts, sizes, at)
+        return EncodedSamples([name], tuple(self.kind[place] for place in chosen), pieces, starts, sizes, at)
 
 
-class Stretch:
+class RawRun:
     """Samples of an archive that have the same fields, as they lie there.
 
     Attributes:
@@ -151,24 +151,26 @@ class Stretch:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __iter__(self) -> Iterator[Raw]:
+    def __iter__(self) -> Iterator[RawSample]:
         """Give the samples one by one."""
         fields, at = len(self.kind), 0
         for key in self.keys:
-            yield Raw(key, self.kind, self.spots[at : at + fields], self.shard, self._data, self._base, self._exact)
+            yield RawSample(
+                key, self.kind, self.spots[at : at + fields], self.shard, self._data, self._base, self._exact
+            )
             at += fields
 
-    def cut(self, first: int, stop: int) -> Stretch:
+    def cut(self, first: int, stop: int) -> RawRun:
         """Some of its samples."""
         fields = len(self.kind)
         spots = self.spots[first * fields : stop * fields]
-        return Stretch(self.keys[first:stop], self.kind, spots, self.shard, self._data, self._base, self._exact)
+        return RawRun(self.keys[first:stop], self.kind, spots, self.shard, self._data, self._base, self._exact)
 
     def nbytes(self, count: int) -> int:
         """Bytes from the beginning of the first sample to the end of the last of so many."""
         return self.spots[count * len(self.kind) - 1][3] - self.spots[0][0]
 
-    def parts(self) -> Iterator[Parts]:
+    def parts(self) -> Iterator[EncodedSamples]:
         """The samples for a writer as :meth:`Raw.parts` gives one, all at once if they lie one behind the other."""
         if self._exact and (span := _span(self.spots)) is not None:
             yield _copied(self.keys, self.kind, self.spots, span, self._data, self._base)
@@ -185,12 +187,12 @@ def _span(spots: list[MemberSpan]) -> tuple[int, int] | None:
 
 def _copied(
     keys: list[str], kind: tuple[str, ...], spots: list[MemberSpan], span: tuple[int, int], data: Content, base: int
-) -> Parts:
+) -> EncodedSamples:
     begin, end = span
     piece = FileRange(data, data.fd, begin, end) if isinstance(data, MappedFile) else None
     starts, sizes = [spot[1] - begin for spot in spots], [spot[2] for spot in spots]
     pieces = [piece or memoryview(data)[begin - base : end - base]]
-    return Parts(keys, kind, pieces, starts, sizes, end - begin)
+    return EncodedSamples(keys, kind, pieces, starts, sizes, end - begin)
 
 
 def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) -> RawReader:
@@ -206,7 +208,7 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
         _widen(sys.stdin.buffer)
         return RawReader.of_stream(url, cast(BinaryIO, sys.stdin.buffer))
     if scheme(url) != "file":
-        return RawReader.of_stream(shown(url), cast(BinaryIO, _ChunkStream(open_storage(url, storage).stream(url))))
+        return RawReader.of_stream(redacted(url), cast(BinaryIO, _ChunkStream(open_storage(url, storage).stream(url))))
     path = local_path(url)
     try:
         file = open(path, "rb", buffering=0)  # noqa: SIM115 - the reader closes it
@@ -271,7 +273,7 @@ class RawReader:
             self._stream.close()
         self._stream = None
 
-    def __iter__(self) -> Iterator[Raw | DataError]:
+    def __iter__(self) -> Iterator[RawSample | DataError]:
         """Yield the samples in order.
 
         Raises:
@@ -279,12 +281,12 @@ class RawReader:
             MissingExtra: It is compressed by zstd and zstandard is not installed.
         """
         for item in self.stretches():
-            if isinstance(item, Stretch):
+            if isinstance(item, RawRun):
                 yield from item
             else:
                 yield item
 
-    def stretches(self) -> Iterator[Stretch | DataError]:
+    def stretches(self) -> Iterator[RawRun | DataError]:
         """Yield the samples in order, as many at once as have the same fields.
 
         Raises:
@@ -297,6 +299,6 @@ class RawReader:
                 if isinstance(run, DataError):
                     yield run
                 else:
-                    yield Stretch(*run, self.shard, buffer.data, buffer.base, buffer.exact)
+                    yield RawRun(*run, self.shard, buffer.data, buffer.base, buffer.exact)
         finally:
             self.close()

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from penstock.errors import DataError, PlanError
-from penstock.formats.tar.archive import Parts, check_key
-from penstock.plan.expression_text import Expression
-from penstock.tarstream.raw import Raw, Stretch
+from penstock.formats.tar.archive import EncodedSamples, check_key
+from penstock.plan.expression_text import TextExpression
+from penstock.tarstream.raw import RawRun, RawSample
 
 _PLACE = re.compile(r"\{(\w*)(:[^{}]*)?\}")
 _NAMES = ("key", "name", "folder", "shard", "number")
@@ -34,7 +34,7 @@ class Rename:
             except ValueError as exc:
                 raise PlanError(f"{self.template!r}: {exc}") from exc
 
-    def key(self, raw: Raw, number: int) -> str:
+    def key(self, raw: RawSample, number: int) -> str:
         """Give the key that a sample gets.
 
         Raises:
@@ -67,7 +67,7 @@ class Selection:
         rename: Makes the keys.
     """
 
-    where: Expression | None = None
+    where: TextExpression | None = None
     shuffle: int = 0
     seed: int = 0
     start: int = 0
@@ -83,7 +83,7 @@ class Selection:
         changed = self.fields is not None or self.drop or self.rename is not None
         return not (changed or self.where is not None or self.shuffle or self.step > 1)
 
-    def copies(self, stream: Iterable[Stretch]) -> Iterator[Parts]:
+    def copies(self, stream: Iterable[RawRun]) -> Iterator[EncodedSamples]:
         """Give the samples that are taken as they are, for a writer; reads no further than the last of them."""
         passed, stop = 0, sys.maxsize if self.stop is None else self.stop
         if self.start >= stop:
@@ -96,16 +96,16 @@ class Selection:
             if passed >= stop:
                 return
 
-    def samples(self, stream: Iterable[Raw]) -> Iterator[Raw]:
+    def samples(self, stream: Iterable[RawSample]) -> Iterator[RawSample]:
         """Give the samples that are taken; reads no further than the last of them."""
-        chosen: Iterable[Raw] = stream if self.where is None else (raw for raw in stream if self._holds(raw))
+        chosen: Iterable[RawSample] = stream if self.where is None else (raw for raw in stream if self._holds(raw))
         if self.shuffle > 1:
             chosen = shuffled(chosen, self.shuffle, random.Random(self.seed))
         if (self.start, self.stop, self.step) == (0, None, 1):
             return iter(chosen)
         return islice(chosen, self.start, self.stop, self.step)
 
-    def parts(self, stream: Iterable[Raw]) -> Iterator[Parts]:
+    def parts(self, stream: Iterable[RawSample]) -> Iterator[EncodedSamples]:
         """Give the samples that are taken, for a writer; those with no field left are left out.
 
         Raises:
@@ -123,14 +123,14 @@ class Selection:
     def _keeps(self, field: str) -> bool:
         return (self.fields is None or field in self.fields) and field not in self.drop
 
-    def _holds(self, raw: Raw) -> bool:
+    def _holds(self, raw: RawSample) -> bool:
         assert self.where is not None
         return bool(self.where.of(raw))
 
 
-def shuffled(stream: Iterable[Raw], room: int, random: random.Random) -> Iterator[Raw]:
+def shuffled(stream: Iterable[RawSample], room: int, random: random.Random) -> Iterator[RawSample]:
     """Give samples in another order, of which ``room`` are held in memory."""
-    held: list[Raw] = []
+    held: list[RawSample] = []
     for raw in stream:
         if len(held) < room:
             held.append(raw.own())

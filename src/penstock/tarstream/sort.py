@@ -19,8 +19,8 @@ from operator import itemgetter
 from typing import IO, Any
 
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.formats.tar.archive import Parts
-from penstock.tarstream.raw import Raw
+from penstock.formats.tar.archive import EncodedSamples
+from penstock.tarstream.raw import RawSample
 
 Record = list[Any]  # value, source, begin, length, key, kind, starts, sizes
 _RECORDS = 200_000  # of one run: about 150 MB
@@ -51,7 +51,7 @@ class SortOrder:
         if self.type not in TYPES:
             raise PlanError(f"{self.type!r} is no way to compare values: one of {', '.join(TYPES)}")
 
-    def value(self, raw: Raw) -> Any:
+    def value(self, raw: RawSample) -> Any:
         """What a sample is sorted by.
 
         Raises:
@@ -70,14 +70,14 @@ class SortOrder:
             raise DataError("it is not a number, and nothing can be sorted by that", raw.shard, raw.key)
         return number
 
-    def _text(self, raw: Raw) -> str:
+    def _text(self, raw: RawSample) -> str:
         data = raw.value(self.by)
         if data is None:
             raise DataError(f"there is no field {self.by!r} to sort by", raw.shard, raw.key)
         return data.decode("utf-8", "surrogateescape")
 
 
-def ordered(stream: Iterable[Raw], order: SortOrder, folder: str | None = None) -> Iterator[Parts]:
+def ordered(stream: Iterable[RawSample], order: SortOrder, folder: str | None = None) -> Iterator[EncodedSamples]:
     """Give samples in another order; equal ones as they came. Memory does not grow with the samples.
 
     Args:
@@ -130,7 +130,7 @@ class _Places:
             if file is not None:
                 file.close()
 
-    def put(self, raw: Raw) -> Record:
+    def put(self, raw: RawSample) -> Record:
         """Give where a sample lies, after it was stored if it lies nowhere."""
         parts = raw.parts()
         kind = self._kinds.setdefault(parts.kind, len(self._kinds))
@@ -167,7 +167,7 @@ class _Places:
         where = self._folder or tempfile.gettempdir()
         return StorageError(f"cannot write temporary files: {exc.strerror or exc}; name another folder", where)
 
-    def samples(self, records: Iterator[Record]) -> Iterator[Parts]:
+    def samples(self, records: Iterator[Record]) -> Iterator[EncodedSamples]:
         """Read the samples that records lead to."""
         if self._spool is not None:
             self._spool.flush()
@@ -180,7 +180,7 @@ class _Places:
                 data = os.pread(self._fd(source), length, begin)
                 if len(data) < length:
                     raise StorageError("the shard has become shorter while it was sorted", self._names[source])
-                yield Parts([key], kinds[kind], [data], starts, sizes, length)
+                yield EncodedSamples([key], kinds[kind], [data], starts, sizes, length)
 
     def _fd(self, source: int) -> int:
         if source == _SPOOL:

@@ -11,10 +11,10 @@ from importlib import import_module
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
-from penstock.blobs.background import Line
+from penstock.blobs.background import BackgroundThread
 from penstock.blobs.file_range import FileRange, runs
 from penstock.errors import DataError, StorageError
-from penstock.formats.tar.archive import BLOCK, Parts
+from penstock.formats.tar.archive import BLOCK, EncodedSamples
 from penstock.formats.tar.shard_names import on_disk
 from penstock.storage import local_path
 
@@ -28,7 +28,7 @@ _LIGHT = 8  # bytes that stay in their file weigh so much less: few large copies
 class Outlet(Protocol):
     """Takes samples one after the other; what has a name appears when all is well at the end."""
 
-    def write_parts(self, parts: Parts) -> int:
+    def write_parts(self, parts: EncodedSamples) -> int:
         """Add samples, and give the number of bytes they take.
 
         Raises:
@@ -68,11 +68,11 @@ class StreamWriter:
         self._keys: set[str] = set()
         self._pieces: list[Any] = []
         self._waiting = 0
-        self._line = Line("penstock-ink", _ROOM)
+        self._line = BackgroundThread("penstock-ink", _ROOM)
         with suppress(OSError):  # no pipe, or not allowed: as it is
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)
 
-    def write_parts(self, parts: Parts) -> int:
+    def write_parts(self, parts: EncodedSamples) -> int:
         """Add samples.
 
         Raises:
@@ -147,7 +147,7 @@ class _Named:
 
     def __init__(self, target: str | BinaryIO, compress: str | None) -> None:
         lines = {"ink": 16, "sums": 16}
-        self._lines = {name: Line(f"penstock-{name}", room) for name, room in lines.items()}
+        self._lines = {name: BackgroundThread(f"penstock-{name}", room) for name, room in lines.items()}
         module = import_module("penstock.formats.tar.writer")
         try:
             if isinstance(target, str):
@@ -157,7 +157,7 @@ class _Named:
             self._stop(False)
             raise
 
-    def write_parts(self, parts: Parts) -> int:
+    def write_parts(self, parts: EncodedSamples) -> int:
         written: int = self._writer.write_parts(parts)
         return written
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.errors import DataError, MissingExtra
-from penstock.tarstream.raw import Raw
+from penstock.tarstream.raw import RawSample
 
 FORMATS = ("tsv", "csv", "jsonl", "parquet")
 Write = Callable[[bytes], object]
@@ -28,7 +28,7 @@ class Column:
     name: str
     fields: tuple[str, ...]
 
-    def of(self, raw: Raw) -> bytes | None:
+    def of(self, raw: RawSample) -> bytes | None:
         """The bytes of its field; None where a sample has none."""
         return next((raw.value(field) for field in self.fields if field in raw.kind), None)
 
@@ -43,7 +43,7 @@ def columns(spec: str) -> tuple[Column, ...]:
     return tuple(Column(group[0], group) for group in groups if group)
 
 
-def text_columns(raw: Raw) -> tuple[Column, ...]:
+def text_columns(raw: RawSample) -> tuple[Column, ...]:
     """The columns of a table that nobody described: the fields of its first sample that are texts."""
     return tuple(Column(name, (name,)) for name, data in raw.fields().items() if _text(data) is not None)
 
@@ -51,7 +51,7 @@ def text_columns(raw: Raw) -> tuple[Column, ...]:
 class Table(Protocol):
     """A table that is being written, row by row."""
 
-    def add(self, raw: Raw) -> None:
+    def add(self, raw: RawSample) -> None:
         """Add a sample.
 
         Raises:
@@ -121,7 +121,7 @@ class _Texts:
         if header:
             self._put(["__key__"] * key + [column.name for column in chosen])
 
-    def add(self, raw: Raw) -> None:
+    def add(self, raw: RawSample) -> None:
         self._put([raw.key] * self._key + [self._cell(column, raw) for column in self._columns])
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class _Texts:
     def _put(self, cells: list[str]) -> None:
         self._write(self._line(cells).encode("utf-8", "surrogateescape"))
 
-    def _cell(self, column: Column, raw: Raw) -> str:
+    def _cell(self, column: Column, raw: RawSample) -> str:
         data = column.of(raw)
         text = "" if data is None else _text(data)
         if text is None:
@@ -143,7 +143,7 @@ class _Lines:
     def __init__(self, chosen: Sequence[Column], write: Write, key: bool) -> None:
         self._columns, self._write, self._key = chosen, write, key
 
-    def add(self, raw: Raw) -> None:
+    def add(self, raw: RawSample) -> None:
         row: dict[str, Any] = {"__key__": raw.key} if self._key else {}
         row |= {column.name: self._value(column, raw) for column in self._columns}
         self._write(json.dumps(row, ensure_ascii=not _encodable(raw.key)).encode() + b"\n")
@@ -151,7 +151,7 @@ class _Lines:
     def close(self) -> None:
         pass
 
-    def _value(self, column: Column, raw: Raw) -> Any:
+    def _value(self, column: Column, raw: RawSample) -> Any:
         """Texts as they are, JSON as what it says, all else as {"base64": ...}."""
         data = column.of(raw)
         if data is None:
@@ -185,7 +185,7 @@ class _Parquet:
         self._writer: Any = None
         self._binary: tuple[bool, ...] | None = None
 
-    def add(self, raw: Raw) -> None:
+    def add(self, raw: RawSample) -> None:
         values = [column.of(raw) for column in self._columns]
         self._rows.append([raw.key, *values])
         if len(self._rows) >= _ROWS:

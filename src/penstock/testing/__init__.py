@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from penstock.testing.laws import fingerprint as fingerprint
     from penstock.testing.laws import on_resources as on_resources
     from penstock.testing.laws import outputs as outputs
+    from penstock.testing.number_source import LocatedNumbers as LocatedNumbers
     from penstock.testing.number_source import Numbers as Numbers
-    from penstock.testing.number_source import NumberSpots as NumberSpots
     from penstock.testing.number_source import NumbersReader as NumbersReader
     from penstock.testing.number_source import numbers as numbers
     from penstock.testing.plans import BASE as BASE

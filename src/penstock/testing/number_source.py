@@ -62,9 +62,9 @@ class NumbersReader:
         """A size that tells shards apart."""
         return [1000 + count for count in self._source.counts]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> NumberSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedNumbers:
         """Remember which."""
-        return NumberSpots(self._source, shard, index, self._starts, np.full(len(index), 100, np.int64))
+        return LocatedNumbers(self._source, shard, index, self._starts, np.full(len(index), 100, np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """The sample's number."""
@@ -76,7 +76,7 @@ class NumbersReader:
 
 
 @dataclass(slots=True)
-class NumberSpots:
+class LocatedNumbers:
     """Numbers that will be made."""
 
     source: Numbers
@@ -85,9 +85,9 @@ class NumberSpots:
     starts: I64
     nbytes: I64
 
-    def take(self, sel: slice) -> NumberSpots:
+    def take(self, sel: slice) -> LocatedNumbers:
         """Some of them."""
-        return NumberSpots(self.source, self.shard[sel], self.index[sel], self.starts, self.nbytes[sel])
+        return LocatedNumbers(self.source, self.shard[sel], self.index[sel], self.starts, self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         """Make them."""

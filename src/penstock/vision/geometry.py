@@ -13,7 +13,7 @@ from penstock.codecs.limits import Limits
 from penstock.errors import PlanError
 from penstock.plan import check_choice
 from penstock.vision.decoding import Box, Truncated, open_picture
-from penstock.vision.resampling import Part, Pixels, resize, shrink
+from penstock.vision.resampling import Pixels, Rect, resize, shrink
 from penstock.vision.transform import (
     DType,
     FixedTransform,
@@ -100,7 +100,7 @@ class Geometry(Transform):
             return resize(self._part(pixels, region), size, self.antialias, flip=flip)
         above, before = top // factor, left // factor
         part = pixels[above : -(-(top + height) // factor), before : -(-(left + width) // factor)]
-        inside = Part(top / factor - above, left / factor - before, height / factor, width / factor)
+        inside = Rect(top / factor - above, left / factor - before, height / factor, width / factor)
         return shrink(part, inside, size, flip)
 
     def _part(self, pixels: Pixels, region: Region) -> Pixels:

@@ -39,7 +39,7 @@ def opencv() -> Any:
     return cv2
 
 
-class Part(NamedTuple):
+class Rect(NamedTuple):
     """A part of an image, in its pixels; edges may lie within a pixel."""
 
     top: float
@@ -64,7 +64,7 @@ def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip
     if image.shape[:2] == (height, width):
         return np.ascontiguousarray(image[:, ::-1]) if flip else image.copy()
     if antialias and (image.shape[0] > height or image.shape[1] > width):
-        return shrink(image, Part(0, 0, *image.shape[:2]), size, flip)
+        return shrink(image, Rect(0, 0, *image.shape[:2]), size, flip)
     cv2 = opencv()
     out: Pixels = cv2.resize(_for_opencv(image), (width, height), interpolation=cv2.INTER_LINEAR)
     if flip:
@@ -139,7 +139,7 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def shrink(image: Pixels, part: Part, size: tuple[int, int], flip: bool) -> Pixels:
+def shrink(image: Pixels, part: Rect, size: tuple[int, int], flip: bool) -> Pixels:
     """Give a part of an image another size by the triangle filter, fresh and contiguous."""
     cv2 = opencv()
     height, width = size

@@ -15,7 +15,7 @@ from penstock.codecs.registry import is_image
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.plan import Context, Map, Place, check_count
 from penstock.vision.decoding import open_picture, orientation, simplejpeg, upright
-from penstock.vision.resampling import Part, Pixels, resize, shrink
+from penstock.vision.resampling import Pixels, Rect, resize, shrink
 
 _LIMITS = Limits()
 _MODES = ("L", "RGB", "RGBA")
@@ -91,7 +91,7 @@ def _scaled(pixels: Pixels, before: tuple[int, int], size: tuple[int, int], fact
     """The whole image, which is a ``factor`` smaller than it was ``before``, at another size."""
     if factor == 1:
         return resize(pixels, size)
-    return shrink(pixels, Part(0, 0, before[0] / factor, before[1] / factor), size, False)
+    return shrink(pixels, Rect(0, 0, before[0] / factor, before[1] / factor), size, False)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engines.local.block_codec import Afar, answer, packed, packed_error, unpacked, unpacked_error
+from penstock.engines.local.block_codec import (
+    RemoteOrigin,
+    answer,
+    decode_block,
+    decode_error,
+    encode_block,
+    encode_error,
+)
 from penstock.engines.read_stage import Held, Span
 from penstock.errors import DataError, StageError
 from penstock.order import Refs
@@ -43,7 +50,7 @@ def block() -> Block:
 
 def test_a_block_is_the_same_after_its_way() -> None:
     sent, there = block(), origin()
-    got = unpacked(pickle.loads(pickle.dumps(packed(sent))), there)
+    got = decode_block(pickle.loads(pickle.dumps(encode_block(sent))), there)
     assert got.origin is there
     for name in ("items", "inputs", "skips", "base", "ends_part", "begin", "more"):
         assert getattr(got, name) == getattr(sent, name), name
@@ -55,14 +62,14 @@ def test_a_block_is_the_same_after_its_way() -> None:
 def test_a_block_without_owner_or_error_stays_without() -> None:
     sent = block()
     sent.owner = sent.error = None
-    got = unpacked(packed(sent), origin())
+    got = decode_block(encode_block(sent), origin())
     assert got.owner is None
     assert got.error is None
 
 
 def test_the_origin_of_a_block_afar_answers_as_the_origin_itself() -> None:
     here = origin()
-    afar = Afar(lambda *words: pickle.loads(pickle.dumps(answer(here, *words))))
+    afar = RemoteOrigin(lambda *words: pickle.loads(pickle.dumps(answer(here, *words))))
     assert [afar.place(n) for n in range(3)] == [here.place(n) for n in range(3)]
     assert afar.place(1) == Place("shard-0002", "10", 0, 3, "shard-0002")
     slot, own = afar.slot(0), here.slot(0)
@@ -81,7 +88,7 @@ def raised(error: Exception, cause: BaseException | None = None) -> Exception:
 
 
 def returned(error: BaseException) -> Exception:
-    return unpacked_error(pickle.loads(pickle.dumps(packed_error(error))))
+    return decode_error(pickle.loads(pickle.dumps(encode_error(error))))
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("x"), DataError("bad", "a.tar", "1")])

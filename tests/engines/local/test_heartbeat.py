@@ -3,11 +3,11 @@ from __future__ import annotations
 import mmap
 import time
 
-from penstock.engines.local.heartbeat import SIZE, Board
+from penstock.engines.local.heartbeat import SIZE, Heartbeat
 
 
 def test_a_board_says_which_item_is_at_hand_and_for_how_long() -> None:
-    board = Board()
+    board = Heartbeat()
     assert board.read() is None
     board.enter(2, 17)
     time.sleep(0.02)
@@ -18,7 +18,7 @@ def test_a_board_says_which_item_is_at_hand_and_for_how_long() -> None:
 
 
 def test_a_new_item_begins_its_own_time() -> None:
-    board = Board()
+    board = Heartbeat()
     board.enter(0, 1)
     time.sleep(0.05)
     board.enter(0, 2)
@@ -29,7 +29,7 @@ def test_a_new_item_begins_its_own_time() -> None:
 
 
 def test_a_board_that_was_left_says_nothing() -> None:
-    board = Board()
+    board = Heartbeat()
     board.enter(0, 0)
     assert board.read() is not None
     board.leave()
@@ -38,7 +38,7 @@ def test_a_board_that_was_left_says_nothing() -> None:
 
 def test_two_boards_on_one_memory_are_one() -> None:
     with mmap.mmap(-1, SIZE) as memory:
-        writer, reader = Board(memory), Board(memory)
+        writer, reader = Heartbeat(memory), Heartbeat(memory)
         writer.enter(1, 5)
         read = reader.read()
         assert read is not None

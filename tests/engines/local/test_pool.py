@@ -15,10 +15,10 @@ from penstock.engines.local.pool import (
     Channel,
     Closed,
     Done,
-    Hand,
     Job,
     Pool,
     Stranded,
+    WorkerProxy,
     as_finished,
     in_order,
     join_all,
@@ -76,7 +76,9 @@ def pool_of(work: Callable[[Block], Block], workers: int = 2) -> Pool:
     return pool_with(lambda number: Calls(whole(work)), workers)
 
 
-def pool_with(make: Callable[[int], Hand], workers: int, meters: Meters | None = None, name: str = "test") -> Pool:
+def pool_with(
+    make: Callable[[int], WorkerProxy], workers: int, meters: Meters | None = None, name: str = "test"
+) -> Pool:
     return Pool(name, workers, make, Meter(name, "threads", 1, 9, workers), meters or Meters())
 
 

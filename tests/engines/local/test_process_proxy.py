@@ -18,10 +18,10 @@ import pytest
 
 from penstock.dataset import Dataset, from_items
 from penstock.engines import Program
-from penstock.engines.flow import Pace, walk
+from penstock.engines.flow import BlockSizer, walk
 from penstock.engines.local.pool import Closed
-from penstock.engines.local.process_proxy import Cargo
-from penstock.engines.local.worker_proxy import AwayHand
+from penstock.engines.local.process_proxy import ProcessPayload
+from penstock.engines.local.worker_proxy import RemoteWorkerProxy
 from penstock.engines.meter import Event, Meter, Meters
 from penstock.errors import EngineError, StageError
 from penstock.plan import Block
@@ -304,14 +304,14 @@ def test_retries_in_processes_are_counted() -> None:
 # One hand, without a pool around it.
 
 
-def hand_of(ds: Dataset, meters: Meters | None = None) -> tuple[Callable[[], AwayHand], Iterator[Block]]:
+def hand_of(ds: Dataset, meters: Meters | None = None) -> tuple[Callable[[], RemoteWorkerProxy], Iterator[Block]]:
     """Makes hands for the last segment of a plan; the blocks they are given."""
     program = Program(ds.plan)
     (segment,) = program.levels[-1].segments
-    cargo = Cargo.of(segment, program.contexts(segment, 0))
+    cargo = ProcessPayload.of(segment, program.contexts(segment, 0))
     order = program.order(0)
-    blocks = walk(program, order, program.start(order, None), Pace())
-    return lambda: AwayHand(cargo, "cpu", Meter("test", "processes"), meters or Meters(), 0), blocks
+    blocks = walk(program, order, program.start(order, None), BlockSizer())
+    return lambda: RemoteWorkerProxy(cargo, "cpu", Meter("test", "processes"), meters or Meters(), 0), blocks
 
 
 def test_another_worker_goes_on_with_a_block_whose_worker_has_left() -> None:

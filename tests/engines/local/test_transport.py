@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engines.local.transport import LEASES, SMALL, CannotTravel, Wire, dumps, folded, memory_file, unfolded
+from penstock.engines.local.transport import LEASES, SMALL, CannotSend, Connection, dumps, folded, memory_file, unfolded
 from penstock.testing import fingerprint
 
-Pair = tuple[Wire, Wire]
+Pair = tuple[Connection, Connection]
 
 
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ends = socket.socketpair()
-    wires = Wire(ends[0]), Wire(ends[1])
+    wires = Connection(ends[0]), Connection(ends[1])
     yield wires
     for wire in wires:
         wire.close()
@@ -201,7 +201,7 @@ def test_segments_that_became_too_small_are_let_go(pair: Pair) -> None:
 def test_an_object_that_cannot_be_made_again_does_not_disturb_those_after_it(pair: Pair) -> None:
     for padding in (b"", array(1)):
         pair[0].send([padding, Reduced(broken, ())])
-        with pytest.raises(CannotTravel, match="RuntimeError: cannot be made"):
+        with pytest.raises(CannotSend, match="RuntimeError: cannot be made"):
             pair[1].recv()
     for number in range(3):
         np.testing.assert_array_equal(across(pair, array(number)), array(number))
@@ -209,7 +209,7 @@ def test_an_object_that_cannot_be_made_again_does_not_disturb_those_after_it(pai
 
 def test_an_object_that_cannot_be_sent_does_not_disturb_those_after_it(pair: Pair) -> None:
     for padding in (b"", array(1)):
-        with pytest.raises(CannotTravel, match="lock"):
+        with pytest.raises(CannotSend, match="lock"):
             pair[0].send([padding, threading.Lock()])
     np.testing.assert_array_equal(across(pair, array(5)), array(5))
 
@@ -224,7 +224,7 @@ def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
 
 def test_the_end_in_the_middle_of_a_message_is_noticed() -> None:
     here, there = socket.socketpair()
-    wire = Wire(here)
+    wire = Connection(here)
     there.sendall(b"\x50\0\0\0half")
     there.close()
     with pytest.raises(EOFError):
@@ -251,7 +251,7 @@ def test_an_object_in_one_run_of_bytes_is_the_same_again_and_can_be_written() ->
 
 
 def test_what_cannot_be_folded_says_so() -> None:
-    with pytest.raises(CannotTravel, match="cannot be sent"):
+    with pytest.raises(CannotSend, match="cannot be sent"):
         folded(threading.Lock())
 
 

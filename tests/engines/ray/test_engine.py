@@ -28,8 +28,8 @@ from penstock.testing import (
     BASE,
     CORPUS,
     EngineTests,
+    LocatedNumbers,
     Numbers,
-    NumberSpots,
     NumbersReader,
     fingerprint,
     numbers,
@@ -113,7 +113,7 @@ class Signed(NumbersReader):
         return SignedSpots(found.source, found.shard, found.index, found.starts, found.nbytes)
 
 
-class SignedSpots(NumberSpots):
+class SignedSpots(LocatedNumbers):
     def take(self, sel: slice) -> Any:
         return SignedSpots(self.source, self.shard[sel], self.index[sel], self.starts, self.nbytes[sel])
 

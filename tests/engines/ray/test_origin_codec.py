@@ -9,7 +9,7 @@ import pytest
 
 from penstock.dataset import Dataset
 from penstock.engines import Program
-from penstock.engines.ray.origin_codec import Later, Told, heard, told
+from penstock.engines.ray.origin_codec import EncodedOrigin, Later, decode_origin, encode_origin
 from penstock.engines.read_stage import Span
 from penstock.order import Refs
 from penstock.testing import BASE, numbers
@@ -32,9 +32,9 @@ def test_places_and_operands_are_the_same_at_the_other_end(far: bool) -> None:
     finder = program.finder if far else None
     many = len(origin.positions)
     assert many > 12
-    words = pickle.loads(pickle.dumps(told(origin, many, finder, program.arrangement.slots)))
-    there = heard(words, pickle.loads(pickle.dumps(finder)), unread=False)
-    assert isinstance(there, Told) is not far
+    words = pickle.loads(pickle.dumps(encode_origin(origin, many, finder, program.arrangement.slots)))
+    there = decode_origin(words, pickle.loads(pickle.dumps(finder)), unread=False)
+    assert isinstance(there, EncodedOrigin) is not far
     for number in range(many):
         assert there.place(number) == origin.place(number)
         for slot in (0, 1):
@@ -56,6 +56,6 @@ def test_a_sample_without_a_partner_has_no_place() -> None:
     many = len(origin.positions)
     nobody = np.full(many, -1, np.int64)
     origin.refs = origin.refs.paired(Refs(nobody, nobody, nobody, np.zeros(many, np.uint64)))
-    words = told(origin, many, None, 2)
-    assert isinstance(words, Told)
+    words = encode_origin(origin, many, None, 2)
+    assert isinstance(words, EncodedOrigin)
     assert words.slots[1].places[3].key is None

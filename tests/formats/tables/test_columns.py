@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.formats.tables.columns import ABSENT, ArrowColumns
-from penstock.plan import col, collate, joined, picked
+from penstock.plan import col, collate, join_columns, pick_rows
 from penstock.testing import fingerprint
 
 
@@ -52,12 +52,12 @@ def test_columns_are_their_rows_whatever_is_done_to_them(seed: int) -> None:
     low, high = sorted(dice.choices(range(len(rows) + 1), k=2))
     assert same(list(held[low:high]), rows[low:high])
     which = np.array(dice.choices(range(len(rows)), k=5))
-    assert same(list(picked(held, which)), [rows[i] for i in which])
+    assert same(list(pick_rows(held, which)), [rows[i] for i in which])
     assert same(held.collate(), collate(rows))
     assert same(list(pickle.loads(pickle.dumps(held[low:high]))), rows[low:high])
     cuts = [0, low, high, len(rows)]
     parts = [held[a:b] for a, b in pairwise(cuts) if a < b]
-    again = joined(parts)
+    again = join_columns(parts)
     assert isinstance(again, ArrowColumns)
     assert same(list(again), rows)
     assert same(again.collate(), collate(rows))
@@ -68,7 +68,7 @@ def test_columns_are_their_rows_whatever_is_done_to_them(seed: int) -> None:
 
 def test_neighbours_are_joined_without_copying() -> None:
     parts = [ArrowColumns(BATCHES[:1], np.arange(low, low + 5)) for low in (0, 5, 10)]
-    whole = joined(parts)
+    whole = join_columns(parts)
     assert isinstance(whole, ArrowColumns)
     numbers = whole.collate()["x"]
     assert numbers.__array_interface__["data"][0] == BATCHES[0].column("x").buffers()[1].address
@@ -77,8 +77,8 @@ def test_neighbours_are_joined_without_copying() -> None:
 
 def test_what_does_not_fit_together_is_joined_as_rows() -> None:
     left, right = columns([1, 2]), columns([3]).renamed({"x": "x"})
-    assert same(joined([left, right]), [*left, *right])
-    assert joined([left, [{"x": 1}]])[-1] == {"x": 1}
+    assert same(join_columns([left, right]), [*left, *right])
+    assert join_columns([left, [{"x": 1}]])[-1] == {"x": 1}
 
 
 def test_fields_are_renamed_and_left_out() -> None:

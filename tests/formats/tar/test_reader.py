@@ -20,7 +20,7 @@ import zstandard
 
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import ShardEntry, write_manifest
-from penstock.formats.tar import ArchiveLimits, Spots, TarReader, TarWriter, scan
+from penstock.formats.tar import ArchiveLimits, LocatedTar, TarReader, TarWriter, scan
 from penstock.formats.tar.index import SUFFIX
 
 
@@ -152,7 +152,7 @@ def test_asking_beyond_a_shard_is_an_index_error(tmp_path: Path) -> None:
 def test_more_shards_than_stay_open_can_be_read(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.tar", rows(n % 256, 2)) for n in range(80)]
     reader = reader_of(*paths)
-    held: list[Spots] = [reader.locate(np.array([n]), np.array([1]), Only()) for n in range(80)]
+    held: list[LocatedTar] = [reader.locate(np.array([n]), np.array([1]), Only()) for n in range(80)]
     assert len(reader._open) == 32
     assert [spots.read()[0][0]["__key__"] for spots in held] == [f"{n}/1" for n in range(80)]  # type: ignore[index]
 

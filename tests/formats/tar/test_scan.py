@@ -20,7 +20,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.tar import TarReader, load_index, samples
 from penstock.formats.tar.index import write_beside
 from penstock.formats.tar.scan import scan
-from penstock.tarstream.raw import Raw, open_raw
+from penstock.tarstream.raw import RawSample, open_raw
 
 KEYS = [f"d/{number:03d}" for number in range(6)]
 TRIPLES = 3 * (512 + 512)  # what one sample of three small fields takes
@@ -544,5 +544,5 @@ def test_a_bad_archive_gives_the_same_when_it_is_copied(name: str, mapped: bool,
     found = list(open_raw(str(path), mapped=mapped))
     losses = [(place, str(item)) for place, item in enumerate(found) if isinstance(item, DataError)]
     keys, wanted = from_stream(data, str(path))
-    assert [item.key for item in found if isinstance(item, Raw)] == keys
+    assert [item.key for item in found if isinstance(item, RawSample)] == keys
     assert losses == [(place, str(error)) for place, error in wanted]

@@ -9,14 +9,14 @@ import zlib
 
 import pytest
 
-from penstock.blobs.background import Line
+from penstock.blobs.background import BackgroundThread
 from penstock.blobs.checksums import CELL
 from penstock.formats.tar.sink import Sink
 
 
 def test_jobs_are_done_in_order_by_one_thread() -> None:
     done: list[int] = []
-    line = Line("line", 3)
+    line = BackgroundThread("line", 3)
     for number in range(100):
         line(lambda number=number: done.append(number))  # type: ignore[misc]
     line.finish()
@@ -25,7 +25,7 @@ def test_jobs_are_done_in_order_by_one_thread() -> None:
 
 def test_after_a_failure_nothing_is_done_and_nobody_waits_for_ever() -> None:
     done: list[int] = []
-    line = Line("line", 2)
+    line = BackgroundThread("line", 2)
     line(lambda: 1 / 0)
 
     def give() -> None:
@@ -42,7 +42,7 @@ def test_after_a_failure_nothing_is_done_and_nobody_waits_for_ever() -> None:
 
 def test_a_full_line_holds_back_who_gives_more() -> None:
     go = threading.Event()
-    line = Line("line", 1)
+    line = BackgroundThread("line", 1)
     line(go.wait)
     line(time.time)
     given = threading.Event()
@@ -62,7 +62,7 @@ def test_a_full_line_holds_back_who_gives_more() -> None:
 
 def test_a_stopped_line_leaves_what_waits_undone() -> None:
     go, done = threading.Event(), []
-    line = Line("line", 5)
+    line = BackgroundThread("line", 5)
     line(go.wait)
     line(lambda: done.append(1))
     threading.Timer(0.05, go.set).start()
@@ -73,7 +73,7 @@ def test_a_stopped_line_leaves_what_waits_undone() -> None:
 def test_a_line_may_end_after_all_that_waits_and_tells_no_failure() -> None:
     done: list[int] = []
     for after_all, many in ((True, 3), (False, 0)):
-        line, gate = Line("line", 5), threading.Event()
+        line, gate = BackgroundThread("line", 5), threading.Event()
         line(gate.wait)
         for number in range(3):
             line(lambda number=number: done.append(number))  # type: ignore[misc]
@@ -81,7 +81,7 @@ def test_a_line_may_end_after_all_that_waits_and_tells_no_failure() -> None:
         line.stop(after_all=after_all)
         assert len(done) == many
         done.clear()
-    line = Line("line", 1)
+    line = BackgroundThread("line", 1)
     line(lambda: 1 / 0)
     line.stop(after_all=True)
 
@@ -97,7 +97,7 @@ def test_checksums_are_those_of_what_was_written_whoever_makes_them() -> None:
 
         def drop(self) -> None: ...
 
-    line = Line("line", 5)
+    line = BackgroundThread("line", 5)
     sink, buffer = Sink(Kept(), line), bytearray(b"a" * 2_000_000)
     sink.write(memoryview(buffer))
     buffer[:] = b"b" * len(buffer)  # as a compressor does that uses its buffer again

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from penstock.cli.tools import streams as flow
     from penstock.cli.tools import wrong
     from penstock.errors import DataError
-    from penstock.formats.tar.archive import parts_of
+    from penstock.formats.tar.archive import encode_sample
 
     if args.target is not None:
         args.output = args.target
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 else:
                     fields[name] = cell.encode("utf-8", "surrogateescape")
             try:
-                out.write_parts(parts_of(key, fields))
+                out.write_parts(encode_sample(key, fields))
             except DataError as exc:
                 raise DataError(f"line {number}: {exc.problem}", args.plan, exc.key) from exc
     return 0

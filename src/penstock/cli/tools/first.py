@@ -28,11 +28,11 @@ def run(args: argparse.Namespace) -> int:
     """Write the field, and tell which it is; 1 where no sample has it."""
     from penstock.cli.tools import streams as flow
     from penstock.errors import PlanError
-    from penstock.plan.expression_text import Expression
+    from penstock.plan.expression_text import TextExpression
     from penstock.storage import open_storage
 
     try:
-        condition = Expression(args.where) if args.where else None
+        condition = TextExpression(args.where) if args.where else None
     except PlanError as exc:
         wrong(str(exc))
     for raw in flow.stream(args):

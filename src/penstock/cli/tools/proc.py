@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.cli.tools.shell_command import Done
     from penstock.formats.manifest import ShardEntry
-    from penstock.formats.tar.archive import Parts
+    from penstock.formats.tar.archive import EncodedSamples
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +129,7 @@ def _over_stream(args: argparse.Namespace) -> int:
     return 0
 
 
-def _progress(parts: Iterator[Parts]) -> Iterator[Parts]:
+def _progress(parts: Iterator[EncodedSamples]) -> Iterator[EncodedSamples]:
     """Show how far it is, on a terminal."""
     if not sys.stderr.isatty():
         yield from parts
@@ -142,7 +142,7 @@ def _progress(parts: Iterator[Parts]) -> Iterator[Parts]:
             bar.add()
 
 
-def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterator[Parts]:
+def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterator[EncodedSamples]:
     """What comes of the samples of shards."""
     if args.python is not None:
         from penstock.cli.tools.python_function import call_on_each
@@ -171,7 +171,7 @@ def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterat
                 yield now
 
 
-def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> Parts | None:
+def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> EncodedSamples | None:
     from penstock.cli.tools.shell_command import echo
     from penstock.errors import StageError
 

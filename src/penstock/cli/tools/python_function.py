@@ -13,7 +13,7 @@ from typing import Any
 from penstock.codecs.registry import encode
 from penstock.dataset import read_tar
 from penstock.errors import DataError, PlanError
-from penstock.formats.tar.archive import Parts, parts_of
+from penstock.formats.tar.archive import EncodedSamples, encode_sample
 
 
 def find(name: str) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ def call_on_each(
     decode: str | None,
     on_error: str,
     timeout_s: float | None,
-) -> Iterator[Parts]:
+) -> Iterator[EncodedSamples]:
     """Call a function on every sample of shards, in ``parallel`` processes, and give what comes of them for a writer.
 
     Raises:
@@ -111,6 +111,6 @@ def call_on_each(
         fields = {field: value for field, value in one.items() if not field.startswith("__")}
         if fields:
             try:
-                yield parts_of(one["__key__"], fields)
+                yield encode_sample(one["__key__"], fields)
             except DataError as exc:
                 raise DataError(exc.problem, one["__url__"], exc.key) from exc

@@ -14,7 +14,7 @@ from typing import Any
 from penstock.errors import PenstockError, PlanError, StorageError
 from penstock.formats.manifest import ShardEntry, read_manifest_at, write_manifest, write_manifest_at
 from penstock.formats.tar.shard_names import on_disk
-from penstock.storage import braces, exists, local_path, open_storage, shown
+from penstock.storage import braces, exists, local_path, open_storage, redacted
 from penstock.tarstream.gather import SUFFIXES, find_shards
 
 PLACE = "{}"
@@ -44,9 +44,9 @@ def pairs(inputs: Iterable[str], output: str) -> list[Pair]:
     seen: dict[str, str] = {}
     for pair in made:
         if (before := seen.setdefault(pair.target, pair.source)) != pair.source:
-            raise PlanError(f"{shown(before)} and {shown(pair.source)} would both become {shown(pair.target)}")
+            raise PlanError(f"{redacted(before)} and {redacted(pair.source)} would both become {redacted(pair.target)}")
         if pair.target == pair.source:
-            raise PlanError(f"{shown(pair.source)} would become itself: choose another name")
+            raise PlanError(f"{redacted(pair.source)} would become itself: choose another name")
     return made
 
 
@@ -111,7 +111,7 @@ def _note(future: Future[ShardEntry], pair: Pair, tally: Tally, books: _Books) -
         tally.done += 1
     except PenstockError as exc:
         tally.failed += 1
-        sys.stderr.write(f"penstock: {shown(pair.source)} failed: {exc}\n")
+        sys.stderr.write(f"penstock: {redacted(pair.source)} failed: {exc}\n")
 
 
 class _Books:
@@ -156,7 +156,7 @@ class _Books:
             except StorageError:
                 raise
             except OSError as exc:
-                raise StorageError(f"the manifest cannot be written: {exc.strerror or exc}", shown(folder)) from exc
+                raise StorageError(f"the manifest cannot be written: {exc.strerror or exc}", redacted(folder)) from exc
 
 
 def _folder(url: str) -> str:

@@ -22,9 +22,9 @@ from typing import Self
 from weakref import WeakSet
 
 from penstock.errors import DataError, EngineError, StorageError
-from penstock.formats.tar.archive import Parts, parts_of
+from penstock.formats.tar.archive import EncodedSamples, encode_sample
 from penstock.formats.tar.walker import MAX_MEMBER
-from penstock.tarstream.raw import Raw
+from penstock.tarstream.raw import RawSample
 
 _SHM = "/dev/shm"
 _ROOM = 1 << 30  # bytes that must be free in memory before folders are put there
@@ -60,8 +60,8 @@ class Done:
         problem: Why it failed, if it did.
     """
 
-    raw: Raw
-    parts: Parts | None
+    raw: RawSample
+    parts: EncodedSamples | None
     printed: bytes
     problem: str | None = None
 
@@ -75,7 +75,7 @@ def stop_all() -> None:
         place.stop()
 
 
-def each(stream: Iterable[Raw], place: Workplace, parallel: int, ordered: bool = True) -> Iterator[Done]:
+def each(stream: Iterable[RawSample], place: Workplace, parallel: int, ordered: bool = True) -> Iterator[Done]:
     """Run the command of a workplace on samples, ``parallel`` at a time; what comes of them in order, or as it is done.
 
     Raises:
@@ -146,7 +146,7 @@ class Workplace:
             for pid in self._running:
                 _kill(pid)
 
-    def do(self, number: int, raw: Raw) -> Done:
+    def do(self, number: int, raw: RawSample) -> Done:
         """Run the command on a sample.
 
         Raises:
@@ -183,7 +183,7 @@ class Workplace:
             return f"the command was ended by signal {-code}"
         return f"the command failed with exit code {code}" if code else None
 
-    def _run(self, place: str, number: int, raw: Raw) -> tuple[int | None, bytes]:
+    def _run(self, place: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
         """Run it; None for the exit code if it took too long."""
         words = {"PENSTOCK_KEY": raw.key, "PENSTOCK_SHARD": raw.shard, "PENSTOCK_NUMBER": str(number)}
         log = os.memfd_create("penstock-proc")
@@ -230,7 +230,7 @@ class Workplace:
             os.close(handle)
         return _code(process.pid)
 
-    def _result(self, place: str, raw: Raw, printed: bytes) -> Parts | None:
+    def _result(self, place: str, raw: RawSample, printed: bytes) -> EncodedSamples | None:
         """Read the files of a sample back."""
         fields: dict[str, bytes] = {}
         key = raw.key
@@ -249,7 +249,7 @@ class Workplace:
                 fields[field] = data
         if self._command.log is not None:
             fields[self._command.log] = printed
-        return parts_of(key, fields) if fields else None
+        return encode_sample(key, fields) if fields else None
 
 
 def _code(pid: int) -> int:
@@ -259,7 +259,7 @@ def _code(pid: int) -> int:
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
-def _put(place: str, raw: Raw) -> None:
+def _put(place: str, raw: RawSample) -> None:
     os.mkdir(place, 0o700)
     for field, data in raw.fields().items():
         handle = os.open(os.path.join(place, f"{_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)

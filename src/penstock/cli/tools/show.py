@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """Show them."""
     from penstock.cli.tools import drawing
     from penstock.cli.tools import streams as flow
-    from penstock.tarstream.raw import Raw
+    from penstock.tarstream.raw import RawSample
 
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     how = args.draw if args.draw != "auto" else "none" if plain else drawing.protocol()
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             return f"{head}\n{drawn.rstrip()}\n"
         return f"{head}  {drawing.safe(_start(data, columns * 4), max(20, columns - 36))}".rstrip() + "\n"
 
-    def sample(raw: Raw) -> str:
+    def sample(raw: RawSample) -> str:
         fields = {name: data for name, data in raw.fields().items() if args.field is None or name in args.field}
         if args.json:
             sizes = {name: len(data) for name, data in fields.items()}

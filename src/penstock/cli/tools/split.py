@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from penstock.cli.tools import COMPRESSIONS, amount, positive, take_inputs, wrong
 
 if TYPE_CHECKING:
-    from penstock.formats.tar.archive import Parts
-    from penstock.tarstream.raw import Stretch
+    from penstock.formats.tar.archive import EncodedSamples
+    from penstock.tarstream.raw import RawRun
 
 _NUMBER = re.compile(r"\{shard(?::(0?\d*)d)?\}")
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cut(stretches: Iterator[Stretch], fits: Callable[[int, int], bool]) -> Iterator[Parts]:
+def _cut(stretches: Iterator[RawRun], fits: Callable[[int, int], bool]) -> Iterator[EncodedSamples]:
     """Give as many samples at once as fit into the open shard; where none does, the one that begins the next."""
     for stretch in stretches:
         at = 0

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from penstock.cli.tools import wrong
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.plan.expression_text import Expression
-from penstock.storage import STDIN, shown
+from penstock.plan.expression_text import TextExpression
+from penstock.storage import STDIN, redacted
 from penstock.tarstream import gather
 from penstock.tarstream.gather import find_shards, refuse
-from penstock.tarstream.raw import Raw, Stretch
+from penstock.tarstream.raw import RawRun, RawSample
 from penstock.tarstream.select import Rename, Selection
 from penstock.tarstream.stream_writer import STDOUT, Outlet, open_outlet
 
@@ -49,7 +49,7 @@ def _listed(name: str) -> list[str]:
         raise StorageError(f"the list cannot be read: {getattr(exc, 'strerror', None) or exc}", name) from exc
 
 
-def stream(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> Iterator[Raw]:
+def stream(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
     """Give the samples that a tool reads; ``mapped`` where it hardly looks into them.
 
     Raises:
@@ -59,7 +59,7 @@ def stream(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> 
     return gather.gather(shards(args), bad=_bad(args), workers=workers, mapped=mapped)
 
 
-def stretches(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[Stretch]:
+def stretches(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[RawRun]:
     """Give the same for a tool that copies them as they lie.
 
     Raises:
@@ -87,7 +87,7 @@ def selection(args: argparse.Namespace) -> Selection:
         last = start + args.count * step
         stop = last if stop is None else min(stop, last)
     try:
-        where = Expression(args.where) if args.where else None
+        where = TextExpression(args.where) if args.where else None
         rename = Rename(args.rename) if getattr(args, "rename", None) else None
     except PlanError as exc:
         wrong(str(exc))
@@ -130,7 +130,7 @@ def failures_at(place: str) -> Iterator[None]:
     except OSError as exc:
         if exc.filename is not None:
             raise
-        raise StorageError(f"cannot write: {exc.strerror or exc}", shown(place)) from exc
+        raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(place)) from exc
 
 
 def no_terminal(output: str) -> None:

@@ -16,7 +16,7 @@ from penstock.dataset.relations.sort import Kept, sort
 from penstock.errors import DataError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
-from penstock.plan import Columns, picked
+from penstock.plan import Columns, pick_rows
 
 
 def unique(runs: Iterable[Sequence[Any]], field: str, memory: int) -> list[Any]:
@@ -63,11 +63,11 @@ class Distinct:
             before = len(known)
             numbers = known.of(items, not later)
             if not later:
-                yield apart(picked(items, _firsts(numbers, before, len(known))))
+                yield apart(pick_rows(items, _firsts(numbers, before, len(known))))
                 if known.nbytes > memory // 3 and depth < DEPTH:
                     later.append(Parts(memory))
             elif len(unknown := np.flatnonzero(numbers == UNKNOWN)):
-                rest = picked(items, unknown)
+                rest = pick_rows(items, unknown)
                 placed = rest if depth else _with_place(rest, seen + unknown)
                 later[0].add(placed, known.hashes(rest, depth))
             seen += len(items)

@@ -23,10 +23,10 @@ from penstock.dataset.relations.key_values import (
 from penstock.dataset.relations.keys import UNKNOWN, Numbering, encoded
 from penstock.dataset.relations.sort import Kept, piece_bytes, sort, spill
 from penstock.dataset.relations.source import fields_of, whole
-from penstock.dataset.relations.spill import Spool, size_of
+from penstock.dataset.relations.spill import SpillFile, size_of
 from penstock.errors import PlanError
 from penstock.order import I64
-from penstock.plan import Plan, picked
+from penstock.plan import Plan, pick_rows
 
 _Of = TypeVar("_Of")
 DEPTH = 8  # how often what does not fit is put off: whoever has that many values has a larger disk than there is
@@ -55,7 +55,7 @@ class Parts:
     """Samples of groups that are put off, by a hash of their values."""
 
     memory: int
-    spool: Spool = field(default_factory=Spool)
+    spool: SpillFile = field(default_factory=SpillFile)
     numbers: list[list[int]] = field(default_factory=lambda: [[] for _ in range(_PARTS)])
     held: list[list[Sequence[Any]]] = field(default_factory=lambda: [[] for _ in range(_PARTS)])
 
@@ -65,7 +65,7 @@ class Parts:
             own = np.flatnonzero(hashes % _PARTS == part)
             if len(own):
                 held = self.held[part]
-                held.append(apart(picked(items, own)))
+                held.append(apart(pick_rows(items, own)))
                 if sum(map(size_of, held)) > piece_bytes(self.memory):
                     self._write(part)
 
@@ -161,7 +161,7 @@ class Aggregated:
         return np.flatnonzero(new)
 
     def _list_rows(self, items: Sequence[Any], begin: I64) -> list[dict[str, Any]]:
-        firsts = picked(items, begin)
+        firsts = pick_rows(items, begin)
         named = {name: values_at(firsts, name, "groupby") for name in self.fields}
         edges = [*begin.tolist(), len(items)]
         for name in self.of:
@@ -182,10 +182,10 @@ def _put_off(
     """Put off the samples of groups that are not known; the others."""
     later = np.flatnonzero(numbers == UNKNOWN)
     if len(later):
-        off = picked(items, later)
+        off = pick_rows(items, later)
         parts.add(off, known.hashes(off, depth))
         now = np.flatnonzero(numbers != UNKNOWN)
-        return picked(items, now), numbers[now]
+        return pick_rows(items, now), numbers[now]
     return items, numbers
 
 

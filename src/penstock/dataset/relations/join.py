@@ -14,7 +14,7 @@ from penstock.dataset.relations.key_values import column, columns_of, gathered, 
 from penstock.dataset.relations.keys import UNKNOWN, ColumnKeys, Numbering
 from penstock.dataset.relations.sort import piece_bytes, spill
 from penstock.dataset.relations.source import memory_of, runs_of
-from penstock.dataset.relations.spill import PiecesReader, Spool, size_of
+from penstock.dataset.relations.spill import PiecesReader, SpillFile, size_of
 from penstock.errors import DataError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64, fold_into
@@ -79,7 +79,7 @@ class _Ready:
             held.append(lot)
             size += size_of(lot)
             if size > memory // 2:
-                spool = spool or Spool()
+                spool = spool or SpillFile()
                 for one in held:
                     spill(spool, one, piece_bytes(memory))
                 held, size = [], 0

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.order import I64
-from penstock.order.hashing import mix
+from penstock.order.hashing import scramble
 
 _ABSENT = -1
 _WORD = 8  # bytes of text that are hashed at a time
@@ -78,7 +78,7 @@ class Index:
 
 def hashes_of(array: Any) -> U64:
     """A hash of each value of an Arrow array: equal values have the same; of numbers others have another."""
-    return _hashes_of_text(array) if _is_text(array.type) else mix(_bits(array))
+    return _hashes_of_text(array) if _is_text(array.type) else scramble(_bits(array))
 
 
 def _is_text(kind: Any) -> bool:
@@ -117,11 +117,11 @@ def _hashes_of_text(array: Any) -> U64:
     text[: high - low] = np.frombuffer(data, np.uint8, high - low, low) if high > low else 0
     words: U64 = np.ndarray((high - low + 1,), "<u8", text.data, strides=(1,))
     begin, length = edge[:-1].astype(np.int64) - low, np.diff(edge).astype(np.int64)
-    total = mix(length.astype(np.uint64))
+    total = scramble(length.astype(np.uint64))
     left = np.arange(len(length))
     for at in range(0, int(length.max()), _WORD):
         left = left[length[left] > at]
         spare = np.maximum(_WORD - (length[left] - at), 0).astype(np.uint64) * np.uint64(8)
         word = (words[begin[left] + at] << spare) >> spare  # without what stands behind the text
-        total[left] = mix(total[left] ^ word)
+        total[left] = scramble(total[left] ^ word)
     return total

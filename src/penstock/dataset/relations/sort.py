@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.relations.key_values import apart, gathered, order_of
-from penstock.dataset.relations.spill import Spool, size_of
+from penstock.dataset.relations.spill import SpillFile, size_of
 from penstock.order import I64
-from penstock.plan import picked
+from penstock.plan import pick_rows
 
 _WAYS = 16  # runs that are merged at a time: a piece of each is in memory
 _HOLDS = 3  # the samples, their order, and the samples in order
@@ -44,13 +44,13 @@ def sort(runs: Iterable[Sequence[Any]], order: Order, memory: int) -> Sequence[S
     """Put samples in order: pieces of them, in memory or in a spool."""
     held: list[Sequence[Any]] = []
     size, lot = 0, max(1, memory // _HOLDS)
-    spool: Spool | None = None
+    spool: SpillFile | None = None
     ordered: list[list[int]] = []  # pieces of the spool that are in order
     for run in runs:
         held.append(run)
         size += size_of(run)
         if size > lot:
-            spool = spool or Spool()
+            spool = spool or SpillFile()
             ordered.append(spill(spool, _in_order(held, order), piece_bytes(memory)))
             held, size = [], 0
     if spool is None:
@@ -62,9 +62,11 @@ def sort(runs: Iterable[Sequence[Any]], order: Order, memory: int) -> Sequence[S
     return spool
 
 
-def _merged_runs(spool: Spool, ordered: list[list[int]], order: Order, most: int) -> tuple[Spool, list[list[int]]]:
+def _merged_runs(
+    spool: SpillFile, ordered: list[list[int]], order: Order, most: int
+) -> tuple[SpillFile, list[list[int]]]:
     """Fewer and longer runs, in a spool of their own."""
-    out, longer = Spool(), []
+    out, longer = SpillFile(), []
     for low in range(0, len(ordered), _WAYS):
         made: list[int] = []
         for piece in merged(spool, ordered[low : low + _WAYS], order):
@@ -80,10 +82,10 @@ def piece_bytes(memory: int) -> int:
 
 def _in_order(held: Sequence[Sequence[Any]], order: Order) -> Sequence[Any]:
     items = gathered(held)
-    return apart(picked(items, order(items)))
+    return apart(pick_rows(items, order(items)))
 
 
-def spill(spool: Spool, items: Sequence[Any], most: int) -> list[int]:
+def spill(spool: SpillFile, items: Sequence[Any], most: int) -> list[int]:
     """Write samples in pieces; their numbers."""
     many = max(1, -(-size_of(items) // most))
     step = max(1, -(-len(items) // many))
@@ -97,7 +99,7 @@ class Kept:
         self._memory = memory
         self._held: list[Sequence[Any]] = []
         self._size = 0
-        self._spool: Spool | None = None
+        self._spool: SpillFile | None = None
 
     def add(self, items: Sequence[Any]) -> None:
         if not len(items):
@@ -108,7 +110,7 @@ class Kept:
             self._flush()
 
     def _flush(self) -> None:
-        self._spool = self._spool or Spool()
+        self._spool = self._spool or SpillFile()
         for items in self._held:
             spill(self._spool, items, piece_bytes(self._memory))
         self._held, self._size = [], 0
@@ -120,7 +122,7 @@ class Kept:
         return self._spool
 
 
-def merged(spool: Spool, runs: Sequence[Sequence[int]], order: Order) -> Iterator[Sequence[Any]]:
+def merged(spool: SpillFile, runs: Sequence[Sequence[int]], order: Order) -> Iterator[Sequence[Any]]:
     """One stream in order, of runs of pieces that are; of equal samples those of earlier runs come first.
 
     What is at hand of all runs is put in order together; it is right up to where the first run ends of which there is
@@ -140,9 +142,9 @@ def merged(spool: Spool, runs: Sequence[Sequence[int]], order: Order) -> Iterato
         place[found] = np.arange(len(found))
         ends = [int(place[edges[i + 1] - 1]) for i, number in enumerate(live) if left[number]]
         until = min(ends) + 1 if ends else len(found)
-        yield picked(items, found[:until])
+        yield pick_rows(items, found[:until])
         rest = np.sort(found[until:])
-        kept = apart(picked(items, rest))
+        kept = apart(pick_rows(items, rest))
         cuts = np.searchsorted(rest, edges)
         for i, number in enumerate(live):
             held[number] = kept[int(cuts[i]) : int(cuts[i + 1])]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from penstock.dataset.relations.spill import PiecesReader
-from penstock.engines import Program, started
+from penstock.engines import Program, start_run
 from penstock.errors import PlanError
 from penstock.plan import Plan, Resources, Select, size_in_bytes
 
@@ -67,7 +67,7 @@ def _features(program: Program) -> dict[str, Any]:
 
 def runs_of(plan: Plan, program: Program | None = None) -> Generator[Sequence[Any], None, None]:
     """What a plan gives, in runs of neighbours."""
-    with closing(started(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
+    with closing(start_run(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
         yield from (run for run in runs if len(run))
 
 

@@ -17,12 +17,12 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.rows.reader import Answer, distinct, in_order
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
-from penstock.plan import Columns, Fields, picked, weight
+from penstock.plan import Columns, Fields, pick_rows, weight
 
 _OPEN_PIECES = 4  # pieces of a file that are kept for the next who asks: readers go from front to back
 
 
-class Spool(Sequence[Sequence[Any]]):
+class SpillFile(Sequence[Sequence[Any]]):
     """Pieces of samples in a file without a name: it is gone when this is, whatever the process ends of.
 
     Safe to read from several threads. Columns are written as Arrow has them, other samples by pickle, which reads
@@ -105,7 +105,7 @@ class PiecesReader:
         self.names = ["items"]
         self.features = features or {}  # what is known of the fields
         self._pieces = pieces
-        spool = pieces if isinstance(pieces, Spool) else None
+        spool = pieces if isinstance(pieces, SpillFile) else None
         rows = [len(piece) for piece in pieces] if spool is None else spool.rows
         sizes = [size_of(piece) for piece in pieces] if spool is None else spool.nbytes
         self._spooled = spool is not None
@@ -129,9 +129,9 @@ class PiecesReader:
         """About how many bytes there are."""
         return [self._each * int(self._edges[-1])]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> PieceSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedPieces:
         """Remember which."""
-        return PieceSpots(self, index, fields, np.full(len(index), self._each, np.int64))
+        return LocatedPieces(self, index, fields, np.full(len(index), self._each, np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """The sample's number, unless it carries a key."""
@@ -149,7 +149,7 @@ class PiecesReader:
         parts: list[tuple[I64, Answer]] = []
         for number in distinct(slot):
             places = np.flatnonzero(slot == number)
-            found = picked(self._piece(number), index[places] - self._edges[number])
+            found = pick_rows(self._piece(number), index[places] - self._edges[number])
             parts.append((places, (_own(found, fields), {})))
         return in_order(parts)[0]
 
@@ -174,7 +174,7 @@ def _own(items: Sequence[Any], fields: Fields) -> Sequence[Any]:
     return [item.copy() if isinstance(item, dict) else item for item in items]
 
 
-class PieceSpots:
+class LocatedPieces:
     """Samples by number."""
 
     __slots__ = ("_fields", "_index", "_reader", "nbytes")
@@ -182,9 +182,9 @@ class PieceSpots:
     def __init__(self, reader: PiecesReader, index: I64, fields: Fields, nbytes: I64) -> None:
         self._reader, self._index, self._fields, self.nbytes = reader, index, fields, nbytes
 
-    def take(self, sel: Any) -> PieceSpots:
+    def take(self, sel: Any) -> LocatedPieces:
         """Some of them."""
-        return PieceSpots(self._reader, self._index[sel], self._fields, self.nbytes[sel])
+        return LocatedPieces(self._reader, self._index[sel], self._fields, self.nbytes[sel])
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
         """The samples."""

@@ -16,20 +16,20 @@ from penstock.plan import Block, Origin, Place
 Ask = Callable[..., Any]  # a question to the run: its words, its answer
 
 
-def packed(block: Block) -> tuple[Any, ...]:
+def encode_block(block: Block) -> tuple[Any, ...]:
     """What a block is made of, but for its origin."""
-    error = None if block.error is None else packed_error(block.error)
+    error = None if block.error is None else encode_error(block.error)
     flags = (block.base, block.ends_part, block.begin, block.more)
     return block.items, block.keys, block.inputs, block.owner, error, block.skips, *flags
 
 
-def unpacked(facts: tuple[Any, ...], origin: Origin) -> Block:
+def decode_block(facts: tuple[Any, ...], origin: Origin) -> Block:
     """The block again, with an origin."""
     items, keys, inputs, owner, error, skips, *flags = facts
-    return Block(items, keys, origin, inputs, owner, error and unpacked_error(error), skips, *flags)
+    return Block(items, keys, origin, inputs, owner, error and decode_error(error), skips, *flags)
 
 
-def packed_error(error: BaseException) -> list[tuple[bytes | None, str, str]]:
+def encode_error(error: BaseException) -> list[tuple[bytes | None, str, str]]:
     """An error and what caused it: pickled where that works both ways, and in words."""
     chain: list[tuple[bytes | None, str, str]] = []
     found: BaseException | None = error
@@ -50,7 +50,7 @@ def _pickled(error: BaseException) -> bytes | None:
     return data
 
 
-def unpacked_error(chain: list[tuple[bytes | None, str, str]]) -> Exception:
+def decode_error(chain: list[tuple[bytes | None, str, str]]) -> Exception:
     """The error, with its causes behind it."""
     last: Exception | None = None
     for data, words, told in reversed(chain):
@@ -72,7 +72,7 @@ def _loaded(data: bytes) -> Exception | None:
 
 
 @dataclass(slots=True)
-class Afar:
+class RemoteOrigin:
     """The origin of a block whose run is in another process."""
 
     ask: Ask
@@ -84,16 +84,16 @@ class Afar:
         place: Place = self.ask("place", None, number)
         return place
 
-    def slot(self, number: int) -> AfarSlot:
+    def slot(self, number: int) -> RemoteSlot:
         leaves, keys = self.ask("slot", number, 0)
-        return AfarSlot(leaves, keys, number, self.ask)
+        return RemoteSlot(leaves, keys, number, self.ask)
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
         raise AssertionError("where samples came from is known to their run alone")
 
 
 @dataclass(slots=True)
-class AfarSlot:
+class RemoteSlot:
     """One operand's samples, the run being in another process."""
 
     leaves: I64
@@ -107,7 +107,7 @@ class AfarSlot:
 
 
 def answer(origin: Origin, word: str, slot: int | None, number: int) -> Any:
-    """The answer to a question of ``Afar`` or ``AfarSlot``."""
+    """The answer to a question of ``Afar`` or ``RemoteSlot``."""
     if word == "slot":
         assert slot is not None
         found = origin.slot(slot)
@@ -115,14 +115,14 @@ def answer(origin: Origin, word: str, slot: int | None, number: int) -> Any:
     return origin.place(number) if slot is None else origin.slot(slot).place(number)
 
 
-def raise_unready(packed: Any, what: str) -> NoReturn:
+def raise_unready(encode_block: Any, what: str) -> NoReturn:
     """Raise why a worker process cannot begin.
 
     Raises:
         PenstockError: what was sent, as it is.
         EngineError: anything else, in words.
     """
-    problem = unpacked_error(packed)
+    problem = decode_error(encode_block)
     if isinstance(problem, PenstockError):
         raise problem
     raise EngineError(f"a worker process cannot {what}: {type(problem).__name__}: {problem}") from problem

@@ -25,12 +25,12 @@ from typing import Any
 
 from penstock.engines.cursor import Start
 from penstock.engines.devices import shared_out, with_moves
-from penstock.engines.flow import WIDE, WIDE_BYTES, Each, Find, Limit, Pace, flow
-from penstock.engines.local.heartbeat import Board
+from penstock.engines.flow import WIDE, WIDE_BYTES, BlockSizer, Each, Find, SizeLimit, flow
+from penstock.engines.local.heartbeat import Heartbeat
 from penstock.engines.local.monitor import Monitor
-from penstock.engines.local.pool import Channel, Closed, Done, Hand, Job, Pool, as_finished, in_order, join_all
-from penstock.engines.local.process_proxy import Cargo
-from penstock.engines.local.worker_proxy import AwayHand, Sending
+from penstock.engines.local.pool import Channel, Closed, Done, Job, Pool, WorkerProxy, as_finished, in_order, join_all
+from penstock.engines.local.process_proxy import ProcessPayload
+from penstock.engines.local.worker_proxy import RemoteWorkerProxy, SegmentPayload
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import ANY, Program, Segment, prepare, run_segment
 from penstock.errors import EngineError, StageError
@@ -58,11 +58,11 @@ def run(
     options = program.plan.engine
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.heavy for segment in segments):
-        pace = Pace(most=WIDE, nbytes=WIDE_BYTES) if program.columnar else Pace(nbytes=INLINE)
+        pace = BlockSizer(most=WIDE, nbytes=WIDE_BYTES) if program.columnar else BlockSizer(nbytes=INLINE)
         return flow(program, order, epoch, start, _inline(program, epoch, meters), pace, meters)
     sharers = options.get("sharers", 1)
     if sharers > 1 and all(segment.resources in (None, ANY) for segment in segments):
-        pace = Pace(count=1, most=FEW)  # as fine as for a pool: the consumer waits for every block
+        pace = BlockSizer(count=1, most=FEW)  # as fine as for a pool: the consumer waits for every block
         return flow(program, order, epoch, start, _inline(program, epoch, meters, pace), pace, meters)
     cores = max(1, (options.get("cpus") or cores_at_hand()) // sharers)
     asked = options.get("memory")
@@ -77,7 +77,7 @@ def cores_at_hand() -> int:
 
 
 @dataclass(slots=True)
-class Crew:
+class PoolSpec:
     """How a segment is worked on: by how many, where, and on which devices."""
 
     segment: Segment
@@ -85,7 +85,7 @@ class Crew:
     most: int
     begin: int
     devices: list[Any]
-    cargo: Sending | None  # where the work is done elsewhere
+    cargo: SegmentPayload | None  # where the work is done elsewhere
 
     @property
     def timeout_s(self) -> float | None:
@@ -95,7 +95,7 @@ class Crew:
 
 def _crews(
     program: Program, segments: list[Segment], epoch: int, cores: int, sharers: int, devices: Any
-) -> dict[int, Crew]:
+) -> dict[int, PoolSpec]:
     """The crew of every heavy segment, by the segment's identity; whatever cannot be had is refused here.
 
     Raises:
@@ -113,8 +113,8 @@ def _crews(
         if number in shares:
             most = len(share)
             begin = most if segment.resources.workers is None else min(begin, most)
-        cargo = Cargo.of(ready, program.contexts(ready, epoch)) if processes else None
-        crews[id(segment)] = Crew(ready, least, most, begin, share, cargo)
+        cargo = ProcessPayload.of(ready, program.contexts(ready, epoch)) if processes else None
+        crews[id(segment)] = PoolSpec(ready, least, most, begin, share, cargo)
     return crews
 
 
@@ -126,7 +126,7 @@ def _bounds(workers: int | tuple[int, int] | None, cores: int, sharers: int, pro
     return least, most, max(least, min(most, cores))
 
 
-def _inline(program: Program, epoch: int, meters: Meters, pace: Pace | None = None) -> Each:
+def _inline(program: Program, epoch: int, meters: Meters, pace: BlockSizer | None = None) -> Each:
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         meter = Meter(segment.describe(), "inline")
         meters.segments.append(meter)
@@ -138,7 +138,7 @@ def _inline(program: Program, epoch: int, meters: Meters, pace: Pace | None = No
 
 
 def _worked(
-    blocks: Iterator[Block], segment: Segment, contexts: list[Context], meter: Meter, limit: Limit | None
+    blocks: Iterator[Block], segment: Segment, contexts: list[Context], meter: Meter, limit: SizeLimit | None
 ) -> Iterator[Block]:
     """The blocks, worked on where they are asked for."""
     try:
@@ -198,9 +198,9 @@ class PooledRun:
     memory: int
     strict: bool  # the memory was asked for: rather let workers wait than use more
     meters: Meters
-    crews: dict[int, Crew]
+    crews: dict[int, PoolSpec]
     pools: list[Pool] = field(default_factory=list)
-    pace: Pace = field(default_factory=lambda: Pace(count=1, nbytes=POOLED, large=MADE))
+    pace: BlockSizer = field(default_factory=lambda: BlockSizer(count=1, nbytes=POOLED, large=MADE))
     few: int = FEW
     find: Find | None = None  # how samples are found, where not as they always are
     channel: Channel = field(default_factory=lambda: Channel(lambda: READY))
@@ -284,20 +284,20 @@ class PooledRun:
         self.monitor.watch(pool, crew.timeout_s if crew.cargo is None else None)
         return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
 
-    def _hand(self, crew: Crew, gauge: _Gauge, limit: Limit | None, number: int) -> Hand:
+    def _hand(self, crew: PoolSpec, gauge: _Gauge, limit: SizeLimit | None, number: int) -> WorkerProxy:
         device = crew.devices[number % len(crew.devices)]
         if crew.cargo is not None:
-            inner: Hand = self._away(crew.cargo, device, gauge.meter, number)
+            inner: WorkerProxy = self._away(crew.cargo, device, gauge.meter, number)
         else:
             contexts = self.program.contexts(crew.segment, self.epoch)
             for ctx in contexts:
                 ctx.device = device
-            inner = ThreadHand(crew.segment, contexts, gauge.meter, crew.timeout_s is not None)
+            inner = ThreadWorkerProxy(crew.segment, contexts, gauge.meter, crew.timeout_s is not None)
         return _Measured(inner, gauge, limit)
 
-    def _away(self, cargo: Sending, device: Any, meter: Meter, number: int) -> Hand:
+    def _away(self, cargo: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
         """The hand of a worker elsewhere."""
-        return AwayHand(cargo, device, meter, self.meters, number)
+        return RemoteWorkerProxy(cargo, device, meter, self.meters, number)
 
     def _share(self) -> int:
         """What one pool may hold of the memory; what waits for the consumer has a share too."""
@@ -305,14 +305,14 @@ class PooledRun:
 
 
 @dataclass(slots=True, eq=False)
-class ThreadHand:
+class ThreadWorkerProxy:
     """What a worker thread works with when it does the work itself."""
 
     segment: Segment
     contexts: list[Context]
     meter: Meter
     watched: bool
-    board: Board = field(default_factory=Board)
+    board: Heartbeat = field(default_factory=Heartbeat)
     block: Block | None = None  # in hand, where somebody watches
     retried: int = 0
 
@@ -364,9 +364,9 @@ class ThreadHand:
 class _Measured:
     """A hand whose blocks are weighed and timed, so that the next ones have the right size."""
 
-    hand: Hand
+    hand: WorkerProxy
     gauge: _Gauge
-    limit: Limit | None
+    limit: SizeLimit | None
 
     def prepare(self) -> None:
         self.hand.prepare()

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines.local.block_codec import packed_error, raise_unready
-from penstock.engines.local.transport import Wire
+from penstock.engines.local.block_codec import encode_error, raise_unready
+from penstock.engines.local.transport import Connection
 from penstock.errors import EngineError
 
 _PATIENCE_S = 5.0
@@ -40,7 +40,7 @@ _KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(
 Serve = Callable[[socket.socket, int, Any, Any], None]
 
 
-class Nursery:
+class ForkServer:
     """The run's side. Safe to use from several threads."""
 
     def __init__(self, cargo: bytes, threads: int) -> None:
@@ -53,7 +53,7 @@ class Nursery:
         self._cargo, self._threads = cargo, threads
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._wire: Wire | None = None
+        self._wire: Connection | None = None
         self._guests = 0
         self._aborted = False
 
@@ -116,7 +116,7 @@ class Nursery:
         if (process := self._process) is not None:
             process.kill()
 
-    def _started(self) -> Wire:
+    def _started(self) -> Connection:
         if self._aborted:
             raise EOFError
         if self._wire is not None:
@@ -131,7 +131,7 @@ class Nursery:
             raise
         finally:
             there.close()
-        wire = self._wire = Wire(here)
+        wire = self._wire = Connection(here)
         wire.send(self._cargo)
         word, *facts = wire.recv()
         if word == "raise":
@@ -183,14 +183,14 @@ def _spawned(fd: int, threads: int) -> subprocess.Popen[bytes]:
 def tend(fd: int, parent: int, serve: Serve) -> None:
     """The nursery's side: load the cargo, then fork workers that ``serve`` until told to stop, or the run is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    wire = Wire(socket.socket(fileno=fd))
+    wire = Connection(socket.socket(fileno=fd))
     try:
         try:
             cargo = pickle.loads(wire.recv())
         except (EOFError, OSError):
             raise
         except BaseException as exc:
-            wire.send(("raise", packed_error(exc)))
+            wire.send(("raise", encode_error(exc)))
             return
         wire.send(("ready",))
         gc.collect()
@@ -200,7 +200,7 @@ def tend(fd: int, parent: int, serve: Serve) -> None:
         os._exit(1)
 
 
-def _tend(wire: Wire, parent: int, cargo: Any, serve: Serve) -> None:
+def _tend(wire: Connection, parent: int, cargo: Any, serve: Serve) -> None:
     ready = select.poll()
     ready.register(wire.sock, select.POLLIN)
     here = os.getpid()
@@ -231,7 +231,7 @@ def _ended(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if found else None
 
 
-def _become(nursery: int, wire: Wire, serve: Serve, fds: list[int], cargo: Any, device: Any) -> None:
+def _become(nursery: int, wire: Connection, serve: Serve, fds: list[int], cargo: Any, device: Any) -> None:
     """Be a worker, and never come back."""
     code = 1
     try:

@@ -11,7 +11,7 @@ _FORM = struct.Struct("<qqd")
 _NOBODY = -1
 
 
-class Board:
+class Heartbeat:
     """The stage and the input a worker is at, and since when. Clocks of one machine's processes agree."""
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:

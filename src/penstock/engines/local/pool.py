@@ -39,7 +39,7 @@ class Stranded(Exception):
         self.job = job
 
 
-class Hand(Protocol):
+class WorkerProxy(Protocol):
     """What a worker thread works with; made, used and closed in that thread."""
 
     def prepare(self) -> None:
@@ -84,7 +84,9 @@ class _Clock:
 class Pool:
     """So many daemon threads, each with a hand of its own; how many can change while they work."""
 
-    def __init__(self, name: str, workers: int, make: Callable[[int], Hand], meter: Meter, meters: Meters) -> None:
+    def __init__(
+        self, name: str, workers: int, make: Callable[[int], WorkerProxy], meter: Meter, meters: Meters
+    ) -> None:
         """Start the threads; ``make`` is given the worker's number, which is free again when the worker is gone."""
         self.asking = _Clock()  # while the pool asks for more input
         self.meter = meter
@@ -93,7 +95,7 @@ class Pool:
         self._closed = False
         self._lock = threading.RLock()  # the collector may close the run from inside any line of these threads
         self._threads: dict[int, threading.Thread] = {}
-        self._hands: dict[int, Hand] = {}
+        self._hands: dict[int, WorkerProxy] = {}
         self._leaving = 0
         self._now: dict[int, Future[Done]] = {}  # what each worker has in hand
         self._gone: set[int] = set()  # workers nobody waits for any more
@@ -204,7 +206,7 @@ class Pool:
             return exc
         return self._ready(hand)
 
-    def _ready(self, hand: Hand) -> BaseException | None:
+    def _ready(self, hand: WorkerProxy) -> BaseException | None:
         try:
             hand.prepare()
         except BaseException as exc:

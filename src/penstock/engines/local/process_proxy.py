@@ -12,28 +12,28 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
-from penstock.engines.local.block_codec import answer, raise_unready, unpacked_error
-from penstock.engines.local.fork_server import Nursery
-from penstock.engines.local.heartbeat import SIZE, Board
+from penstock.engines.local.block_codec import answer, decode_error, raise_unready
+from penstock.engines.local.fork_server import ForkServer
+from penstock.engines.local.heartbeat import SIZE, Heartbeat
 from penstock.engines.local.pool import ABORT_S
-from penstock.engines.local.transport import CannotTravel, Wire, dumps, memory_file
+from penstock.engines.local.transport import CannotSend, Connection, dumps, memory_file
 from penstock.engines.local.worker_proxy import WorkerDied, WorkerStuck
 from penstock.engines.program import Segment
 from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
-from penstock.plan import Context, Origin, Placed, Resources
+from penstock.plan import Context, Origin, PlacedStage, Resources
 
 _POLL_S = 0.05  # how often a worker with a time limit is looked at, at least
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class ProcessPayload:
     """What a worker process needs: the stages, pickled once for all workers, and what it may use."""
 
-    before: list[tuple[Placed, Context]]  # what is done here: reading, whose maps of files stay in their process
-    stages: list[Placed]
+    before: list[tuple[PlacedStage, Context]]  # what is done here: reading, whose maps of files stay in their process
+    stages: list[PlacedStage]
     contexts: list[Context]
-    nursery: Nursery
+    nursery: ForkServer
     timeout_s: float | None
     on: ClassVar[str] = "processes"
 
@@ -49,16 +49,16 @@ class Cargo:
         """End what is being started."""
         self.nursery.abort()
 
-    def start(self, device: Any) -> Child:
+    def start(self, device: Any) -> WorkerProcess:
         """Start a worker.
 
         Raises:
             EngineError: it cannot be started.
         """
-        return Child(self, device)
+        return WorkerProcess(self, device)
 
     @staticmethod
-    def of(segment: Segment, contexts: list[Context]) -> Cargo:
+    def of(segment: Segment, contexts: list[Context]) -> ProcessPayload:
         """Pack a segment.
 
         Raises:
@@ -71,10 +71,12 @@ class Cargo:
             check_travels(one)
         needs = segment.resources or Resources()
         stages, its = [one for one, _ in there], [ctx for _, ctx in there]
-        return Cargo(before, stages, its, Nursery(dumps((stages, its)), ceil(needs.cpus or 1)), needs.timeout_s)
+        return ProcessPayload(
+            before, stages, its, ForkServer(dumps((stages, its)), ceil(needs.cpus or 1)), needs.timeout_s
+        )
 
 
-def check_travels(placed: Placed) -> None:
+def check_travels(placed: PlacedStage) -> None:
     """Require that a stage can be sent to another process.
 
     Raises:
@@ -87,10 +89,10 @@ def check_travels(placed: Placed) -> None:
         raise EngineError(f"{problem}; on='threads' needs no sending") from exc
 
 
-class Child:
+class WorkerProcess:
     """One worker process. One thread at a time, but for ``kill``."""
 
-    def __init__(self, cargo: Cargo, device: Any) -> None:
+    def __init__(self, cargo: ProcessPayload, device: Any) -> None:
         """Start it.
 
         Raises:
@@ -98,7 +100,7 @@ class Child:
         """
         here, there = socket.socketpair()
         board_fd = memory_file(SIZE)
-        self._board = Board(mmap.mmap(board_fd, SIZE))
+        self._board = Heartbeat(mmap.mmap(board_fd, SIZE))
         self._nursery, self._timeout_s = cargo.nursery, cargo.timeout_s
         self._code: int | None = None
         self.cpu = 0.0
@@ -111,7 +113,7 @@ class Child:
         finally:
             there.close()
             os.close(board_fd)
-        self._wire = Wire(here)
+        self._wire = Connection(here)
 
     def load(self) -> None:
         """Wait until it is ready.
@@ -134,7 +136,7 @@ class Child:
 
         Raises:
             WorkerDied: it did, or was ended since it took too long.
-            CannotTravel: what was sent, or its answer, could not be made again at the other end.
+            CannotSend: what was sent, or its answer, could not be made again at the other end.
         """
         try:
             self._wire.send(words)
@@ -145,9 +147,9 @@ class Child:
                     self.cpu, self.retried = facts[2]
                     return facts[0], facts[1]
                 if word == "raise":
-                    raise unpacked_error(facts[0])
+                    raise decode_error(facts[0])
                 if word == "unreadable":
-                    raise CannotTravel(facts[0])
+                    raise CannotSend(facts[0])
                 self._wire.send(answer(origin, word, *facts))
         except (EOFError, OSError) as exc:
             if isinstance(exc, OSError) and not isinstance(exc, ConnectionError):

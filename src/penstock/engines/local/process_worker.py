@@ -9,12 +9,12 @@ import time
 from functools import partial
 from typing import Any
 
-from penstock.engines.local.block_codec import Afar, packed, packed_error, unpacked
+from penstock.engines.local.block_codec import RemoteOrigin, decode_block, encode_block, encode_error
 from penstock.engines.local.fork_server import tend
-from penstock.engines.local.heartbeat import SIZE, Board
-from penstock.engines.local.transport import CannotTravel, Wire, dumps
+from penstock.engines.local.heartbeat import SIZE, Heartbeat
+from penstock.engines.local.transport import CannotSend, Connection, dumps
 from penstock.engines.program import Segment, prepare, run_segment
-from penstock.plan import Block, Context, Placed
+from penstock.plan import Block, Context, PlacedStage
 
 
 def nursery(fd: int, parent: int) -> None:
@@ -22,19 +22,19 @@ def nursery(fd: int, parent: int) -> None:
     tend(fd, parent, _serve)
 
 
-def _serve(sock: socket.socket, board_fd: int, cargo: tuple[list[Placed], list[Context]], device: Any) -> None:
+def _serve(sock: socket.socket, board_fd: int, cargo: tuple[list[PlacedStage], list[Context]], device: Any) -> None:
     """Serve until told to stop, or until the run is gone."""
     stages, contexts = cargo
-    board = Board(mmap.mmap(board_fd, SIZE))
+    board = Heartbeat(mmap.mmap(board_fd, SIZE))
     os.close(board_fd)
-    wire = Wire(sock)
+    wire = Connection(sock)
     for number, ctx in enumerate(contexts):
         ctx.device = device
         ctx.watch = partial(board.enter, number)
     try:
         prepare(Segment(stages), contexts)
     except BaseException as exc:
-        wire.send(("raise", packed_error(exc)))
+        wire.send(("raise", encode_error(exc)))
         return
     wire.send(("ready",))
     try:
@@ -44,7 +44,7 @@ def _serve(sock: socket.socket, board_fd: int, cargo: tuple[list[Placed], list[C
             placed.stage.finish(ctx)
 
 
-def _work(wire: Wire, board: Board, segment: Segment, contexts: list[Context]) -> None:
+def _work(wire: Connection, board: Heartbeat, segment: Segment, contexts: list[Context]) -> None:
     def ask(*words: Any) -> Any:
         wire.send(words)
         return wire.recv()
@@ -53,13 +53,13 @@ def _work(wire: Wire, board: Board, segment: Segment, contexts: list[Context]) -
     while True:
         try:
             word, number, facts = wire.recv()
-        except CannotTravel as exc:
+        except CannotSend as exc:
             wire.send(("unreadable", str(exc)))
             continue
         if word == "stop":
             return
         if word == "run":
-            going[number] = run_segment(segment, contexts, unpacked(facts, Afar(ask)))
+            going[number] = run_segment(segment, contexts, decode_block(facts, RemoteOrigin(ask)))
         del facts
         try:
             part, again = next(going[number])
@@ -73,15 +73,15 @@ def _work(wire: Wire, board: Board, segment: Segment, contexts: list[Context]) -
         except BaseException as exc:
             board.leave()
             going.pop(number, None)
-            wire.send(("raise", packed_error(exc)))
+            wire.send(("raise", encode_error(exc)))
 
 
-def _send(wire: Wire, part: Block, again: bool, segment: Segment, contexts: list[Context]) -> None:
+def _send(wire: Connection, part: Block, again: bool, segment: Segment, contexts: list[Context]) -> None:
     counts = (time.process_time(), sum(ctx.retried for ctx in contexts))
     try:
-        wire.send(("done", packed(part), again, counts))
-    except CannotTravel:  # one of the items
-        wire.send(("done", packed(sendable(part, segment, contexts)), again, counts))
+        wire.send(("done", encode_block(part), again, counts))
+    except CannotSend:  # one of the items
+        wire.send(("done", encode_block(sendable(part, segment, contexts)), again, counts))
 
 
 def sendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
@@ -92,7 +92,7 @@ def sendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
         try:
             dumps(item)
         except Exception as exc:
-            if not stage.fail(part, number, CannotTravel(f"what it gives cannot be sent back: {exc}"), ctx):
+            if not stage.fail(part, number, CannotSend(f"what it gives cannot be sent back: {exc}"), ctx):
                 break
         else:
             kept.append(number)

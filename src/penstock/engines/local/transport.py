@@ -84,11 +84,11 @@ def memory_file(size: int) -> int:
     return fd
 
 
-class CannotTravel(Exception):
+class CannotSend(Exception):
     """What the other end sent cannot be made again at this one."""
 
 
-class Wire:
+class Connection:
     """One end of a connection. One thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -106,7 +106,7 @@ class Wire:
 
         Raises:
             OSError: the other end is gone.
-            CannotTravel: it cannot be pickled; nothing was sent.
+            CannotSend: it cannot be pickled; nothing was sent.
         """
         parts, buffers = _pickled(obj)
         length = sum(map(len, parts))
@@ -162,7 +162,7 @@ class Wire:
 
         Raises:
             EOFError: the other end is gone.
-            CannotTravel: the object cannot be made again here; the connection is as good as before.
+            CannotSend: the object cannot be made again here; the connection is as good as before.
         """
         try:
             first, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, 1)
@@ -214,7 +214,7 @@ def folded(obj: Any) -> Bytes:
     """An object as one run of bytes, its large buffers behind its pickle, for ways that are not ours.
 
     Raises:
-        CannotTravel: it cannot be pickled.
+        CannotSend: it cannot be pickled.
     """
     parts, buffers = _pickled(obj)
     length = sum(map(len, parts))
@@ -229,7 +229,7 @@ def unfolded(data: Bytes) -> Any:
     """The object again; its buffers are a copy of the bytes, which may be changed.
 
     Raises:
-        CannotTravel: it cannot be made again here.
+        CannotSend: it cannot be made again here.
     """
     many, length, *_ = _FOLD.unpack_from(data.data)
     whole = np.array(data[_FOLD.size :])
@@ -242,7 +242,7 @@ def _pickled(obj: Any) -> tuple[list[Any], list[memoryview]]:
     """The pickle in parts, and the large buffers that are left out of it.
 
     Raises:
-        CannotTravel: it cannot be pickled.
+        CannotSend: it cannot be pickled.
     """
     parts: list[Any] = []
     buffers: list[memoryview] = []
@@ -250,7 +250,7 @@ def _pickled(obj: Any) -> tuple[list[Any], list[memoryview]]:
     try:
         pickler.dump(obj)
     except Exception as exc:
-        raise CannotTravel(f"it cannot be sent to another process: {type(exc).__name__}: {exc}") from exc
+        raise CannotSend(f"it cannot be sent to another process: {type(exc).__name__}: {exc}") from exc
     return parts, buffers
 
 
@@ -269,7 +269,7 @@ def _loads(data: memoryview, buffers: Sequence[Any]) -> Any:
     try:
         return pickle.loads(data, buffers=buffers)
     except Exception as exc:
-        raise CannotTravel(f"it cannot be made again in another process: {type(exc).__name__}: {exc}") from exc
+        raise CannotSend(f"it cannot be made again in another process: {type(exc).__name__}: {exc}") from exc
 
 
 def _in_band(buffer: pickle.PickleBuffer, large: list[memoryview]) -> bool:

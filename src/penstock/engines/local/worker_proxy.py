@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.engines.local.block_codec import packed, unpacked
+from penstock.engines.local.block_codec import decode_block, encode_block
 from penstock.engines.local.pool import Closed, Done, Job, Parts
-from penstock.engines.local.transport import CannotTravel
+from penstock.engines.local.transport import CannotSend
 from penstock.engines.meter import Meter, Meters
 from penstock.errors import EngineError, PenstockError, StageError
-from penstock.plan import Block, Context, Origin, Placed
+from penstock.plan import Block, Context, Origin, PlacedStage
 
 TRIES = 2  # of a block, and then of each of its items alone
 
@@ -43,7 +43,7 @@ class Left(Exception):
         self.block, self.given = block, given
 
 
-class Worker(Protocol):
+class RemoteWorker(Protocol):
     """A worker somewhere else, as its hand sees it. One thread at a time, but for ``kill``."""
 
     cpu: float
@@ -65,15 +65,15 @@ class Worker(Protocol):
         """Let it clean up and end."""
 
 
-class Sending(Protocol):
+class SegmentPayload(Protocol):
     """What hands send to workers, and how those are started; see ``Cargo``."""
 
     @property
-    def before(self) -> list[tuple[Placed, Context]]:
+    def before(self) -> list[tuple[PlacedStage, Context]]:
         """What is done here."""
 
     @property
-    def stages(self) -> list[Placed]:
+    def stages(self) -> list[PlacedStage]:
         """What is done there."""
 
     @property
@@ -93,20 +93,20 @@ class Sending(Protocol):
     def abort(self) -> None:
         """End what is being started."""
 
-    def start(self, device: Any) -> Worker:
+    def start(self, device: Any) -> RemoteWorker:
         """Start a worker."""
 
 
 @dataclass(slots=True, eq=False)
-class AwayHand:
+class RemoteWorkerProxy:
     """What a worker thread works with when its work is done in a process, here or on another machine."""
 
-    cargo: Sending
+    cargo: SegmentPayload
     device: Any
     meter: Meter
     meters: Meters
     number: int
-    _child: Worker | None = None
+    _child: RemoteWorker | None = None
     _closed: bool = False  # the run is over
     _left: bool = False  # its thread is gone; whoever goes on with a block begun here begins it anew
     _used: float = 0.0  # by children that are gone
@@ -179,10 +179,10 @@ class AwayHand:
                 return
             except Left:
                 raise Left(block, given) from None
-            except (WorkerDied, CannotTravel) as exc:
+            except (WorkerDied, CannotSend) as exc:
                 last = exc
                 tries += not isinstance(exc, WorkerLost)
-                if isinstance(exc, WorkerStuck | CannotTravel):
+                if isinstance(exc, WorkerStuck | CannotSend):
                     break
         if given:
             place = block.place(0)
@@ -194,11 +194,11 @@ class AwayHand:
         number = next(self._numbers)
         outer, block.more = block.more, False
         try:
-            child, reply = self._asked(None, block.origin, "run", number, packed(block))
+            child, reply = self._asked(None, block.origin, "run", number, encode_block(block))
         finally:
             block.more = outer
         while True:
-            part, again = unpacked(reply[0], block.origin), reply[1]
+            part, again = decode_block(reply[0], block.origin), reply[1]
             del reply
             part.more = again or (outer and part.error is None)
             yield part, again
@@ -207,7 +207,9 @@ class AwayHand:
             del part
             _, reply = self._asked(child, block.origin, "next", number, None)
 
-    def _asked(self, child: Worker | None, origin: Origin, *words: Any) -> tuple[Worker, tuple[tuple[Any, ...], bool]]:
+    def _asked(
+        self, child: RemoteWorker | None, origin: Origin, *words: Any
+    ) -> tuple[RemoteWorker, tuple[tuple[Any, ...], bool]]:
         """Ask the process, which is started if need be; one that was replaced knows nothing of the block."""
         with self._lock:
             if self._closed:
@@ -223,13 +225,13 @@ class AwayHand:
             except WorkerDied as exc:
                 self._bury(exc)
                 raise
-            except CannotTravel:
+            except CannotSend:
                 self._last_stage = None
                 raise
             self.meter.retries += child.retried - before
             return child, reply
 
-    def _started(self) -> Worker:
+    def _started(self) -> RemoteWorker:
         """A new process; that it dies before it has seen a sample is no sample's fault."""
         for attempt in range(TRIES):
             try:
@@ -276,7 +278,7 @@ class AwayHand:
             alone.error, alone.skips, alone.more = None, [], False
             try:
                 part = self._insisted(alone)
-            except (WorkerDied, CannotTravel) as exc:
+            except (WorkerDied, CannotSend) as exc:
                 stage = self._blamed()
                 if not stage.fail(block, item, exc, self.cargo.contexts[-1]):
                     break

@@ -20,18 +20,18 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar
 
-from penstock.engines.local.block_codec import raise_unready, unpacked_error
+from penstock.engines.local.block_codec import decode_error, raise_unready
 from penstock.engines.local.pool import ABORT_S, Parts, Pool, Stranded
 from penstock.engines.local.process_proxy import check_travels
-from penstock.engines.local.transport import Bytes, CannotTravel, dumps, folded, unfolded
-from penstock.engines.local.worker_proxy import AwayHand, Left, WorkerDied, WorkerLost, WorkerStuck
+from penstock.engines.local.transport import Bytes, CannotSend, dumps, folded, unfolded
+from penstock.engines.local.worker_proxy import Left, RemoteWorkerProxy, WorkerDied, WorkerLost, WorkerStuck
 from penstock.engines.program import Segment
-from penstock.engines.ray.actor_worker import IDLE_S, Worker
-from penstock.engines.ray.origin_codec import Later, told
+from penstock.engines.ray.actor_worker import IDLE_S, ActorWorker
+from penstock.engines.ray.origin_codec import Later, encode_origin
 from penstock.engines.ray.placement import Need, Node, granted
 from penstock.engines.ray.session import imported
 from penstock.engines.read_stage import Finder, Read, Span
-from penstock.plan import Block, Context, Origin, Placed
+from penstock.plan import Block, Context, Origin, PlacedStage
 
 log = logging.getLogger("penstock")
 
@@ -58,7 +58,7 @@ class Remote(Sequence[Any]):
         """The items.
 
         Raises:
-            CannotTravel: they cannot be made again here.
+            CannotSend: they cannot be made again here.
         """
         if self._items is None:
             data = imported().get(self.ref) if self.data is None else self.data
@@ -97,12 +97,12 @@ class Shipped:
 
 
 @dataclass(slots=True, eq=False)
-class ActorCargo:
+class ActorPayload:
     """What the actors of a segment need, put in the cluster's store once, and what each may use."""
 
     segment: Segment
-    before: list[tuple[Placed, Context]]  # reading, where the samples are in the memory of this process
-    stages: list[Placed]
+    before: list[tuple[PlacedStage, Context]]  # reading, where the samples are in the memory of this process
+    stages: list[PlacedStage]
     contexts: list[Context]
     shipped: Shipped | None  # the sources, where actors read or name samples
     slots: int
@@ -121,7 +121,7 @@ class ActorCargo:
     @staticmethod
     def of(
         segment: Segment, contexts: list[Context], shipped: Shipped | None, here: bool, slots: int, last: bool
-    ) -> ActorCargo:
+    ) -> ActorPayload:
         """Pack a segment; ``here``: its samples are read in this process.
 
         Raises:
@@ -131,7 +131,7 @@ class ActorCargo:
         for one in segment.stages:
             check_travels(one)
         reading = [(one, ctx) for one, ctx in placed if isinstance(one.stage, Read)]
-        return ActorCargo(
+        return ActorPayload(
             segment,
             reading if here else [],
             segment.stages,
@@ -169,7 +169,7 @@ class ActorCargo:
     def actor(self) -> Any:
         """A new actor, which may have to wait for its place."""
         if self._made is None:
-            self._made = imported().remote(Worker)
+            self._made = imported().remote(ActorWorker)
         asked = {"num_cpus": self.cpus, "num_gpus": self.need.gpus, "memory": self.need.memory or None}
         # Over all nodes, and never inside the placement group of a caller that is an actor itself.
         made = self._made.options(**asked, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")
@@ -193,7 +193,7 @@ class ActorCargo:
 class Actor:
     """One worker. One thread at a time, but for ``kill``."""
 
-    def __init__(self, cargo: ActorCargo) -> None:
+    def __init__(self, cargo: ActorPayload) -> None:
         """Ask the cluster for it."""
         self._ray = imported()
         self._cargo = cargo
@@ -240,7 +240,7 @@ class Actor:
 
         Raises:
             WorkerDied: it did, or ended itself since it took too long.
-            CannotTravel: what was sent, or its answer, could not be made again at the other end.
+            CannotSend: what was sent, or its answer, could not be made again at the other end.
         """
         word, number, facts = words
         begun = time.monotonic()
@@ -263,7 +263,7 @@ class Actor:
             return answer, ref
         _, keys, inputs, *rest = facts
         shipped = self._cargo.shipped
-        words = told(origin, inputs, None if shipped is None else shipped.finder, self._cargo.slots)
+        words = encode_origin(origin, inputs, None if shipped is None else shipped.finder, self._cargo.slots)
         payload: Any = None
         if isinstance(items, Remote):
             payload = items.ref
@@ -275,9 +275,9 @@ class Actor:
     def _received(self, answer: bytes, ref: Any) -> tuple[tuple[Any, ...], bool]:
         word, *rest = pickle.loads(answer)
         if word == "raise":
-            raise unpacked_error(rest[0])
+            raise decode_error(rest[0])
         if word == "unreadable":
-            raise CannotTravel(rest[0])
+            raise CannotSend(rest[0])
         facts, again, (self.cpu, self.retried), many, nbytes = rest
         data = self._ray.get(ref) if self._cargo.last else None
         return (Remote(ref, many, nbytes, data), *facts), again
@@ -348,7 +348,7 @@ class _Idle:
 _idle = _Idle()
 
 
-def release_idle(cargos: Iterable[ActorCargo]) -> None:
+def release_idle(cargos: Iterable[ActorPayload]) -> None:
     """Give back what idle actors hold, but for those that ``cargos`` can use."""
     _idle.release([(cargo.kind(), cargo.cpus) for cargo in cargos])
 
@@ -363,16 +363,16 @@ def is_unread(origin: Origin, items: Any) -> bool:
 
 
 @dataclass(slots=True, eq=False)
-class ActorHand(AwayHand):
+class ActorWorkerProxy(RemoteWorkerProxy):
     """What a worker thread works with when its work is done by an actor."""
 
-    cargo: ActorCargo
+    cargo: ActorPayload
 
     def _parts(self, block: Block, given: int = 0) -> Parts:
         """The parts of a block; if its node dies it is for somebody else, as a new worker may be long in coming."""
         number = given
         try:
-            for part, again in AwayHand._parts(self, block, given):
+            for part, again in RemoteWorkerProxy._parts(self, block, given):
                 if isinstance(part.items, Remote):
                     part.items.remake = partial(_remade, self.cargo, block, number)
                 number += 1
@@ -382,7 +382,7 @@ class ActorHand(AwayHand):
 
     def _asked(self, child: Any, origin: Origin, *words: Any) -> Any:
         try:
-            return AwayHand._asked(self, child, origin, *words)
+            return RemoteWorkerProxy._asked(self, child, origin, *words)
         except NodeLost:
             raise _Stranding from None
 
@@ -393,7 +393,7 @@ class ActorHand(AwayHand):
             block = reading[0].stage.run(block, reading[1])
         elif isinstance(block.items, Remote):
             block = block.become(block.items.fetch())
-        return AwayHand._one_by_one(self, block)
+        return RemoteWorkerProxy._one_by_one(self, block)
 
 
 class _Stranding(Exception):
@@ -406,7 +406,7 @@ def _handed_over(block: Block, given: int) -> Parts:
     yield
 
 
-def _remade(cargo: ActorCargo, block: Block, number: int) -> Remote:
+def _remade(cargo: ActorPayload, block: Block, number: int) -> Remote:
     """Part ``number`` of what becomes of a block, made again."""
     assert cargo.pool is not None
     part, rest = cargo.pool.submit(block).result()

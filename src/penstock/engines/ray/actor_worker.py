@@ -12,14 +12,14 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from penstock.engines.local.block_codec import packed, packed_error, unpacked
-from penstock.engines.local.heartbeat import Board
+from penstock.engines.local.block_codec import decode_block, encode_block, encode_error
+from penstock.engines.local.heartbeat import Heartbeat
 from penstock.engines.local.process_worker import sendable
-from penstock.engines.local.transport import Bytes, CannotTravel, dumps, folded, unfolded
+from penstock.engines.local.transport import Bytes, CannotSend, dumps, folded, unfolded
 from penstock.engines.program import Segment, prepare, run_segment
-from penstock.engines.ray.origin_codec import heard
+from penstock.engines.ray.origin_codec import decode_origin
 from penstock.engines.read_stage import Finder, Read
-from penstock.plan import Block, Context, Placed
+from penstock.plan import Block, Context, PlacedStage
 
 IDLE_S = 6.0  # how long it waits for another run: a new worker takes a second or two
 _REST_S = 0.5
@@ -28,15 +28,15 @@ _LOOKS = 10  # how often it is looked whether an item takes too long, while it m
 Answer = tuple[bytes, Bytes | None]  # what became of a block, and its items
 
 
-class Worker:
+class ActorWorker:
     """An actor's state: the stages, made once a run, and the blocks that come in parts."""
 
     def __init__(self) -> None:
         """Wait for a run."""
-        self._stages: list[Placed] = []
+        self._stages: list[PlacedStage] = []
         self._contexts: list[Context] = []
         self._finder: Finder | None = None
-        self._board = Board()
+        self._board = Heartbeat()
         self._limit: float | None = None
         self._free: float | None = time.monotonic()  # since when it belongs to no run
         self._going: dict[int, Iterator[tuple[Block, bool]]] = {}
@@ -63,10 +63,10 @@ class Worker:
             self._finder = finders[0] if finders else None
             self._stages, self._contexts = self._made(cargo)
         except BaseException as exc:  # it belongs to the run
-            return "raise", packed_error(exc)
+            return "raise", encode_error(exc)
         return "ready", ray.get_runtime_context().get_node_id()
 
-    def _made(self, cargo: bytes) -> tuple[list[Placed], list[Context]]:
+    def _made(self, cargo: bytes) -> tuple[list[PlacedStage], list[Context]]:
         stages, contexts = pickle.loads(cargo)
         device = _device()
         for number, ctx in enumerate(contexts):
@@ -88,18 +88,20 @@ class Worker:
             return self._answer(part, again)
         except SystemExit:
             raise
-        except CannotTravel as exc:
+        except CannotSend as exc:
             return dumps(("unreadable", str(exc))), None
         except BaseException as exc:
             self._going.pop(number, None)
-            return dumps(("raise", packed_error(exc))), None
+            return dumps(("raise", encode_error(exc))), None
         finally:
             self._board.leave()
 
     def _begun(self, facts: bytes, items: Bytes | None) -> Iterator[tuple[Block, bool]]:
         unread = items is None
         words, rest = pickle.loads(facts)
-        block = unpacked(([] if items is None else unfolded(items), *rest), heard(words, self._finder, unread))
+        block = decode_block(
+            ([] if items is None else unfolded(items), *rest), decode_origin(words, self._finder, unread)
+        )
         steps = list(zip(self._stages, self._contexts, strict=True))
         if not unread:
             steps = [step for step in steps if not isinstance(step[0].stage, Read)]
@@ -108,11 +110,11 @@ class Worker:
     def _answer(self, part: Block, again: bool) -> Answer:
         try:
             items = folded(part.items)
-        except CannotTravel:  # one of the items
+        except CannotSend:  # one of the items
             part = sendable(part, Segment(self._stages), self._contexts)
             items = folded(part.items)
         counts = (time.process_time(), sum(ctx.retried for ctx in self._contexts))
-        facts = packed(part)[1:]
+        facts = encode_block(part)[1:]
         return dumps(("done", facts, again, counts, len(part), items.nbytes)), items
 
     def stop(self) -> None:

@@ -18,15 +18,15 @@ import numpy as np
 
 from penstock.engines.cursor import Start
 from penstock.engines.devices import with_moves
-from penstock.engines.flow import Pace
+from penstock.engines.flow import BlockSizer
 from penstock.engines.local import engine as local
-from penstock.engines.local.engine import Crew, PooledRun
-from penstock.engines.local.pool import Hand
+from penstock.engines.local.engine import PooledRun, PoolSpec
+from penstock.engines.local.pool import WorkerProxy
 from penstock.engines.local.transport import dumps
-from penstock.engines.local.worker_proxy import Sending
+from penstock.engines.local.worker_proxy import SegmentPayload
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
-from penstock.engines.ray.actor_proxy import ActorCargo, ActorHand, Shipped, fetched, release_idle
+from penstock.engines.ray.actor_proxy import ActorPayload, ActorWorkerProxy, Shipped, fetched, release_idle
 from penstock.engines.ray.origin_codec import Later
 from penstock.engines.ray.placement import Need, Node, granted
 from penstock.engines.ray.session import ensure, imported
@@ -62,7 +62,7 @@ def run(
     crews, shipped = _crews(program, order, segments, epoch, cluster)
     asked = options.get("memory")
     memory = max(local.MEMORY, int(SHARE * cluster.store)) if asked is None else size_in_bytes("memory", asked)
-    pace = Pace(nbytes=RAW, seconds=LONG_S, ceiling=2048)
+    pace = BlockSizer(nbytes=RAW, seconds=LONG_S, ceiling=2048)
     work = _Run(program, epoch, ordered, cluster.cores, memory, asked is not None, meters, crews, pace=pace, few=FEW)
     if shipped is not None:
         work.find = _Estimate(shipped.finder).later
@@ -109,7 +109,7 @@ def _nodes() -> list[Node]:
 
 def _crews(
     program: Program, order: Order | None, segments: list[Segment], epoch: int, cluster: _Cluster
-) -> tuple[dict[int, Crew], Shipped | None]:
+) -> tuple[dict[int, PoolSpec], Shipped | None]:
     """The crew of every heavy segment, by the segment's identity; and the sources, where actors read.
 
     Raises:
@@ -126,7 +126,7 @@ def _crews(
             here = own is None and any(isinstance(placed.stage, Read) for placed in ready.stages)
             contexts = program.contexts(ready, epoch)
             last = id(segment) in ends
-            cargo = ActorCargo.of(ready, contexts, own, here, program.arrangement.slots, last)
+            cargo = ActorPayload.of(ready, contexts, own, here, program.arrangement.slots, last)
             cargo.need, cargo.nodes = _need(ready), _nodes
             pairs.append((segment, ready, cargo))
     grants = granted([cargo.need for _, _, cargo in pairs], cluster.nodes, cluster.spare)
@@ -134,7 +134,7 @@ def _crews(
     for (segment, ready, cargo), grant in zip(pairs, grants, strict=True):
         # A caller that is an actor may hold the last core itself, and would wait for ever.
         cargo.cpus = 0.0 if cluster.inside and cargo.need.cpus is None else grant.cpus
-        crews[id(segment)] = Crew(ready, grant.least, grant.most, grant.begin, [None], cargo)
+        crews[id(segment)] = PoolSpec(ready, grant.least, grant.most, grant.begin, [None], cargo)
     release_idle(cargo for _, _, cargo in pairs)
     return crews, shipped
 
@@ -202,19 +202,19 @@ class _Run(PooledRun):
     def held(self) -> float:
         """Cores that its workers count as."""
         cargos = [(crew.most, crew.cargo) for crew in self.crews.values()]
-        return sum(most * cargo.cpus for most, cargo in cargos if isinstance(cargo, ActorCargo))
+        return sum(most * cargo.cpus for most, cargo in cargos if isinstance(cargo, ActorPayload))
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         out = PooledRun._pooled(self, blocks, segment)
         crew = self.crews.get(id(segment))
-        if crew is None or not isinstance(crew.cargo, ActorCargo):
+        if crew is None or not isinstance(crew.cargo, ActorPayload):
             return out
         crew.cargo.pool = self.pools[-1]
         return fetched(out) if crew.cargo.last else out
 
-    def _away(self, cargo: Sending, device: Any, meter: Meter, number: int) -> Hand:
-        assert isinstance(cargo, ActorCargo)
-        return ActorHand(cargo, device, meter, self.meters, number)
+    def _away(self, cargo: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
+        assert isinstance(cargo, ActorPayload)
+        return ActorWorkerProxy(cargo, device, meter, self.meters, number)
 
 
 _ends: list[bool] = []

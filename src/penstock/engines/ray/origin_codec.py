@@ -11,7 +11,7 @@ import numpy as np
 from penstock.engines.read_stage import Finder, Span
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
-from penstock.plan import Origin, Place, Spots
+from penstock.plan import Located, Origin, Place
 
 
 @dataclass(slots=True)
@@ -32,11 +32,11 @@ class Later:
 
 
 @dataclass(slots=True)
-class Told:
+class EncodedOrigin:
     """An origin of which only what errors and branches ask for is known."""
 
     places: list[Place]
-    slots: list[ToldSlot]
+    slots: list[EncodedSlot]
 
     def cursor(self, done: int, sub: int) -> Any:
         raise AssertionError("where a stream stands is known to its run alone")
@@ -44,7 +44,7 @@ class Told:
     def place(self, number: int) -> Place:
         return self.places[number] if number < len(self.places) else Place(None, None)
 
-    def slot(self, number: int) -> ToldSlot:
+    def slot(self, number: int) -> EncodedSlot:
         return self.slots[number]
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
@@ -52,7 +52,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class ToldSlot:
+class EncodedSlot:
     """One operand's samples."""
 
     leaves: I64
@@ -71,7 +71,7 @@ class Found:
     padding: bool
 
 
-def told(origin: Origin, inputs: int, finder: Finder | None, slots: int) -> Found | Told:
+def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int) -> Found | EncodedOrigin:
     """What to tell of ``inputs`` samples; ``finder``: that of the worker."""
     if isinstance(origin, Span) and finder is not None:
         return Found(origin.refs, origin.padding)
@@ -81,15 +81,15 @@ def told(origin: Origin, inputs: int, finder: Finder | None, slots: int) -> Foun
             own = origin.slot(number)
             there = own.leaves.tolist()  # -1: nothing, since this sample has no partner
             places = [own.place(i) if there[i] >= 0 else Place(None, None) for i in range(inputs)]
-            operands.append(ToldSlot(own.leaves, own.keys, places))
-    return Told(operands[0].places if operands else [origin.place(i) for i in range(inputs)], operands)
+            operands.append(EncodedSlot(own.leaves, own.keys, places))
+    return EncodedOrigin(operands[0].places if operands else [origin.place(i) for i in range(inputs)], operands)
 
 
-def heard(words: Found | Told, finder: Finder | None, unread: bool) -> Origin:
+def decode_origin(words: Found | EncodedOrigin, finder: Finder | None, unread: bool) -> Origin:
     """The origin again; with the samples found, where they are to be read."""
-    if isinstance(words, Told):
+    if isinstance(words, EncodedOrigin):
         return words
     assert finder is not None
-    spots: Spots | None = finder.locate(words.refs) if unread else None
+    spots: Located | None = finder.locate(words.refs) if unread else None
     positions = np.arange(len(words.refs), dtype=np.int64)
     return Span(0, 0, positions, len(positions), words.refs, finder.readers, spots, words.padding)

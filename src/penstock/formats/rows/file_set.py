@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 
 from penstock.blobs.draft import replace_file
 from penstock.errors import PlanError, StorageError
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst")
@@ -40,9 +40,9 @@ class FileSet:
         self._suffix, self._limit, self._storage = suffixes[0], max_bytes, storage
         self._single = url.endswith(suffixes)
         if url.endswith(_PACKED):
-            raise PlanError(f"{shown(url)}: compressed files are not written; give a folder, or a file{suffixes[0]}")
+            raise PlanError(f"{redacted(url)}: compressed files are not written; give a folder, or a file{suffixes[0]}")
         if self._single and max_bytes is not None:
-            raise PlanError(f"{shown(url)}: max_bytes cuts into several files, so give a folder")
+            raise PlanError(f"{redacted(url)}: max_bytes cuts into several files, so give a folder")
         self.folder, _, self._name = url.rpartition("/") if self._single else (url.rstrip("/") or "/", "", "")
         self.on_disk = scheme(url) == "file"
         self._place = Path(local_path(self.folder or ".")) if self.on_disk else None
@@ -73,7 +73,7 @@ class FileSet:
             else _names(open_storage(self.folder, self._storage), self.folder)
         )
         if any(name.endswith(self._suffix) and not name.startswith(".") for name in inside):
-            raise StorageError(f"the folder holds {self._suffix} files already; choose another", shown(self.folder))
+            raise StorageError(f"the folder holds {self._suffix} files already; choose another", redacted(self.folder))
 
     def __enter__(self) -> Self:
         return self

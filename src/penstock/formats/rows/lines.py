@@ -15,7 +15,7 @@ import numpy as np
 from penstock.codecs.features import Value, arrow_type
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.rows.reader import Answer, Buffer, RowFile
-from penstock.formats.rows.row_offsets import Marks
+from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.formats.rows.row_scan import (
     EVERY,
     Ends,
@@ -43,7 +43,7 @@ class TextLayout:
     columnar = False
     call, suffixes, cheap = "read_text", (".txt", ".text", ".log"), True
 
-    def scan(self, data: Buffer, problem: str | None) -> Marks:
+    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
         return scan_lines(data, _after_bom(data), line_ends, True, problem)
 
     def learn(self, file: RowFile) -> None:
@@ -191,13 +191,13 @@ class CsvLayout(_Typed):
     def ends(self) -> Ends:  # type: ignore[override]
         return partial(csv_ends, delimiter=ord(self.delimiter))
 
-    def scan(self, data: Buffer, problem: str | None) -> Marks:
+    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
         first = _after_bom(data)
         if self.names is not None:
             return scan_lines(data, first, self.ends, False, problem)
         header = scan_lines(data[: first + _HEAD], first, self.ends, False, None)
         if not header.rows:
-            return Marks(EVERY, bool(problem), np.zeros(0, np.int64), first, bad=problem or "")
+            return RowOffsets(EVERY, bool(problem), np.zeros(0, np.int64), first, bad=problem or "")
         file = RowFile("", data[: first + _HEAD], header)
         spans = find_rows(file, np.array([0]), self.ends, False)
         text = spans.each(data)[0].decode("utf-8", "replace")
@@ -283,7 +283,7 @@ class JsonLayout(_Typed):
     call, suffixes = "read_json", (".jsonl", ".json", ".ndjson")
     ends = staticmethod(line_ends)
 
-    def scan(self, data: Buffer, problem: str | None) -> Marks:
+    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
         return scan_lines(data, _after_bom(data), line_ends, False, problem)
 
     def learn(self, file: RowFile) -> Any:

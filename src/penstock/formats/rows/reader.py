@@ -21,14 +21,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.blobs.content import Content, open_content
-from penstock.blobs.prefetch import Fetcher, whole
+from penstock.blobs.prefetch import Fetcher, read_whole
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
-from penstock.formats.rows.row_offsets import Marks, keep_marks, kept_marks
+from penstock.formats.rows.row_offsets import RowOffsets, read_cached_offsets, write_cached_offsets
 from penstock.order import I64
-from penstock.plan import Fields, Resources, joined, picked
+from penstock.plan import Fields, Resources, join_columns, pick_rows
 from penstock.plan.values import Workers
-from penstock.storage import Cache, Storage, expand, local_path, open_storage, relative, shown
+from penstock.storage import Cache, Storage, expand, local_path, open_storage, redacted, relative
 from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
 
@@ -48,7 +48,7 @@ class RowFile:
 
     url: str
     data: Buffer
-    marks: Marks
+    marks: RowOffsets
 
 
 class Layout(Protocol):
@@ -74,7 +74,7 @@ class Layout(Protocol):
     def how(self) -> str:
         """What the marks depend on, apart from the file."""
 
-    def scan(self, data: Buffer, problem: str | None) -> Marks:
+    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
         """Find the rows; ``problem`` says why there is no more of the file than this."""
 
     def learn(self, file: RowFile) -> Any:
@@ -119,7 +119,7 @@ class RowsSource:
 
     def describe(self) -> str:
         """The call that made it."""
-        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
+        some = ", ".join(repr(redacted(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
         return f"{self.layout.call}({some})"
 
 
@@ -138,7 +138,7 @@ def open_rows(
         if scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such file", url)
     place = through(cache, paths, storage)
-    return RowsReader([shown(url) for url in urls], relative(paths), paths, layout, place)
+    return RowsReader([redacted(url) for url in urls], relative(paths), paths, layout, place)
 
 
 class RowsReader:
@@ -153,7 +153,7 @@ class RowsReader:
     ) -> None:
         self.names = list(names)
         self._urls, self._paths, self._layout, self._storage = list(urls), list(paths), layout, storage
-        self._marks: dict[int, Marks] = {}
+        self._marks: dict[int, RowOffsets] = {}
         self._open: OrderedDict[int, RowFile] = OrderedDict()
         self._learnt: tuple[Any] | None = None
         self._lock = threading.Lock()
@@ -216,7 +216,7 @@ class RowsReader:
         """The file."""
         return self._urls[shard]
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> RowSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedRows:
         """Remember which, and where many are wanted of those that lie together."""
         nbytes, group = np.empty(len(index), np.int64), np.full(len(index), -1, np.int64)
         for which in distinct(shard):
@@ -231,7 +231,7 @@ class RowsReader:
                 many = np.full(len(rows), len(rows)) if near else np.bincount(numbers)[numbers]
                 wanted = (many * _DENSE >= size) & (rows < self._marked(which).readable)
                 group[mine] = np.where(wanted, numbers, -1)
-        return RowSpots(self, shard, index, group, fields, nbytes)
+        return LocatedRows(self, shard, index, group, fields, nbytes)
 
     def _mean(self, shard: int) -> int:
         """How large a row of a file is, on the average."""
@@ -251,11 +251,11 @@ class RowsReader:
             if number < 0:
                 parts.append((places, self._alone(shard, rows[places], fields)))
                 continue
-            key = (shard, number, fields.only, fields.without, fields.meta)
+            key = (shard, number, fields.only, fields.excluded, fields.meta)
             items, wrong = self._groups.get(key, partial(self._group, shard, number, fields))
             local = rows[places] - number * self._group_rows(shard)
             bad = {n: wrong[row] for n, row in enumerate(local.tolist()) if row in wrong} if wrong else {}
-            parts.append((places, (picked(items, local), bad)))
+            parts.append((places, (pick_rows(items, local), bad)))
         return in_order(parts)
 
     def _group(self, shard: int, number: int, fields: Fields) -> Answer:
@@ -286,10 +286,10 @@ class RowsReader:
                 self._learnt = (self._layout.learn(self.file(full)),)
             return self._learnt[0]
 
-    def _marked(self, shard: int) -> Marks:
+    def _marked(self, shard: int) -> RowOffsets:
         found = self._marks.get(shard)
         if found is None and scheme(path := self._paths[shard]) == "file":
-            found = kept_marks(path, self._layout.how, _stamp(path, self._urls[shard]))
+            found = read_cached_offsets(path, self._layout.how, _stamp(path, self._urls[shard]))
             if found is not None:
                 self._marks[shard] = found
         return found or self.file(shard).marks
@@ -323,8 +323,8 @@ class RowsReader:
         else:
             stamp = _stamp(path, url)
             content = open_content(path, url)
-            known = kept_marks(path, how, stamp)
-            marks = known or keep_marks(path, how, self._layout.scan(content.buffer, content.problem), stamp)
+            known = read_cached_offsets(path, how, stamp)
+            marks = known or write_cached_offsets(path, how, self._layout.scan(content.buffer, content.problem), stamp)
             before = self._marks.get(shard)
             if before is not None and before.stamp != marks.stamp:
                 raise StorageError("the file was changed while it was being read", url)
@@ -338,7 +338,7 @@ class RowsReader:
         if path is not None:
             return open_content(path, url)
         with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
-            for chunk in whole(storage, place, url, storage.info(place), self._fetcher):
+            for chunk in read_whole(storage, place, url, storage.info(place), self._fetcher):
                 try:
                     spool.write(chunk)
                 except OSError as exc:
@@ -356,7 +356,7 @@ def _stamp(path: str, url: str) -> Stamp:
 
 
 @dataclass(slots=True)
-class RowSpots:
+class LocatedRows:
     """Rows that will be read."""
 
     reader: RowsReader
@@ -366,9 +366,11 @@ class RowSpots:
     fields: Fields
     nbytes: I64
 
-    def take(self, sel: Any) -> RowSpots:
+    def take(self, sel: Any) -> LocatedRows:
         """Some of them."""
-        return RowSpots(self.reader, self.shard[sel], self.index[sel], self.group[sel], self.fields, self.nbytes[sel])
+        return LocatedRows(
+            self.reader, self.shard[sel], self.index[sel], self.group[sel], self.fields, self.nbytes[sel]
+        )
 
     def read(self) -> Answer:
         """Read them, file by file."""
@@ -394,12 +396,12 @@ def in_order(parts: Sequence[tuple[I64, Answer]]) -> Answer:
         return parts[0][1]
     order = np.concatenate([places for places, _ in parts])
     bad = {int(places[n]): error for places, (_, wrong) in parts for n, error in wrong.items()}
-    items = joined([items for _, (items, _) in parts])
+    items = join_columns([items for _, (items, _) in parts])
     if bool((order[1:] > order[:-1]).all()):
         return items, bad
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
-    return picked(items, back), bad
+    return pick_rows(items, back), bad
 
 
 class _Kept:

@@ -20,7 +20,7 @@ _UNKNOWN = Stamp()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Marks:
+class RowOffsets:
     """Where to begin in order to reach any row soon; eight bytes for every ``every`` rows, or sixteen.
 
     Attributes:
@@ -71,7 +71,7 @@ class Marks:
         return body + zlib.crc32(body).to_bytes(4, "little")
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Marks:
+    def from_bytes(cls, data: bytes) -> RowOffsets:
         """Read the file form back.
 
         Raises:
@@ -88,16 +88,16 @@ class Marks:
         return cls(about["every"], about["rows"], start, about["end"], line, about["bad"], columns, stamp)
 
 
-def kept_marks(path: str, how: str, stamp: Stamp) -> Marks | None:
+def read_cached_offsets(path: str, how: str, stamp: Stamp) -> RowOffsets | None:
     """The marks that were kept for a file read in this way, unless it has changed since."""
     try:
-        marks = Marks.from_bytes(cached_path(_FAMILY, _place(path, how)).read_bytes())
+        marks = RowOffsets.from_bytes(cached_path(_FAMILY, _place(path, how)).read_bytes())
     except (OSError, RuntimeError, DataError, ValueError, KeyError, TypeError):
         return None
     return marks if marks.stamp == stamp else None
 
 
-def keep_marks(path: str, how: str, marks: Marks, stamp: Stamp) -> Marks:
+def write_cached_offsets(path: str, how: str, marks: RowOffsets, stamp: Stamp) -> RowOffsets:
     """Keep marks for the next run; a cache that cannot be written is no error."""
     marks = replace(marks, stamp=stamp)
     write_cached(_FAMILY, _place(path, how), marks.to_bytes())

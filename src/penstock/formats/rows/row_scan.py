@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.formats.rows.reader import Buffer, RowFile
-from penstock.formats.rows.row_offsets import Marks
+from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
 
 U8 = npt.NDArray[np.uint8]
@@ -62,7 +62,7 @@ def _ends_by_hand(data: bytes, delimiter: int) -> I64:
     return np.array([one.start() for one in token.finditer(data) if one[0] == b"\n"], np.int64)
 
 
-def scan_lines(data: Buffer, first: int, ends: Ends, blanks: bool, problem: str | None, line: int = 1) -> Marks:
+def scan_lines(data: Buffer, first: int, ends: Ends, blanks: bool, problem: str | None, line: int = 1) -> RowOffsets:
     """Find every 64th row.
 
     Args:
@@ -99,7 +99,7 @@ def scan_lines(data: Buffer, first: int, ends: Ends, blanks: bool, problem: str 
     none = np.zeros(0, np.int64)
     start = np.concatenate([none, *starts])
     end = min(end, len(data))
-    return Marks(EVERY, rows + bool(problem), start, end, np.concatenate([none, *lines]), problem or "")
+    return RowOffsets(EVERY, rows + bool(problem), start, end, np.concatenate([none, *lines]), problem or "")
 
 
 def _rows(piece: U8, ends: I64, blanks: bool) -> tuple[I64, I64]:
@@ -134,7 +134,7 @@ class Spans:
         return [data[low:high] for low, high in zip(self.begin.tolist(), self.end.tolist(), strict=True)]
 
 
-def from_mark_to_mark(marks: Marks, rows: I64) -> slice | None:
+def from_mark_to_mark(marks: RowOffsets, rows: I64) -> slice | None:
     """Where rows lie, if they are neighbours from one mark up to another, or to the end; then nobody need look."""
     first, last = int(rows[0]), int(rows[-1]) + 1
     whole = first % marks.every == 0 and (last % marks.every == 0 or last == marks.readable)

@@ -12,7 +12,7 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.formats.rows.crc32c import crc32c_of, masked
 from penstock.formats.rows.reader import Answer, Buffer, RowFile
-from penstock.formats.rows.row_offsets import Marks
+from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
 from penstock.plan import Fields, is_tensor
 
@@ -39,7 +39,7 @@ class TfRecordLayout:
     columnar = False
     call, suffixes, cheap = "read_tfrecords", SUFFIXES, False
 
-    def scan(self, data: Buffer, problem: str | None) -> Marks:
+    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
         """Step from length to length; where that ends before the file does, the rest is one damaged record."""
         starts: list[int] = []
         good = at = 0
@@ -54,7 +54,7 @@ class TfRecordLayout:
             if cut:
                 problem = problem or f"record {good} is cut short"
                 break
-        return Marks(_EVERY, good + bool(problem), np.array(starts, np.int64), at, bad=problem or "")
+        return RowOffsets(_EVERY, good + bool(problem), np.array(starts, np.int64), at, bad=problem or "")
 
     def learn(self, file: RowFile) -> None:
         """Nothing: every record says what it holds."""

@@ -176,9 +176,9 @@ class TableReader:
         """The dataset's name: its rows lie in files that nobody named."""
         return self._name
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> TableSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedDatasetRows:
         """Remember which."""
-        return TableSpots(self, index, fields, np.full(len(index), int(self._row_bytes), np.int64))
+        return LocatedDatasetRows(self, index, fields, np.full(len(index), int(self._row_bytes), np.int64))
 
     def read(self, index: I64, fields: Fields) -> tuple[Sequence[Any], dict[int, DataError]]:
         """Cut rows out of the table; files that it only names are read into it."""
@@ -231,7 +231,7 @@ def _replaced(batch: Any, name: str, values: list[Any], feature: Feature) -> Any
 
 
 @dataclass(slots=True)
-class TableSpots:
+class LocatedDatasetRows:
     """Rows that will be cut out."""
 
     reader: TableReader
@@ -239,9 +239,9 @@ class TableSpots:
     fields: Fields
     nbytes: I64
 
-    def take(self, sel: Any) -> TableSpots:
+    def take(self, sel: Any) -> LocatedDatasetRows:
         """Some of them."""
-        return TableSpots(self.reader, self.index[sel], self.fields, self.nbytes[sel])
+        return LocatedDatasetRows(self.reader, self.index[sel], self.fields, self.nbytes[sel])
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
         """The rows, as columns."""

@@ -15,7 +15,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.tables.values import plain
 from penstock.order import I64
 from penstock.plan.expressions import Condition, Extent
-from penstock.storage import Storage, shown
+from penstock.storage import Storage, redacted
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -240,7 +240,7 @@ def remote_stamp(path: str, storage: Storage) -> Stamp:
     info = storage.info(path)
     if info.size is None:
         raise StorageError(
-            "the server does not tell how large the file is, and such a file is read from its end", shown(path)
+            "the server does not tell how large the file is, and such a file is read from its end", redacted(path)
         )
     return Stamp(info.size, info.tag)
 

@@ -147,9 +147,9 @@ class RayReader:
         """The bytes of each block."""
         return list(self._blocks.sizes)
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> RaySpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedRayRows:
         """Remember which."""
-        return RaySpots(self, shard, index, fields, self._each[shard])
+        return LocatedRayRows(self, shard, index, fields, self._each[shard])
 
     def key(self, shard: int, index: int) -> str | None:
         """The row."""
@@ -255,7 +255,7 @@ def _flat(values: Any) -> pa.Array:
 
 
 @dataclass(slots=True)
-class RaySpots:
+class LocatedRayRows:
     """Rows that will be cut out of their blocks."""
 
     reader: RayReader
@@ -264,9 +264,9 @@ class RaySpots:
     fields: Fields
     nbytes: I64
 
-    def take(self, sel: Any) -> RaySpots:
+    def take(self, sel: Any) -> LocatedRayRows:
         """Some of them."""
-        return RaySpots(self.reader, self.shard[sel], self.index[sel], self.fields, self.nbytes[sel])
+        return LocatedRayRows(self.reader, self.shard[sel], self.index[sel], self.fields, self.nbytes[sel])
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
         """The rows: as columns where they lie in one block."""

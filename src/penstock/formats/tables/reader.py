@@ -129,7 +129,7 @@ class ParquetReader:
         """Decode nothing ahead any more."""
         self._groups.rest()
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> GroupSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedGroupRows:
         """Find many rows at once, in any order, and begin to decode their row groups.
 
         Raises:
@@ -164,7 +164,7 @@ class ParquetReader:
         begun = self._begin([keys[i] for i in order], shard, index, fields, reach)
         placed = dict(zip(order, begun, strict=True))
         decoded = [placed[i] for i in range(len(keys))]
-        return GroupSpots(nbytes, decoded, slot, row, self._sample(int(shard[0]), fields) if len(shard) else None)
+        return LocatedGroupRows(nbytes, decoded, slot, row, self._sample(int(shard[0]), fields) if len(shard) else None)
 
     def _begin(
         self, keys: list[Key], shard: I64, index: I64, fields: Fields, reach: dict[int, tuple[int, int]]
@@ -278,7 +278,7 @@ def _rows(file: ParquetFile | ArrowFile, group: int) -> int:
 
 
 @dataclass(slots=True)
-class GroupSpots:
+class LocatedGroupRows:
     """Rows of row groups that are being decoded."""
 
     nbytes: I64
@@ -287,9 +287,9 @@ class GroupSpots:
     row: I64
     sample: Any  # a batch without rows
 
-    def take(self, sel: Any) -> GroupSpots:
+    def take(self, sel: Any) -> LocatedGroupRows:
         """Some of them."""
-        return GroupSpots(self.nbytes[sel], self.groups, self.slot[sel], self.row[sel], self.sample)
+        return LocatedGroupRows(self.nbytes[sel], self.groups, self.slot[sel], self.row[sel], self.sample)
 
     def read(self) -> tuple[Any, dict[int, DataError]]:
         """The rows as columns, and by number those whose row group cannot be decoded.

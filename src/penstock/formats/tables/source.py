@@ -21,7 +21,7 @@ from penstock.formats.tables.reader import Open, ParquetReader
 from penstock.formats.tables.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
-from penstock.storage import Cache, Storage, braces, local_path, relative, shown
+from penstock.storage import Cache, Storage, braces, local_path, redacted, relative
 from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
 
@@ -90,7 +90,7 @@ class ParquetSource:
         far = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
         return ParquetReader(
-            [shown(path) for path in paths],
+            [redacted(path) for path in paths],
             relative(paths),
             paths,
             self.columns,
@@ -105,7 +105,7 @@ class ParquetSource:
 
     def describe(self) -> str:
         """The call that made it."""
-        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
+        some = ", ".join(repr(redacted(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
         return f"{self.verb}({some}{f', columns={list(self.columns)}' if self.columns else ''})"
 
 
@@ -138,7 +138,7 @@ def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
 
     kept = [path for path in paths if not is_hidden(path)]
     if not kept:
-        raise StorageError("no file of the wanted kind is there", shown(patterns[0]))
+        raise StorageError("no file of the wanted kind is there", redacted(patterns[0]))
     return kept
 
 
@@ -157,7 +157,7 @@ def _check_sets(paths: Sequence[str]) -> None:
         if missing := sorted(set(range(int(many))) - found):
             name = f"{folder}/{prefix}{missing[0]:05d}-of-{many}{suffix}"
             raise StorageError(
-                f"a file of a set of {int(many)} is not there: the set was not written whole", shown(name)
+                f"a file of a set of {int(many)} is not there: the set was not written whole", redacted(name)
             )
 
 
@@ -173,7 +173,9 @@ def told_by(paths: Sequence[str]) -> list[Told]:
     for path, found in zip(paths, raw, strict=True):
         if list(found) != list(raw[0]):
             words = [", ".join(one) or "no column" for one in (found, raw[0])]
-            raise DataError(f"its folders tell {words[0]}, and those of {shown(paths[0])} {words[1]}", shown(path))
+            raise DataError(
+                f"its folders tell {words[0]}, and those of {redacted(paths[0])} {words[1]}", redacted(path)
+            )
     values = {name: [found[name] for found in raw] for name in (raw[0] if raw else ())}
     numbers = {name for name, found in values.items() if all(v is None or _NUMBER.fullmatch(v) for v in found)}
     return [
@@ -247,13 +249,13 @@ class TableReader:
         """What the schema says its columns mean, where it says so."""
         return features_of(self.metadata()) or {}
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> RowSpots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTableRows:
         """Remember which."""
         each = self._table.nbytes / max(1, self._table.num_rows)
         wanted = {name: name for name in self._table.schema.names if fields.wants(name)}
         slot = np.searchsorted(self._edges, index, "right") - 1
         rows = ArrowColumns(self._batches, index - self._edges[slot], slot, wanted, each) if len(index) else []
-        return RowSpots(rows, np.full(len(index), max(1, int(each)), np.int64))
+        return LocatedTableRows(rows, np.full(len(index), max(1, int(each)), np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         """The number of the row."""
@@ -265,15 +267,15 @@ class TableReader:
 
 
 @dataclass(slots=True)
-class RowSpots:
+class LocatedTableRows:
     """Rows that are there."""
 
     rows: Sequence[Any]
     nbytes: I64
 
-    def take(self, sel: slice) -> RowSpots:
+    def take(self, sel: slice) -> LocatedTableRows:
         """Some of them."""
-        return RowSpots(self.rows[sel], self.nbytes[sel])
+        return LocatedTableRows(self.rows[sel], self.nbytes[sel])
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
         """The rows."""

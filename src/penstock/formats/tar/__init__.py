@@ -11,7 +11,7 @@ from penstock.lazy import lazy
 if TYPE_CHECKING:
     from penstock.blobs.compression import ArchiveLimits as ArchiveLimits
     from penstock.formats.tar.index import Index as Index
-    from penstock.formats.tar.located import Spots as Spots
+    from penstock.formats.tar.located import LocatedTar as LocatedTar
     from penstock.formats.tar.reader import TarReader as TarReader
     from penstock.formats.tar.scan import load_index as load_index
     from penstock.formats.tar.walker import samples as samples

@@ -161,7 +161,7 @@ def _pax(body: bytes) -> dict[bytes, bytes]:
     return found
 
 
-class Source(Protocol[V_co]):
+class HeaderStream(Protocol[V_co]):
     """An archive that is read front to back."""
 
     offset: int
@@ -189,7 +189,7 @@ class Halt:
     goes_on: bool = False
 
 
-def step(source: Source[V], extensions: Extensions) -> Member[V] | Halt | None:
+def step(source: HeaderStream[V], extensions: Extensions) -> Member[V] | Halt | None:
     """Read one header and what belongs to it; None where there is nothing to tell."""
     offset = source.offset
     head = source.take(BLOCK)
@@ -220,7 +220,7 @@ def step(source: Source[V], extensions: Extensions) -> Member[V] | Halt | None:
     return name, value, problem if name else None
 
 
-def _extend(source: Source[V], extensions: Extensions, kind: int, size: int, offset: int) -> Halt | None:
+def _extend(source: HeaderStream[V], extensions: Extensions, kind: int, size: int, offset: int) -> Halt | None:
     if size > MAX_EXTENSION:
         return Halt(f"damaged header at offset {offset}: an extension of {size} bytes", goes_on=True)
     body = source.take(padded(size))
@@ -365,7 +365,7 @@ def encoded(value: Any, field: str, key: str) -> bytes:
         raise DataError(str(exc), key=key) from exc
 
 
-class Parts(NamedTuple):
+class EncodedSamples(NamedTuple):
     """Samples of the same fields ready to be written: their pieces, and where from their beginning the fields lie."""
 
     keys: list[str]
@@ -376,7 +376,7 @@ class Parts(NamedTuple):
     nbytes: int
 
 
-def parts_of(key: str, fields: Mapping[str, bytes]) -> Parts:
+def encode_sample(key: str, fields: Mapping[str, bytes]) -> EncodedSamples:
     """Make the headers of a sample; fields in the order of their names.
 
     Raises:
@@ -396,4 +396,4 @@ def parts_of(key: str, fields: Mapping[str, bytes]) -> Parts:
         pieces += (head, data, ZEROS[: -len(data) % BLOCK])
         starts.append(at + len(head))
         at += len(head) + padded(len(data))
-    return Parts([key], kind, pieces, starts, [len(fields[field]) for field in kind], at)
+    return EncodedSamples([key], kind, pieces, starts, [len(fields[field]) for field in kind], at)

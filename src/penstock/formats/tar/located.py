@@ -40,7 +40,7 @@ class OpenShard:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spots:
+class LocatedTar:
     """Where samples lie, in the order they were asked for; reading them needs nothing else.
 
     Safe to read from any thread. Holds maps of files, so it stays in its process.
@@ -62,10 +62,10 @@ class Spots:
     def __len__(self) -> int:
         return len(self._index)
 
-    def take(self, sel: slice | I64) -> Spots:
+    def take(self, sel: slice | I64) -> LocatedTar:
         """Give the spots of some of the samples; a slice costs about a microsecond."""
         keys = self._keys
-        return Spots(
+        return LocatedTar(
             self.nbytes[sel],
             self._shards,
             self._slot[sel],

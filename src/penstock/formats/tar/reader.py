@@ -13,11 +13,11 @@ import numpy as np
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
-from penstock.blobs.prefetch import CONNECTIONS, Arriving, Fetcher
+from penstock.blobs.prefetch import CONNECTIONS, Fetcher, PrefetchedBytes
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
 from penstock.formats.tar.index import I64, Index
-from penstock.formats.tar.located import BAD, OpenShard, Spots
+from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
 from penstock.formats.tar.scan import open_shard
 from penstock.storage import Storage, open_storage
@@ -143,7 +143,7 @@ class TarReader:
         """Fetch nothing ahead any more; whoever reads after this opens remote shards anew."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, Fetcher()
-            for number in [n for n, shard in self._open.items() if isinstance(shard.content.bytes, Arriving)]:
+            for number in [n for n, shard in self._open.items() if isinstance(shard.content.bytes, PrefetchedBytes)]:
                 del self._open[number]
         fetcher.rest()
 
@@ -159,7 +159,7 @@ class TarReader:
             raise IndexError(f"sample {index} of {found.samples} in {self._urls[shard]}")
         return found.key(index)
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> Spots:
+    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTar:
         """Find many samples at once, in any order.
 
         Args:
@@ -283,11 +283,11 @@ class TarReader:
             if shard in self._open:  # another thread was faster
                 return self._open[shard]
             kept = OpenShard(self._urls[shard], index, content)
-            if isinstance(content.bytes, Arriving) and content.bytes.fetcher.over:
+            if isinstance(content.bytes, PrefetchedBytes) and content.bytes.fetcher.over:
                 return kept
             self._open[shard] = kept
             gone = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
-        if gone is not None and isinstance(gone.content.bytes, Arriving):
+        if gone is not None and isinstance(gone.content.bytes, PrefetchedBytes):
             gone.content.bytes.close()
         return kept
 
@@ -343,7 +343,7 @@ class _Chart:
         start, size = index.start[members], index.size[members]
         self._starts.append(start)
         self._stops.append(start + size)
-        if isinstance(shard.content.bytes, Arriving):
+        if isinstance(shard.content.bytes, PrefetchedBytes):
             shard.content.bytes.want(start, start + size, ascending=self._ascending)
         self._kind[places] = self._kinds.setdefault(fields, len(self._kinds))
         self._first[places] = np.arange(len(rows)) * len(wanted) + self._members
@@ -354,10 +354,10 @@ class _Chart:
         """Tell whether samples of a shard were added."""
         return any(shard is one for one in self._shards)
 
-    def spots(self, index: I64) -> Spots:
+    def spots(self, index: I64) -> LocatedTar:
         """Give the spots of all that was added."""
         none = np.zeros(0, np.int64)
-        return Spots(
+        return LocatedTar(
             self._nbytes,
             self._shards,
             self._slot,

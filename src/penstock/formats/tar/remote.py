@@ -16,12 +16,12 @@ from typing import IO
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.draft import read_object
-from penstock.blobs.prefetch import Arriving, Fetcher, whole
+from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar.index import SUFFIX, Index
 from penstock.formats.tar.scan import open_archive, open_shard, scan
-from penstock.storage import Info, Storage, shown
+from penstock.storage import Info, Storage, redacted
 from penstock.storage.protocol import scheme
 
 log = logging.getLogger(__name__)
@@ -62,13 +62,13 @@ def open_remote(
         path, info = looking.result()
     if path is not None:  # a cache has it
         if index is None:
-            return open_shard(path, expected=expected, shard=shown(place), limits=limits)
-        content = open_archive(path, shown(place), limits)
+            return open_shard(path, expected=expected, shard=redacted(place), limits=limits)
+        content = open_archive(path, redacted(place), limits)
         if len(content.bytes) != index.content_size:
             index = scan(content.buffer, content.problem).stamped(Stamp(len(content.bytes)))
         return index.expecting(expected, "the manifest"), content
     if index is not None and _fits(index, info):
-        arriving = Arriving(fetcher, storage, place, shown(place), info, index.grid)
+        arriving = PrefetchedBytes(fetcher, storage, place, redacted(place), info, index.grid)
         return index.expecting(expected, "the manifest"), Content(arriving)
     content = _fetched(place, storage, fetcher, info, sha256, limits)
     if index is None or len(content.bytes) != index.content_size:
@@ -97,9 +97,9 @@ def remote_index(place: str, storage: Storage) -> Index | None:
     if data is None:
         return None
     try:
-        return Index.from_bytes(data, shown(place))
+        return Index.from_bytes(data, redacted(place))
     except DataError as exc:
-        log.warning("%s: the index beside it is not used: %s", shown(place), exc.problem)
+        log.warning("%s: the index beside it is not used: %s", redacted(place), exc.problem)
         return None
 
 
@@ -119,12 +119,12 @@ def _fetched(
         for attempt in range(2):
             spool.seek(0)
             spool.truncate()
-            found = _spooled(whole(storage, place, shown(place), info, fetcher), spool, place)
+            found = _spooled(read_whole(storage, place, redacted(place), info, fetcher), spool, place)
             if sha256 is None or found == sha256:
-                return open_archive(spool.name, shown(place), limits)
+                return open_archive(spool.name, redacted(place), limits)
             if not attempt:
-                log.warning("%s: its checksum is not the manifest's; fetched again", shown(place))
-    raise DataError("its checksum is not the one in the manifest", shown(place))
+                log.warning("%s: its checksum is not the manifest's; fetched again", redacted(place))
+    raise DataError("its checksum is not the one in the manifest", redacted(place))
 
 
 def _spooled(chunks: Iterator[bytes], spool: IO[bytes], place: str) -> str:
@@ -135,6 +135,6 @@ def _spooled(chunks: Iterator[bytes], spool: IO[bytes], place: str) -> str:
             spool.write(chunk)
         except OSError as exc:
             problem = f"cannot keep the shard in {tempfile.gettempdir()}: {exc.strerror or exc}"
-            raise StorageError(problem, shown(place)) from exc
+            raise StorageError(problem, redacted(place)) from exc
     spool.flush()
     return hashed.hexdigest()

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, BinaryIO
 
-from penstock.blobs.background import Lane
+from penstock.blobs.background import Submit
 from penstock.blobs.checksums import CellChecksums
 from penstock.blobs.draft import Draft, FileDraft
 from penstock.blobs.file_range import FileRange, runs
@@ -37,7 +37,7 @@ class Sink(io.RawIOBase):
             all bytes only when it has done what it was given.
     """
 
-    def __init__(self, draft: Draft, sums: Lane) -> None:
+    def __init__(self, draft: Draft, sums: Submit) -> None:
         self._sums = sums
         self._draft = draft
         self.hash = hashlib.sha256()

@@ -18,7 +18,7 @@ from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.walker import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import STDIN, Cache, Storage, expand, local_path, relative, shown
+from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted, relative
 from penstock.storage.cache import through
 from penstock.storage.protocol import check_storage, scheme
 
@@ -67,7 +67,7 @@ class TarSource:
         counts = _known_counts(urls, paths, manifests)
         self._check_folders(set(paths), manifests)
         remote = {folder: manifest for folder, manifest in manifests.items() if scheme(folder) != "file"}
-        return TarReader([shown(url) for url in urls], relative(paths), paths, counts, self.limits, storage, remote)
+        return TarReader([redacted(url) for url in urls], relative(paths), paths, counts, self.limits, storage, remote)
 
     def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
         """A folder holds every shard that its manifest names."""
@@ -78,20 +78,24 @@ class TarSource:
             manifest = manifests.get(folder)
             for entry in manifest.shards if manifest is not None else ():
                 if f"{folder}/{entry.name}" not in paths:
-                    raise StorageError("the manifest names a shard that is not there", shown(f"{folder}/{entry.name}"))
+                    raise StorageError(
+                        "the manifest names a shard that is not there", redacted(f"{folder}/{entry.name}")
+                    )
 
     def _listed(self, pattern: str) -> list[str]:
         """The shards of a folder that can only be listed by its manifest; anything else as it is."""
         if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(SUFFIXES):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage)
             if manifest is None:
-                raise StorageError("a folder cannot be listed by HTTP, and there is no manifest in it", shown(pattern))
+                raise StorageError(
+                    "a folder cannot be listed by HTTP, and there is no manifest in it", redacted(pattern)
+                )
             return [f"{pattern.rstrip('/')}/{entry.name}" for entry in manifest.shards]
         return [pattern]
 
     def describe(self) -> str:
         """The call that made it."""
-        some = ", ".join(repr(shown(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
+        some = ", ".join(repr(redacted(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
         return f"read_tar({some})"
 
 

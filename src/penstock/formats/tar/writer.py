@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 
-from penstock.blobs.background import Lane, Line, at_once
+from penstock.blobs.background import BackgroundThread, Submit, run_now
 from penstock.blobs.compression import SUFFIXES, compressor
 from penstock.blobs.draft import Draft, FileDraft, UploadDraft, put_object
 from penstock.blobs.file_range import FileRange, joined
@@ -24,12 +24,12 @@ from penstock.formats.manifest import (
     write_manifest,
     write_manifest_at,
 )
-from penstock.formats.tar.archive import BLOCK, Parts, check_key, checked, encoded, member_header
+from penstock.formats.tar.archive import BLOCK, EncodedSamples, check_key, checked, encoded, member_header
 from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, write_beside
 from penstock.formats.tar.index import remove_shards as remove_shards
 from penstock.formats.tar.shard_names import named, on_disk, suffix_compression
 from penstock.formats.tar.sink import END, OpenFile, Sink, file_size
-from penstock.storage import Storage, local_path, open_storage, shown
+from penstock.storage import Storage, local_path, open_storage, redacted
 
 Encode = Callable[[str, Any], bytes]
 Target = str | os.PathLike[str]
@@ -70,9 +70,9 @@ class TarWriter:
         compress: str | None = None,
         *,
         storage: Storage | None = None,
-        ink: Lane = at_once,
-        sums: Lane = at_once,
-        press: Lane = at_once,
+        ink: Submit = run_now,
+        sums: Submit = run_now,
+        press: Submit = run_now,
     ) -> None:
         self.url = os.fspath(target) if isinstance(target, str | os.PathLike) else None
         self.samples = 0
@@ -127,7 +127,7 @@ class TarWriter:
         """
         return self.write_parts(self.parts(sample))
 
-    def parts(self, sample: Mapping[str, Any]) -> Parts:
+    def parts(self, sample: Mapping[str, Any]) -> EncodedSamples:
         """Check a sample and make its headers, without writing it.
 
         Raises:
@@ -153,7 +153,7 @@ class TarWriter:
             starts.append(at + len(header))
             sizes.append(size)
             at += len(header) + size + padding
-        return Parts([key], tuple(kind), pieces, starts, sizes, at)
+        return EncodedSamples([key], tuple(kind), pieces, starts, sizes, at)
 
     def _kind(self, names: tuple[str, ...], key: str) -> dict[str, bytes]:
         """The fields to be stored and how their members' names end; most samples have the names of the one before."""
@@ -165,7 +165,7 @@ class TarWriter:
             self._kinds[names] = known
         return known
 
-    def write_parts(self, parts: Parts) -> int:
+    def write_parts(self, parts: EncodedSamples) -> int:
         """Add samples as :meth:`parts` makes them, and give the number of bytes they take.
 
         Raises:
@@ -214,7 +214,7 @@ class TarWriter:
 
     @property
     def _shard(self) -> str | None:
-        return None if self.url is None else shown(self.url)
+        return None if self.url is None else redacted(self.url)
 
     def _flush(self) -> None:
         batch, self._parts, self._waiting = self._parts, [], 0
@@ -326,7 +326,7 @@ class ShardWriter:
             os.makedirs(folder, exist_ok=True)
         # The first writes, the second hashes, the third waits for the disk or for the other end of the line.
         rooms = {"ink": _INK_ROOM, "sums": _INK_ROOM, "press": _PRESS_ROOM} if background else {}
-        self._lines = {name: Line(f"penstock-{name}", room) for name, room in rooms.items()}
+        self._lines = {name: BackgroundThread(f"penstock-{name}", room) for name, room in rooms.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -353,7 +353,7 @@ class ShardWriter:
             raise ValueError("the writer is closed")
         self.write_parts((self._open or self._begin()).parts(sample), note)
 
-    def write_parts(self, parts: Parts, note: Callable[[], Any] | None = None) -> None:
+    def write_parts(self, parts: EncodedSamples, note: Callable[[], Any] | None = None) -> None:
         """Add samples whose headers are made, all to one shard, as :meth:`write` does.
 
         Raises:
