@@ -36,6 +36,7 @@ check: $(STAMP) ## lint, format, types and floors
 	@$(call quietly,$(BIN)/ruff check .)
 	@$(call quietly,$(BIN)/ruff format --check .)
 	@$(call quietly,$(BIN)/mypy --num-workers 2)
+	@$(call quietly,$(BIN)/basedpyright --pythonpath $(BIN)/python)
 	@$(call quietly,$(BIN)/lint-imports --no-logo)
 
 bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch ROUNDS=3 for a part of it

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.engines import EngineName
 from penstock.errors import DataError, StageError
 from penstock.testing import fingerprint, numbers, outputs
 
@@ -154,7 +155,7 @@ def test_a_function_that_loses_a_row_is_told_which() -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_one_bad_row_does_not_take_its_neighbours(engine: str) -> None:
+def test_one_bad_row_does_not_take_its_neighbours(engine: EngineName) -> None:
     def picky(batch: dict[str, Any]) -> dict[str, Any]:
         if 3 in batch["x"]:
             raise ValueError("three")

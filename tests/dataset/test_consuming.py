@@ -114,7 +114,7 @@ def test_the_name_of_a_field_gives_its_values() -> None:
 
 @pytest.mark.parametrize("i", [1.5, None, slice(2)])
 def test_an_item_has_a_number(i: Any) -> None:
-    with pytest.raises(TypeError, match="needs a number"):
+    with pytest.raises(TypeError, match="needs an integer"):
         numbers((7,))[i]
 
 

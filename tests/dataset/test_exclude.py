@@ -16,6 +16,7 @@ import cloudpickle
 import pytest
 
 import penstock as ps
+from penstock.engines import EngineName
 from penstock.errors import DataError, PlanError, StateError, StorageError
 from penstock.testing import numbers
 
@@ -62,7 +63,7 @@ def test_what_is_excluded_never_comes_and_everything_else_does(bad: str) -> None
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
 @pytest.mark.parametrize("how", ["range", "step"])
-def test_all_ranks_and_engines_have_the_same_order(bad: str, engine: str, how: Literal["range", "step"]) -> None:
+def test_all_ranks_and_engines_have_the_same_order(bad: str, engine: EngineName, how: Literal["range", "step"]) -> None:
     want = xs(base().exclude(bad).epoch(2).on("serial"))
     for world in (1, 2, 3):
         parts = [xs(base().exclude(bad).epoch(2).shard(rank, world, how).on(engine)) for rank in range(world)]
@@ -73,7 +74,8 @@ def test_all_ranks_and_engines_have_the_same_order(bad: str, engine: str, how: L
 
 def test_every_rank_and_engine_lists_what_it_passes(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
-    for rank, engine in enumerate(("serial", "local", "local")):
+    engines: tuple[EngineName, ...] = ("serial", "local", "local")
+    for rank, engine in enumerate(engines):
         ds = base().on(engine).on_error("skip", quarantine=path)
         list(ds.loader(rank, 3, uneven="keep"))
     assert sorted(int(line["key"]) for line in listed(path)) == sorted(BAD)

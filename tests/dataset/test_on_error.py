@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.engines import EngineName
 from penstock.errors import DataError, StageError
 from penstock.testing import numbers
 
@@ -25,7 +26,7 @@ def _no_fives(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_first_failure_stops_the_run(engine: str) -> None:
+def test_the_first_failure_stops_the_run(engine: EngineName) -> None:
     got: list[int] = []
     with pytest.raises(StageError, match="5 is a multiple"):
         got.extend(x for x in _iter(numbers((20,)).skip(1).map(_no_fives).on(engine)))
@@ -38,14 +39,14 @@ def _iter(ds: ps.Dataset) -> Any:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_the_policy_holds_for_the_whole_plan_wherever_it_stands(engine: str, where: str) -> None:
+def test_the_policy_holds_for_the_whole_plan_wherever_it_stands(engine: EngineName, where: str) -> None:
     ds = numbers((12,), bad=(3,))
     ds = ds.on_error("skip").map(_no_fives) if where == "before" else ds.map(_no_fives).on_error("skip")
     assert _xs(ds.on(engine)) == [1, 2, 4, 6, 7, 8, 9, 11]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_skipped_samples_are_listed_with_shard_key_stage_and_problem(engine: str) -> None:
+def test_skipped_samples_are_listed_with_shard_key_stage_and_problem(engine: EngineName) -> None:
     loader = numbers((4, 8), bad=(3,)).map(_no_fives).on_error("skip").on(engine).loader()
     list(loader)
     assert [(s.place.shard, s.place.key, s.stage) for s in loader.skipped] == [
@@ -82,7 +83,7 @@ def test_batches_are_filled_over_skipped_samples() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(("limit", "enough"), [(4, True), (3, False), (0.2, True), (0.19, False), (0, False)])
-def test_a_limit_of_skips_is_a_number_or_a_share(limit: float, enough: bool, engine: str) -> None:
+def test_a_limit_of_skips_is_a_number_or_a_share(limit: float, enough: bool, engine: EngineName) -> None:
     ds = numbers((20,)).map(_no_fives).on_error("skip", limit=limit).on(engine)
     if enough:
         assert len(_xs(ds)) == 16

@@ -134,9 +134,9 @@ def test_names_of_the_package_are_loaded_when_used() -> None:
 
 def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
     with pytest.raises(PlanError, match=r"'local'.*'serial'"):
-        ps.from_items([]).on("spark")
+        ps.from_items([]).on("spark")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="no option cpu; it has: cpus, devices, memory, observer, ordered, report"):
-        ps.from_items([]).on("local", cpu=2)
+        ps.from_items([]).on("local", cpu=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("given", "told"), [({"cache": "folder"}, "ps.Cache"), ({"storage": "s3"}, "ps.S3")])

@@ -194,6 +194,6 @@ def test_a_copy_of_the_plan_gives_the_same_samples() -> None:
 
 def test_a_dataset_cannot_be_changed() -> None:
     ds = ps.from_items([1])
-    with pytest.raises(AttributeError, match="not changed"):
+    with pytest.raises(AttributeError, match="immutable"):
         ds.plan = ps.from_items([2]).plan
     assert ds.take_all() == [1]

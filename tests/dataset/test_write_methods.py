@@ -67,5 +67,5 @@ def test_inference_that_was_killed_predicts_only_what_is_missing(kind: str, tmp_
 
 
 def test_shards_that_hold_pickle_are_not_gone_on_with(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="stores no pickle"):
+    with pytest.raises(PlanError, match="does not store pickles"):
         ps.from_items([{"a": 1}]).write_tar(str(tmp_path), trust_pickle=True, resume=True)

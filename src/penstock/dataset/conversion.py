@@ -1,4 +1,4 @@
-"""From one format to another: what is there is told by names, and samples keep their fields, keys and types."""
+"""From one format to another: formats are recognised by file names; samples keep their fields, keys and types."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "tfrecords": tuple(kind + packed for kind in TFRECORDS for packed in _PACKED),
     "text": tuple(".txt" + packed for packed in _PACKED),
 }
-_OURS = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # what tells of shards and is none
-_TYPED = (".json", ".txt", ".npy")  # how members are called that were no bytes
+_ABOUT = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # files about shards, not shards
+_TYPED = (".json", ".txt", ".npy")  # extensions of members that hold values other than bytes
 
 
 def convert(
@@ -57,53 +57,53 @@ def convert(
 ) -> Packed:
     """Read files of one format and write the same samples, in order, in another.
 
-    Formats are told by the names of files: of ``source`` (a file, a folder, a pattern), and of ``target``, unless
-    ``format`` says it. In tar shards, values that are no bytes get a member named after their kind: ``label.json``,
-    ``text.txt``, ``vector.npy``; on the way back these are values again, under their own names.
+    Formats are recognised by file names: that of ``source`` (a file, a folder, a pattern) and that of ``target``,
+    unless ``format`` is given. In tar shards, a value that is not bytes becomes a member named after its type:
+    ``label.json``, ``text.txt``, ``vector.npy``; converting back restores the value under its own name.
 
     Args:
         source: What to read.
-        target: A folder, or (but for Parquet) one file.
-        format: What to write; by default what ``target`` ends in, or Parquet of shards and shards of anything else.
-        max_bytes: The most bytes of a file; for one that is not one alone.
-        workers: Workers that read.
-        resume: Go on with an interrupted run.
-        progress: Show a bar.
-        storage: How to reach what is remote.
+        target: A folder, or (except for Parquet) one file.
+        format: What to write; by default the suffix of ``target``, else Parquet from shards and shards from the rest.
+        max_bytes: The most bytes of each file of a folder.
+        workers: How many workers read.
+        resume: Resume an interrupted run.
+        progress: Show a progress bar.
+        storage: How to reach remote files.
 
     Raises:
-        DataError: a sample cannot be read, or has no place in the other format.
-        PlanError: the formats cannot be told, or the arguments do not go together.
-        StorageError: nothing is there, or the place cannot be written.
+        DataError: A sample cannot be read, or cannot be stored in the other format.
+        PlanError: The formats cannot be recognised, or the arguments contradict each other.
+        StorageError: The source does not exist, or the target cannot be written.
     """
     read, write = path_of("source", source), path_of("target", target)
     check_flag("resume", resume)
     given = format_of(read, storage)
-    made = format or _named(write) or ("parquet" if given == "tar" else "tar")
-    check_choice("format", made, FORMATS)
+    wanted = format or _format_by_name(write) or ("parquet" if given == "tar" else "tar")
+    check_choice("format", wanted, FORMATS)
     ds = open_files(read, given, workers, storage)
-    if made == given == "tar":
-        raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; `penstock pack` makes shards of shards")
-    if _named(write) is None:  # a folder
+    if wanted == given == "tar":
+        raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; use `penstock pack` to repack shards")
+    if _format_by_name(write) is None:  # a folder
         check_elsewhere(Program(ds.plan), write, every=True)
     if given == "tar":
         ds = Dataset(ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(), resources=Resources())))
-    if made == "tar":
+    if wanted == "tar":
         members = Dataset(ds.plan.then(MapFn(_Members(), resources=Resources())))
         return pack(members, write, max_bytes=max_bytes or 1e9, shuffle=False, resume=resume, storage=storage)
-    if made == "parquet":
+    if wanted == "parquet":
         return ds.write_parquet(write, max_bytes or "500MB", resume=resume, progress=progress, storage=storage)
     writers: dict[str, Callable[..., Packed]] = {
         "csv": ds.write_csv,
         "json": ds.write_json,
         "tfrecords": ds.write_tfrecords,
     }
-    return writers[made](write, max_bytes, resume=resume, progress=progress, storage=storage)
+    return writers[wanted](write, max_bytes, resume=resume, progress=progress, storage=storage)
 
 
 def open_files(url: str, given: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:
-    """Read files of a kind that ``format_of`` told."""
-    how: dict[str, Callable[..., Dataset]] = {
+    """Read files of a format that ``format_of`` recognised."""
+    readers: dict[str, Callable[..., Dataset]] = {
         "tar": read_tar,
         "parquet": read_parquet,
         "arrow": read_arrow,
@@ -112,48 +112,49 @@ def open_files(url: str, given: str, workers: Workers = None, storage: Storage |
         "tfrecords": read_tfrecords,
         "text": read_text,
     }
-    more = {"delimiter": "\t"} if given == "csv" and ".tsv" in os.path.basename(url) else {}
-    return how[given](url, workers=workers, storage=storage, **more)
+    options = {"delimiter": "\t"} if given == "csv" and ".tsv" in os.path.basename(url) else {}
+    return readers[given](url, workers=workers, storage=storage, **options)
 
 
 def format_of(url: str, storage: Storage | None = None) -> str:
-    """What kind of files a name, or what lies in a folder, tells of.
+    """Recognise the format of a file by its name, or of a folder by the files in it.
 
     Raises:
-        PlanError: it tells nothing, or of several kinds.
-        StorageError: nothing is there.
+        PlanError: No format is recognised, or several are.
+        StorageError: The file or folder does not exist.
     """
-    if (named := _named(url)) is not None:
-        return named
+    if (known := _format_by_name(url)) is not None:
+        return known
     names = _inside(url, storage)
     kinds = _kinds(names)
     if not kinds:
         some = f", only {', '.join(sorted(names)[:3])}" if names else ""
-        raise PlanError(f"{redacted(url)}: no files of a known kind are there{some}; known are {', '.join(FORMATS)}")
+        problem = f"{redacted(url)}: there are no files of a supported format{some}"
+        raise PlanError(f"{problem}. Supported formats: {', '.join(FORMATS)}")
     if len(kinds) > 1:
-        many = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
+        found = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
         raise PlanError(
-            f"{redacted(url)} holds files of several kinds ({many}); name some, as in '{redacted(url)}/*.csv'"
+            f"{redacted(url)} holds files of several formats ({found}); name one, as in '{redacted(url)}/*.csv'"
         )
     return next(iter(kinds))
 
 
 def described_as(url: str, storage: Storage | None = None) -> str:
-    """What kind of files to look at there: shards where there are some, and where nothing can be told."""
+    """Return the format to inspect: tar where there are shards, and where no format is recognised."""
     try:
-        kinds = _named(url) or _kinds(_inside(url, storage))
-    except PenstockError:  # who looks there says what is wrong
+        kinds = _format_by_name(url) or _kinds(_inside(url, storage))
+    except PenstockError:  # whoever inspects it reports what is wrong
         return "tar"
     return kinds if isinstance(kinds, str) else "tar" if "tar" in kinds or not kinds else kinds.most_common(1)[0][0]
 
 
 def _kinds(names: Iterable[str]) -> Counter[str]:
-    return Counter(kind for name in names if (kind := _named(name)) is not None)
+    return Counter(kind for name in names if (kind := _format_by_name(name)) is not None)
 
 
-def _named(url: str) -> str | None:
+def _format_by_name(url: str) -> str | None:
     name = url.lower().partition("?")[0]
-    if os.path.basename(name) in _OURS:
+    if os.path.basename(name) in _ABOUT:
         return None
     return next((kind for kind, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), None)
 
@@ -171,7 +172,7 @@ def _inside(url: str, storage: Storage | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Members:
-    """A sample's values as the members of a tar shard."""
+    """Turns a sample's values into members of a tar shard."""
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -202,7 +203,9 @@ def _member(name: str, value: Any) -> tuple[str, bytes]:
 def _listed(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    raise PlanError(f"a value of type {type(value).__name__} has no place in a tar shard; map it to bytes, or drop it")
+    raise PlanError(
+        f"a value of type {type(value).__name__} cannot be stored in a tar shard; map it to bytes, or drop it"
+    )
 
 
 def _extension(data: bytes, path: str | None) -> str:
@@ -214,7 +217,7 @@ def _extension(data: bytes, path: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """The members of a tar shard as values: those that were none before are made values again."""
+    """Turns members of a tar shard back into the values they were made of."""
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return dict(_value(name, value) for name, value in sample.items())

@@ -1,4 +1,4 @@
-"""The dataset itself: a value that says what is done to samples, and hands its plan to an engine."""
+"""The dataset: a value that describes samples and what is done to them, and hands its plan to an engine."""
 
 from __future__ import annotations
 
@@ -11,30 +11,33 @@ from functools import partial
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import cloudpickle
 
 from penstock.codecs.features import feature_of
 from penstock.dataset import relations
 from penstock.dataset.describe import brief, explained, type_of
-from penstock.dataset.write_methods import Writing
+from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
 from penstock.errors import DataError, PlanError
 from penstock.feed import Epochs, Loader, Stream, WorkerShare, find_rank, this_worker, torch_class, warn_uncut
-from penstock.formats import tables as parquet
+from penstock.formats import tables
 from penstock.formats.items import ItemsSource
 from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, unshuffled
 
 if TYPE_CHECKING:
+    import datasets
     import pandas as pd
+    import polars as pl
     import pyarrow as pa
+    import ray.data
     import torch
 
     from penstock.feed.torch import TorchDataset
 
 
-class Dataset(Writing):
+class Dataset(WriteMethods):
     """A description of samples and what is done to them; immutable, every method returns a new one.
 
     Iterating starts the engine: every ``for`` is the next epoch.
@@ -43,116 +46,116 @@ class Dataset(Writing):
     __slots__ = ("__weakref__", "_epochs", "_meters", "_ready")
 
     def __init__(self, plan: Plan) -> None:
-        """Made by the functions that read, and by a dataset's methods."""
+        """Wrap a plan; users get a dataset from the functions that read and from its own methods."""
         super().__init__(plan)
         self._epochs = Epochs()
         self._ready: Program | None = None
         self._meters: Meters | Loader = Meters()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plan = cloudpickle.dumps(self.plan)  # which takes lambdas and what stands in a main module
+        plan = cloudpickle.dumps(self.plan)  # cloudpickle takes lambdas and functions of the main module
         if get_spawning_popen() is None:
             return _unpickled, (plan,)
-        warn_uncut(self.plan)  # the process that is being started does not know of ranks
+        warn_uncut(self.plan)  # the process that is being started does not know its rank
         return _unpickled, (plan, self._epochs)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Its own class, which torch may take for one of its datasets."""
+        """This class, which torch takes for one of its iterable datasets."""
         return torch_class(type(self), self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples (or batches) of the next epoch; in a DataLoader's worker its share of them."""
-        return self._pass(self.plan)
+        """Iterate over the samples (or batches) of the next epoch; in a DataLoader's worker, over its share of them."""
+        return self._epoch_items(self.plan)
 
-    def _pass(self, plan: Plan) -> Iterator[Any]:
-        """What comes out of ``plan``, this dataset's or one that goes on from it, in the next epoch."""
+    def _epoch_items(self, plan: Plan) -> Iterator[Any]:
+        """Iterate over the next epoch of ``plan``: this dataset's, or one that adds stages to it."""
         warn_uncut(plan)
         worker = this_worker(plan.cut)
         if any(getattr(source, "streams", False) for source in plan.sources()):
-            return iter(()) if worker is not None and worker.id else self._noted(Dataset(plan)._run(0)).items()
+            return iter(()) if worker is not None and worker.id else self._track(Dataset(plan)._run(0)).items()
         if worker is not None or self._epochs.shared:
-            return Stream(plan, self._epochs, worker, partial(self._fed, plan))
+            return Stream(plan, self._epochs, worker, partial(self._worker_loader, plan))
         epoch = self._epochs.next() if plan.epoch is None else plan.epoch
-        return self._noted(Dataset(plan)._run(epoch)).items()
+        return self._track(Dataset(plan)._run(epoch)).items()
 
-    def _fed(self, plan: Plan, epoch: int, deal: WorkerShare | None) -> Loader:
+    def _worker_loader(self, plan: Plan, epoch: int, deal: WorkerShare | None) -> Loader:
         self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, deal=deal)
         return loader
 
     def _run(self, epoch: int) -> Run:
-        return self._noted(start_run(self.plan, epoch))
+        return self._track(start_run(self.plan, epoch))
 
-    def _all(self, plan: Plan) -> Run:
-        """A run of the epoch that comes next, to its end.
+    def _full_run(self, plan: Plan) -> Run:
+        """Start a run of the coming epoch that will be consumed to its end.
 
         Raises:
-            PlanError: it has none.
+            PlanError: The dataset has no end.
         """
         program = Program(plan)
         program.check_end()
-        return self._noted(start_run(plan, self._coming(), program))
+        return self._track(start_run(plan, self._coming(), program))
 
-    def _noted(self, run: Run) -> Run:
+    def _track(self, run: Run) -> Run:
         self._meters = run.meters
         return run
 
     def _peek(self) -> Iterator[Any]:
-        """The samples of the epoch that comes next, without making it the last."""
+        """Iterate over the coming epoch without counting it."""
         return self._run(self._coming()).items()
 
     def _coming(self) -> int:
         return self._epochs.coming() if self.plan.epoch is None else self.plan.epoch
 
     def _program(self) -> Program:
-        """A program for questions that run nothing; kept, since such questions come in numbers."""
+        """Return the program that answers questions without running; it is opened once."""
         if self._ready is None:
             self._ready = Program(self.plan)
         return self._ready
 
     def take(self, n: int = 20) -> list[Any]:
-        """The first ``n``."""
+        """Return the first ``n`` samples."""
         n = check_count("take", n)
         return list(islice(self._peek(), n)) if n else []
 
     def take_all(self) -> list[Any]:
-        """All of them, in memory.
+        """Return all samples, in memory.
 
         Raises:
-            PlanError: the dataset has no end.
+            PlanError: The dataset has no end.
         """
-        return list(self._all(self.plan).items())
+        return list(self._full_run(self.plan).items())
 
     def take_batch(self, n: int = 20) -> Any:
-        """The first ``n`` as one batch.
+        """Return the first ``n`` samples as one batch.
 
         Raises:
-            PlanError: there is nothing.
+            PlanError: The dataset is empty.
         """
         for batch in self.batched(n)._run(self._coming()).items():
             return batch
         raise PlanError("the dataset is empty")
 
     def first(self) -> Any:
-        """The first one.
+        """Return the first sample.
 
         Raises:
-            PlanError: there is nothing.
+            PlanError: The dataset is empty.
         """
         if found := self.take(1):
             return found[0]
         raise PlanError("the dataset is empty")
 
     def show(self, n: int = 20) -> None:
-        """Print the first ``n``, shortened."""
+        """Print the first ``n`` samples, shortened."""
         for sample in self.take(n):
             sys.stdout.write(f"{brief(sample)}\n")
 
     def __len__(self) -> int:
-        """How many there are, where that is known without running.
+        """Return the number of samples (or batches), where it is known without running.
 
         Raises:
-            TypeError: only ``count()`` can tell.
+            TypeError: Only ``count()`` can tell.
         """
         length = self._length()
         if length is None:
@@ -166,17 +169,17 @@ class Dataset(Writing):
         return True
 
     def count(self) -> int:
-        """How many there are, running the dataset if need be."""
+        """Count the samples (or batches), running the dataset where that is needed."""
         length = self._length() if self.plan.errors.action == "raise" else None
         if length is None:
             self._program().check_end()
         return sum(map(len, self._run(self._coming()).runs())) if length is None else length
 
     def schema(self) -> dict[str, str]:
-        """The fields of the first sample and their types.
+        """Return the fields of the first sample and their types.
 
         Raises:
-            PlanError: there is nothing, or samples have no fields.
+            PlanError: The dataset is empty.
         """
         sample = self.first()
         if isinstance(sample, tuple):
@@ -186,50 +189,54 @@ class Dataset(Writing):
         return {name: type_of(value) for name, value in sample.items()}
 
     def unique(self, field: str) -> list[Any]:
-        """The values of a field, each once, in the order they first come.
+        """Return the distinct values of a field, in the order in which they first appear.
 
         Raises:
-            DataError: a sample has no such field.
+            DataError: A sample does not have the field.
         """
         plan = relations.fields_of(self.plan, field)
-        return relations.unique(self._all(plan).runs(), field, relations.memory_of(plan))
+        return relations.unique(self._full_run(plan).runs(), field, relations.memory_of(plan))
 
     def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
-        """The samples of the coming epoch, run once and kept: in memory, or in Parquet files in a new folder.
+        """Run the coming epoch once and return its samples as a dataset, in memory or in Parquet files in a new folder.
 
-        Columns are kept as columns.
+        Columns stay columns.
 
         Raises:
-            PlanError: the folder holds such files already, or the dataset has no end.
-            DataError: a sample cannot be stored in a table.
-            StorageError: the folder cannot be written.
+            PlanError: The folder already holds Parquet files, or the dataset has no end.
+            DataError: A sample cannot be stored in a table.
+            StorageError: The folder cannot be written.
         """
         if folder is not None:
             written = Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
             if not written.samples:
-                return self._kept(ItemsSource(ByObject([])))
-            return self._kept(parquet.ParquetSource((os.fspath(folder),)))
-        items = relations.gathered([run for run in self._all(self.plan).runs() if len(run)])
+                return self._read_again(ItemsSource(ByObject([])))
+            return self._read_again(tables.ParquetSource((os.fspath(folder),)))
+        items = relations.gathered([run for run in self._full_run(self.plan).runs() if len(run)])
         if isinstance(items, Columns):
-            return self._kept(parquet.TableSource(ByObject(parquet.table_from(items))))
-        return self._kept(ItemsSource(ByObject(items)))
+            return self._read_again(tables.TableSource(ByObject(tables.table_from(items))))
+        return self._read_again(ItemsSource(ByObject(items)))
 
-    def _kept(self, source: Any) -> Dataset:
+    def _read_again(self, source: Any) -> Dataset:
         return Dataset(Plan(source, (), self.plan.seed, engine=self.plan.engine))
 
+    @overload
+    def __getitem__(self, i: str) -> Dataset: ...
+    @overload
+    def __getitem__(self, i: SupportsIndex) -> Any: ...
     def __getitem__(self, i: SupportsIndex | str) -> Any:
-        """The sample at place ``i`` of the unshuffled order, through every stage; or the values of a field, a dataset.
+        """Return the sample at position ``i`` of the unshuffled order, or a dataset of the values of a field.
 
         Raises:
-            IndexError: there is no such place.
-            TypeError: a stage changes the count, so that places mean nothing.
+            IndexError: There is no such position.
+            TypeError: A stage changes the count, so that positions mean nothing.
         """
         if isinstance(i, str):
             return Dataset(relations.fields_of(self.plan, i).then(MapFn(_Column(i))))
         try:
             wanted = index(i)
         except TypeError:
-            raise TypeError(f"ds[i] needs a number or the name of a field, not {type(i).__name__}") from None
+            raise TypeError(f"ds[i] needs an integer or the name of a field, not {type(i).__name__}") from None
         plan = unshuffled(self.plan)
         if not plan.counted:
             raise TypeError("ds[i] needs stages that keep the count; filter, flat_map and batched do not")
@@ -239,15 +246,15 @@ class Dataset(Writing):
         epoch = self.plan.epoch or 0
         order = program.order(epoch)
         if order.size < 0:
-            raise TypeError("ds[i] needs counts, which these shards do not tell; run `penstock index`")
+            raise TypeError("ds[i] needs the counts of the shards, which are not known; run `penstock index`")
         start = program.start(order, plan.cut)
-        many = sum(max(0, -(-(p[1] - p[0]) // p[2])) for p in start.left)
+        length = sum(max(0, -(-(p[1] - p[0]) // p[2])) for p in start.left)
         if wanted < 0:
             program.check_end()
-        place = wanted + many if wanted < 0 else wanted
-        if not 0 <= place < many:
-            raise IndexError(f"{i} is not a place in a dataset of {many}")
-        for item in Run(program, order, epoch, start.only(place)).items():
+        position = wanted + length if wanted < 0 else wanted
+        if not 0 <= position < length:
+            raise IndexError(f"{i} is not a position in a dataset of {length} samples")
+        for item in Run(program, order, epoch, start.only(position)).items():
             return item
         raise IndexError(f"the sample at {i} was skipped")
 
@@ -257,36 +264,37 @@ class Dataset(Writing):
         format: Literal["numpy", "torch", "arrow", "pandas"] = "numpy",
         drop_last: bool = False,
     ) -> Iterator[Any]:
-        """The samples of the next epoch in batches: dicts of columns, a ``pyarrow.Table`` or ``pandas.DataFrame`` each.
+        """Iterate over the next epoch in batches: dicts of columns, ``pyarrow.Table`` or ``pandas.DataFrame``.
 
-        Of tables, batches are cut without making rows; arrays of numbers are then views that cannot be written to.
+        Batches of tables are cut without making rows; their arrays of numbers are then read-only views.
 
         Raises:
-            PlanError: an unknown format.
-            MissingExtra: it needs a package that is not installed.
+            PlanError: The format is unknown.
+            MissingExtra: The format needs a package that is not installed.
         """
         check_choice("format", format, ("numpy", "torch", "arrow", "pandas"))
         if format == "torch":
             return self.iter_torch_batches(batch_size, drop_last=drop_last)
-        join = parquet.ArrowBatch(format) if format in ("arrow", "pandas") else None
-        return self._pass(self.batched(batch_size, drop_last, join).plan)
+        join = tables.ArrowBatch(format) if format in ("arrow", "pandas") else None
+        return self._epoch_items(self.batched(batch_size, drop_last, join).plan)
 
     def to_arrow(self) -> pa.Table:
-        """All samples as a ``pyarrow.Table`` in memory.
+        """Return all samples as a ``pyarrow.Table`` in memory.
 
         Raises:
-            DataError: they do not have the same fields, or values that do not go together.
+            DataError: Samples differ in their fields, or the values of a field do not fit one type.
             MissingExtra: pyarrow is not installed.
         """
-        return parquet.joined_table(self._all(self.plan).runs())
+        return tables.joined_table(self._full_run(self.plan).runs())
 
     def to_pandas(self) -> pd.DataFrame:
-        """All samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
-        return parquet.frame(self.to_arrow())
+        """Return all samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
+        return tables.frame(self.to_arrow())
 
-    def to_polars(self) -> Any:
-        """All samples as a ``polars.DataFrame`` in memory; it raises what ``to_arrow`` raises."""
-        return parquet.polars_frame(self.to_arrow())
+    def to_polars(self) -> pl.DataFrame:
+        """Return all samples as a ``polars.DataFrame`` in memory; raises what ``to_arrow`` raises."""
+        frame: pl.DataFrame = tables.polars_frame(self.to_arrow())
+        return frame
 
     def iter_torch_batches(
         self,
@@ -298,30 +306,30 @@ class Dataset(Writing):
         prefetch: int = 1,
         drop_last: bool = False,
     ) -> Iterator[Any]:
-        """The samples of the next epoch in batches of tensors; what is neither number nor array stays a list.
+        """Iterate over the next epoch in batches of tensors; values that are neither numbers nor arrays stay lists.
 
         Args:
-            batch_size: Samples a batch.
-            device: Where tensors go; they are moved there by a thread, ``prefetch`` batches ahead.
-            dtypes: The type of every tensor, or of those of some fields.
-            collate_fn: Joins a list of samples to a batch, in place of columns.
-            pin_memory: Put tensors where a GPU can fetch them by itself.
+            batch_size: Samples per batch.
+            device: Where the tensors go; a thread moves them there, ``prefetch`` batches ahead.
+            dtypes: The type of every tensor, or a type by field.
+            collate_fn: Joins a list of samples into a batch, in place of columns.
+            pin_memory: Put tensors into pinned memory, from which a GPU copies by itself.
             prefetch: Batches to have ready on the device.
-            drop_last: Leave out a last batch that is not whole.
+            drop_last: Drop the last batch if it is short.
 
         Raises:
-            PlanError: an argument out of range.
+            PlanError: An argument is out of range.
             MissingExtra: torch is not installed.
         """
         from penstock.feed.torch import Tensors, ahead
 
         check_count("prefetch", prefetch)
         tensors = Tensors(device, dtypes, pin_memory)
-        batches = self._pass(self.batched(batch_size, drop_last, collate_fn).plan)
+        batches = self._epoch_items(self.batched(batch_size, drop_last, collate_fn).plan)
         return ahead(batches, tensors, prefetch if device is not None else 0)
 
     def to_torch(self) -> TorchDataset:
-        """A ``torch.utils.data.IterableDataset`` of this, with a state and ``set_epoch``.
+        """Return this as a ``torch.utils.data.IterableDataset`` with a state and ``set_epoch``.
 
         Raises:
             MissingExtra: torch is not installed.
@@ -339,15 +347,20 @@ class Dataset(Writing):
         uneven: Literal["keep", "drop", "pad"] | None = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> Loader:
-        """Feed one rank, with a state that can be saved after any batch and taken up under any number of ranks.
+        """Feed one rank, with a state that can be saved after any batch and restored under any number of ranks.
 
-        Rank and world come from torch.distributed or the environment when not given. ``uneven`` is ``"drop"`` when
-        there is more than one rank, else ``"keep"``; where a stage changes the count, the ranks of a process group
-        agree on the end of the epoch, one integer a batch. ``ledger`` is a local folder where the loader writes down
-        which samples went into which step; ``ps.ledger`` reads it.
+        Args:
+            rank: This process's rank; found in torch.distributed, Ray Train or the environment by default.
+            world: The number of ranks; found like ``rank``.
+            epoch: The first epoch.
+            cut: ``"range"`` gives each rank a contiguous run of the order, ``"step"`` every world-th position.
+            uneven: What to do where ranks would get different numbers of samples: ``"drop"`` (the default with several
+                ranks), ``"pad"`` or ``"keep"``. Where a stage changes the count, the ranks of a process group agree on
+                the end of the epoch by one integer per batch.
+            ledger: A local folder where the loader records which samples went into which step; ``ps.ledger`` reads it.
 
         Raises:
-            PlanError: the dataset is cut already and another rank is given, or the plan cannot be cut.
+            PlanError: The dataset is already cut and another rank is given, or the plan cannot be cut.
         """
         epoch = self.plan.epoch or check_count("epoch", epoch)
         if self.plan.cut is not None:
@@ -361,50 +374,52 @@ class Dataset(Writing):
 
     def to_huggingface(
         self, path: str | os.PathLike[str] | None = None, *, features: Mapping[str, Any] | None = None
-    ) -> Any:
-        """A ``datasets.Dataset`` of the samples, with their features: in memory, or in an Arrow file at ``path``.
+    ) -> datasets.Dataset:
+        """Return the samples as a ``datasets.Dataset`` with features: in memory, or in an Arrow file at ``path``.
 
-        Features that came with the source are kept where the values still are what they say; others are told by the
-        first thousand samples, unless ``features`` says what each field is.
+        Features that came with the source are kept where the values still fit them; the others are inferred from the
+        first thousand samples, unless ``features`` gives a feature for each field.
 
         Raises:
-            DataError: a sample is not what the features say.
-            MissingExtra: the package datasets is not installed.
-            PlanError: ``features`` are none.
-            StorageError: the file cannot be written.
+            DataError: A sample does not fit the features.
+            MissingExtra: The package datasets is not installed.
+            PlanError: ``features`` holds something that is not a feature.
+            StorageError: The file cannot be written.
         """
         given = None if features is None else {name: feature_of(feature) for name, feature in features.items()}
         from penstock.formats.tables.huggingface import collected
 
         return collected(self._peek(), self._program().features(), given, path)
 
-    def to_ray(self, blocks: int | None = None) -> Any:
-        """A ``ray.data.Dataset`` of the coming epoch, in order: a column for each field, arrays as tensors.
+    def to_ray(self, blocks: int | None = None) -> ray.data.Dataset:
+        """Return the coming epoch as a ``ray.data.Dataset``, in order: a column per field, arrays as tensors.
 
-        Its read tasks run this plan on stretches of the order: a shard each, or a range of at least 256 samples of
-        one; ``blocks`` says how many. A class given to ``map_batches`` is constructed once in every process that reads.
-        Where a stage sees several samples there is one task. An ``on_error`` limit holds for each task.
+        Each of its read tasks runs this plan on a range of the order: one shard, or at least 256 samples of one;
+        ``blocks`` sets the number of tasks. A class given to ``map_batches`` is constructed once in every process that
+        reads. Where a stage sees several samples at once there is only one task. An ``on_error`` limit applies to each
+        task.
 
         Raises:
             MissingExtra: ray is not installed.
-            PlanError: the dataset has no end.
+            PlanError: The dataset has no end.
         """
         from penstock.feed.to_ray import to_ray
 
-        return to_ray(self.plan, self._coming(), blocks)
+        dataset: ray.data.Dataset = to_ray(self.plan, self._coming(), blocks)
+        return dataset
 
     def stats(self) -> Stats:
-        """What the last run of this dataset did, or does: rates, where the time goes, and the bottleneck in words."""
+        """Return what the last run did, or is doing: rates, where the time goes, and the bottleneck in words."""
         return self._meters.stats() if isinstance(self._meters, Loader) else snapshot(self._meters)
 
     def explain(self) -> str:
-        """The plan as it runs: what is fused, where, and with how many workers."""
+        """Describe how the plan runs: what is fused, where, and with how many workers."""
         return explained(Program(self.plan))
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """The value of a sample's field."""
+    """A function that returns the value of a sample's field."""
 
     field: str
 

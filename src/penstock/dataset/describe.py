@@ -1,4 +1,4 @@
-"""Datasets in words: what a plan does, what a sample holds."""
+"""Datasets in words: how a plan runs, what a sample holds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.engines import Program, Segment
 
 
 def explained(program: Program) -> str:
-    """The plan as it runs: what is fused, where, and with how many workers."""
+    """Describe how a plan runs: what is fused, where, and with how many workers."""
     plan = program.plan
     orders = [stage.describe() for stage in plan.ordering] or ["as stored"]
     lines = [f"engine {plan.engine.name}, seed {program.seed}", f"order: {' -> '.join(orders)}"]
@@ -16,11 +16,11 @@ def explained(program: Program) -> str:
         if level.head is not None:
             lines.append(f"at the consumer: {level.head.stage.describe()}")
         lines += [_segment(segment) for segment in level.segments]
-    wanted = program.fields[0]
-    if wanted.only is not None:
-        lines.append(f"fields read: {', '.join(sorted(wanted.only)) or 'none'}")
-    elif wanted.excluded:
-        lines.append(f"fields not read: {', '.join(sorted(wanted.excluded))}")
+    fields = program.fields[0]
+    if fields.only is not None:
+        lines.append(f"fields read: {', '.join(sorted(fields.only)) or 'none'}")
+    elif fields.excluded:
+        lines.append(f"fields not read: {', '.join(sorted(fields.excluded))}")
     if plan.cut is not None and plan.cut.how == "step":
         same = "" if not plan.changes_count else " not"
         lines.append(f"global batches are{same} the same for every world with equal world x batch")
@@ -29,14 +29,15 @@ def explained(program: Program) -> str:
 
 
 def _segment(segment: Segment) -> str:
-    needs = segment.resources
-    if needs is None:
+    resources = segment.resources
+    if resources is None:
         return f"inline: {segment.describe()}"
-    many = "as many workers as cores" if needs.workers is None else f"workers {needs.workers}"
-    return f"{needs.on}, {many}: {segment.describe()}"
+    workers = "as many workers as cores" if resources.workers is None else f"workers {resources.workers}"
+    return f"{resources.on}, {workers}: {segment.describe()}"
 
 
 def type_of(value: Any) -> str:
+    """Name the type of a value, with dtype and shape of an array."""
     shape = getattr(value, "shape", None)
     dtype = getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
@@ -50,6 +51,7 @@ def type_of(value: Any) -> str:
 
 
 def brief(value: Any) -> str:
+    """Write a value in a few words."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name!r}: {brief(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""The functions a dataset begins with."""
+"""The functions that make a dataset of shards, files and objects in memory, and mix datasets."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from numbers import Real
 from typing import Any, Literal
 
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.stage_methods import Workers, branch
+from penstock.dataset.stage_methods import branch
 from penstock.errors import PlanError
 from penstock.formats.files import FilesSource, ImagesSource
 from penstock.formats.items import ItemsSource
 from penstock.formats.tar.source import TarSource
 from penstock.formats.torch import TorchSource
 from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
+from penstock.plan.values import Workers
 from penstock.storage import Cache, Storage, spell
 
-Places = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def read_tar(
-    urls: Places, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
+    urls: Urls, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
 ) -> Dataset:
     """Read tar shards: ``"train-{0000..0147}.tar"``, ``"a.tar::b.tar"``, a glob, a folder, a list, ``"-"`` for stdin.
 
     Args:
         urls: Local paths, or URLs: ``s3://``, ``http(s)://``, ``memory://`` and what fsspec knows.
-        workers: Workers that read, where one is not enough.
-        storage: How to reach what is remote, such as ``ps.S3(endpoint=...)``; by default as the environment says.
-        cache: Where to keep what was fetched, such as ``ps.Cache("dir", max_bytes="200GB")``.
+        workers: How many workers read; by default reading is part of the next stage.
+        storage: How to reach remote shards, such as ``ps.S3(endpoint=...)``; by default as the environment says.
+        cache: Where to keep fetched shards, such as ``ps.Cache("dir", max_bytes="200GB")``.
 
     Raises:
-        PlanError: no path is given.
+        PlanError: No path is given.
     """
-    return begun(TarSource(spell(urls), workers, storage=storage, cache=cache))
+    return dataset_of(TarSource(spell(urls), workers, storage=storage, cache=cache))
 
 
-def read_files(urls: Places, *, workers: Workers = None, storage: Storage | None = None) -> Dataset:
+def read_files(urls: Urls, *, workers: Workers = None, storage: Storage | None = None) -> Dataset:
     """Read whole files, local or remote: fields ``path`` and ``bytes``."""
-    return begun(FilesSource(spell(urls), workers, storage))
+    return dataset_of(FilesSource(spell(urls), workers, storage))
 
 
 def read_images(
-    folder: Places,
+    folder: Urls,
     mode: str | None = None,
     labels: str | None = None,
     *,
@@ -53,46 +54,45 @@ def read_images(
     """Read image files in path order: ``image`` (uint8), ``path``, and with ``labels="folder"`` the class as ``label``.
 
     Raises:
-        PlanError: an unknown mode.
+        PlanError: The mode is unknown.
     """
-    return begun(ImagesSource(spell(folder), mode, labels, workers, storage))
+    return dataset_of(ImagesSource(spell(folder), mode, labels, workers, storage))
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
     """Read samples from a list.
 
     Raises:
-        PlanError: it is no list.
+        PlanError: ``items`` is not a list.
     """
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise PlanError(f"from_items needs a list, not {type(items).__name__}")
-    return begun(ItemsSource(ByObject(items if isinstance(items, Sequence) else list(items))))
+    return dataset_of(ItemsSource(ByObject(items if isinstance(items, Sequence) else list(items))))
 
 
 def from_torch(dataset: Any, fields: Sequence[str] = ("image", "label"), *, workers: Workers = None) -> Dataset:
     """Read the items of a map-style dataset: a tuple's values under the names in ``fields``, a dict as it is.
 
-    One thread asks it for items, since nobody promises that several may; ``workers`` says how many may.
+    One thread reads the items, since the dataset may not be thread-safe; ``workers`` sets how many do.
 
     Raises:
-        PlanError: it has no length or no items by number, or ``fields`` are no names.
+        PlanError: The dataset does not have ``__len__`` and ``__getitem__``, or ``fields`` are not names.
     """
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise PlanError(f"from_torch needs a dataset with a length and items by number, not {type(dataset).__name__}")
+        raise PlanError(f"from_torch needs a dataset with __len__ and __getitem__, not {type(dataset).__name__}")
     names = tuple(fields) if not isinstance(fields, str) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise PlanError(f"fields={fields!r}: give names, such as ('image', 'label')")
-    return begun(TorchSource(ByObject(dataset), names, workers))
+    return dataset_of(TorchSource(ByObject(dataset), names, workers))
 
 
-def begun(source: Any) -> Dataset:
-    """The dataset that begins with a source.
+def dataset_of(source: Any) -> Dataset:
+    """Return a dataset of a source.
 
     Raises:
-        PlanError: its number of workers makes no sense.
+        PlanError: The number of workers is out of range.
     """
-    resources = source.resources  # checks the number of workers where it is written
-    del resources
+    _ = source.resources  # checks the number of workers where the user wrote it
     return Dataset(Plan(source))
 
 
@@ -103,16 +103,16 @@ def mix(
 ) -> Dataset:
     """Mix datasets by weight, counted in samples of their sources.
 
-    Nothing repeats unless a dataset says ``repeat()``. ``stop="first"`` ends where a dataset would be asked for a
-    sample it does not have; ``"all"`` goes on with the others.
+    Nothing repeats unless a dataset says ``repeat()``. ``stop="first"`` ends when the first dataset is exhausted;
+    ``"all"`` continues with the others.
 
-    ``weights=[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` changes them at positions of the mixture: source samples of an
-    epoch, counted over all ranks together and before any filter. A training step of ``world`` ranks is ``world *
-    batch_size`` positions; use ``cut="step"``, so that all ranks pass a change at the same time. A weight may be 0 for
-    a while.
+    ``weights=[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` changes the weights at positions of the mixture: source samples
+    of an epoch, counted over all ranks together and before any filter. A training step of ``world`` ranks takes
+    ``world * batch_size`` positions; use ``cut="step"`` so that all ranks pass a change at the same time. A weight may
+    be 0 for some time.
 
     Raises:
-        PlanError: the weights do not fit, or a dataset holds a stage that joins samples.
+        PlanError: The weights do not fit, or a dataset has a stage that joins samples.
     """
     check_choice("stop", stop, ("first", "all"))
     datasets = list(datasets) if isinstance(datasets, Iterable) else []
@@ -126,22 +126,22 @@ def mix(
     return Dataset(Plan(source, (), None, None, None, first.errors, first.engine))
 
 
-def _schedule(weights: Any, many: int) -> list[tuple[int, tuple[float, ...]]]:
-    """The weights by the position from which they hold."""
+def _schedule(weights: Any, count: int) -> list[tuple[int, tuple[float, ...]]]:
+    """Return the weights with the position from which they apply."""
     given = list(weights) if isinstance(weights, Iterable) else []
     if not given or not all(isinstance(row, Sequence) and len(row) == 2 for row in given):
-        if len(given) != many or not all(_weight(w) and w for w in given):
-            raise PlanError(f"weights={weights!r}: give one positive number for each of {many} datasets")
+        if len(given) != count or not all(_weight(w) and w for w in given):
+            raise PlanError(f"weights={weights!r}: give one positive number for each of {count} datasets")
         return [(0, tuple(map(float, given)))]
     positions = [position for position, _ in given]
     rows = [tuple(row) if isinstance(row, Iterable) else () for _, row in given]
     if not all(type(p) is int for p in positions) or positions[0] != 0 or positions != sorted({*positions}):
-        raise PlanError(f"weights change at {positions!r}: give whole numbers that rise, the first of them 0")
+        raise PlanError(f"weights change at {positions!r}: give increasing integers that start with 0")
     for position, row in zip(positions, rows, strict=True):
-        if len(row) != many or not all(map(_weight, row)) or not any(row):
-            raise PlanError(f"weights from {position} on: {row!r}: give {many} numbers from 0, not all of them 0")
-    if unused := [number for number in range(many) if not any(row[number] for row in rows)]:
-        raise PlanError(f"weights: dataset {unused[0]} never has a weight above 0; leave it out")
+        if len(row) != count or not all(map(_weight, row)) or not any(row):
+            raise PlanError(f"weights from {position} on: {row!r}: give {count} numbers >= 0, not all of them 0")
+    if unused := [number for number in range(count) if not any(row[number] for row in rows)]:
+        raise PlanError(f"weights: dataset {unused[0]} never has a weight above 0; remove it")
     return [(position, tuple(map(float, row))) for position, row in zip(positions, rows, strict=True)]
 
 

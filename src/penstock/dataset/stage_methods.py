@@ -1,17 +1,18 @@
-"""What is done to samples, said in a chain: every method adds one stage to the plan and returns a new value."""
+"""The methods that add a stage to a plan: each returns a new value."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
 from penstock.dataset import relations
-from penstock.engines import engine_options
+from penstock.engines import EngineName, Event, engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
 from penstock.plan import (
@@ -53,25 +54,23 @@ from penstock.plan import (
     check_count,
     exclusions,
 )
-
-Workers = int | tuple[int, int] | None
-On = Literal["threads", "processes"]
+from penstock.plan.values import WorkerKind, Workers
 
 
-class Chain:
-    """A plan and the methods that add to it; immutable, every method returns a new one of the same kind."""
+class StageMethods:
+    """A plan and the methods that add stages to it; immutable, every method returns a new value of the same class."""
 
     __slots__ = ("plan",)
 
     plan: Plan
 
     def __init__(self, plan: Plan) -> None:
-        """Made by the functions that read, and by its own methods."""
+        """Wrap a plan; users get one from the functions that read and from its own methods."""
         object.__setattr__(self, "plan", plan)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "plan":
-            raise AttributeError(f"a {type(self).__name__} is not changed: its methods give new ones")
+            raise AttributeError(f"a {type(self).__name__} is immutable: its methods return new ones")
         object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -99,63 +98,115 @@ class Chain:
         trust_pickle: bool = False,
         limits: Limits | None = None,
         workers: Workers = None,
-        on: On = "threads",
+        on: WorkerKind = "threads",
         cpus: float | None = None,
         gpus: float = 0,
         retries: int = 0,
         timeout_s: float | None = None,
         **by_field: FieldSpec,
     ) -> Self:
-        """Turn bytes into values: named fields as given, all others by ``spec`` and extension.
+        """Decode bytes into values: the named fields as given, all others by ``spec`` and their extension.
 
         Args:
-            spec: How images are decoded: ``"rgb8"``, ``"pil"``, ``"torch"``, ...; ``None``: as stored.
-            fields: Decoders by field, for names that are no Python words.
+            spec: How to decode images: ``"rgb8"``, ``"pil"``, ``"torch"``, ...; ``None`` keeps what is stored.
+            fields: Decoders by field, for names that are not Python identifiers.
             trust_pickle: Decode pickle too, which can run code.
-            limits: What one field may unpack to.
-            workers: Workers, or (min, max).
-            on: Where they run.
-            cpus: Cores for each.
-            gpus: Devices for each.
-            retries: How often a failing sample is tried again.
+            limits: How large one field may become.
+            workers: How many workers decode, or (min, max).
+            on: Whether workers are threads or processes.
+            cpus: Cores per worker.
+            gpus: Devices per worker.
+            retries: How often to retry a failing sample.
             timeout_s: How long one sample may take.
             by_field: A spec, the name of a codec, or a function of the bytes (and ``rng``).
 
         Raises:
-            PlanError: a spec that does not exist, or an argument out of range.
+            PlanError: A spec does not exist, or an argument is out of range.
         """
         given = field_specs(fields, by_field)
         resources = Resources(workers, on, cpus, gpus, retries, timeout_s)
         return self._then(Decode(spec, given, trust_pickle, limits or Limits(), resources=resources))
 
-    def map(self, fn: Callable[..., Any], **resources: Any) -> Self:
+    def map(
+        self,
+        fn: Callable[..., Any],
+        *,
+        workers: Workers = None,
+        on: WorkerKind = "threads",
+        cpus: float | None = None,
+        gpus: float = 0,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        memory: float | str | None = None,
+        **unknown: Never,
+    ) -> Self:
         """Replace every sample by ``fn(sample)``; a parameter named ``rng`` gets the sample's own generator.
 
-        Takes ``workers=``, ``on=``, ``cpus=``, ``gpus=``, ``retries=``, ``timeout_s=``.
+        Args:
+            fn: A function of a sample.
+            workers: How many workers call it, or (min, max); by default as many as there are cores.
+            on: Whether workers are threads or processes.
+            cpus: Cores per worker.
+            gpus: Devices per worker; a parameter named ``device`` gets the worker's device.
+            retries: How often to retry a failing sample.
+            timeout_s: How long one sample may take.
+            memory: Memory that one worker needs, as a number of bytes or "2GB"; Ray places workers by it.
 
         Raises:
-            PlanError: ``fn`` is no function, or an argument is out of range.
+            PlanError: ``fn`` is not a function, or an argument is unknown or out of range.
         """
-        return self._then(MapFn(fn, resources=resources_of("map", resources)))
+        resources = resources_of("map", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
+        return self._then(MapFn(fn, resources=resources))
 
-    def filter(self, fn: Callable[..., Any] | Condition, **resources: Any) -> Self:
-        """Keep the samples for which ``fn(sample)`` is true. Takes what ``map`` takes.
+    def filter(
+        self,
+        fn: Callable[..., Any] | Condition,
+        *,
+        workers: Workers = None,
+        on: WorkerKind = "threads",
+        cpus: float | None = None,
+        gpus: float = 0,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        memory: float | str | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """Keep the samples for which ``fn(sample)`` is true. The other arguments are those of ``map``.
 
-        A condition such as ``ps.col("label") == 3`` is asked of columns where samples are columns, and a Parquet file
-        skips the row groups that cannot hold such a row.
+        A condition such as ``ps.col("label") == 3`` is evaluated on whole columns where samples come as columns, and a
+        Parquet file skips the row groups that cannot hold a matching row.
 
         Raises:
-            PlanError: it is neither a function nor a condition, or an argument is out of range.
+            PlanError: ``fn`` is neither a function nor a condition, or an argument is unknown or out of range.
         """
-        if isinstance(fn, Condition):
-            if resources:
-                raise PlanError(f"filter({fn}) calls no function: it has no {', '.join(resources)}")
-            return self._then(ConditionFilter(fn))
-        return self._then(FilterFn(fn, resources=resources_of("filter", resources)))
+        resources = resources_of("filter", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
+        if not isinstance(fn, Condition):
+            return self._then(FilterFn(fn, resources=resources))
+        default = Resources()
+        if given := [f.name for f in fields(Resources) if getattr(resources, f.name) != getattr(default, f.name)]:
+            raise PlanError(f"filter({fn}) does not call a function: leave out {', '.join(given)}")
+        return self._then(ConditionFilter(fn))
 
-    def flat_map(self, fn: Callable[..., Iterable[Any]], **resources: Any) -> Self:
-        """Replace every sample by all that ``fn(sample)`` gives. Takes what ``map`` takes."""
-        return self._then(FlatMapFn(fn, resources=resources_of("flat_map", resources)))
+    def flat_map(
+        self,
+        fn: Callable[..., Iterable[Any]],
+        *,
+        workers: Workers = None,
+        on: WorkerKind = "threads",
+        cpus: float | None = None,
+        gpus: float = 0,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        memory: float | str | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """Replace every sample by all samples in ``fn(sample)``. The other arguments are those of ``map``.
+
+        Raises:
+            PlanError: ``fn`` is not a function, or an argument is unknown or out of range.
+        """
+        resources = resources_of("flat_map", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
+        return self._then(FlatMapFn(fn, resources=resources))
 
     def map_batches(
         self,
@@ -164,46 +215,58 @@ class Chain:
         *,
         fn_args: Sequence[Any] = (),
         fn_kwargs: Mapping[str, Any] | None = None,
-        **resources: Any,
+        workers: Workers = None,
+        on: WorkerKind = "threads",
+        cpus: float | None = None,
+        gpus: float = 0,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        memory: float | str | None = None,
+        **unknown: Never,
     ) -> Self:
-        """Call ``fn`` on columns of up to ``batch_size`` neighbours, for speed; row i answers row i.
+        """Call ``fn`` on columns of up to ``batch_size`` neighbouring samples, for speed; row i of the result is row i.
 
-        A class is constructed once per worker with ``fn_args`` and ``fn_kwargs``. For real batches use
-        ``batched(n).map(fn)``. Takes what ``map`` takes.
+        For batches that a model trains on use ``batched(n).map(fn)``. The other arguments are those of ``map``.
+
+        Args:
+            fn: A function of ``{field: stacked array or list}``; a class is constructed once per worker.
+            batch_size: Rows per call, at most.
+            fn_args: Arguments of the class's constructor.
+            fn_kwargs: Keyword arguments of the class's constructor.
 
         Raises:
-            PlanError: ``fn`` is no function or class, or an argument is out of range.
+            PlanError: ``fn`` is not a function or class, or an argument is unknown or out of range.
         """
+        resources = resources_of("map_batches", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
         args = ByObject(tuple(fn_args)) if fn_args else None
         kwargs = ByObject(dict(fn_kwargs)) if fn_kwargs else None
-        given = resources_of("map_batches", resources)
-        return self._then(MapBatches(fn, batch_size, args, kwargs, resources=given))
+        return self._then(MapBatches(fn, batch_size, args, kwargs, resources=resources))
 
     def select(self, *names: str) -> Self:
-        """Keep these fields (and those named ``__like_this__``)."""
+        """Keep these fields, and those named ``__like_this__``."""
         return self._then(Select(names))
 
     def drop(self, *names: str) -> Self:
-        """Leave these fields out."""
+        """Remove these fields."""
         return self._then(Drop(names))
 
     def rename(self, **names: str) -> Self:
-        """Give fields new names: ``rename(image="jpg;png")`` takes the first that is there."""
+        """Rename fields: ``rename(image="jpg;png")`` takes the first of them that a sample has."""
         return self._then(Rename(tuple(names.items())))
 
     def to_tuple(self, *names: str) -> Self:
-        """Turn samples into tuples of these fields; ``"jpg;png"`` takes the first that is there."""
+        """Turn samples into tuples of these fields; ``"jpg;png"`` takes the first of them that a sample has."""
         split = tuple(part for name in names for part in (name.split() if isinstance(name, str) else [name]))
         return self._then(ToTuple(split))
 
     def map_tuple(self, *fns: Callable[..., Any] | None) -> Self:
-        """Apply a function to each place of the tuple; ``None`` leaves it as it is."""
+        """Apply one function to each element of a tuple; ``None`` keeps the element."""
         return self._then(MapTuple(fns, resources=Resources()))
 
     def batched(
         self, batch_size: int, drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None
     ) -> Self:
-        """Join neighbours into batches of columns."""
+        """Join neighbouring samples into batches of columns."""
         return self._then(Batched(batch_size, drop_last, collate))
 
     def batched_by(
@@ -212,11 +275,11 @@ class Chain:
         max_size: float,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> Self:
-        """Join neighbours into batches whose sizes add up to at most ``max_size``."""
+        """Join neighbouring samples into batches whose sizes add up to at most ``max_size``."""
         return self._then(BatchedBy(size_fn, max_size, collate))
 
     def unbatched(self) -> Self:
-        """Take batches apart again."""
+        """Split batches into samples again."""
         return self._then(Unbatched())
 
     # Stages on the order
@@ -224,13 +287,13 @@ class Chain:
     def shuffle(
         self, window: int | None = None, *, shards: int = 16, all: bool = False, seed: int | None = None
     ) -> Self:
-        """Put samples in another order every epoch.
+        """Give every epoch another order.
 
         ``shards`` shards at a time are read front to back and permuted in windows of ``window`` samples; ``all``
-        permutes everything. After ``flat_map``, ``unbatched`` or ``batched`` it permutes windows of that stream.
+        permutes the whole dataset. After ``flat_map``, ``unbatched`` or ``batched`` it permutes windows of that stream.
 
         Raises:
-            PlanError: an argument out of range.
+            PlanError: An argument is out of range.
         """
         if window is not None:
             window = check_count("window", window, least=1)
@@ -240,7 +303,7 @@ class Chain:
             everything = all or (window is None and ds.plan.source.random_access)
             return ds._then(Shuffle(window, shards, everything))
         if all:
-            raise PlanError(f"shuffle(all=True) cannot stand after {self._late()}; put it before, or give a window")
+            raise PlanError(f"shuffle(all=True) cannot come after {self._late()}; put it before, or give a window")
         return ds._then(LateShuffle(window or 1000))
 
     def _late(self) -> str:
@@ -248,14 +311,14 @@ class Chain:
         return late[0].describe()
 
     def limit(self, n: int) -> Self:
-        """Take the first ``n``: of the order while every sample still counts, else of the stream."""
+        """Keep the first ``n``: positions of the order while no stage changes the count, else items of the stream."""
         n = check_count("limit", n)
         if self.plan.counted:
             return self._then(Slice(0, n, self.plan.cut is not None))
         return self._stream(StreamLimit(n))
 
     def skip(self, n: int) -> Self:
-        """Leave out the first ``n``: of the order while every sample still counts, else of the stream."""
+        """Skip the first ``n``: positions of the order while no stage changes the count, else items of the stream."""
         n = check_count("skip", n)
         if self.plan.counted:
             return self._then(Slice(n, None, self.plan.cut is not None))
@@ -267,30 +330,30 @@ class Chain:
         return self._then(stage)
 
     def repeat(self, n: int | None = None) -> Self:
-        """Go through everything ``n`` times in one epoch, each pass in an order of its own; ``None``: without end."""
+        """Repeat the dataset ``n`` times per epoch, each pass in an order of its own; ``None`` repeats forever."""
         if n is not None:
             n = check_count("repeat", n, least=1)
         if not self.plan.commutes:
-            raise PlanError("repeat() cannot stand after a stage that joins samples; put it before")
+            raise PlanError("repeat() cannot come after a stage that joins samples; put it before")
         return self._then(Repeat(n))
 
-    def union(self, *others: Chain) -> Self:
-        """This one, then the others."""
+    def union(self, *others: Self) -> Self:
+        """Concatenate: this dataset, then the others."""
         return self._combined(Union, "union", others)
 
-    def zip(self, other: Chain, strict: bool = True, *, suffix: str | None = None) -> Self:
+    def zip(self, other: Self, strict: bool = True, *, suffix: str | None = None) -> Self:
         """Pair samples by position; fields merge, ``suffix`` renames the right one's where both have them."""
         return self._combined(Zip, "zip", (other,), strict=strict, suffix=suffix)
 
-    def _combined(self, kind: Any, name: str, others: Sequence[Chain], **how: Any) -> Self:
-        together: list[Chain] = [self, *others]
-        for ds in together:
-            if not isinstance(ds, Chain):
+    def _combined(self, kind: Any, name: str, others: Sequence[Self], **options: Any) -> Self:
+        operands = [self, *others]
+        for ds in operands:
+            if not isinstance(ds, StageMethods):
                 raise PlanError(f"{name} needs a Dataset, not {type(ds).__name__}")
             check_branch(ds.plan, name)
         plan = self.plan
-        branches = tuple(branch(ds.plan) for ds in together)
-        return self._with(Plan(kind(branches, **how), (), plan.seed, plan.epoch, None, plan.errors, plan.engine))
+        branches = tuple(branch(ds.plan) for ds in operands)
+        return self._with(Plan(kind(branches, **options), (), plan.seed, plan.epoch, None, plan.errors, plan.engine))
 
     def train_test_split(
         self,
@@ -300,22 +363,26 @@ class Chain:
         by: str | None = None,
         stratify: str | None = None,
     ) -> tuple[Self, Self]:
-        """Part the samples in (train, test), the same way in every epoch and run.
+        """Split the samples into (train, test), the same way in every epoch and run.
 
-        Each shard gives its share, chosen by a hash, so that adding shards moves no sample; ``by`` hashes a field
-        instead, so that samples with the same value stay together; ``shuffle=False`` takes the end of the order.
-        ``stratify`` names a field of which every value gives the same share; that field of all samples is read once,
-        when a side is first used.
+        Args:
+            test_size: The share of samples in test, between 0 and 1.
+            shuffle: Choose by a hash within each shard, so that adding shards moves no sample; False takes the end of
+                the order as test.
+            seed: Changes which samples are chosen.
+            by: A field to hash instead, so that samples with the same value stay together.
+            stratify: A field of which every value has the same share in test. That field is read from all samples
+                once, when a side is first used.
 
         Raises:
-            PlanError: ``test_size`` is no share, arguments contradict each other, or a stage before joins samples.
+            PlanError: ``test_size`` is not a share, arguments contradict each other, or a stage before joins samples.
         """
         if stratify is not None and (by is not None or not shuffle):
-            raise PlanError("stratify= says by itself which samples are chosen: leave by= and shuffle= out")
+            raise PlanError("stratify= chooses the samples by itself: leave out by= and shuffle=")
         if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
             raise PlanError(f"test_size={test_size!r}: give a share between 0 and 1")
         if not self.plan.commutes:
-            raise PlanError("train_test_split() cannot stand after a stage that joins samples; put it before")
+            raise PlanError("train_test_split() cannot come after a stage that joins samples; put it before")
         if by is not None:
             sides = [SplitBy(by, test_size, seed or 0, side) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
@@ -329,22 +396,22 @@ class Chain:
         train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
         return train, test
 
-    def _chosen_from(self) -> int:
-        """Behind which stage samples are chosen: below every shuffle and repeat."""
+    def _choice_depth(self) -> int:
+        """Return after how many stages samples are chosen: below every shuffle and repeat."""
         after = len(self.plan.stages)
         while after and not isinstance(self.plan.stages[after - 1], Slice | Choose):
             after -= 1
         return after
 
     def _unshuffled(self) -> Plan:
-        """What is chosen from."""
-        after, plan = self._chosen_from(), self.plan
+        """Return the plan that samples are chosen from."""
+        after, plan = self._choice_depth(), self.plan
         kept = (stage for at, stage in enumerate(plan.stages) if at < after or not isinstance(stage, OrderStage))
         return replace(plan, stages=tuple(kept), cut=None)
 
     def _choose(self, choice: Choose | Exclude) -> Self:
-        """Choose below every shuffle and repeat, so that what is chosen is the same in every epoch."""
-        plan, after = self.plan, self._chosen_from()
+        """Choose samples below every shuffle and repeat, so that the choice is the same in every epoch."""
+        plan, after = self.plan, self._choice_depth()
         if isinstance(plan.source, Mix | Union) and not after:
             branches = []
             for below, branch in zip(_parts(choice, plan), plan.source.branches, strict=True):
@@ -353,15 +420,16 @@ class Chain:
         return self._with(replace(plan, stages=(*plan.stages[:after], choice, *plan.stages[after:])))
 
     def exclude(self, *samples: Any) -> Self:
-        """Leave samples out of the order: files written by ``on_error("skip", quarantine=...)``, or identities.
+        """Remove samples from the order.
 
-        An identity is ``(source, shard, index)``: the number of the source in this dataset, the shard's name relative
-        to the dataset's folder, and the place in the shard; a list of them, and ``loader.skipped``, will do. Files are
-        read when the dataset is used. It is done before any shuffle and repeat, wherever it is written, and after a
-        limit, skip or split. Samples that are not there are ignored with a warning.
+        Takes files written by ``on_error("skip", quarantine=...)``, identities, lists of identities, and
+        ``loader.skipped``. An identity is ``(source, shard, index)``: the number of the source in this dataset, the
+        shard's name relative to the dataset's folder, and the sample's number in the shard. Files are read when the
+        dataset is used. Samples are removed before any shuffle and repeat, wherever ``exclude`` stands, and after a
+        limit, skip or split. Identities that the dataset does not have are ignored with a warning.
 
         Raises:
-            PlanError: something names no sample, or a file is also this dataset's quarantine.
+            PlanError: An argument does not name a sample, or a file is also this dataset's quarantine.
         """
         return self._choose(Exclude(exclusions(samples)))
 
@@ -372,26 +440,26 @@ class Chain:
         cut: Literal["range", "step"] = "range",
         uneven: Literal["keep", "drop", "pad"] = "keep",
     ) -> Self:
-        """Take one rank's share of the order, wherever this stands in the chain.
+        """Keep one rank's share of the order, wherever ``shard`` stands among the stages.
 
-        In a worker of a DataLoader it is that worker's share, and is not shared with the others again.
+        Called in a worker of a DataLoader, it is that worker's share and is not divided among the workers again.
 
         Raises:
-            PlanError: it is cut already, holds a stage that needs the whole stream, or the numbers do not fit.
+            PlanError: The plan is already cut, has a stage that needs the whole stream, or rank and world do not fit.
         """
         return self._with(self.plan.shard(Cut(rank, world, cut, uneven, this_worker() is not None)))
 
     def split(self, n: int, equal: bool = False) -> list[Self]:
-        """Cut in ``n`` disjoint parts that can be pickled; ``equal`` leaves out at most n-1 samples."""
+        """Cut into ``n`` disjoint datasets that can be pickled; ``equal`` drops at most n-1 samples."""
         n = check_count("split", n, least=1)
         return [self.shard(rank, n, uneven="drop" if equal else "keep") for rank in range(n)]
 
     streaming_split = split
 
     def seed(self, n: int) -> Self:
-        """Set the run's seed: all order and randomness follow from it."""
+        """Set the seed that the order and all randomness follow from."""
         if isinstance(n, bool) or not isinstance(n, Integral):
-            raise PlanError(f"seed={n!r}: give a whole number")
+            raise PlanError(f"seed={n!r}: give an integer")
         return self._with(replace(self.plan, seed=int(n)))
 
     def epoch(self, k: int) -> Self:
@@ -405,39 +473,76 @@ class Chain:
         *,
         quarantine: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Say what happens to a sample that fails, anywhere in the plan.
+        """Choose what happens to a sample that fails, anywhere in the plan.
 
-        ``"skip"`` leaves it out and counts it; more than ``limit`` (a number, or a share below 1) end the run.
-        ``quarantine`` is a file, or a folder, to which the identities of those samples are added, for ``exclude``.
+        Args:
+            action: ``"raise"`` ends the run; ``"skip"`` leaves the sample out and counts it.
+            limit: How many skipped samples (a number, or a share below 1) end the run nevertheless.
+            quarantine: A file or folder to which the identities of skipped samples are appended, for ``exclude``.
 
         Raises:
-            PlanError: an argument that does not fit, or a quarantine that ``exclude`` reads.
+            PlanError: An argument is out of range, or the quarantine is a file that ``exclude`` reads.
         """
         where = None if quarantine is None else os.fspath(quarantine)
         return self._with(replace(self.plan, errors=OnError(action, limit, where)))
 
-    def on(self, engine: str, **options: Any) -> Self:
-        """Choose the engine: ``"local"``, ``"ray"`` or ``"serial"``.
+    def on(
+        self,
+        engine: EngineName,
+        *,
+        cpus: int | None = None,
+        memory: float | str | None = None,
+        ordered: bool | None = None,
+        devices: Sequence[Any] | None = None,
+        address: str | None = None,
+        report: bool | None = None,
+        observer: Callable[[Event], object] | None = None,
+        **unknown: Never,
+    ) -> Self:
+        """Choose the engine that runs the plan.
 
-        The first two take ``cpus=`` (cores to use), ``memory=`` (bytes under way) and ``ordered=False`` (whatever is
-        finished comes first), the local one ``devices=["cuda:0"]`` (for stages with ``gpus=``) and Ray ``address=`` (of
-        a cluster); all take ``report=True`` (a live table) and ``observer=`` (told of every ``Event``).
+        Args:
+            engine: ``"local"`` (threads and processes), ``"ray"`` (a cluster) or ``"serial"`` (a plain loop).
+            cpus: Cores to use (local, ray).
+            memory: Bytes that may be under way, as a number or "8GB" (local, ray).
+            ordered: False delivers whatever is finished first (local, ray).
+            devices: Devices for stages with ``gpus=``, such as ``["cuda:0"]`` (local).
+            address: The cluster to connect to: ``"auto"``, ``"ray://host:10001"`` (ray).
+            report: Show a live table of the run.
+            observer: Called with every ``Event`` of the run.
 
         Raises:
-            PlanError: there is no such engine or option.
+            PlanError: There is no such engine, or it does not have the option.
         """
-        return self._with(replace(self.plan, engine=engine_options(engine, options)))
+        options: dict[str, Any] = {
+            "cpus": cpus,
+            "memory": memory,
+            "ordered": ordered,
+            "devices": devices,
+            "address": address,
+            "report": report,
+            "observer": observer,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return self._with(replace(self.plan, engine=engine_options(engine, {**given, **unknown})))
 
 
-def resources_of(stage: str, given: dict[str, Any]) -> Resources:
+def resources_of(stage: str, unknown: Mapping[str, Any], *values: Any) -> Resources:
+    """Return the resources of a stage from its arguments, given in the order of ``Resources``.
+
+    Raises:
+        PlanError: An argument is unknown or out of range.
+    """
     known = [field.name for field in fields(Resources)]
-    if unknown := [name for name in given if name not in known]:
-        raise PlanError(f"{stage} has no argument {', '.join(unknown)}; it takes {', '.join(known)}")
-    return Resources(**given)
+    for name in unknown:
+        near = get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise PlanError(f"{stage} has no argument {name}; it takes {', '.join(known)}{hint}")
+    return Resources(*values)
 
 
 def _parts(choice: Choose | Exclude, plan: Plan) -> Iterator[Choose | Exclude]:
-    """What a choice is for each branch: sources are counted anew in it."""
+    """Yield what a choice means for each branch, which numbers its sources from 0."""
     seen = 0
     for number, branch in enumerate(plan.branches()):
         before, seen = seen, seen + sum(not isinstance(source, Combination) for source in branch.sources())
@@ -446,6 +551,6 @@ def _parts(choice: Choose | Exclude, plan: Plan) -> Iterator[Choose | Exclude]:
 
 
 def branch(plan: Plan) -> Plan:
-    """A plan as a branch: engine and error policy are those of the whole."""
+    """Return a plan as a branch of another, which brings the engine and the error policy."""
     clean = Plan(plan.source)
     return replace(plan, engine=clean.engine, errors=clean.errors, epoch=None)

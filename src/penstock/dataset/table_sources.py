@@ -1,4 +1,4 @@
-"""The functions a dataset of rows begins with: tables, files of rows, other libraries' datasets."""
+"""The functions that make a dataset of rows: tables, files of rows, and other libraries' datasets."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.sources import Places, begun
-from penstock.dataset.stage_methods import Workers
+from penstock.dataset.sources import Urls, dataset_of
 from penstock.errors import PlanError
 from penstock.formats.rows.lines import JsonLayout, TextLayout, csv_layout, types_of
 from penstock.formats.rows.reader import RowsSource
@@ -17,11 +16,12 @@ from penstock.formats.tables.huggingface import HuggingFaceSource, check_dataset
 from penstock.formats.tables.ray import RaySource, is_ray_dataset
 from penstock.formats.tables.source import ArrowSource, ParquetSource, TableSource, table_of
 from penstock.plan import ByObject
+from penstock.plan.values import Workers
 from penstock.storage import Cache, Storage, spell
 
 
 def read_parquet(
-    urls: Places,
+    urls: Urls,
     columns: Sequence[str] | None = None,
     *,
     workers: Workers = None,
@@ -31,38 +31,38 @@ def read_parquet(
     """Read Parquet files: a file, a folder with all below it, a glob, ``"part-{000..147}.parquet"``, a list.
 
     A file is a shard, a row a sample, a column a field; folders named ``label=3`` add a column. Batches are cut out of
-    the columns, rows are made only for functions that want them.
+    the columns; rows are made only for functions that take samples.
 
     Args:
         urls: Local paths, or URLs: ``s3://``, ``http(s)://``, ``memory://`` and what fsspec knows.
-        columns: The columns to read; by default all, or those that the stages ask for.
-        workers: How many row groups are decoded at a time; by default as many as there are cores.
-        storage: How to reach what is remote, such as ``ps.S3(endpoint=...)``; by default as the environment says.
-        cache: Where to keep what was fetched, such as ``ps.Cache("dir", max_bytes="200GB")``.
+        columns: The columns to read; by default those that the stages need.
+        workers: How many row groups to decode at a time; by default as many as there are cores.
+        storage: How to reach remote files, such as ``ps.S3(endpoint=...)``; by default as the environment says.
+        cache: Where to keep fetched files, such as ``ps.Cache("dir", max_bytes="200GB")``.
 
     Raises:
-        PlanError: no path is given, or ``columns`` are no names.
+        PlanError: No path is given, or ``columns`` are not names.
     """
-    return begun(ParquetSource(spell(urls), _chosen(columns), workers, storage, cache))
+    return dataset_of(ParquetSource(spell(urls), _chosen(columns), workers, storage, cache))
 
 
 def read_arrow(
-    urls: Places,
+    urls: Urls,
     columns: Sequence[str] | None = None,
     *,
     workers: Workers = None,
     storage: Storage | None = None,
     cache: Cache | None = None,
 ) -> Dataset:
-    """Read Arrow files (``.arrow``, ``.feather``, ``.ipc``; files or streams), such as Hugging Face's cache has.
+    """Read Arrow files (``.arrow``, ``.feather``, ``.ipc``; file or stream format), such as Hugging Face caches.
 
-    Places and arguments are those of ``read_parquet``; a record batch is what a row group is there. Local files that
-    are not compressed are mapped, and their columns not copied.
+    The arguments are those of ``read_parquet``; a record batch takes the place of a row group. Local files that are not
+    compressed are memory-mapped, and their columns are not copied.
 
     Raises:
-        PlanError: no path is given, or ``columns`` are no names.
+        PlanError: No path is given, or ``columns`` are not names.
     """
-    return begun(ArrowSource(spell(urls), _chosen(columns), workers, storage, cache))
+    return dataset_of(ArrowSource(spell(urls), _chosen(columns), workers, storage, cache))
 
 
 def _chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -76,13 +76,13 @@ def from_arrow(table: Any) -> Dataset:
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        PlanError: it is no table.
+        PlanError: ``table`` is neither.
     """
-    return begun(TableSource(ByObject(table_of(table))))
+    return dataset_of(TableSource(ByObject(table_of(table))))
 
 
 def read_csv(
-    urls: Places,
+    urls: Urls,
     *,
     delimiter: str = ",",
     names: Iterable[str] | None = None,
@@ -91,114 +91,110 @@ def read_csv(
     storage: Storage | None = None,
     cache: Cache | None = None,
 ) -> Dataset:
-    """Read the rows of CSV files, also compressed ones: a field for each column, typed by Arrow.
+    """Read the rows of CSV files, compressed or not: a field per column, typed by Arrow.
 
-    Types are decided once, by the first megabytes of the first file. A row that does not fit is a ``DataError`` with
-    file and line, and ``on_error("skip")`` leaves it out.
+    Types are inferred once, from the first megabytes of the first file. A row that does not fit them is a
+    ``DataError`` with file and line, which ``on_error("skip")`` skips.
 
     Args:
         urls: Local paths, or URLs; a glob, a folder, a list.
-        delimiter: What stands between values.
-        names: The names of the columns, where the first line of a file does not tell them.
-        types: Types by column, such as ``{"price": "float64", "zip": "string"}``, in place of what is guessed.
-        workers: Workers that read.
-        storage: How to reach what is remote.
-        cache: Where to keep what was fetched.
+        delimiter: What separates values.
+        names: The names of the columns, where files do not begin with a header.
+        types: Types by column, such as ``{"price": "float64", "zip": "string"}``, in place of the inferred ones.
+        workers: How many workers read.
+        storage: How to reach remote files.
+        cache: Where to keep fetched files.
 
     Raises:
-        PlanError: an argument that cannot be meant.
+        PlanError: An argument is not valid.
     """
-    return begun(RowsSource(spell(urls), csv_layout(delimiter, names, types), workers, storage, cache))
+    return dataset_of(RowsSource(spell(urls), csv_layout(delimiter, names, types), workers, storage, cache))
 
 
 def read_json(
-    urls: Places,
+    urls: Urls,
     *,
     types: Mapping[str, str] | None = None,
     workers: Workers = None,
     storage: Storage | None = None,
     cache: Cache | None = None,
 ) -> Dataset:
-    """Read JSON lines, also compressed ones: an object on each line, typed by Arrow. Arguments as in ``read_csv``.
+    """Read JSON lines, compressed or not: an object per line, typed by Arrow. The arguments are those of ``read_csv``.
 
     Raises:
-        PlanError: an argument that cannot be meant.
+        PlanError: An argument is not valid.
     """
-    return begun(RowsSource(spell(urls), JsonLayout(types_of(types)), workers, storage, cache))
+    return dataset_of(RowsSource(spell(urls), JsonLayout(types_of(types)), workers, storage, cache))
 
 
 def read_text(
-    urls: Places, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
+    urls: Urls, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
 ) -> Dataset:
-    """Read lines of text, also of compressed files: each is a sample, ``{"text": line}``."""
-    return begun(RowsSource(spell(urls), TextLayout(), workers, storage, cache))
+    """Read lines of text, from compressed files too: each line is a sample, ``{"text": line}``."""
+    return dataset_of(RowsSource(spell(urls), TextLayout(), workers, storage, cache))
 
 
 def read_tfrecords(
-    urls: Places,
+    urls: Urls,
     *,
     lists: Iterable[str] = (),
     workers: Workers = None,
     storage: Storage | None = None,
     cache: Cache | None = None,
 ) -> Dataset:
-    """Read TFRecord files of ``tf.train.Example``, also compressed ones, without TensorFlow; checksums are checked.
+    """Read TFRecord files of ``tf.train.Example``, compressed or not, without TensorFlow; checksums are verified.
 
-    A field with one value is that value, one with several is an array (of bytes: a list); those named in ``lists`` are
-    never a single value. Text comes as bytes.
+    A field with one value is that value; a field with several is an array (a list, if they are bytes). Fields named in
+    ``lists`` are never a single value. Text comes as bytes.
 
     Raises:
-        PlanError: an argument that cannot be meant.
+        PlanError: An argument is not valid.
     """
     names = () if isinstance(lists, str) else tuple(lists)
     if isinstance(lists, str) or not all(isinstance(name, str) for name in names):
         raise PlanError(f"lists={lists!r}: give a list of field names")
-    return begun(RowsSource(spell(urls), TfRecordLayout(names), workers, storage, cache))
+    return dataset_of(RowsSource(spell(urls), TfRecordLayout(names), workers, storage, cache))
 
 
-def from_huggingface(dataset: Any, split: str | None = None, *, workers: Workers = None) -> Any:
-    """Read a Hugging Face dataset, with its features: ``decode()`` follows them.
+def from_huggingface(dataset: Any, split: str | None = None, *, workers: Workers = None) -> Dataset:
+    """Read a Hugging Face dataset with its features, which ``decode()`` follows.
 
-    A ``Dataset`` is read from its Arrow table, by all workers and without copies; an ``IterableDataset`` and a builder
-    (or its class) front to back, as their examples come.
+    A ``Dataset`` is read from its Arrow table, by all workers and without copies. An ``IterableDataset`` and a builder
+    (or its class) are read front to back.
 
     Args:
         dataset: A ``Dataset``, ``IterableDataset``, ``DatasetDict`` or builder; or the folder or name of a dataset,
             which is loaded when it is used.
-        split: Which split, if there are several.
-        workers: Workers that read, where one is not enough.
-
-    Returns:
-        A ``Dataset``; of a ``DatasetDict`` without ``split``, a dict of them.
+        split: Which split to read; a ``DatasetDict`` needs it.
+        workers: How many workers read.
 
     Raises:
-        PlanError: it is none of these.
+        PlanError: ``dataset`` is none of these, or the split is missing.
     """
-    if isinstance(dataset, Mapping) and split is not None:
-        if split not in dataset:
-            raise PlanError(f"split={split!r}: the dataset has {', '.join(map(str, dataset))}")
-        return from_huggingface(dataset[split], workers=workers)
     if isinstance(dataset, Mapping):
-        return {str(name): from_huggingface(part, workers=workers) for name, part in dataset.items()}
+        if split not in dataset:
+            names = ", ".join(map(repr, dataset))
+            raise PlanError(f"split={split!r}: the dataset has the splits {names}; give one of them")
+        return from_huggingface(dataset[split], workers=workers)
     if isinstance(dataset, str | os.PathLike):
-        return begun(HuggingFaceSource(os.fspath(dataset), split, workers))
+        return dataset_of(HuggingFaceSource(os.fspath(dataset), split, workers))
     check_dataset(dataset)
-    return begun(HuggingFaceSource(ByObject(dataset), split, workers))
+    return dataset_of(HuggingFaceSource(ByObject(dataset), split, workers))
 
 
 def from_ray(dataset: Any, *, workers: Workers = None) -> Dataset:
-    """Read the rows of a ``ray.data.Dataset``: tensors are numpy arrays, a block of it is a shard.
+    """Read the rows of a ``ray.data.Dataset``: tensors are numpy arrays, each of its blocks is a shard.
 
-    It is run once, when its rows are first asked for, and stays in Ray's object store. Pickled, this is references to
-    its blocks, so that tasks and actors of Ray read it too.
+    The Ray dataset runs once, when its rows are first read, and its blocks stay in Ray's object store. Pickling the
+    result pickles references to the blocks, so that Ray's tasks and actors can read it too.
 
     Args:
         dataset: The Ray dataset.
-        workers: Workers that read, where one is not enough.
+        workers: How many workers read.
 
     Raises:
-        PlanError: it is no Ray dataset.
+        PlanError: ``dataset`` is not a Ray dataset.
     """
     if not is_ray_dataset(dataset):
         raise PlanError(f"from_ray needs a ray.data.Dataset, not {type(dataset).__name__}")
-    return begun(RaySource(dataset, workers))
+    return dataset_of(RaySource(dataset, workers))

@@ -1,4 +1,4 @@
-"""Samples into files: every method writes all of them, in order."""
+"""The methods that write: each writes all samples, in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import packing
-from penstock.dataset.table_methods import Tabular
+from penstock.dataset.table_methods import TableMethods
 from penstock.errors import PlanError
 from penstock.storage import Storage
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class Writing(Tabular):
-    """A plan whose samples can be written; nothing of it appears before it is whole."""
+class WriteMethods(TableMethods):
+    """A plan whose samples can be written; a file appears only when it is complete."""
 
     __slots__ = ()
 
     def _coming(self) -> int:
-        """The epoch that is written."""
+        """Return the epoch that is written."""
         return self.plan.epoch or 0
 
     def write_tar(
@@ -37,18 +37,26 @@ class Writing(Tabular):
     ) -> packing.Packed:
         """Write the samples into tar shards, in order.
 
-        ``url`` is a folder (``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
-        path, or a URL that ``storage`` or its scheme knows how to write to. ``resume`` goes on with an interrupted run
-        of the same dataset and options that had it too, makes only the shards that are missing, and needs a folder.
+        Args:
+            url: A folder (for ``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
+                path or a URL.
+            max_bytes: The most bytes of a shard, unless one sample alone is larger.
+            max_samples: The most samples of a shard.
+            compress: How to compress the shards.
+            trust_pickle: Store values by pickle where no codec fits.
+            resume: Resume an interrupted run of the same dataset and options that also had ``resume``: only missing
+                shards are written. Needs a folder.
+            progress: Show a progress bar.
+            storage: How to reach the URL; by default as its scheme and the environment say.
 
         Raises:
-            DataError: a sample cannot be stored.
-            PlanError: the folder holds shards of something else, with ``resume``.
-            StorageError: the place cannot be written.
+            DataError: A sample cannot be stored.
+            PlanError: The folder holds shards of another dataset, with ``resume``.
+            StorageError: The target cannot be written.
         """
         if resume:
             if trust_pickle:
-                raise PlanError("write_tar(resume=True) stores no pickle: leave out trust_pickle")
+                raise PlanError("write_tar(resume=True) does not store pickles: leave out trust_pickle")
             return packing.pack(
                 self.epoch(self._coming()),
                 url,
@@ -81,14 +89,14 @@ class Writing(Tabular):
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
-        """Write the samples as CSV, in order: into one ``.csv`` file, or a folder (``00000-of-00010.csv``, ...).
+        """Write the samples as CSV, in order: into one ``.csv`` file, or into a folder (``00000-of-00010.csv``, ...).
 
-        ``max_bytes`` bounds every file of a folder. Files appear when the last of them is done; ``resume`` goes on with
-        an interrupted run of the same dataset and options, where files are on a disk.
+        ``max_bytes`` bounds every file of a folder. The files appear when the last of them is complete; ``resume``
+        resumes an interrupted run of the same dataset and options, where the files are on a local disk.
 
         Raises:
-            DataError: a value has no place in CSV, or a sample has other fields than the first.
-            StorageError: the place cannot be written, or holds such files already.
+            DataError: A value cannot be written as CSV, or a sample has other fields than the first.
+            StorageError: The target cannot be written, or already holds such files.
         """
         return self._rows(url, packing.AsCsv(delimiter), max_bytes, resume, progress, storage)
 
@@ -101,11 +109,11 @@ class Writing(Tabular):
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
-        """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or a folder; as ``write_csv`` does.
+        """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or into a folder, like ``write_csv``.
 
         Raises:
-            DataError: a value has no place in JSON.
-            StorageError: the place cannot be written, or holds such files already.
+            DataError: A value cannot be written as JSON.
+            StorageError: The target cannot be written, or already holds such files.
         """
         return self._rows(url, packing.AsJson(), max_bytes, resume, progress, storage)
 
@@ -118,11 +126,11 @@ class Writing(Tabular):
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
-        """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or a folder.
+        """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or into a folder.
 
         Raises:
-            DataError: a value has no place there.
-            StorageError: the place cannot be written, or holds such files already.
+            DataError: A value cannot be written as a ``tf.train.Feature``.
+            StorageError: The target cannot be written, or already holds such files.
         """
         return self._rows(url, packing.AsExample(), max_bytes, resume, progress, storage)
 
@@ -153,16 +161,25 @@ class Writing(Tabular):
     ) -> packing.Packed:
         """Write the samples into Parquet files of a folder, in order: ``00000-of-00010.parquet`` and so on.
 
-        They appear together when the last one is complete; no file has more than ``max_bytes``, unless one sample alone
-        has. ``append`` writes a new set beside those that are there; ``resume`` goes on with an interrupted run of the
-        same dataset and options; ``schema`` says the types of columns, by default those of the first samples.
+        The files appear together when the last one is complete.
+
+        Args:
+            url: The folder: a path or a URL.
+            max_bytes: The most bytes of a file, unless one sample alone is larger.
+            max_samples: The most samples of a file.
+            compression: How to compress columns; media columns stay as they are.
+            append: Write a new set beside the files that the folder holds.
+            resume: Resume an interrupted run of the same dataset and options.
+            schema: The types of the columns; inferred from the first samples by default.
+            progress: Show a progress bar.
+            storage: How to reach the URL; by default as its scheme and the environment say.
 
         Raises:
-            DataError: a sample cannot be stored.
+            DataError: A sample cannot be stored.
             MissingExtra: pyarrow is not installed.
-            PlanError: an argument makes no sense, or the folder holds such files already.
-            StorageError: the place cannot be written.
+            PlanError: An argument is out of range, or the folder already holds such files.
+            StorageError: The target cannot be written.
         """
         options = packing.TableOptions(max_bytes, max_samples, compression, append, resume, schema)
-        where = os.fspath(url)
-        return packing.write_tables(self.plan, self._coming(), where, options, progress=progress, storage=storage)
+        folder = os.fspath(url)
+        return packing.write_tables(self.plan, self._coming(), folder, options, progress=progress, storage=storage)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.engines.lineage import SHARD as SHARD
     from penstock.engines.meter import Event as Event
     from penstock.engines.meter import Meters as Meters
+    from penstock.engines.options import EngineName as EngineName
     from penstock.engines.options import engine_options as engine_options
     from penstock.engines.program import Level as Level
     from penstock.engines.program import Program as Program

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from penstock.engines.run import ENGINES
 from penstock.errors import PlanError
 from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
 
+EngineName = Literal["local", "ray", "serial"]
 OPTIONS: dict[str, frozenset[str]] = {
     "local": frozenset({"cpus", "devices", "memory", "observer", "ordered", "report"}),
     "ray": frozenset({"address", "cpus", "memory", "observer", "ordered", "report"}),

@@ -7,6 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.dataset import Dataset
+from penstock.engines import EngineName
 from penstock.errors import PlanError, StorageError
 from penstock.feed.ledger import Sample
 from penstock.testing import numbers
@@ -30,7 +31,7 @@ def _named(samples: list[Sample]) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
 @pytest.mark.parametrize("shuffled", [False, True], ids=["as stored", "in late windows"])
-def test_a_step_says_what_was_in_each_rank_s_batch(engine: str, shuffled: bool, tmp_path: Path) -> None:
+def test_a_step_says_what_was_in_each_rank_s_batch(engine: EngineName, shuffled: bool, tmp_path: Path) -> None:
     ds = numbers((30, 12, 20)).shuffle(10)
     ds = (ds.flat_map(lambda sample: [sample] * (sample["x"] % 3 > 0)).shuffle(9) if shuffled else ds).batched(4)
     got = [[*ds.on(engine).loader(rank, 2, epoch=e, uneven="keep", ledger=tmp_path)] for e in (0, 1) for rank in (0, 1)]
