@@ -9,11 +9,15 @@ import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,8 @@ from hypothesis import settings
 from PIL import Image
 
 from penstock.testing import UnorderedEngineTests
+
+RunScript = Callable[..., tuple[int, str]]
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 EXAMPLES = 20
@@ -32,10 +38,13 @@ PHOTO_SIZE = (48, 32)
 # How long a thread that was told to end may take to be gone.
 THREAD_GRACE_S = 3.0
 
+WARM = "PENSTOCK_WARM_PYTHON"  # where warm_python.py listens
+
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=1000 if FULL else EXAMPLES)
 settings.load_profile("penstock")
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
+_warm = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,10 +56,17 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="penstock-cache-")
     os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
+    if not hasattr(config, "workerinput"):  # one for all workers
+        os.environ[WARM] = os.path.join(config.stash[_cache].name, "warm")
+        call = [sys.executable, str(Path(__file__).with_name("warm_python.py")), os.environ[WARM]]
+        config.stash[_warm] = subprocess.Popen(call, stdin=subprocess.DEVNULL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Remove that cache."""
+    if _warm in config.stash:
+        config.stash[_warm].kill()
+        config.stash[_warm].wait()
     config.stash[_cache].cleanup()
 
 
@@ -134,6 +150,17 @@ def _no_thread_left() -> Iterator[None]:
 
 def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread not in before]
+
+
+@pytest.fixture(scope="session")
+def run_script() -> RunScript:
+    """Runs scripts in processes forked from an interpreter that has imported torch and its like; see warm_python.py."""
+    spec = spec_from_file_location("warm_python", Path(__file__).with_name("warm_python.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return partial(module.ask, os.environ[WARM])
 
 
 @pytest.fixture(scope="session")

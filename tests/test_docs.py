@@ -11,14 +11,15 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+RunScript = Callable[..., tuple[int, str]]
 
 ROOT = Path(__file__).resolve().parents[1]
 SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -47,22 +48,13 @@ class Fenced:
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_page_shows_runs(page: Path, photo_shards: Path, tmp_path: Path) -> None:
+def test_what_a_page_shows_runs(page: Path, photo_shards: Path, tmp_path: Path, run_script: RunScript) -> None:
     folder = tmp_path / "work"
     shutil.copytree(photo_shards, folder)
     script = tmp_path / f"the-page-{page.stem}.py"  # under its own name it would hide a module such as torch
     script.write_text(_script(page.read_text()))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=folder,
-        env=_environment(tmp_path / "bin"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"a line of the script is that line of {page.name}:\n{done.stdout}"
+    status, output = run_script(script, folder=folder, env=_environment(tmp_path / "bin"))
+    assert status == 0, f"a line of the script is that line of {page.name}:\n{output}"
 
 
 @pytest.mark.parametrize("page", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
