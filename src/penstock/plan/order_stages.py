@@ -16,7 +16,7 @@ import numpy as np
 
 from penstock.errors import PlanError
 from penstock.order import (
-    UNFOUND,
+    NOT_FOUND,
     ChainedOrder,
     ExcludingOrder,
     MixedOrder,
@@ -158,7 +158,7 @@ class Exclude(OrderStage):
         def without(epoch: int) -> Order:
             order = make(epoch)
             at = order.find(*asked)
-            if (unknown := np.flatnonzero(at == UNFOUND)).size:
+            if (unknown := np.flatnonzero(at == NOT_FOUND)).size:
                 _warn_of_unknown(len(unknown), own[int(unknown[0])])
             return ExcludingOrder(order, at[at >= 0])
 
