@@ -9,31 +9,31 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError
-from penstock.plan import collate, column, rows
+from penstock.plan import collate, column, uncollate
 from penstock.testing import fingerprint
 
 
-def _same(got: Any, want: Any) -> bool:
-    return bool(fingerprint(got) == fingerprint(want))
+def _equal(actual: Any, expected: Any) -> bool:
+    return bool(fingerprint(actual) == fingerprint(expected))
 
 
 def test_dicts_become_a_dict_of_columns() -> None:
     batch = collate([{"__key__": "a", "x": 1}, {"__key__": "b", "x": 2}])
-    assert _same(batch, {"__key__": ["a", "b"], "x": np.array([1, 2])})
+    assert _equal(batch, {"__key__": ["a", "b"], "x": np.array([1, 2])})
 
 
 def test_tuples_become_a_tuple_of_columns() -> None:
-    assert _same(collate([(1, "a"), (2, "b")]), (np.array([1, 2]), ["a", "b"]))
+    assert _equal(collate([(1, "a"), (2, "b")]), (np.array([1, 2]), ["a", "b"]))
 
 
 def test_other_items_become_one_column() -> None:
-    assert _same(collate([1, 2]), np.array([1, 2]))
+    assert _equal(collate([1, 2]), np.array([1, 2]))
     assert collate(["a", "b"]) == ["a", "b"]
     assert collate([[1], [2]]) == [[1], [2]]
 
 
 @pytest.mark.parametrize(
-    ("values", "want"),
+    ("values", "expected"),
     [
         ([1, 2], np.array([1, 2])),
         ([1, 2.5], np.array([1.0, 2.5])),
@@ -44,8 +44,8 @@ def test_other_items_become_one_column() -> None:
         ([np.array(1), np.array(2)], np.array([1, 2])),
     ],
 )
-def test_numbers_and_equal_arrays_are_stacked(values: list[Any], want: Any) -> None:
-    assert _same(column(values), want)
+def test_numbers_and_equal_arrays_are_stacked(values: list[Any], expected: Any) -> None:
+    assert _equal(column(values), expected)
 
 
 @pytest.mark.parametrize(
@@ -71,44 +71,44 @@ def test_equal_tensors_are_stacked() -> None:
     assert isinstance(column([torch.zeros(2), torch.zeros(3)]), list)
 
 
-def test_samples_with_other_fields_are_an_error_that_names_them() -> None:
+def test_differing_fields_are_an_error_that_names_them() -> None:
     with pytest.raises(DataError, match="differ in fields: __key__, cls, txt") as caught:
         collate([{"x": 1, "cls": 1}, {"__key__": "b", "x": 1, "txt": 2}])
     assert caught.value.key == "b"
 
 
 @pytest.mark.parametrize("samples", [[{"x": 1}, 3], [(1, 2), (1,)]], ids=str)
-def test_samples_of_other_kinds_are_an_error(samples: list[Any]) -> None:
+def test_differing_kinds_of_samples_are_an_error(samples: list[Any]) -> None:
     with pytest.raises(DataError, match="differ in"):
         collate(samples)
 
 
-def test_the_mark_of_padding_becomes_a_column() -> None:
+def test_the_padding_mark_becomes_a_column() -> None:
     batch = collate([{"x": 1}, {"x": 1, "__pad__": True}])
-    assert _same(batch, {"x": np.array([1, 1]), "__pad__": np.array([False, True])})
+    assert _equal(batch, {"x": np.array([1, 1]), "__pad__": np.array([False, True])})
 
 
-def test_rows_are_the_way_back() -> None:
+def test_uncollate_reverses_collate() -> None:
     samples = [{"__key__": "a", "x": 1, "v": np.zeros(2)}, {"__key__": "b", "x": 2, "v": np.ones(2)}]
-    back = rows(collate(samples))
+    back = uncollate(collate(samples))
     assert [(s["__key__"], s["x"], s["v"].tolist()) for s in back] == [("a", 1, [0, 0]), ("b", 2, [1, 1])]
-    assert rows(collate([(1, "a"), (2, "b")])) == [(1, "a"), (2, "b")]
-    assert rows([1, 2]) == [1, 2]
+    assert uncollate(collate([(1, "a"), (2, "b")])) == [(1, "a"), (2, "b")]
+    assert uncollate([1, 2]) == [1, 2]
 
 
-def test_columns_of_other_lengths_are_an_error() -> None:
+def test_columns_of_different_lengths_are_an_error() -> None:
     with pytest.raises(DataError, match=r"differ in length.*'a': 2.*'b': 1"):
-        rows({"a": [1, 2], "b": [1]})
+        uncollate({"a": [1, 2], "b": [1]})
 
 
 def test_padding_grows_to_the_largest_shape() -> None:
     batch = ps.pad(-1)([{"ids": [1, 2, 3], "n": 3}, {"ids": [4], "n": 1}])
-    assert _same(batch, {"ids": np.array([[1, 2, 3], [4, -1, -1]]), "n": np.array([3, 1])})
+    assert _equal(batch, {"ids": np.array([[1, 2, 3], [4, -1, -1]]), "n": np.array([3, 1])})
     images = ps.pad()([{"i": np.ones((1, 2), np.uint8)}, {"i": np.ones((2, 1), np.uint8)}])["i"]
-    assert _same(images, np.array([[[1, 1], [0, 0]], [[1, 0], [1, 0]]], np.uint8))
+    assert _equal(images, np.array([[[1, 1], [0, 0]], [[1, 0], [1, 0]]], np.uint8))
 
 
-def test_padding_leaves_texts_and_other_ranks_alone() -> None:
+def test_padding_leaves_text_and_differing_dimensions_unchanged() -> None:
     batch = ps.pad()([{"t": "ab", "v": np.ones(1)}, {"t": "c", "v": np.ones((1, 1))}])
     assert batch["t"] == ["ab", "c"]
     assert isinstance(batch["v"], list)
