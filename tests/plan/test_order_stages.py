@@ -94,6 +94,7 @@ def test_the_exclusions_of_a_branch_are_those_of_its_own_sources() -> None:
     identities = tuple(Identity(source, "0.tar", source) for source in range(4))
     branch = Exclude(identities).part(1, 3)
     assert (branch.first, branch.until) == (1, 3)
+    assert branch.describe() == Exclude(identities[1:3]).describe()
     assert (branch.part(1, None).first, branch.part(1, None).until) == (2, 3)
     found = _samples(branch.wrap(_factory(5, leaf=8), 0, 8)(0))
     assert found == [(8, 0), (8, 1), (8, 2), (8, 3), (8, 4)]  # of its shard 8.tar, nothing is listed
