@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from penstock.errors import DataError, PlanError
 
-_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_AST_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -160,7 +160,7 @@ def _check(node: ast.AST, text: str, depth: int) -> None:
     elif isinstance(node, ast.BinOp):
         allowed = type(node.op) in _ARITHMETIC
     elif isinstance(node, ast.Compare):
-        allowed = all(type(op) in _COMPARISONS for op in node.ops)
+        allowed = all(type(op) in _AST_COMPARISONS for op in node.ops)
     elif isinstance(node, ast.Call):
         known_function = isinstance(node.func, ast.Name) and (
             node.func.id in _FUNCTIONS or node.func.id in ("size", "has")
@@ -254,7 +254,7 @@ def _evaluate_comparison(node: ast.Compare, sample: SampleFields) -> bool:
         tests_equality = isinstance(op, ast.Eq | ast.NotEq)
         if missing and not tests_equality:
             return False
-        if not _COMPARISONS[type(op)](left, right):
+        if not _AST_COMPARISONS[type(op)](left, right):
             return False
         left = right
     return True
