@@ -105,7 +105,7 @@ class UncountedOrder(Order):
         piece_ops.check_cut(rank, world, kind)
         if world > self.group_count:
             raise PlanError(
-                f"{world} ranks cannot share {self.group_count} windows of uncounted shards: "
+                f"{world} ranks cannot share {self.group_count} groups of uncounted shards: "
                 "run `penstock index` on the shards first, use fewer ranks, or lower shuffle(shards=)"
             )
         count = sum(map(_touched_groups, pieces))

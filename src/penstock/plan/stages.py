@@ -155,7 +155,7 @@ class MapBatches(Map):
                         if not self.fail(block, item, exc, ctx):
                             return out, failed
                         failed.append(item)
-                # Where every row succeeds alone, no row is to blame, but the function.
+                # If every row succeeds on its own, the function is to blame, not a row.
                 if isinstance(batch_error, RowCountError) and len(failed) == failed_before:
                     del out[start - len(failed) :]
                     block.stop(start, self.failure(batch_error, block.place(start)))
