@@ -1,4 +1,4 @@
-"""Public names of a package: written once, as the imports that type checkers see, and loaded when first used."""
+"""Lazy public names of a package: written once, as imports that type checkers see, and loaded on first use."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-_BLOCK = "\nif TYPE_CHECKING:\n"
+_IMPORTS_HEADER = "\nif TYPE_CHECKING:\n"
 
 
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """Make ``__getattr__``, ``__dir__`` and ``__all__`` of a package from the imports in its ``__init__``.
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package, derived from the imports in its ``__init__``.
 
-    The imports stand under ``if TYPE_CHECKING:``, one name per line: ``from penstock.plan import col as col``.
-    None of them runs until somebody asks for a name; then only the module of that name is imported.
+    The imports stand under ``if TYPE_CHECKING:``, one name per line: ``from penstock.plan import col as col``. None of
+    them runs until a name is used; then only the module that defines this name is imported.
+
+    Raises:
+        AssertionError: a public name is also the name of a submodule.
     """
     modules = _imports(package)
-    # Importing a submodule binds its name in the package, so the loader would never be asked for that name.
-    taken = {name for name in modules if f"{package}.{name}" in modules.values()}
-    assert not taken, f"{package}: {taken} are modules of the package too"
+    # Importing a submodule binds its name in the package, so ``__getattr__`` would never be called for that name.
+    clashes = {name for name in modules if f"{package}.{name}" in modules.values()}
+    assert not clashes, f"{package}: {clashes} are also modules of the package"
 
     def load(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"{package} has no {name!r}; it has {', '.join(sorted(modules))}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}")
         module = modules[name]
         if module == package:  # a submodule
             value: Any = import_module(f"{package}.{name}")
@@ -36,11 +39,11 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
 
 
 def _imports(package: str) -> dict[str, str]:
-    """Read which module each name of a package comes from."""
+    """Return the module from which each public name of a package is imported."""
     spec = sys.modules[package].__spec__
     source: str = spec.loader.get_source(package)  # type: ignore[union-attr]
     modules = {}
-    for line in source.partition(_BLOCK)[2].splitlines():
+    for line in source.partition(_IMPORTS_HEADER)[2].splitlines():
         if not line.startswith("    "):
             break
         _, module, _, name, *_ = line.split()
@@ -49,8 +52,8 @@ def _imports(package: str) -> dict[str, str]:
 
 
 def _attribute(module: str, name: str) -> Any:
-    found = import_module(module)
+    imported = import_module(module)
     try:
-        return getattr(found, name)
+        return getattr(imported, name)
     except AttributeError:
         return import_module(f"{module}.{name}")

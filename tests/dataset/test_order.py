@@ -137,7 +137,7 @@ def test_a_clash_of_fields_is_an_error_unless_there_is_a_suffix() -> None:
     assert left.zip(right, suffix="_r").first() == {"a": 1, "b": 1, "a_r": 2, "c": 2}
     taken = ps.from_items([{"a": 1, "a_r": 1}])
     for first, second in ((taken, right), (right, taken)):
-        with pytest.raises(DataError, match="suffix='_r' gives a name that is there already"):
+        with pytest.raises(DataError, match="suffix='_r' produces a field name that already exists"):
             list(first.zip(second, suffix="_r"))
 
 

@@ -128,7 +128,7 @@ print(list(ds.map(fail)))
 def test_names_of_the_package_are_loaded_when_used() -> None:
     assert {"Dataset", "read_tar", "vision"} <= set(dir(ps))
     assert all(getattr(ps, name) is not None for name in dir(ps))
-    with pytest.raises(AttributeError, match=r"no 'read_tape'.*read_tar"):
+    with pytest.raises(AttributeError, match=r"no attribute 'read_tape'.*read_tar"):
         ps.read_tape  # type: ignore[attr-defined]  # noqa: B018
 
 

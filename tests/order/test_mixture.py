@@ -65,14 +65,14 @@ def test_the_size_is_the_same_in_every_epoch(sources: list[tuple[int, float]]) -
 
 
 @given(st.lists(st.floats(0.001, 1), min_size=1, max_size=6), st.integers(1, 20_000))
-def test_every_prefix_has_the_shares_within_two_blocks(weights: list[float], n: int) -> None:
+def test_every_prefix_has_the_shares_within_two_cycles(weights: list[float], n: int) -> None:
     order = mixed([10**9] * len(weights), weights, "first")
-    places = np.arange(max(0, n - 200), n, dtype=np.int64)
-    refs = order.at(places)
+    indices = np.arange(max(0, n - 200), n, dtype=np.int64)
+    refs = order.at(indices)
     for leaf, weight in enumerate(weights):
         of_leaf = refs.index[refs.leaf == leaf]
         if of_leaf.size:
-            expected = (float(places[refs.leaf == leaf][-1]) + 1) * weight / sum(weights)
+            expected = (float(indices[refs.leaf == leaf][-1]) + 1) * weight / sum(weights)
             assert abs(float(of_leaf[-1]) + 1 - expected) <= 128
 
 
@@ -99,7 +99,7 @@ def test_the_arrangement_changes_with_the_epoch() -> None:
     assert leaves(mixed([500, 500], [1, 1], "all", 0)) != leaves(mixed([500, 500], [1, 1], "all", 1))
 
 
-def test_the_mix_has_these_values_for_ever() -> None:
+def test_the_mix_never_changes() -> None:
     assert leaves(mixed([20, 10], [2, 1], "all", 1)) == [
         0,
         1,
@@ -134,7 +134,7 @@ def test_the_mix_has_these_values_for_ever() -> None:
     ]
 
 
-def test_a_source_without_weight_gives_nothing() -> None:
+def test_a_source_of_weight_zero_gives_nothing() -> None:
     for stop in ("first", "all"):
         assert set(leaves(mixed([50, 50], [0, 1], stop))) == {1}
     assert mixed([], [], "all").size == 0
@@ -148,7 +148,7 @@ def test_a_mix_of_endless_sources_is_endless() -> None:
         assert np.bincount(far.leaf).tolist() == pytest.approx([3000, 1000], abs=128)
 
 
-def test_an_endless_source_ends_with_the_first_or_never() -> None:
+def test_a_mix_with_an_endless_source_ends_under_stop_first_only() -> None:
     sources = [endless(0, 7), source(1, 100)]
     first, never = (MixedOrder(sources, [3, 1], stop, 0, 0) for stop in ("first", "all"))
     assert first.size == pytest.approx(400, abs=64)
@@ -158,13 +158,13 @@ def test_an_endless_source_ends_with_the_first_or_never() -> None:
     assert set(never.at(np.arange(600, 9000, dtype=np.int64)).leaf.tolist()) == {0}
 
 
-def test_positions_can_be_asked_in_any_order() -> None:
+def test_positions_can_be_looked_up_in_any_order() -> None:
     order = mixed([300, 700, 40], [0.3, 0.6, 0.1], "all")
     whole = order.at(np.arange(order.size, dtype=np.int64))
-    places = np.random.default_rng(0).permutation(order.size)
-    some = order.at(places)
-    assert some.index.tolist() == whole.index[places].tolist()
-    assert some.leaf.tolist() == whole.leaf[places].tolist()
+    indices = np.random.default_rng(0).permutation(order.size)
+    some = order.at(indices)
+    assert some.index.tolist() == whole.index[indices].tolist()
+    assert some.leaf.tolist() == whole.leaf[indices].tolist()
     assert order.at(np.array([999])).index.tolist() == [whole.index[999]]
 
 
@@ -176,28 +176,28 @@ def test_a_mix_can_be_shuffled() -> None:
     assert len(set(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))) == 10_000
 
 
-def at(order: Order, places: np.ndarray) -> list[tuple[int, int]]:
-    refs = order.at(places.astype(np.int64))
+def at(order: Order, indices: np.ndarray) -> list[tuple[int, int]]:
+    refs = order.at(indices.astype(np.int64))
     return list(zip(refs.leaf.tolist(), refs.index.tolist(), strict=True))
 
 
 @st.composite
-def changing(draw: st.DrawFn) -> tuple[list[int], list[list[float]], list[int]]:
-    """Sizes of sources, rows of weights of which none is zero as a whole, and where they change."""
-    many = draw(st.integers(1, 4))
-    sizes = draw(st.lists(st.integers(0, 400), min_size=many, max_size=many))
+def changing_mixtures(draw: st.DrawFn) -> tuple[list[int], list[list[float]], list[int]]:
+    """Generate sizes of sources, rows of weights that are not all zero, and the positions where the weights change."""
+    source_count = draw(st.integers(1, 4))
+    sizes = draw(st.lists(st.integers(0, 400), min_size=source_count, max_size=source_count))
     weight = st.one_of(st.just(0.0), st.floats(0.001, 1))
-    row = st.lists(weight, min_size=many, max_size=many).filter(any)
+    row = st.lists(weight, min_size=source_count, max_size=source_count).filter(any)
     rows = draw(st.lists(row, min_size=1, max_size=5))
     positions = draw(st.lists(st.integers(1, 900), min_size=len(rows) - 1, max_size=len(rows) - 1, unique=True))
     return sizes, rows, sorted(positions)
 
 
-@given(changing(), st.sampled_from(["first", "all"]), st.integers(0, 2))
-def test_changing_weights_take_every_source_in_its_own_order(
-    what: tuple[list[int], list[list[float]], list[int]], stop: str, epoch: int
+@given(changing_mixtures(), st.sampled_from(["first", "all"]), st.integers(0, 2))
+def test_changing_weights_keep_every_source_in_its_own_order(
+    mixture: tuple[list[int], list[list[float]], list[int]], stop: str, epoch: int
 ) -> None:
-    sizes, rows, positions = what
+    sizes, rows, positions = mixture
     order = mixed(sizes, rows[0], stop, epoch, list(zip(positions, rows[1:], strict=True)))
     refs = order.at(np.arange(order.size, dtype=np.int64))
     used = [0] * len(sizes)
@@ -206,25 +206,25 @@ def test_changing_weights_take_every_source_in_its_own_order(
         assert indexes == list(range(len(indexes)))
         assert len(indexes) <= size
         used[leaf] = len(indexes)
-    if stop == "all":  # what is left has no weight any more
+    if stop == "all":  # sources with samples left have a final weight of 0
         assert all(n == size or not rows[-1][leaf] for leaf, (n, size) in enumerate(zip(used, sizes, strict=True)))
     else:
         assert any(n == size for n, size in zip(used, sizes, strict=True))
     assert order.size == mixed(sizes, rows[0], stop, epoch + 1, list(zip(positions, rows[1:], strict=True))).size
 
 
-@given(changing())
-def test_between_changes_the_shares_are_those_that_hold_there(
-    what: tuple[list[int], list[list[float]], list[int]],
+@given(changing_mixtures())
+def test_between_changes_the_shares_follow_the_current_weights(
+    mixture: tuple[list[int], list[list[float]], list[int]],
 ) -> None:
-    _, rows, positions = what
+    _, rows, positions = mixture
     order = mixed([10**9] * len(rows[0]), rows[0], "first", 0, list(zip(positions, rows[1:], strict=True)))
     found = np.array(leaves(order, 2000))
     for row, begin, end in zip(rows, [0, *positions], [*positions, 2000], strict=True):
-        had = np.bincount(found[begin:end], minlength=len(row))
+        drawn = np.bincount(found[begin:end], minlength=len(row))
         for leaf, weight in enumerate(row):
-            assert abs(int(had[leaf]) - (end - begin) * weight / sum(row)) <= 64
-            assert weight or not had[leaf]
+            assert abs(int(drawn[leaf]) - (end - begin) * weight / sum(row)) <= 64
+            assert weight or not drawn[leaf]
 
 
 def test_a_change_is_exact_to_the_sample() -> None:
@@ -248,7 +248,7 @@ def test_weights_that_never_change_are_plain_weights() -> None:
     assert leaves(plain) == leaves(none) == leaves(late)
 
 
-def test_stop_all_takes_a_change_early_where_nothing_else_is_left() -> None:
+def test_stop_all_applies_a_change_early_when_only_weights_of_zero_are_left() -> None:
     order = mixed([100, 50], [1, 0], "all", 0, [(1000, [1, 1])])
     assert leaves(order) == [0] * 100 + [1] * 50
 
@@ -260,22 +260,22 @@ def test_stop_first_ends_before_a_change_that_comes_too_late() -> None:
     assert order.size == pytest.approx(150 + 25 * 5, abs=64)
 
 
-def test_far_behind_the_last_change_any_position_is_found_at_once() -> None:
+def test_any_position_far_after_the_last_change_is_found_at_once() -> None:
     changes: Changes = [(10**6 * k, [1 + k % 3, 2.0]) for k in range(1, 40)]
     order = mixed([10**12, 10**12], [3, 1], "first", 0, changes)
     began = time.process_time()
-    places = np.concatenate([np.arange(p, p + 500) for p in range(0, 10**11, 10**9)])
-    some = at(order, places)
+    indices = np.concatenate([np.arange(p, p + 500) for p in range(0, 10**11, 10**9)])
+    some = at(order, indices)
     assert time.process_time() - began < 2  # 50,000 positions; walking there would take hours
-    assert some[500:600] == at(order, places[500:600])
+    assert some[500:600] == at(order, indices[500:600])
     endless_one = MixedOrder([endless(0, 7), endless(1, 5)], [3, 1], "first", 0, 0, [(100, [1, 3])])
     far = endless_one.at(10**17 + np.arange(4000, dtype=np.int64))
     assert np.bincount(far.leaf).tolist() == pytest.approx([1000, 3000], abs=128)
 
 
-def test_positions_around_changes_can_be_asked_in_any_order() -> None:
+def test_positions_around_changes_can_be_looked_up_in_any_order() -> None:
     order = mixed([700, 300, 90], [1, 2, 0], "all", 0, [(77, [1, 1, 1]), (600, [3, 1, 1])])
     whole = at(order, np.arange(order.size))
-    places = np.random.default_rng(0).permutation(order.size)
-    assert at(order, places) == [whole[p] for p in places.tolist()]
+    indices = np.random.default_rng(0).permutation(order.size)
+    assert at(order, indices) == [whole[p] for p in indices.tolist()]
     assert len(set(whole)) == order.size == 1090

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.order import pieces as runs_of
+from penstock.order import pieces as piece_ops
 from penstock.order.pieces import ENDLESS, Piece
 
 CUTS = st.sampled_from(["range", "step"])
@@ -17,7 +17,7 @@ WORLDS = st.integers(1, 7)
 
 @st.composite
 def piece_lists(draw: st.DrawFn) -> list[Piece]:
-    """Pieces with no position in common: random classes of a few stretches, in any order."""
+    """Generate pieces without common positions: random residue classes of a few ranges, in any order."""
     out: list[Piece] = []
     at = 0
     for _ in range(draw(st.integers(0, 4))):
@@ -31,21 +31,21 @@ def piece_lists(draw: st.DrawFn) -> list[Piece]:
 
 
 def positions(pieces: list[Piece]) -> list[tuple[int, int]]:
-    """Every position in order, with what is delivered of it."""
+    """Return every position in order, with the number of its outputs that are already delivered."""
     return [(p, sub if p == a else 0) for a, b, step, sub in pieces for p in range(a, b, step)]
 
 
 @given(piece_lists(), st.integers(0, 100))
-def test_head_and_tail_part_a_list(pieces: list[Piece], n: int) -> None:
+def test_head_and_tail_split_the_positions(pieces: list[Piece], n: int) -> None:
     everything = positions(pieces)
-    assert positions(runs_of.head(pieces, n)) == everything[:n]
-    assert positions(runs_of.tail(pieces, n)) == everything[n:]
-    assert runs_of.total(pieces) == len(everything)
+    assert positions(piece_ops.head(pieces, n)) == everything[:n]
+    assert positions(piece_ops.tail(pieces, n)) == everything[n:]
+    assert piece_ops.total(pieces) == len(everything)
 
 
 @given(piece_lists(), WORLDS, CUTS)
-def test_cuts_are_disjoint_and_cover(pieces: list[Piece], world: int, how: str) -> None:
-    shares = [positions(runs_of.cut(pieces, rank, world, how)) for rank in range(world)]
+def test_cuts_are_disjoint_and_cover_everything(pieces: list[Piece], world: int, kind: str) -> None:
+    shares = [positions(piece_ops.cut(pieces, rank, world, kind)) for rank in range(world)]
     assert Counter(p for share in shares for p in share) == Counter(positions(pieces))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
@@ -53,104 +53,104 @@ def test_cuts_are_disjoint_and_cover(pieces: list[Piece], world: int, how: str) 
 @given(piece_lists(), WORLDS)
 def test_a_step_cut_takes_every_world_th_position(pieces: list[Piece], world: int) -> None:
     for rank in range(world):
-        assert positions(runs_of.cut(pieces, rank, world, "step")) == positions(pieces)[rank::world]
+        assert positions(piece_ops.cut(pieces, rank, world, "step")) == positions(pieces)[rank::world]
 
 
 @given(piece_lists(), WORLDS)
 def test_a_range_cut_takes_a_contiguous_run(pieces: list[Piece], world: int) -> None:
-    shares = [runs_of.cut(pieces, rank, world, "range") for rank in range(world)]
+    shares = [piece_ops.cut(pieces, rank, world, "range") for rank in range(world)]
     assert [p for share in shares for p in positions(share)] == positions(pieces)
 
 
 @given(piece_lists())
 def test_join_keeps_positions_and_their_order(pieces: list[Piece]) -> None:
-    assert positions(runs_of.join(pieces)) == positions(pieces)
+    assert positions(piece_ops.join(pieces)) == positions(pieces)
 
 
 @given(piece_lists(), WORLDS)
 def test_merge_keeps_positions_and_sorts_pieces(pieces: list[Piece], world: int) -> None:
-    merged = runs_of.merge(pieces, world)
+    merged = piece_ops.merge(pieces, world)
     assert Counter(positions(merged)) == Counter(positions(pieces))
     assert merged == sorted(merged)
 
 
 @given(piece_lists(), WORLDS, CUTS)
-def test_merging_untouched_cuts_keeps_every_position(pieces: list[Piece], world: int, how: str) -> None:
-    shares = [piece for rank in range(world) for piece in runs_of.cut(pieces, rank, world, how)]
-    assert Counter(positions(runs_of.merge(shares, world))) == Counter(positions(pieces))
+def test_merging_untouched_cuts_keeps_every_position(pieces: list[Piece], world: int, kind: str) -> None:
+    shares = [piece for rank in range(world) for piece in piece_ops.cut(pieces, rank, world, kind)]
+    assert Counter(positions(piece_ops.merge(shares, world))) == Counter(positions(pieces))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 12, 64])
-@pytest.mark.parametrize("how", ["range", "step"])
-def test_ranks_in_lockstep_leave_few_pieces(world: int, how: str) -> None:
+@pytest.mark.parametrize("kind", ["range", "step"])
+def test_ranks_in_lockstep_leave_few_pieces(world: int, kind: str) -> None:
     whole = [[0, 100_003, 1, 0]]
-    shares = [runs_of.tail(runs_of.cut(whole, rank, world, how), 96) for rank in range(world)]
-    merged = runs_of.merge([piece for share in shares for piece in share], world)
-    assert len(merged) == (1 if how == "step" else world)
+    shares = [piece_ops.tail(piece_ops.cut(whole, rank, world, kind), 96) for rank in range(world)]
+    merged = piece_ops.merge([piece for share in shares for piece in share], world)
+    assert len(merged) == (1 if kind == "step" else world)
 
 
 def test_lockstep_stays_small_when_the_world_changes() -> None:
     left = [[0, 1_000_003, 1, 0]]
     for world in (8, 6, 16, 3, 64):
-        shares = [runs_of.tail(runs_of.cut(left, rank, world, "step"), 32) for rank in range(world)]
-        left = runs_of.merge([piece for share in shares for piece in share], world)
+        shares = [piece_ops.tail(piece_ops.cut(left, rank, world, "step"), 32) for rank in range(world)]
+        left = piece_ops.merge([piece for share in shares for piece in share], world)
         assert len(left) <= 2
-    assert runs_of.total(left) == 1_000_003 - 32 * (8 + 6 + 16 + 3 + 64)
+    assert piece_ops.total(left) == 1_000_003 - 32 * (8 + 6 + 16 + 3 + 64)
 
 
-@pytest.mark.parametrize("how", ["range", "step"])
-def test_drifted_ranks_leave_a_few_pieces_each(how: str) -> None:
-    """A range cut leaves a hole for every rank there ever was; a step cut forgets ranks of the past."""
-    chance = random.Random(0)
+@pytest.mark.parametrize("kind", ["range", "step"])
+def test_ranks_out_of_step_leave_a_few_pieces_each(kind: str) -> None:
+    """A range cut leaves a gap for every rank so far; a step cut forgets the ranks of earlier worlds."""
+    rng = random.Random(0)
     left = [[0, 1_000_003, 1, 0]]
     ranks = 0
     for world in (8, 6, 16, 3, 64):
         ranks += world
         shares = [
-            runs_of.tail(runs_of.cut(left, rank, world, how), 1000 + chance.randrange(50)) for rank in range(world)
+            piece_ops.tail(piece_ops.cut(left, rank, world, kind), 1000 + rng.randrange(50)) for rank in range(world)
         ]
-        left = runs_of.merge([piece for share in shares for piece in share], world)
-        assert len(left) <= (ranks if how == "range" else 2 * world)
+        left = piece_ops.merge([piece for share in shares for piece in share], world)
+        assert len(left) <= (ranks if kind == "range" else 2 * world)
 
 
-def test_a_begun_position_joins_what_follows_it() -> None:
-    assert runs_of.join([[5, 6, 1, 2], [9, 100, 4, 0]]) == [[5, 100, 4, 2]]
-    assert runs_of.join([[5, 6, 1, 2], [6, 7, 1, 1]]) == [[5, 6, 1, 2], [6, 7, 1, 1]]
+def test_a_partly_delivered_position_joins_what_follows_it() -> None:
+    assert piece_ops.join([[5, 6, 1, 2], [9, 100, 4, 0]]) == [[5, 100, 4, 2]]
+    assert piece_ops.join([[5, 6, 1, 2], [6, 7, 1, 1]]) == [[5, 6, 1, 2], [6, 7, 1, 1]]
 
 
-def test_classes_that_end_apart_are_merged_where_all_are() -> None:
-    assert runs_of.merge([[0, 90, 2, 0], [1, 100, 2, 0]], 2) == [[0, 90, 1, 0], [91, 100, 2, 0]]
+def test_residue_classes_of_different_ends_are_merged_where_all_are_present() -> None:
+    assert piece_ops.merge([[0, 90, 2, 0], [1, 100, 2, 0]], 2) == [[0, 90, 1, 0], [91, 100, 2, 0]]
 
 
-def test_an_endless_order_is_cut_by_step_alone() -> None:
+def test_an_endless_order_can_only_be_cut_by_step() -> None:
     whole = [[0, ENDLESS, 1, 0]]
-    assert runs_of.cut(whole, 1, 4, "step") == [[1, ENDLESS, 4, 0]]
-    assert runs_of.cut(whole, 0, 1, "range") == whole
+    assert piece_ops.cut(whole, 1, 4, "step") == [[1, ENDLESS, 4, 0]]
+    assert piece_ops.cut(whole, 0, 1, "range") == whole
     with pytest.raises(PlanError, match='cut="step"'):
-        runs_of.cut(whole, 0, 4, "range")
+        piece_ops.cut(whole, 0, 4, "range")
 
 
 def test_endless_pieces_stay_endless_through_a_merge() -> None:
-    shares = [runs_of.tail(runs_of.cut([[0, ENDLESS, 1, 0]], rank, 3, "step"), 10) for rank in range(3)]
-    assert runs_of.merge([piece for share in shares for piece in share], 3) == [[30, ENDLESS, 1, 0]]
+    shares = [piece_ops.tail(piece_ops.cut([[0, ENDLESS, 1, 0]], rank, 3, "step"), 10) for rank in range(3)]
+    assert piece_ops.merge([piece for share in shares for piece in share], 3) == [[30, ENDLESS, 1, 0]]
 
 
-@pytest.mark.parametrize(("rank", "world", "how"), [(2, 2, "range"), (-1, 2, "step"), (0, 0, "range"), (0, 1, "zip")])
-def test_an_impossible_cut_is_refused(rank: int, world: int, how: str) -> None:
+@pytest.mark.parametrize(("rank", "world", "kind"), [(2, 2, "range"), (-1, 2, "step"), (0, 0, "range"), (0, 1, "zip")])
+def test_an_impossible_cut_is_refused(rank: int, world: int, kind: str) -> None:
     with pytest.raises(PlanError):
-        runs_of.cut([[0, 9, 1, 0]], rank, world, how)
+        piece_ops.cut([[0, 9, 1, 0]], rank, world, kind)
 
 
-def test_a_position_given_twice_stays_twice() -> None:
+def test_a_duplicate_position_stays_duplicated() -> None:
     pieces = [[0, 40, 2, 0], [0, 40, 2, 0], [21, 40, 2, 0]]
-    assert Counter(positions(runs_of.merge(pieces, 2))) == Counter(positions(pieces))
+    assert Counter(positions(piece_ops.merge(pieces, 2))) == Counter(positions(pieces))
 
 
-def test_nothing_given_is_changed() -> None:
+def test_arguments_are_never_modified() -> None:
     pieces = [[0, 5, 1, 0], [5, 9, 1, 0], [20, 40, 4, 1]]
     before = [list(piece) for piece in pieces]
-    shared = runs_of.cut(pieces, 0, 1, "range")
+    shared = piece_ops.cut(pieces, 0, 1, "range")
     shared[0][0] = 99
-    for change in (runs_of.join, lambda p: runs_of.merge(p, 2), lambda p: runs_of.head(p, 7)):
+    for change in (piece_ops.join, lambda p: piece_ops.merge(p, 2), lambda p: piece_ops.head(p, 7)):
         change(pieces)[0][0] = 99
     assert pieces == before

@@ -16,7 +16,7 @@ from penstock.errors import StateError
 from penstock.order.hashing import name_hashes
 from penstock.order.mixture import MixedOrder
 from penstock.order.orders import Order, RepeatedOrder, ShardOrder, ShuffledOrder
-from penstock.order.pieces import ENDLESS, Piece, V, join
+from penstock.order.pieces import ENDLESS, GROUP_STRIDE, Piece, join
 from penstock.order.state import OpenWindow, State, recut
 from penstock.order.uncounted import UncountedOrder
 
@@ -38,7 +38,7 @@ def shards(counts: list[int]) -> ShardOrder:
 
 
 def outputs_of(order: Order, piece: Piece) -> list[tuple[int, int, int]]:
-    """What a plan with flat_map makes of a piece: (position, number of the output, position after)."""
+    """Return the outputs of a piece under a flat_map: (position, number of the output, next position)."""
     out = []
     for p, refs, after in order.walk(piece):
         following = [*p.tolist()[1:], after]
@@ -47,8 +47,8 @@ def outputs_of(order: Order, piece: Piece) -> list[tuple[int, int, int]]:
     return [(p, j, later) for p, j, later in out if p != piece[0] or j >= piece[3]]
 
 
-def advance(order: Order, left: list[Piece], n: int, chance: random.Random) -> tuple[list[Output], list[Piece]]:
-    """Deliver ``n`` outputs; give them and what is left, in one of the forms a reader may write it."""
+def advance(order: Order, left: list[Piece], n: int, rng: random.Random) -> tuple[list[Output], list[Piece]]:
+    """Deliver ``n`` outputs; return them and what is left, in one of the forms a reader may write."""
     done: list[Output] = []
     for number, piece in enumerate(left):
         _, stop, step, _ = piece
@@ -56,7 +56,7 @@ def advance(order: Order, left: list[Piece], n: int, chance: random.Random) -> t
             if len(done) == n:
                 if j == 0:
                     return done, [[p, stop, step, 0], *left[number + 1 :]]
-                if chance.random() < 0.5:
+                if rng.random() < 0.5:
                     return done, [[p, stop, step, j], *left[number + 1 :]]
                 rest = [[later, stop, step, 0]] if later < stop else []
                 return done, [[p, p + 1, 1, j], *rest, *left[number + 1 :]]
@@ -67,41 +67,43 @@ def advance(order: Order, left: list[Piece], n: int, chance: random.Random) -> t
 @st.composite
 def orders(draw: st.DrawFn) -> Order:
     counts = draw(st.lists(st.integers(0, 15), min_size=1, max_size=10))
-    window, per = draw(st.integers(1, 30)), draw(st.integers(1, 3))
+    window, shards_per_group = draw(st.integers(1, 30)), draw(st.integers(1, 3))
     kind = draw(st.sampled_from(["shards", "shuffle", "mix", "repeat", "lazy"]))
     if kind == "lazy":
         names = name_hashes(map(str, range(len(counts))))
         return UncountedOrder(
-            names, counts.__getitem__, 0, 0, 0, window=window, shards=per, shuffle=draw(st.booleans())
+            names, counts.__getitem__, 0, 0, 0, window=window, shards=shards_per_group, shuffle=draw(st.booleans())
         )
     plain = shards(counts)
-    shuffled = ShuffledOrder(plain, 0, 0, window=window, shards=per)
-    made: dict[str, Order] = {
+    shuffled = ShuffledOrder(plain, 0, 0, window=window, shards=shards_per_group)
+    choices: dict[str, Order] = {
         "shards": plain,
         "shuffle": shuffled,
         "mix": MixedOrder([plain, shuffled], [1, 2], "all", 0, 0),
-        "repeat": RepeatedOrder(lambda epoch: ShuffledOrder(plain, 0, epoch, window=window, shards=per), 0, 3),
+        "repeat": RepeatedOrder(
+            lambda epoch: ShuffledOrder(plain, 0, epoch, window=window, shards=shards_per_group), 0, 3
+        ),
     }
-    return made[kind]
+    return choices[kind]
 
 
 @given(orders(), st.randoms(use_true_random=False))
-def test_every_output_comes_once_through_up_to_five_recuts(order: Order, chance: random.Random) -> None:
+def test_every_output_comes_once_through_up_to_five_recuts(order: Order, rng: random.Random) -> None:
     lazy = isinstance(order, UncountedOrder)
-    most = min(6, order.group_count) if isinstance(order, UncountedOrder) else 6
+    max_world = min(6, order.group_count) if isinstance(order, UncountedOrder) else 6
     expected = Counter(out[:2] for piece in order.whole() for out in outputs_of(order, piece))
     delivered: Counter[Output] = Counter()
     states = [replace(STATE, rank=0, world=1, left=order.whole(), lazy=lazy)]
-    for _ in range(chance.randrange(1, 6)):
-        world, how = chance.randrange(1, most + 1), chance.choice(["range", "step"])
-        together, speed = chance.random() < 0.4, chance.randrange(12)
+    for _ in range(rng.randrange(1, 6)):
+        world, kind = rng.randrange(1, max_world + 1), rng.choice(["range", "step"])
+        lockstep, step_count = rng.random() < 0.4, rng.randrange(12)
         after = []
         for rank in range(world):
-            mine = recut(states, rank, world, how, order)
-            done, left = advance(order, mine.left, speed if together else chance.randrange(12), chance)
+            state = recut(states, rank, world, kind, order)
+            done, left = advance(order, state.left, step_count if lockstep else rng.randrange(12), rng)
             delivered.update(done)
             left = left if lazy else join(left)
-            after.append(State.from_json(json.loads(json.dumps(replace(mine, left=left).to_json()))))
+            after.append(State.from_json(json.loads(json.dumps(replace(state, left=left).to_json()))))
         states = after
     rest = recut(states, 0, 1, "range", order)
     delivered.update(out[:2] for piece in rest.left for out in outputs_of(order, piece))
@@ -109,15 +111,15 @@ def test_every_output_comes_once_through_up_to_five_recuts(order: Order, chance:
 
 
 @given(orders(), st.randoms(use_true_random=False))
-def test_the_same_rank_goes_on_in_order(order: Order, chance: random.Random) -> None:
+def test_the_same_rank_continues_in_order(order: Order, rng: random.Random) -> None:
     lazy = isinstance(order, UncountedOrder)
     world = 1 if isinstance(order, UncountedOrder) and order.group_count < 3 else 3
-    rank, how = chance.randrange(world), chance.choice(["range", "step"])
-    left = order.cut(order.whole(), rank, world, how)
+    rank, kind = rng.randrange(world), rng.choice(["range", "step"])
+    left = order.cut(order.whole(), rank, world, kind)
     expected = [out[:2] for piece in left for out in outputs_of(order, piece)]
     delivered: list[Output] = []
     while left:
-        done, left = advance(order, left, chance.randrange(1, 9), chance)
+        done, left = advance(order, left, rng.randrange(1, 9), rng)
         delivered += done
         state = replace(STATE, left=left if lazy else join(left), lazy=lazy)
         left = State.from_json(json.loads(json.dumps(state.to_json()))).left
@@ -130,31 +132,43 @@ def test_a_state_of_one_rank_is_below_200_bytes() -> None:
         assert len(json.dumps(state.to_json())) < 200
 
 
-def test_json_gives_the_state_back() -> None:
+def test_a_state_survives_a_round_trip_through_json() -> None:
     for state in (
         STATE,
         replace(STATE, open=[WINDOW], tail=[1, "a"], counted={"skipped": 3}),
         replace(STATE, left=[[3, ENDLESS, 7, 2]], seed=-(2**70)),
-        replace(STATE, lazy=True, left=[[3 * V + 17, 9 * V, 2 * V, 1], [V, 2 * V, 1, 0]], open=[WINDOW]),
+        replace(
+            STATE,
+            lazy=True,
+            left=[
+                [3 * GROUP_STRIDE + 17, 9 * GROUP_STRIDE, 2 * GROUP_STRIDE, 1],
+                [GROUP_STRIDE, 2 * GROUP_STRIDE, 1, 0],
+            ],
+            open=[WINDOW],
+        ),
     ):
         assert State.from_json(json.loads(json.dumps(state.to_json()))) == state
 
 
-def test_json_names_only_what_there_is() -> None:
+def test_json_omits_empty_entries() -> None:
     names = ["v", "plan", "seed", "epoch", "cut", "rank", "world", "open", "left"]
     assert list(STATE.to_json()) == names
     assert list(replace(STATE, tail=[], counted={}).to_json()) == names
 
 
 def test_uncounted_positions_are_written_as_pairs() -> None:
-    state = replace(STATE, lazy=True, left=[[3 * V + 17, 9 * V, 2 * V, 1], [V, 2 * V, 1, 0]])
+    state = replace(
+        STATE,
+        lazy=True,
+        left=[[3 * GROUP_STRIDE + 17, 9 * GROUP_STRIDE, 2 * GROUP_STRIDE, 1], [GROUP_STRIDE, 2 * GROUP_STRIDE, 1, 0]],
+    )
     written = state.to_json()
     assert written["left"] == [[[3, 17], [9, 0], [2, 0], 1], [[1, 0], [2, 0], 1, 0]]
     assert written["lazy"] is True
 
 
 @pytest.mark.parametrize("name", ["v", "plan", "seed", "epoch", "cut", "rank", "world", "open", "left"])
-def test_a_state_with_something_missing_is_refused(name: str) -> None:
+def test_a_state_with_a_missing_entry_is_refused(name: str) -> None:
     written = STATE.to_json()
     del written[name]
     with pytest.raises(StateError, match=f"no '{name}'"):
@@ -162,7 +176,7 @@ def test_a_state_with_something_missing_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"v": 2}, "version 2"),
         ({"plan": 7}, "'plan'.*a string"),
@@ -193,19 +207,19 @@ def test_a_state_with_something_missing_is_refused(name: str) -> None:
         ({"open": [{"of": [[0]], "n": 1, "done": 0, "sub": 0}]}, "'of'.*not a piece"),
     ],
 )
-def test_a_damaged_state_is_refused_in_one_sentence(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(StateError, match=says) as caught:
+def test_a_damaged_state_is_refused_in_one_sentence(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(StateError, match=message) as caught:
         State.from_json(STATE.to_json() | change)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("obj", [None, [], "state", 3])
-def test_what_is_no_object_is_no_state(obj: object) -> None:
+def test_only_a_json_object_is_accepted_as_a_state(obj: object) -> None:
     with pytest.raises(StateError, match="JSON object"):
         State.from_json(obj)
 
 
-def test_open_windows_are_dealt_in_turn() -> None:
+def test_open_windows_are_distributed_round_robin() -> None:
     states = [replace(s, open=[WINDOW | {"done": s.rank}, WINDOW | {"done": s.rank}]) for s in states_of(3)]
     shares = [recut(states[::-1], rank, 2, "range", shards([40])).open for rank in range(2)]
     assert [[window["done"] for window in share] for share in shares] == [[0, 1, 2], [0, 1, 2]]
@@ -225,7 +239,7 @@ def test_missing_ranks_are_named() -> None:
         recut([], 0, 2, "range", shards([40]))
 
 
-def test_a_rank_given_twice_is_named() -> None:
+def test_a_duplicate_rank_is_named() -> None:
     states = states_of(4)
     with pytest.raises(StateError, match=r"more than one.*: 2$"):
         recut([*states, states[2]], 0, 2, "range", shards([40]))
@@ -239,14 +253,14 @@ def test_states_that_do_not_belong_together_are_refused(change: dict[str, Any]) 
         recut(states, 0, 2, "range", shards([40]))
 
 
-def test_a_state_with_a_tail_stays_with_its_rank() -> None:
+def test_a_state_with_a_tail_can_only_be_restored_by_its_rank() -> None:
     states = states_of(2)
     states[1] = replace(states[1], tail=["half a group"])
     with pytest.raises(StateError, match="rank 1"):
         recut(states, 0, 1, "range", shards([40]))
 
 
-def test_the_caller_can_say_why_a_plan_cannot_be_cut_again() -> None:
+def test_the_callers_reason_against_a_recut_is_reported() -> None:
     with pytest.raises(StateError, match="sort"):
         recut(states_of(2), 0, 1, "range", shards([40]), why_not="sort needs the whole stream")
 

@@ -11,8 +11,8 @@ from penstock.errors import PlanError
 from penstock.order.hashing import name_hash, name_hashes
 from penstock.order.mixture import MixedOrder
 from penstock.order.orders import (
-    LEFT_OUT,
-    UNFOUND,
+    EXCLUDED,
+    NOT_FOUND,
     ChainedOrder,
     Order,
     RepeatedOrder,
@@ -49,8 +49,8 @@ def find(order: Order, samples: list[Sample]) -> list[int]:
 
 
 @st.composite
-def fixed(draw: st.DrawFn) -> Order:
-    """Orders that are the same in every epoch."""
+def fixed_orders(draw: st.DrawFn) -> Order:
+    """Generate orders that are the same in every epoch."""
     leaves = iter(range(100))
 
     def grow(depth: int) -> Order:
@@ -70,46 +70,46 @@ def fixed(draw: st.DrawFn) -> Order:
             return SubsetOrder(inner, 0.4, 0, draw(st.booleans()))
         if kind == "zip":
             return ZippedOrder(inner, shards([200], next(leaves)), strict=False)
-        gone = draw(st.lists(st.integers(0, max(0, inner.size - 1)), max_size=9)) if inner.size else []
-        return ExcludingOrder(inner, np.array(gone, np.int64))
+        excluded = draw(st.lists(st.integers(0, max(0, inner.size - 1)), max_size=9)) if inner.size else []
+        return ExcludingOrder(inner, np.array(excluded, np.int64))
 
     return grow(draw(st.integers(0, 3)))
 
 
-@given(fixed())
-def test_every_sample_is_found_where_it_stands(order: Order) -> None:
+@given(fixed_orders())
+def test_every_sample_is_found_at_its_position(order: Order) -> None:
     assert find(order, everything(order)) == list(range(order.size))
 
 
 @given(COUNTS, st.data())
-def test_what_is_excluded_is_gone_and_the_others_keep_their_order(counts: list[int], data: st.DataObject) -> None:
+def test_excluded_samples_are_gone_and_the_others_keep_their_order(counts: list[int], data: st.DataObject) -> None:
     whole = everything(shards(counts))
-    gone = data.draw(st.lists(st.sampled_from(range(len(whole))), max_size=20)) if whole else []
-    order = ExcludingOrder(shards(counts), np.array(gone, np.int64))
-    assert everything(order) == [sample for place, sample in enumerate(whole) if place not in gone]
+    excluded = data.draw(st.lists(st.sampled_from(range(len(whole))), max_size=20)) if whole else []
+    order = ExcludingOrder(shards(counts), np.array(excluded, np.int64))
+    assert everything(order) == [sample for position, sample in enumerate(whole) if position not in excluded]
     bounds = order.spans().bounds.tolist()
     for number, (low, high) in enumerate(pairwise(bounds)):
         assert {shard for _, shard, _ in everything(order)[low:high]} <= {number}
-    assert bounds[-1] == order.size == len(whole) - len(set(gone))
+    assert bounds[-1] == order.size == len(whole) - len(set(excluded))
 
 
-def test_a_shuffle_of_the_rest_holds_the_rest() -> None:
+def test_a_shuffle_after_an_exclusion_contains_the_remaining_samples() -> None:
     order = ShuffledOrder(ExcludingOrder(shards([9, 0, 20, 5]), np.array([0, 8, 9, 33])), 0, 0, window=6, shards=2)
     assert sorted(everything(order)) == [
         s for p, s in enumerate(everything(shards([9, 0, 20, 5]))) if p not in {0, 8, 9, 33}
     ]
 
 
-def test_samples_that_are_not_there_are_told_from_those_left_out() -> None:
+def test_missing_samples_are_distinguished_from_excluded_ones() -> None:
     order = SlicedOrder(ExcludingOrder(shards([5, 5]), np.array([1])), 0, 6)
     asked = [(0, 0, 0), (0, 0, 1), (0, 1, 4), (0, 1, 5), (0, 7, 0), (1, 0, 0)]
-    assert find(order, asked) == [0, LEFT_OUT, LEFT_OUT, UNFOUND, UNFOUND, UNFOUND]
-    assert find(shards([]), [(0, 0, 0)]) == [UNFOUND]
+    assert find(order, asked) == [0, EXCLUDED, EXCLUDED, NOT_FOUND, NOT_FOUND, NOT_FOUND]
+    assert find(shards([]), [(0, 0, 0)]) == [NOT_FOUND]
     zipped = ZippedOrder(shards([4]), shards([9], 1), strict=False)
-    assert find(zipped, [(0, 0, 3), (1, 0, 3), (1, 0, 4), (2, 0, 0)]) == [3, 3, LEFT_OUT, UNFOUND]
+    assert find(zipped, [(0, 0, 3), (1, 0, 3), (1, 0, 4), (2, 0, 0)]) == [3, 3, EXCLUDED, NOT_FOUND]
 
 
-def test_nothing_can_be_found_where_the_epoch_decides() -> None:
+def test_an_order_that_changes_with_the_epoch_refuses_to_find_samples() -> None:
     inner = shards([9])
     for order in (
         ShuffledOrder(inner, 0, 0, window=4),

@@ -22,7 +22,7 @@ from penstock.order.orders import (
     SlicedOrder,
     ZippedOrder,
 )
-from penstock.order.pieces import Piece, V
+from penstock.order.pieces import GROUP_STRIDE, Piece
 from penstock.order.subset import SubsetOrder
 from penstock.order.uncounted import UncountedOrder, to_known
 
@@ -30,14 +30,16 @@ Sample = tuple[int, int, int]
 
 
 @st.composite
-def twins(draw: st.DrawFn) -> tuple[UncountedOrder, ShardOrder | ShuffledOrder]:
-    """The same order without and with counts."""
+def order_pairs(draw: st.DrawFn) -> tuple[UncountedOrder, ShardOrder | ShuffledOrder]:
+    """Generate the same order without and with counts."""
     counts = draw(st.lists(st.integers(0, 30), min_size=1, max_size=12))
-    window, per, shuffle = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.booleans())
+    window, shards_per_group, shuffle = draw(st.integers(1, 40)), draw(st.integers(1, 4)), draw(st.booleans())
     names = name_hashes(f"{number}.tar" for number in range(len(counts)))
-    lazy = UncountedOrder(names, counts.__getitem__, 3, 1, 2, window=window, shards=per, shuffle=shuffle)
-    known = ShardOrder(names, np.array(counts, np.int64), 3, 1, 2)
-    return lazy, ShuffledOrder(known, 1, 2, window=window, shards=per) if shuffle else known
+    uncounted = UncountedOrder(
+        names, counts.__getitem__, 3, 1, 2, window=window, shards=shards_per_group, shuffle=shuffle
+    )
+    counted = ShardOrder(names, np.array(counts, np.int64), 3, 1, 2)
+    return uncounted, ShuffledOrder(counted, 1, 2, window=window, shards=shards_per_group) if shuffle else counted
 
 
 def samples(refs: Refs) -> list[Sample]:
@@ -48,44 +50,57 @@ def walked(order: Order, pieces: list[Piece]) -> list[Sample]:
     return [sample for piece in pieces for _, refs, _ in order.walk(piece) for sample in samples(refs)]
 
 
-@given(twins())
-def test_the_order_is_the_one_with_counts(pair: tuple[UncountedOrder, Order]) -> None:
-    lazy, known = pair
-    assert walked(lazy, lazy.whole()) == walked(known, known.whole())
+@given(order_pairs())
+def test_the_order_is_the_same_as_with_counts(orders: tuple[UncountedOrder, Order]) -> None:
+    uncounted, counted = orders
+    assert walked(uncounted, uncounted.whole()) == walked(counted, counted.whole())
 
 
-@given(twins())
-def test_positions_of_a_walk_can_be_asked_again(pair: tuple[UncountedOrder, Order]) -> None:
-    lazy, _ = pair
-    chunks = [chunk for piece in lazy.whole() for chunk in lazy.walk(piece)]
+@given(order_pairs())
+def test_positions_of_a_walk_can_be_looked_up_again(orders: tuple[UncountedOrder, Order]) -> None:
+    uncounted, _ = orders
+    chunks = [chunk for piece in uncounted.whole() for chunk in uncounted.walk(piece)]
     for p, refs, after in chunks:
-        assert samples(lazy.at(p[::-1])) == samples(refs)[::-1]
+        assert samples(uncounted.at(p[::-1])) == samples(refs)[::-1]
         assert after > int(p[-1])
     for (_, _, after), (p, _, _) in pairwise(chunks):
-        assert after // V <= int(p[0]) // V
+        assert after // GROUP_STRIDE <= int(p[0]) // GROUP_STRIDE
 
 
-@given(twins(), st.integers(1, 6), st.sampled_from(["range", "step"]))
-def test_cuts_fall_between_groups_and_cover(pair: tuple[UncountedOrder, Order], world: int, how: str) -> None:
-    lazy, known = pair
-    if world > lazy.group_count:
+@given(order_pairs(), st.integers(1, 6), st.sampled_from(["range", "step"]))
+def test_cuts_fall_between_groups_and_cover_everything(
+    orders: tuple[UncountedOrder, Order], world: int, kind: str
+) -> None:
+    uncounted, counted = orders
+    if world > uncounted.group_count:
         with pytest.raises(PlanError, match="penstock index"):
-            lazy.cut(lazy.whole(), 0, world, how)
+            uncounted.cut(uncounted.whole(), 0, world, kind)
         return
-    shares = [walked(lazy, lazy.cut(lazy.whole(), rank, world, how)) for rank in range(world)]
-    assert Counter(s for share in shares for s in share) == Counter(walked(known, known.whole()))
-    touched = [{p // V for c in lazy.cut(lazy.whole(), r, world, how) for p in _starts(lazy, c)} for r in range(world)]
+    shares = [walked(uncounted, uncounted.cut(uncounted.whole(), rank, world, kind)) for rank in range(world)]
+    assert Counter(s for share in shares for s in share) == Counter(walked(counted, counted.whole()))
+    touched = [
+        {
+            p // GROUP_STRIDE
+            for c in uncounted.cut(uncounted.whole(), r, world, kind)
+            for p in _chunk_starts(uncounted, c)
+        }
+        for r in range(world)
+    ]
     assert sum(map(len, touched)) == len(set().union(*touched))
 
 
-def _starts(lazy: UncountedOrder, piece: Piece) -> list[int]:
-    return [int(p[0]) for p, _, _ in lazy.walk(piece)]
+def _chunk_starts(uncounted: UncountedOrder, piece: Piece) -> list[int]:
+    return [int(p[0]) for p, _, _ in uncounted.walk(piece)]
 
 
 def test_a_step_cut_takes_every_world_th_group() -> None:
-    lazy = UncountedOrder(name_hashes("abcdefg"), lambda _: 2, 0, 0, 0, window=9, shards=1, shuffle=False)
-    assert lazy.cut(lazy.whole(), 1, 3, "step") == [[V, 5 * V, 3 * V, 0]]
-    assert [s for s, _, _ in walked(lazy, [[V + 1, 5 * V, 3 * V, 0]])] == [1, 4, 4]
+    uncounted = UncountedOrder(name_hashes("abcdefg"), lambda _: 2, 0, 0, 0, window=9, shards=1, shuffle=False)
+    assert uncounted.cut(uncounted.whole(), 1, 3, "step") == [[GROUP_STRIDE, 5 * GROUP_STRIDE, 3 * GROUP_STRIDE, 0]]
+    assert [s for s, _, _ in walked(uncounted, [[GROUP_STRIDE + 1, 5 * GROUP_STRIDE, 3 * GROUP_STRIDE, 0]])] == [
+        1,
+        4,
+        4,
+    ]
 
 
 def test_shards_are_counted_when_their_group_is_opened() -> None:
@@ -95,77 +110,79 @@ def test_shards_are_counted_when_their_group_is_opened() -> None:
         asked.append(shard)
         return 5
 
-    lazy = UncountedOrder(name_hashes("abcdefgh"), count, 0, 0, 0, window=9, shards=2, shuffle=True)
+    uncounted = UncountedOrder(name_hashes("abcdefgh"), count, 0, 0, 0, window=9, shards=2, shuffle=True)
     assert asked == []
-    next(lazy.walk(lazy.whole()[0]))
-    assert sorted(asked) == sorted(lazy.shards_of(0))
-    walked(lazy, lazy.whole())
+    next(uncounted.walk(uncounted.whole()[0]))
+    assert sorted(asked) == sorted(uncounted.shards_of(0))
+    walked(uncounted, uncounted.whole())
     assert sorted(asked) == list(range(8))
 
 
-@given(twins(), st.data())
-def test_what_is_left_can_be_taken_up_with_counts(
-    pair: tuple[UncountedOrder, ShardOrder | ShuffledOrder], data: st.DataObject
+@given(order_pairs(), st.data())
+def test_remaining_pieces_can_be_resumed_with_counts(
+    orders: tuple[UncountedOrder, ShardOrder | ShuffledOrder], data: st.DataObject
 ) -> None:
-    lazy, known = pair
-    world = data.draw(st.integers(1, lazy.group_count))
-    how = data.draw(st.sampled_from(["range", "step"]))
+    uncounted, counted = orders
+    world = data.draw(st.integers(1, uncounted.group_count))
+    kind = data.draw(st.sampled_from(["range", "step"]))
     for rank in range(world):
-        mine = lazy.cut(lazy.whole(), rank, world, how)
-        assert walked(known, to_known(mine, known.groups())) == walked(lazy, mine)
-        for piece in mine:
-            positions = [q for p, _, _ in lazy.walk(piece) for q in p.tolist()]
+        pieces = uncounted.cut(uncounted.whole(), rank, world, kind)
+        assert walked(counted, to_known(pieces, counted.groups())) == walked(uncounted, pieces)
+        for piece in pieces:
+            positions = [q for p, _, _ in uncounted.walk(piece) for q in p.tolist()]
             if positions:
                 start = data.draw(st.sampled_from(positions))
                 rest = [[start, *piece[1:3], 2]]
-                assert walked(known, to_known(rest, known.groups())) == walked(lazy, rest)
-                assert to_known(rest, known.groups())[0][3] == 2
+                assert walked(counted, to_known(rest, counted.groups())) == walked(uncounted, rest)
+                assert to_known(rest, counted.groups())[0][3] == 2
 
 
-def test_a_known_run_is_one_piece() -> None:
+def test_a_contiguous_run_becomes_one_counted_piece() -> None:
     groups = np.array([0, 10, 10, 25], np.int64)
-    assert to_known([[4, 3 * V, 1, 0]], groups) == [[4, 25, 1, 0]]
-    assert to_known([[4, 3 * V, 2 * V, 1]], groups) == [[4, 25, 1, 1]]
-    assert to_known([[V, 2 * V, 1, 0]], groups) == []
+    assert to_known([[4, 3 * GROUP_STRIDE, 1, 0]], groups) == [[4, 25, 1, 0]]
+    assert to_known([[4, 3 * GROUP_STRIDE, 2 * GROUP_STRIDE, 1]], groups) == [[4, 25, 1, 1]]
+    assert to_known([[GROUP_STRIDE, 2 * GROUP_STRIDE, 1, 0]], groups) == []
 
 
 @pytest.mark.parametrize(
     "wrap",
     [
-        lambda lazy: SlicedOrder(lazy, 0, 3),
-        lambda lazy: ChainedOrder([lazy]),
-        lambda lazy: ZippedOrder(lazy, lazy, True),
-        lambda lazy: RepeatedOrder(lambda _: lazy, 0, 2),
-        lambda lazy: ShuffledOrder(lazy, 0, 0, window=None),
-        lambda lazy: MixedOrder([lazy], [1.0], "all", 0, 0),
-        lambda lazy: SubsetOrder(lazy, 0.5, 0, True),
-        lambda lazy: lazy.spans(),
+        lambda uncounted: SlicedOrder(uncounted, 0, 3),
+        lambda uncounted: ChainedOrder([uncounted]),
+        lambda uncounted: ZippedOrder(uncounted, uncounted, True),
+        lambda uncounted: RepeatedOrder(lambda _: uncounted, 0, 2),
+        lambda uncounted: ShuffledOrder(uncounted, 0, 0, window=None),
+        lambda uncounted: MixedOrder([uncounted], [1.0], "all", 0, 0),
+        lambda uncounted: SubsetOrder(uncounted, 0.5, 0, True),
+        lambda uncounted: uncounted.spans(),
     ],
 )
-def test_what_needs_counts_says_how_to_get_them(wrap: object) -> None:
-    lazy = UncountedOrder(name_hashes("ab"), lambda _: 2, 0, 0, 0, window=9, shards=1, shuffle=False)
-    assert lazy.size == UNKNOWN
+def test_an_order_that_needs_counts_names_penstock_index(wrap: object) -> None:
+    uncounted = UncountedOrder(name_hashes("ab"), lambda _: 2, 0, 0, 0, window=9, shards=1, shuffle=False)
+    assert uncounted.size == UNKNOWN
     assert callable(wrap)
     with pytest.raises(PlanError, match="penstock index"):
-        wrap(lazy)
+        wrap(uncounted)
 
 
 def test_merged_groups_are_few_pieces() -> None:
-    lazy = UncountedOrder(name_hashes(map(str, range(400))), lambda _: 2, 0, 0, 0, window=9, shards=2, shuffle=True)
-    shares = [piece for rank in range(8) for piece in lazy.cut(lazy.whole(), rank, 8, "step")]
-    assert lazy.merge(shares, 8) == lazy.whole()
+    uncounted = UncountedOrder(
+        name_hashes(map(str, range(400))), lambda _: 2, 0, 0, 0, window=9, shards=2, shuffle=True
+    )
+    shares = [piece for rank in range(8) for piece in uncounted.cut(uncounted.whole(), rank, 8, "step")]
+    assert uncounted.merge(shares, 8) == uncounted.whole()
     begun = [[start + 3, stop, step, 0] for start, stop, step, _ in shares]
-    assert len(lazy.merge(begun, 8)) == 8
+    assert len(uncounted.merge(begun, 8)) == 8
 
 
-def test_a_merge_keeps_groups_that_are_held_in_part() -> None:
-    lazy = UncountedOrder(name_hashes(map(str, range(9))), lambda _: 6, 0, 0, 0, window=9, shards=1, shuffle=False)
+def test_a_merge_keeps_partly_covered_groups() -> None:
+    uncounted = UncountedOrder(name_hashes(map(str, range(9))), lambda _: 6, 0, 0, 0, window=9, shards=1, shuffle=False)
     pieces = [
-        [2, 2 * V + 4, 1, 0],
-        [2 * V + 4, 2 * V + 5, 1, 1],
-        [3 * V + 1, 7 * V + 3, 2 * V, 0],
-        [8 * V, 9 * V, 1, 0],
+        [2, 2 * GROUP_STRIDE + 4, 1, 0],
+        [2 * GROUP_STRIDE + 4, 2 * GROUP_STRIDE + 5, 1, 1],
+        [3 * GROUP_STRIDE + 1, 7 * GROUP_STRIDE + 3, 2 * GROUP_STRIDE, 0],
+        [8 * GROUP_STRIDE, 9 * GROUP_STRIDE, 1, 0],
     ]
-    merged = lazy.merge(pieces, 2)
-    assert Counter(walked(lazy, merged)) == Counter(walked(lazy, pieces))
+    merged = uncounted.merge(pieces, 2)
+    assert Counter(walked(uncounted, merged)) == Counter(walked(uncounted, pieces))
     assert [piece[3] for piece in merged if piece[3]] == [1]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.order.windows import Group, by_label
+from penstock.order.windows import Group, indices_by_label
 
 
 @given(
@@ -28,7 +28,7 @@ def test_a_window_is_the_same_slice_of_every_span(counts: list[int], window: int
     assert at == total
 
 
-def test_a_window_holds_at_most_the_window_and_one_of_each_span() -> None:
+def test_a_window_exceeds_its_size_by_at_most_one_sample_per_span() -> None:
     counts = np.array([1000, 3, 777, 4096], np.int64)
     group = Group(counts, 100, (0, 0, 0))
     windows = group._windows(np.arange(counts.sum()), int(counts.sum()), 59)
@@ -36,7 +36,7 @@ def test_a_window_holds_at_most_the_window_and_one_of_each_span() -> None:
     assert (np.diff(windows) >= 0).all()
 
 
-def test_a_group_of_terabytes_needs_no_table() -> None:
+def test_a_group_of_100_billion_samples_needs_no_table() -> None:
     counts = np.array([2**36, 2**35 + 1, 17], np.int64)
     group = Group(counts, 64, (0, 0, 0))
     offsets = np.array([0, 1, 2**36, int(counts.sum()) - 1])
@@ -47,7 +47,7 @@ def test_a_group_of_terabytes_needs_no_table() -> None:
     assert [(int(s[0]), int(i[0])) for s, i in again] == list(zip(span.tolist(), index.tolist(), strict=True))
 
 
-def test_labels_come_once_with_all_their_places() -> None:
-    found = {label: places.tolist() for label, places in by_label(np.array([7, 2, 7, 7, 2], np.int64))}
+def test_each_label_comes_once_with_all_its_indices() -> None:
+    found = {label: indices.tolist() for label, indices in indices_by_label(np.array([7, 2, 7, 7, 2], np.int64))}
     assert found == {2: [1, 4], 7: [0, 2, 3]}
-    assert list(by_label(np.zeros(0, np.int64))) == []
+    assert list(indices_by_label(np.zeros(0, np.int64))) == []

@@ -24,52 +24,52 @@ from penstock.testing import Numbers
 A, B = Numbers((3,), name="a"), Numbers((3,), name="b")
 
 
-def _leaf(leaf: int, seed: int, epoch: int) -> ShardOrder:
+def _leaf_order(leaf: int, seed: int, epoch: int) -> ShardOrder:
     return ShardOrder(np.array([leaf], np.uint64), np.array([3], np.int64), leaf, seed, epoch)
 
 
-def _arranged(plan: Plan) -> Any:
-    return arrange(plan, _leaf)
+def _arrange(plan: Plan) -> Any:
+    return arrange(plan, _leaf_order)
 
 
-def test_stages_of_branches_are_lifted_before_those_of_the_whole() -> None:
+def test_stages_of_branches_come_before_those_of_the_whole() -> None:
     plan = Plan(Union((Plan(A, (MapFn(len),)), Plan(B, (FilterFn(all),)))), (MapFn(any),))
-    arrangement, make = _arranged(plan)
+    arrangement, make = _arrange(plan)
     assert arrangement.leaves == [A, B]
     assert [placed.stage.describe() for placed in arrangement.body] == ["map(len)", "filter(all)", "map(any)"]
     assert make(0).size == 6
 
 
-def test_lifted_stages_say_whether_they_keep_the_count() -> None:
-    arrangement, _ = _arranged(Plan(Union((Plan(A, (MapFn(len),)), Plan(B, (FilterFn(all),))))))
+def test_lifted_stages_know_whether_they_keep_the_count() -> None:
+    arrangement, _ = _arrange(Plan(Union((Plan(A, (MapFn(len),)), Plan(B, (FilterFn(all),))))))
     assert [placed.stage.keeps_count for placed in arrangement.body] == [True, False]
     assert [placed.stage.length(5) for placed in arrangement.body] == [5, None]
 
 
-def test_every_stage_has_a_place_of_its_own() -> None:
+def test_every_stage_has_a_number_of_its_own() -> None:
     plan = Plan(Union((Plan(A, (MapFn(len), MapFn(len))), Plan(B, (MapFn(len),)))), (MapFn(len), MapFn(len)))
-    places = [placed.place for placed in _arranged(plan)[0].body]
-    assert len(set(places)) == 5
+    numbers = [placed.place for placed in _arrange(plan)[0].body]
+    assert len(set(numbers)) == 5
 
 
-def test_a_source_is_asked_for_what_its_own_branch_and_the_whole_need() -> None:
+def test_a_source_provides_the_fields_that_its_branch_and_the_whole_need() -> None:
     left = Plan(A, (Rename((("y", "x"),)), Select(("y",))))
     plan = Plan(Union((left, Plan(B))), (ToTuple(("y",)),))
-    arrangement, _ = _arranged(plan)
+    arrangement, _ = _arrange(plan)
     of_a, of_b = arrangement.fields(0), arrangement.fields(1)
     assert (of_a.wants("x"), of_a.wants("y"), of_b.wants("x"), of_b.wants("y")) == (True, False, False, True)
 
 
 def test_the_operands_of_a_zip_have_slots() -> None:
     inner = Plan(Zip((Plan(A), Plan(B))))
-    arrangement, make = _arranged(Plan(Zip((inner, Plan(A)))))
+    arrangement, make = _arrange(Plan(Zip((inner, Plan(A)))))
     assert arrangement.slots == 3
     assert [placed.stage.describe() for placed in arrangement.body] == ["zip(merge)", "zip(merge)"]
     assert make(0).size == 3
 
 
-def test_a_relaxed_plan_is_not_shuffled_anywhere() -> None:
+def test_an_unshuffled_plan_has_no_shuffle_in_any_branch() -> None:
     plan = Plan(Union((Plan(A, (Shuffle(), Slice(0, 2))), Plan(B))), (Shuffle(5), MapFn(len)))
-    calm = unshuffled(plan)
-    assert [stage.describe() for stage in calm.stages] == ["map(len)"]
-    assert [stage.describe() for stage in calm.branches()[0].stages] == ["limit(2)"]
+    plain = unshuffled(plan)
+    assert [stage.describe() for stage in plain.stages] == ["map(len)"]
+    assert [stage.describe() for stage in plain.branches()[0].stages] == ["limit(2)"]

@@ -10,8 +10,8 @@ from penstock.order import I64
 from penstock.plan import Block, Place, Skipped, Slot
 
 
-class Where:
-    """An origin that answers with what it was asked."""
+class FakeOrigin:
+    """An origin whose cursors and locations are its arguments."""
 
     def cursor(self, done: int, sub: int) -> Any:
         return (done, sub)
@@ -26,32 +26,32 @@ class Where:
         raise NotImplementedError
 
 
-def _block(many: int = 4) -> Block:
-    items: list[Any] = [f"i{n}" for n in range(many)]
-    return Block(items, np.arange(many, dtype=np.uint64), Where(), many)
+def _block(count: int = 4) -> Block:
+    items: list[Any] = [f"i{n}" for n in range(count)]
+    return Block(items, np.arange(count, dtype=np.uint64), FakeOrigin(), count)
 
 
-def test_one_to_one_the_cursor_counts_items() -> None:
+def test_the_cursor_of_a_one_to_one_block_counts_items() -> None:
     assert [_block().cursor(n) for n in range(5)] == [(n, 0) for n in range(5)]
 
 
-def test_inputs_that_gave_nothing_are_passed_with_the_item_before() -> None:
+def test_inputs_without_outputs_are_passed_with_the_item_before() -> None:
     block = _block(5).keep([1, 3], ["i1", "i3"])
     assert [block.cursor(n) for n in range(3)] == [(1, 0), (3, 0), (5, 0)]
 
 
-def test_outputs_of_one_input_are_counted_below_it() -> None:
+def test_outputs_of_one_input_are_counted_within_it() -> None:
     block = _block(3).keep([0, 0, 2, 2, 2], list("abcde"))
     assert [block.cursor(n) for n in range(6)] == [(0, 0), (0, 1), (2, 0), (2, 1), (2, 2), (3, 0)]
 
 
-def test_an_item_knows_where_it_came_from() -> None:
+def test_an_item_has_the_location_of_its_input() -> None:
     block = _block(5).keep([1, 3], ["i1", "i3"])
     assert [block.place(n).key for n in range(2)] == ["1", "3"]
     assert block.keep([1], ["x"]).place(0).key == "3"
 
 
-def test_survivors_keep_their_keys() -> None:
+def test_kept_items_keep_their_keys() -> None:
     assert _block(5).keep([1, 3], ["i1", "i3"]).keys.tolist() == [1, 3]
     assert _block(3).become([0, 0, 0]).keys.tolist() == [0, 1, 2]
 
@@ -62,7 +62,7 @@ def test_skips_are_passed_with_the_cursor() -> None:
     assert [[skip.input for skip in block.passed(n)] for n in range(3)] == [[0], [0, 2, 3], [0, 2, 3]]
 
 
-def test_an_error_ends_a_block_before_its_item() -> None:
+def test_an_error_ends_the_block_before_the_failing_item() -> None:
     block = _block(5)
     block.skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (1, 4)]
     error = DataError("bad")
@@ -70,7 +70,7 @@ def test_an_error_ends_a_block_before_its_item() -> None:
     assert (block.inputs, block.error, [skip.input for skip in block.skips]) == (3, error, [1])
 
 
-def test_a_generator_follows_from_key_and_place_alone() -> None:
+def test_a_generator_depends_only_on_key_and_stage_number() -> None:
     block = _block(4)
     first = [g.integers(1 << 40) for g in block.generators(1)]
     assert first == [g.integers(1 << 40) for g in block.generators(1)]

@@ -1,39 +1,42 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import penstock as ps
 from penstock.errors import DataError
-from penstock.plan import collate, column, rows
+from penstock.plan import collate, column, uncollate
+from penstock.plan.collation import BatchMemory
 from penstock.testing import fingerprint
 
+BIG = (64, 64, 3)  # 128 of them exceed the size from which memory is reused
 
-def _same(got: Any, want: Any) -> bool:
-    return bool(fingerprint(got) == fingerprint(want))
+
+def _equal(actual: Any, expected: Any) -> bool:
+    return bool(fingerprint(actual) == fingerprint(expected))
 
 
 def test_dicts_become_a_dict_of_columns() -> None:
     batch = collate([{"__key__": "a", "x": 1}, {"__key__": "b", "x": 2}])
-    assert _same(batch, {"__key__": ["a", "b"], "x": np.array([1, 2])})
+    assert _equal(batch, {"__key__": ["a", "b"], "x": np.array([1, 2])})
 
 
 def test_tuples_become_a_tuple_of_columns() -> None:
-    assert _same(collate([(1, "a"), (2, "b")]), (np.array([1, 2]), ["a", "b"]))
+    assert _equal(collate([(1, "a"), (2, "b")]), (np.array([1, 2]), ["a", "b"]))
 
 
 def test_other_items_become_one_column() -> None:
-    assert _same(collate([1, 2]), np.array([1, 2]))
+    assert _equal(collate([1, 2]), np.array([1, 2]))
     assert collate(["a", "b"]) == ["a", "b"]
     assert collate([[1], [2]]) == [[1], [2]]
 
 
 @pytest.mark.parametrize(
-    ("values", "want"),
+    ("values", "expected"),
     [
         ([1, 2], np.array([1, 2])),
         ([1, 2.5], np.array([1.0, 2.5])),
@@ -44,8 +47,8 @@ def test_other_items_become_one_column() -> None:
         ([np.array(1), np.array(2)], np.array([1, 2])),
     ],
 )
-def test_numbers_and_equal_arrays_are_stacked(values: list[Any], want: Any) -> None:
-    assert _same(column(values), want)
+def test_numbers_and_equal_arrays_are_stacked(values: list[Any], expected: Any) -> None:
+    assert _equal(column(values), expected)
 
 
 @pytest.mark.parametrize(
@@ -65,56 +68,128 @@ def test_decimals_keep_their_digits() -> None:
 
 
 def test_equal_tensors_are_stacked() -> None:
-    torch = import_module("torch")
     stacked = column([torch.zeros(2), torch.ones(2)])
     assert stacked.shape == (2, 2)
     assert isinstance(column([torch.zeros(2), torch.zeros(3)]), list)
 
 
-def test_samples_with_other_fields_are_an_error_that_names_them() -> None:
+def test_differing_fields_are_an_error_that_names_them() -> None:
     with pytest.raises(DataError, match="differ in fields: __key__, cls, txt") as caught:
         collate([{"x": 1, "cls": 1}, {"__key__": "b", "x": 1, "txt": 2}])
     assert caught.value.key == "b"
 
 
 @pytest.mark.parametrize("samples", [[{"x": 1}, 3], [(1, 2), (1,)]], ids=str)
-def test_samples_of_other_kinds_are_an_error(samples: list[Any]) -> None:
+def test_differing_kinds_of_samples_are_an_error(samples: list[Any]) -> None:
     with pytest.raises(DataError, match="differ in"):
         collate(samples)
 
 
-def test_the_mark_of_padding_becomes_a_column() -> None:
+def test_the_padding_mark_becomes_a_column() -> None:
     batch = collate([{"x": 1}, {"x": 1, "__pad__": True}])
-    assert _same(batch, {"x": np.array([1, 1]), "__pad__": np.array([False, True])})
+    assert _equal(batch, {"x": np.array([1, 1]), "__pad__": np.array([False, True])})
 
 
-def test_rows_are_the_way_back() -> None:
+def test_uncollate_reverses_collate() -> None:
     samples = [{"__key__": "a", "x": 1, "v": np.zeros(2)}, {"__key__": "b", "x": 2, "v": np.ones(2)}]
-    back = rows(collate(samples))
+    back = uncollate(collate(samples))
     assert [(s["__key__"], s["x"], s["v"].tolist()) for s in back] == [("a", 1, [0, 0]), ("b", 2, [1, 1])]
-    assert rows(collate([(1, "a"), (2, "b")])) == [(1, "a"), (2, "b")]
-    assert rows([1, 2]) == [1, 2]
+    assert uncollate(collate([(1, "a"), (2, "b")])) == [(1, "a"), (2, "b")]
+    assert uncollate([1, 2]) == [1, 2]
 
 
-def test_columns_of_other_lengths_are_an_error() -> None:
+def test_columns_of_different_lengths_are_an_error() -> None:
     with pytest.raises(DataError, match=r"differ in length.*'a': 2.*'b': 1"):
-        rows({"a": [1, 2], "b": [1]})
+        uncollate({"a": [1, 2], "b": [1]})
 
 
 def test_padding_grows_to_the_largest_shape() -> None:
     batch = ps.pad(-1)([{"ids": [1, 2, 3], "n": 3}, {"ids": [4], "n": 1}])
-    assert _same(batch, {"ids": np.array([[1, 2, 3], [4, -1, -1]]), "n": np.array([3, 1])})
+    assert _equal(batch, {"ids": np.array([[1, 2, 3], [4, -1, -1]]), "n": np.array([3, 1])})
     images = ps.pad()([{"i": np.ones((1, 2), np.uint8)}, {"i": np.ones((2, 1), np.uint8)}])["i"]
-    assert _same(images, np.array([[[1, 1], [0, 0]], [[1, 0], [1, 0]]], np.uint8))
+    assert _equal(images, np.array([[[1, 1], [0, 0]], [[1, 0], [1, 0]]], np.uint8))
 
 
-def test_padding_leaves_texts_and_other_ranks_alone() -> None:
+def test_padding_leaves_text_and_differing_dimensions_unchanged() -> None:
     batch = ps.pad()([{"t": "ab", "v": np.ones(1)}, {"t": "c", "v": np.ones((1, 1))}])
     assert batch["t"] == ["ab", "c"]
     assert isinstance(batch["v"], list)
 
 
 def test_tensors_are_padded_to_tensors() -> None:
-    torch = import_module("torch")
     padded = ps.pad()([torch.ones(2), torch.ones(1)])
     assert padded.tolist() == [[1, 1], [1, 0]]
+
+
+def _arrays(number: int, count: int = 128, shape: tuple[int, ...] = BIG) -> list[Any]:
+    return [np.full(shape, (number + place) % 251, np.uint8) for place in range(count)]
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def test_the_memory_of_a_released_batch_is_reused() -> None:
+    memory = BatchMemory()
+    first = memory.stacked(_arrays(1))
+    address = _address(first)
+    del first
+    again = memory.stacked(_arrays(2))
+    assert _address(again) == address
+    assert np.array_equal(again, np.stack(_arrays(2)))
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda batch: batch,
+        lambda batch: batch[3:5, ::2],
+        lambda batch: batch.reshape(-1)[7:9].view(np.int8),
+        lambda batch: torch.from_numpy(batch)[1],
+        lambda batch: memoryview(batch)[2:3],
+        lambda batch: np.frombuffer(batch, np.uint8)[5:],
+    ],
+    ids=["batch", "part", "flat", "tensor", "memory", "buffer"],
+)
+def test_memory_that_is_in_use_in_any_way_is_not_overwritten(hold: Any) -> None:
+    memory = BatchMemory()
+    held = hold(memory.stacked(_arrays(1)))
+    before = bytes(np.asarray(held))
+    for number in range(2, 12):
+        memory.stacked(_arrays(number))
+    assert bytes(np.asarray(held)) == before
+
+
+def test_batches_of_an_epoch_share_few_buffers_unless_they_are_kept() -> None:
+    ds = ps.from_items([{"x": value} for value in _arrays(0, 1024)]).batched(128)
+    passing = {_address(batch["x"]) for batch in ds}
+    held = ds.take_all()
+    assert len(passing) <= 3 < len({_address(batch["x"]) for batch in held}) == 8
+    assert all(np.array_equal(batch["x"], np.stack(_arrays(128 * n))) for n, batch in enumerate(held))
+
+
+def test_small_batches_and_mixed_dtypes_use_new_memory() -> None:
+    memory = BatchMemory()
+    small = memory.stacked([np.ones(3), np.zeros(3)])
+    assert small.base is None
+    assert small.dtype == np.float64
+    mixed = memory.stacked([*_arrays(1), np.ones(BIG, np.float32)])
+    assert mixed.dtype == np.float32
+    assert mixed.base is None
+
+
+def test_memory_is_pinned_if_cuda_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocations = []
+
+    def empty(shape: Any, dtype: Any, pin_memory: bool) -> torch.Tensor:
+        allocations.append((shape, dtype, pin_memory))
+        return torch.zeros(shape, dtype=dtype)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "empty", empty)
+    memory = BatchMemory()
+    first = memory.stacked(_arrays(1))
+    second = memory.stacked(_arrays(2))
+    assert allocations == [((128, *BIG), torch.uint8, True)] * 2
+    assert np.array_equal(first, np.stack(_arrays(1)))
+    assert np.array_equal(second, np.stack(_arrays(2)))

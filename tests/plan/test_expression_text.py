@@ -1,4 +1,4 @@
-"""An expression is worked out by its own rules; nothing of it is ever run."""
+"""A text expression is interpreted by its own rules; no part of it is ever executed as code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.plan.expression_text import TextExpression
 
 
 @dataclass
-class One:
+class FakeSample:
     fields: dict[str, bytes]
     key: str = "d/k1"
     shard: str = "a.tar"
@@ -24,7 +24,7 @@ class One:
         return self.fields.get(field)
 
 
-DOG = One(
+DOG = FakeSample(
     {"cls": b"3\n", "txt": b"a dog\n", "json": b'{"n": 2, "tags": ["x"]}', "jpg": b"\xff\xd8", "seg.png": b"12345"}
 )
 
@@ -52,7 +52,7 @@ DOG = One(
         ("max(1, min(cls, 2))", 2),
     ],
 )
-def test_what_is_allowed_means_what_it_says(text: str, value: object) -> None:
+def test_an_allowed_expression_has_the_expected_value(text: str, value: object) -> None:
     assert TextExpression(text).of(DOG) == value
 
 
@@ -83,8 +83,8 @@ def test_what_is_allowed_means_what_it_says(text: str, value: object) -> None:
         "await x",
     ],
 )
-def test_nothing_else_is_allowed(text: str) -> None:
-    if text == "yield_":  # a field that is not there
+def test_everything_else_is_refused(text: str) -> None:
+    if text == "yield_":  # a field that the sample does not have
         assert TextExpression(text).of(DOG) is None
         return
     with pytest.raises(PlanError):
@@ -94,6 +94,6 @@ def test_nothing_else_is_allowed(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["txt < 3", "cls / 0", "'x' * 9999999", "'%9999999d' % 3", "json['tags'][9]", "int(txt)", "len(cls)"]
 )
-def test_what_has_no_value_is_an_error_with_shard_and_key(text: str) -> None:
-    with pytest.raises(DataError, match=r"has no value here.*shard: a\.tar, key: d/k1"):
+def test_a_failing_evaluation_is_an_error_with_shard_and_key(text: str) -> None:
+    with pytest.raises(DataError, match=r"cannot be evaluated.*shard: a\.tar, key: d/k1"):
         TextExpression(text).of(DOG)

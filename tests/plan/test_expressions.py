@@ -33,53 +33,53 @@ CONDITIONS: list[tuple[Condition, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("condition", "meant"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
+    ("condition", "expected"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
 )
-def test_a_filter_keeps_what_is_true(condition: Condition, meant: Any) -> None:
+def test_a_filter_keeps_the_rows_for_which_the_condition_is_true(condition: Condition, expected: Any) -> None:
     kept = ps.from_items(ROWS).filter(condition).take_all()
-    assert kept == [row for row in ROWS if meant(row["x"], row["s"])]
+    assert kept == [row for row in ROWS if expected(row["x"], row["s"])]
 
 
 @pytest.mark.parametrize(
-    ("condition", "meant"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
+    ("condition", "expected"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
 )
-def test_tables_keep_the_same_rows(condition: Condition, meant: Any) -> None:
+def test_tables_keep_the_same_rows(condition: Condition, expected: Any) -> None:
     table = pa.Table.from_pylist(ROWS)
-    assert ps.from_arrow(table).filter(condition).take_all() == [row for row in ROWS if meant(row["x"], row["s"])]
+    assert ps.from_arrow(table).filter(condition).take_all() == [row for row in ROWS if expected(row["x"], row["s"])]
 
 
 @pytest.mark.parametrize(
-    ("condition", "meant"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
+    ("condition", "expected"), CONDITIONS, ids=lambda value: str(value)[:40] if isinstance(value, Condition) else ""
 )
-def test_what_holds_of_a_row_is_possible_by_its_extents(condition: Condition, meant: Any) -> None:
+def test_a_condition_that_holds_for_a_row_is_possible_for_its_extents(condition: Condition, expected: Any) -> None:
     for row in ROWS:
         extents = {name: Extent(value, value, int(value is None), 1) for name, value in row.items()}
-        if meant(row["x"], row["s"]):
+        if expected(row["x"], row["s"]):
             assert condition.possible(extents)
-        assert condition.possible(extents) or not meant(row["x"], row["s"])
+        assert condition.possible(extents) or not expected(row["x"], row["s"])
 
 
 def test_extents_rule_rows_out() -> None:
-    known = {"x": Extent(5, 9, 0, 10)}
-    for hopeless in (col("x") < 5, col("x") == 4, col("x") > 9, col("x").is_null(), col("x").isin([1, 12])):
-        assert not hopeless.possible(known)
-        assert (hopeless | (col("y") == 1)).possible(known)
-        assert not (hopeless & (col("y") == 1)).possible(known)
-        assert (~hopeless).possible(known)
-    assert not (~(col("x") >= 5)).possible(known)
+    extents = {"x": Extent(5, 9, 0, 10)}
+    for impossible in (col("x") < 5, col("x") == 4, col("x") > 9, col("x").is_null(), col("x").isin([1, 12])):
+        assert not impossible.possible(extents)
+        assert (impossible | (col("y") == 1)).possible(extents)
+        assert not (impossible & (col("y") == 1)).possible(extents)
+        assert (~impossible).possible(extents)
+    assert not (~(col("x") >= 5)).possible(extents)
     assert not (col("x") != 7).possible({"x": Extent(7, 7, 0, 3)})
     assert not (col("x") != 7).possible({"x": Extent(None, None, 3, 3)})
 
 
-def test_bounds_say_nothing_of_nan() -> None:
-    known = {"x": Extent(5.0, 5.0, 0, 2)}
+def test_bounds_do_not_rule_out_nan() -> None:
+    extents = {"x": Extent(5.0, 5.0, 0, 2)}
     rows = [{"x": 5.0}, {"x": math.nan}]
     for condition in (col("x") != 5.0, ~(col("x") < 7.0), ~(col("x") == 5.0)):
         assert any(condition.holds(row) for row in rows)
-        assert condition.possible(known)
+        assert condition.possible(extents)
 
 
-def test_values_that_cannot_be_compared_are_a_type_error() -> None:
+def test_comparing_incompatible_types_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         (col("x") < "a").possible({"x": Extent(1, 2, 0, 2)})
 
@@ -92,7 +92,7 @@ def test_a_condition_is_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         lambda: col(""),
         lambda: col("x") == None,  # noqa: E711
@@ -105,9 +105,9 @@ def test_a_condition_is_a_value() -> None:
         lambda: ps.from_items(ROWS).filter(3),  # type: ignore[arg-type]
     ],
 )
-def test_what_makes_no_sense_is_refused_where_it_is_written(wrong: Any) -> None:
+def test_an_invalid_expression_is_refused_when_it_is_created(invalid: Any) -> None:
     with pytest.raises(PlanError):
-        wrong()
+        invalid()
 
 
 def test_a_missing_field_is_a_data_error() -> None:
@@ -115,6 +115,6 @@ def test_a_missing_field_is_a_data_error() -> None:
         ps.from_items(ROWS).filter(col("y") == 1).take_all()
 
 
-def test_a_filter_reads_what_it_decides_by() -> None:
+def test_a_filter_reads_the_fields_of_its_condition() -> None:
     ds = ps.from_items(ROWS).filter(col("x") == 3).select("s")
     assert "fields read: s, x" in ds.explain()

@@ -25,17 +25,17 @@ from penstock.testing import Numbers
 SOURCE = Numbers((3,))
 
 
-def _plan(*stages: Any, **more: Any) -> Plan:
-    return Plan(SOURCE, tuple(stages), **more)
+def _plan(*stages: Any, **options: Any) -> Plan:
+    return Plan(SOURCE, tuple(stages), **options)
 
 
-def test_a_plan_grows_by_stages_and_stays_a_value() -> None:
+def test_adding_a_stage_returns_a_new_plan() -> None:
     plan = _plan()
     assert plan.then(Slice(0, 3)) == plan.then(Slice(0, 3))
     assert plan.stages == ()
 
 
-def test_stages_on_items_and_stages_on_positions_are_told_apart() -> None:
+def test_stages_on_items_and_on_positions_are_separated() -> None:
     plan = _plan(MapFn(len), Shuffle(), Batched(2), Slice(0, 3))
     assert [stage.describe() for stage in plan.body] == ["map(len)", "batched(2)"]
     assert [stage.describe() for stage in plan.ordering] == ["shuffle()", "limit(3)"]
@@ -51,7 +51,7 @@ def test_stages_on_items_and_stages_on_positions_are_told_apart() -> None:
         ((StreamLimit(2),), False, False, False),
     ],
 )
-def test_a_plan_knows_what_its_stages_do_to_the_count(
+def test_a_plan_knows_how_its_stages_affect_the_count(
     stages: tuple[Any, ...], counted: bool, changes: bool, commutes: bool
 ) -> None:
     plan = _plan(*stages)
@@ -64,23 +64,23 @@ def test_a_branch_that_changes_the_count_changes_it_for_the_whole() -> None:
     assert [source for source in whole.sources() if source is SOURCE] == [SOURCE, SOURCE]
 
 
-def test_a_cut_is_made_once() -> None:
+def test_a_plan_can_be_cut_only_once() -> None:
     with pytest.raises(PlanError, match="already cut for rank 0 of 2"):
         _plan().shard(Cut(0, 2)).shard(Cut(0, 2))
 
 
-def test_a_stage_on_the_whole_stream_is_not_cut() -> None:
+def test_a_stage_on_the_whole_stream_cannot_be_cut() -> None:
     plan = _plan(FilterFn(len), StreamLimit(3))
     with pytest.raises(PlanError, match=r"limit\(3\) needs the whole stream"):
         plan.shard(Cut(0, 2))
     assert plan.shard(Cut(0, 1)).cut == Cut(0, 1)
 
 
-def test_equal_ranks_and_a_changing_count_exclude_each_other() -> None:
+def test_equal_ranks_are_refused_where_the_count_may_change() -> None:
     cut = Cut(0, 2, uneven="drop")
-    for stages, more in (((FilterFn(len),), {}), ((), {"errors": OnError("skip")})):
+    for stages, options in (((FilterFn(len),), {}), ((), {"errors": OnError("skip")})):
         with pytest.raises(PlanError, match="uneven='drop'"):
-            _plan(*stages, cut=cut, **more)
+            _plan(*stages, cut=cut, **options)
     assert _plan(MapFn(len), Batched(2), cut=cut)
 
 
@@ -90,13 +90,13 @@ def test_a_combination_of_a_cut_plan_is_refused() -> None:
             check_branch(_plan().shard(Cut(0, 2)), name)
 
 
-def test_what_a_branch_may_hold_depends_on_the_combination() -> None:
+def test_the_stages_allowed_in_a_branch_depend_on_the_combination() -> None:
     check_branch(_plan(FilterFn(len)), "union")
     with pytest.raises(PlanError, match="changes the count; put it after"):
         check_branch(_plan(FilterFn(len)), "zip")
     with pytest.raises(PlanError, match="more than one sample at a time; put it after"):
         check_branch(_plan(Batched(2)), "union")
-    with pytest.raises(PlanError, match="a branch may not be a zip"):
+    with pytest.raises(PlanError, match="a branch must not be a zip"):
         check_branch(Plan(Zip((_plan(), _plan()))), "mix")
     with pytest.raises(PlanError, match=r"filter\(len\)"):
         check_branch(Plan(Union((_plan(FilterFn(len)), _plan()))), "zip")

@@ -9,14 +9,14 @@ import pytest
 
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.plan.block import Place, Skipped
-from penstock.plan.quarantine import Identity, Quarantine, digest, exclusions, identity, listed
+from penstock.plan.quarantine import Identity, Quarantine, digest, exclusions, parse_identity, read_identities
 
 
 def skip(index: int, shard: str | None = "a/0.tar", source: int = 0, samples: int = 1) -> Skipped:
     return Skipped(0, Place(f"/data/{shard}", f"k{index}", source, index, shard, samples), "map", f"no {index}")
 
 
-def test_a_line_says_which_sample_failed_where_and_why(tmp_path: Path) -> None:
+def test_a_line_records_the_sample_the_stage_and_the_problem(tmp_path: Path) -> None:
     path = tmp_path / "new" / "bad.jsonl"
     Quarantine(str(path)).add([skip(3, source=2)])
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
@@ -24,13 +24,13 @@ def test_a_line_says_which_sample_failed_where_and_why(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+def test_written_samples_are_read_back(tmp_path: Path) -> None:
     path = str(tmp_path / "bad.jsonl")
     first, second = Quarantine(path), Quarantine(path)
     first.add([skip(3), skip(1)])
     second.add([skip(3, "b/0.tar")])
     first.add([skip(4)])
-    assert list(listed(path)) == [
+    assert list(read_identities(path)) == [
         Identity(0, "a/0.tar", 3),
         Identity(0, "a/0.tar", 1),
         Identity(0, "b/0.tar", 3),
@@ -46,39 +46,39 @@ def test_a_sample_is_listed_once(tmp_path: Path) -> None:
     assert len(path.read_text().splitlines()) == 1
 
 
-def test_the_file_is_there_before_anything_fails(tmp_path: Path) -> None:
+def test_the_file_is_created_before_anything_fails(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"source": 0, "shard": "s", "index": 1}\n')
     Quarantine(str(path))
     Quarantine(str(tmp_path / "other.jsonl"))
-    assert list(listed(str(path))) == [Identity(0, "s", 1)]
-    assert list(listed(str(tmp_path / "other.jsonl"))) == []
+    assert list(read_identities(str(path))) == [Identity(0, "s", 1)]
+    assert list(read_identities(str(tmp_path / "other.jsonl"))) == []
 
 
-def test_a_quarantine_that_cannot_be_written_says_so_at_once(tmp_path: Path) -> None:
+def test_an_unwritable_quarantine_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"quarantine cannot be written.*file/bad.jsonl"):
         Quarantine(str(tmp_path / "file" / "bad.jsonl"))
 
 
 def test_in_a_folder_every_process_has_its_own_file(tmp_path: Path) -> None:
-    there, new = tmp_path / "there", str(tmp_path / "new") + "/"
-    there.mkdir()
-    for folder in (str(there), new):
+    existing, new = tmp_path / "existing", str(tmp_path / "new") + "/"
+    existing.mkdir()
+    for folder in (str(existing), new):
         Quarantine(folder).add([skip(1)])
         assert len(list(Path(folder).glob("*.jsonl"))) == 1
         (Path(folder) / "another.jsonl").write_text('{"source": 0, "shard": "s", "index": 2}\n')
-        assert set(listed(folder)) == {Identity(0, "a/0.tar", 1), Identity(0, "s", 2)}
+        assert set(read_identities(folder)) == {Identity(0, "a/0.tar", 1), Identity(0, "s", 2)}
 
 
-def test_what_was_made_of_several_samples_names_none_of_them(tmp_path: Path) -> None:
+def test_items_made_from_several_samples_identify_none_of_them(tmp_path: Path) -> None:
     path = str(tmp_path / "bad.jsonl")
     Quarantine(path).add([skip(1, samples=4), skip(2), skip(5, None)])
-    assert list(listed(path)) == [Identity(0, "a/0.tar", 2)]
+    assert list(read_identities(path)) == [Identity(0, "a/0.tar", 2)]
     assert json.loads(Path(path).read_text().splitlines()[0])["samples"] == 4
 
 
-def test_a_long_problem_is_cut_short(tmp_path: Path) -> None:
+def test_a_long_problem_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     Quarantine(str(path)).add([skip(1)._replace(problem="no " * 100_000)])
     assert path.stat().st_size < 2000
@@ -90,7 +90,7 @@ def _write(path: str, worker: int) -> None:
         quarantine.add([skip(index, f"{worker}.tar"), skip(index, f"{worker}-too.tar")])
 
 
-def test_many_processes_may_write_one_file(tmp_path: Path) -> None:
+def test_several_processes_can_write_one_file(tmp_path: Path) -> None:
     path = str(tmp_path / "bad.jsonl")
     context = multiprocessing.get_context("fork")
     workers = [context.Process(target=_write, args=(path, worker)) for worker in range(4)]
@@ -98,7 +98,7 @@ def test_many_processes_may_write_one_file(tmp_path: Path) -> None:
         process.start()
     for process in workers:
         process.join()
-    assert len(list(listed(path))) == len(set(listed(path))) == 4 * 300 * 2
+    assert len(list(read_identities(path))) == len(set(read_identities(path))) == 4 * 300 * 2
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,17 @@ def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, line: str) -> Non
     good = '{"source": 0, "shard": "s", "index": 1}'
     path.write_bytes(f"{good}\n\n{line}\n{good}\n".encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=r"bad\.jsonl, line 3: not a line of a quarantine"):
-        list(listed(str(path)))
+        list(read_identities(str(path)))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"No such file.*nowhere\.jsonl"):
-        list(listed(str(tmp_path / "nowhere.jsonl")))
+        list(read_identities(str(tmp_path / "nowhere.jsonl")))
 
 
-def test_samples_are_named_by_identity_or_as_they_were_skipped(tmp_path: Path) -> None:
+def test_samples_are_given_by_identity_or_as_skipped_entries(tmp_path: Path) -> None:
     one = Identity(1, "s", 2)
-    assert identity((1, "s", 2)) == identity(one) == identity((1, "s", 2, 0)) == one
+    assert parse_identity((1, "s", 2)) == parse_identity(one) == parse_identity((1, "s", 2, 0)) == one
     assert exclusions(["bad.jsonl", Path("x"), [(1, "s", 2), skip(3)], (1, "s", 2)]) == (
         "bad.jsonl",
         "x",
@@ -140,11 +140,11 @@ def test_samples_are_named_by_identity_or_as_they_were_skipped(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("value", [3, None, (1, "s"), ("s", 1, 2), (0, "s", -1), [3], {"source": 0}, b"bad.jsonl"])
-def test_what_names_no_sample_is_refused(value: Any) -> None:
-    with pytest.raises(PlanError, match=r"names no sample: give \(source, shard, index\)"):
+def test_a_value_that_identifies_no_sample_is_refused(value: Any) -> None:
+    with pytest.raises(PlanError, match=r"does not identify a sample: expected \(source, shard, index\)"):
         exclusions([value])
 
 
-def test_the_digest_is_that_of_the_set() -> None:
+def test_the_digest_does_not_depend_on_order_or_repetition() -> None:
     one, two = Identity(0, "s", 1), Identity(0, "s", 2)
     assert digest([one, two]) == digest([two, one, one]) != digest([one])

@@ -12,8 +12,8 @@ from penstock.order import I64
 from penstock.plan import Block, Context, Fields, Filter, FlatMap, Map, Place, Scope, Slot
 
 
-class Where:
-    """An origin whose inputs are named by their numbers."""
+class FakeOrigin:
+    """An origin whose samples have their numbers as keys."""
 
     def cursor(self, done: int, sub: int) -> Any:
         return (done, sub)
@@ -45,30 +45,30 @@ class Divides(Filter):
 
 
 @dataclass(frozen=True)
-class Down(FlatMap):
+class CountUp(FlatMap):
     def function(self, ctx: Context) -> Callable[..., Any]:
-        def down(item: int) -> Any:
+        def count_up(item: int) -> Any:
             for n in range(item):
                 if n == 3:
                     raise ValueError("three")
                 yield n
 
-        return down
+        return count_up
 
 
 def _block(*items: Any) -> Block:
-    return Block(list(items), np.arange(len(items), dtype=np.uint64), Where(), len(items))
+    return Block(list(items), np.arange(len(items), dtype=np.uint64), FakeOrigin(), len(items))
 
 
-def _skipping() -> Context:
+def _skip_context() -> Context:
     return Context(0, skip=True)
 
 
-def test_a_map_is_one_function() -> None:
+def test_a_map_applies_its_function_to_every_item() -> None:
     assert Inverse().run(_block(1, 2, 3), Context(0)).items == [6, 3, 2]
 
 
-def test_a_failing_item_ends_the_block_after_what_came_before() -> None:
+def test_a_failing_item_ends_the_block_after_the_items_before_it() -> None:
     out = Inverse().run(_block(1, 0, 3), Context(0))
     assert (out.items, out.inputs) == ([6], 1)
     assert isinstance(out.error, StageError)
@@ -76,8 +76,8 @@ def test_a_failing_item_ends_the_block_after_what_came_before() -> None:
     assert (out.error.stage, out.error.shard, out.error.key) == ("inverse()", "s.tar", "1")
 
 
-def test_a_failing_item_is_left_out_and_noted_where_samples_are_skipped() -> None:
-    out = Inverse().run(_block(0, 1, 0, 3), _skipping())
+def test_a_failing_item_is_skipped_and_recorded_under_the_skip_policy() -> None:
+    out = Inverse().run(_block(0, 1, 0, 3), _skip_context())
     assert (out.items, out.error) == ([6, 2], None)
     assert [(skip.input, skip.place.key, skip.stage) for skip in out.skips] == [
         (0, "0", "inverse"),
@@ -86,69 +86,69 @@ def test_a_failing_item_is_left_out_and_noted_where_samples_are_skipped() -> Non
     assert [out.place(n).key for n in range(2)] == ["1", "3"]
 
 
-def test_a_key_the_item_carries_is_preferred() -> None:
+def test_the_key_in_the_item_takes_precedence() -> None:
     out = Inverse().run(_block({"__key__": "own"}), Context(0))
     assert isinstance(out.error, StageError)
     assert out.error.key == "own"
 
 
-def test_an_error_that_names_its_place_is_passed_on_as_it_is() -> None:
+def test_an_error_that_names_its_location_is_passed_on_unchanged() -> None:
     error = DataError("bad", "other.tar", "k")
 
     @dataclass(frozen=True)
-    class Bad(Map):
+    class Failing(Map):
         def function(self, ctx: Context) -> Callable[..., Any]:
             def fail(item: Any) -> Any:
                 raise error
 
             return fail
 
-    assert Bad().run(_block(1), Context(0)).error is error
+    assert Failing().run(_block(1), Context(0)).error is error
 
 
-def test_what_is_no_fault_of_the_sample_ends_the_block_even_where_samples_are_skipped() -> None:
+def test_an_error_that_no_sample_caused_ends_the_block_even_under_the_skip_policy() -> None:
     @dataclass(frozen=True)
-    class Lacking(Map):
+    class NeedsExtra(Map):
         def function(self, ctx: Context) -> Callable[..., Any]:
             def fail(item: Any) -> Any:
                 raise MissingExtra("x", "audio")
 
             return fail
 
-    assert isinstance(Lacking().run(_block(1), _skipping()).error, MissingExtra)
+    assert isinstance(NeedsExtra().run(_block(1), _skip_context()).error, MissingExtra)
 
 
-def test_a_filter_keeps_items_with_their_origin() -> None:
-    out = Divides().run(_block(1, 4, 3, 0, 5), _skipping())
+def test_a_filter_keeps_the_locations_of_its_items() -> None:
+    out = Divides().run(_block(1, 4, 3, 0, 5), _skip_context())
     assert (out.items, [out.place(n).key for n in range(2)]) == ([1, 3], ["0", "2"])
     assert [skip.input for skip in out.skips] == [3]
 
 
-def test_outputs_of_a_flat_map_have_identities_of_their_own() -> None:
-    out = Down().run(_block(2, 0, 3), Context(0))
+def test_every_output_of_a_flat_map_has_its_own_key() -> None:
+    out = CountUp().run(_block(2, 0, 3), Context(0))
     assert out.items == [0, 1, 0, 1, 2]
     assert len(set(out.keys.tolist())) == 5
     assert [out.place(n).key for n in range(5)] == ["0", "0", "2", "2", "2"]
 
 
-def test_what_a_flat_map_gave_before_it_failed_stays() -> None:
-    out = Down().run(_block(2, 5, 1), Context(0))
+def test_outputs_before_the_failure_of_a_flat_map_are_kept() -> None:
+    out = CountUp().run(_block(2, 5, 1), Context(0))
     assert out.items == [0, 1, 0, 1, 2]
     assert isinstance(out.error, StageError)
-    skipped = Down().run(_block(2, 5, 1), _skipping())
+    skipped = CountUp().run(_block(2, 5, 1), _skip_context())
     assert skipped.items == [0, 1, 0, 1, 2, 0]
     assert [skip.input for skip in skipped.skips] == [1]
 
 
-def test_a_stage_describes_itself_by_what_differs_from_the_default() -> None:
+def test_a_description_shows_only_arguments_that_differ_from_the_default() -> None:
     assert (Inverse().describe(), Inverse(7).describe()) == ("inverse()", "inverse(numerator=7)")
 
 
-def test_a_stage_needs_every_field_and_keeps_the_count_unless_it_says_otherwise() -> None:
+def test_by_default_a_stage_needs_every_field_and_keeps_the_count() -> None:
     assert Inverse().needs(Fields(frozenset({"x"}))) == Fields()
     assert (Inverse().length(7), Divides().length(7), Inverse().scope) == (7, None, Scope.EACH)
 
 
-@pytest.mark.parametrize("stage", [Inverse(), Divides(), Down()])
+@pytest.mark.parametrize("stage", [Inverse(), Divides(), CountUp()])
 def test_an_empty_block_stays_empty(stage: Any) -> None:
     assert stage.run(_block(), Context(0)).items == []

@@ -1,4 +1,4 @@
-"""The epoch order, its cuts, and the state of a reader: pure functions on integers."""
+"""The order of an epoch, its cuts, and the state of a reader: pure functions on integers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.order.hashing import permute as permute
     from penstock.order.hashing import scramble as scramble
     from penstock.order.mixture import MixedOrder as MixedOrder
-    from penstock.order.orders import UNFOUND as UNFOUND
+    from penstock.order.orders import NOT_FOUND as NOT_FOUND
     from penstock.order.orders import UNKNOWN as UNKNOWN
     from penstock.order.orders import ChainedOrder as ChainedOrder
     from penstock.order.orders import Order as Order
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.order.orders import ZippedOrder as ZippedOrder
     from penstock.order.pieces import CUTS as CUTS
     from penstock.order.pieces import ENDLESS as ENDLESS
+    from penstock.order.pieces import GROUP_STRIDE as GROUP_STRIDE
     from penstock.order.pieces import Piece as Piece
-    from penstock.order.pieces import V as V
     from penstock.order.pieces import cut as cut
     from penstock.order.pieces import head as head
     from penstock.order.pieces import join as join

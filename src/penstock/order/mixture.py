@@ -1,9 +1,9 @@
-"""Mixing orders by weight, without keeping anything per sample.
+"""Mixing orders by weight, without storing anything per sample.
 
-A mix is a row of blocks of about 64 positions. How many samples a source has given before block ``b`` is
-``floor(b * 64 * weight)``, so the content of any block is known without the ones before it; who stands where
-inside a block is a keyed permutation. When a source runs out, the others go on as a new *phase*; so they do
-where the weights change, whose position is exact: the block before it is cut short, by quotas of its own.
+A mix is a sequence of cycles of about 64 positions. Before cycle ``c``, a source has given ``floor(c * 64 * weight)``
+samples, so the content of any cycle is known without visiting the ones before it. Within a cycle, a keyed permutation
+arranges the samples. A new *phase* begins where a source runs out and the others continue, and where the weights
+change. The position of a change is exact: the cycle before it is cut short and has quotas of its own.
 """
 
 from __future__ import annotations
@@ -14,62 +14,62 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.order.hashing import I64, U64, fold, fold_into, permutations
-from penstock.order.orders import Order, Refs, Spans, counted, scatter
+from penstock.order.orders import Order, Refs, Spans, require_counts, scatter
 from penstock.order.pieces import ENDLESS
-from penstock.order.windows import by_label
+from penstock.order.windows import indices_by_label
 
-_BLOCK = 64
-_FRACTION = 28  # bits after the point: products of two such numbers stay within 63 bits
-_STRETCH = 4096  # positions that a shuffle over a mix keeps together
+_CYCLE = 64  # positions in a cycle, about
+_FRACTION_BITS = 28  # of the fixed-point rates: products of two such numbers stay within 63 bits
+_SPAN = 4096  # positions that a shuffle over a mix keeps together
 
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """A stretch in which the same sources are alive and have the same weights.
+    """A run of cycles in which the same sources are active with the same weights.
 
-    ``rates`` are fixed-point samples per block (0 for a source that has run out), ``given`` what each source
-    gave before. After ``blocks`` whole blocks comes one last block with quotas of its own, ``last``.
+    ``rates`` are fixed-point samples per cycle (0 for a source that has run out), ``given`` is what each source gave
+    before this phase. After ``cycles`` whole cycles comes one last cycle with the quotas ``last``.
     """
 
     number: int
     start: int
     given: I64
     rates: I64
-    blocks: int
+    cycles: int
     last: I64
 
-    def before(self, block: I64) -> I64:
-        """How many samples each source has given, in this phase, before each block: (blocks, sources)."""
-        high, low = block[:, None] >> _FRACTION, block[:, None] & ((1 << _FRACTION) - 1)
-        return high * self.rates + (low * self.rates >> _FRACTION)
+    def given_before(self, cycle: I64) -> I64:
+        """Return how many samples each source gives in this phase before each cycle, shaped (cycles, sources)."""
+        high, low = cycle[:, None] >> _FRACTION_BITS, cycle[:, None] & ((1 << _FRACTION_BITS) - 1)
+        return high * self.rates + (low * self.rates >> _FRACTION_BITS)
 
-    def block_of(self, offset: I64) -> I64:
-        """Which block each offset into the phase is in: estimated, then corrected."""
-        per_block = float(self.rates.sum()) / (1 << _FRACTION)
-        block = np.minimum((offset / per_block).astype(np.int64), self.blocks)
-        while (late := self.before(block).sum(1) > offset).any():
-            block = block - late
-        while (early := (block < self.blocks) & (self.before(block + 1).sum(1) <= offset)).any():
-            block = block + early
-        return block
+    def cycle_of(self, offset: I64) -> I64:
+        """Return the cycle of each offset into the phase: estimated, then corrected."""
+        per_cycle = float(self.rates.sum()) / (1 << _FRACTION_BITS)
+        cycle = np.minimum((offset / per_cycle).astype(np.int64), self.cycles)
+        while (late := self.given_before(cycle).sum(1) > offset).any():
+            cycle = cycle - late
+        while (early := (cycle < self.cycles) & (self.given_before(cycle + 1).sum(1) <= offset)).any():
+            cycle = cycle + early
+        return cycle
 
-    def quotas(self, block: I64, before: I64) -> I64:
-        """How many samples of each source each block holds."""
-        closing = (block == self.blocks)[:, None]
-        return np.where(closing, self.last, self.before(np.minimum(block + 1, self.blocks)) - before)
+    def quotas(self, cycle: I64, before: I64) -> I64:
+        """Return how many samples of each source each cycle contains."""
+        closing = (cycle == self.cycles)[:, None]
+        return np.where(closing, self.last, self.given_before(np.minimum(cycle + 1, self.cycles)) - before)
 
 
 class MixedOrder(Order):
-    """Samples of several orders, interleaved by weight, each source in its own order.
+    """Samples of several orders, interleaved by weight; the samples of each source keep their order.
 
     Args:
         orders: The sources.
         weights: Their shares; not negative, not all zero.
-        changes: Later shares, each with the position of the mix from which it holds; ascending, above 0. Where "all"
-            has only sources left whose share is zero, the next change comes early.
-        stop: "first" ends where a source would be asked for a sample it has not; "all" goes on with the rest.
+        stop: "first" ends where a source would have to give a sample it does not have; "all" continues with the others.
         seed: The run's seed.
-        epoch: The epoch; it decides the arrangement, never the size or how much a source gives between changes.
+        epoch: The epoch. It decides the arrangement, but neither the size nor how much a source gives between changes.
+        changes: Later shares, each with the position of the mix from which it applies; ascending, above 0. Where "all"
+            has only sources with a share of zero left, the next change takes effect early.
 
     Raises:
         PlanError: a source is not counted.
@@ -86,7 +86,7 @@ class MixedOrder(Order):
         epoch: int,
         changes: Sequence[tuple[int, Sequence[float]]] = (),
     ) -> None:
-        self._orders = [counted(order, "mix") for order in orders]
+        self._orders = [require_counts(order, "mix") for order in orders]
         self._stop, self._seed, self._epoch = stop, seed, epoch
         ends = [*(position for position, _ in changes), ENDLESS]
         self._shares = list(zip([weights, *(later for _, later in changes)], ends, strict=True))  # each with its end
@@ -97,147 +97,147 @@ class MixedOrder(Order):
 
     def at(self, p: I64) -> Refs:
         source, inner = np.empty_like(p), np.empty_like(p)
-        for i, places in by_label(np.searchsorted(self._starts, p, "right") - 1):
+        for i, indices in indices_by_label(np.searchsorted(self._starts, p, "right") - 1):
             phase = self._phases[i]
-            source[places], inner[places] = self._locate(phase, p[places] - phase.start)
-        parts = [(places, self._orders[c].at(inner[places])) for c, places in by_label(source)]
+            source[indices], inner[indices] = self._locate(phase, p[indices] - phase.start)
+        parts = [(indices, self._orders[c].at(inner[indices])) for c, indices in indices_by_label(source)]
         return scatter(len(p), parts)
 
     def _plan_phases(self) -> Iterator[_Phase]:
-        """Lay out the phases: each ends where a source runs out or the weights change."""
+        """Yield the phases: each ends where a source runs out or the weights change."""
         sizes = [order.size for order in self._orders]
         given, start, number = [0] * len(sizes), 0, 0
         for weights, end in self._shares:
             while start < end:
-                left = [ENDLESS if s >= ENDLESS else s - had for s, had in zip(sizes, given, strict=True)]
+                left = [ENDLESS if s >= ENDLESS else s - used for s, used in zip(sizes, given, strict=True)]
                 rates = self._rates(weights, left)
                 if not rates:
                     break
-                phase, had = _phase(number, start, end, given, left, rates, cut=self._stop == "all")
+                phase, taken = _phase(number, start, end, given, left, rates, cut=self._stop == "all")
                 yield phase
-                whole = int(phase.last.sum()) + sum(_floors(phase.blocks, rates))
-                if phase.blocks >= ENDLESS or (self._stop == "first" and sum(had) < whole):
+                length = int(phase.last.sum()) + sum(_samples_in(phase.cycles, rates))
+                if phase.cycles >= ENDLESS or (self._stop == "first" and sum(taken) < length):
                     return
-                start, number = start + whole, number + 1
-                given = [a + b for a, b in zip(given, had, strict=True)]
+                start, number = start + length, number + 1
+                given = [a + b for a, b in zip(given, taken, strict=True)]
 
     def _rates(self, weights: Sequence[float], left: Sequence[int]) -> list[int]:
-        """Fixed-point samples per block of the sources that are alive; empty when none is."""
+        """Return fixed-point samples per cycle, 0 for sources that are not active; empty if none is active."""
         first = self._stop == "first"
-        alive = [w if w > 0 and (first or have > 0) else 0.0 for w, have in zip(weights, left, strict=True)]
-        whole = sum(alive)
-        return [max(1, round(_BLOCK * w / whole * (1 << _FRACTION))) if w else 0 for w in alive] if whole else []
+        active = [w if w > 0 and (first or have > 0) else 0.0 for w, have in zip(weights, left, strict=True)]
+        total = sum(active)
+        return [max(1, round(_CYCLE * w / total * (1 << _FRACTION_BITS))) if w else 0 for w in active] if total else []
 
     def _end(self) -> tuple[int, list[int]]:
-        """The size, and how many samples each source gives in all."""
+        """Return the size, and how many samples each source gives in total."""
         if not self._phases:
             return 0, [0] * len(self._orders)
         phase = self._phases[-1]
-        if phase.blocks >= ENDLESS:
+        if phase.cycles >= ENDLESS:
             return ENDLESS, [0] * len(self._orders)
-        whole = [phase.blocks * rate >> _FRACTION for rate in phase.rates.tolist()]
+        whole = [phase.cycles * rate >> _FRACTION_BITS for rate in phase.rates.tolist()]
         used = [a + b for a, b in zip(phase.given.tolist(), whole, strict=True)]
         begin = phase.start + sum(whole)
         if self._stop == "all":
             return begin + int(phase.last.sum()), [a + b for a, b in zip(used, phase.last.tolist(), strict=True)]
-        block = np.array([phase.blocks], np.int64)
-        source, ordinal = self._arranged(phase, block, phase.last[None, :])
-        left = _ints([order.size - had for order, had in zip(self._orders, used, strict=True)])
+        cycle = np.array([phase.cycles], np.int64)
+        source, ordinal = self._arranged(phase, cycle, phase.last[None, :])
+        left = _ints([order.size - taken for order, taken in zip(self._orders, used, strict=True)])
         end = int(np.flatnonzero(ordinal[0] >= left[source[0]])[0])
         extra = np.bincount(source[0][:end], minlength=len(used)).tolist()
         return begin + end, [a + b for a, b in zip(used, extra, strict=True)]
 
     def _locate(self, phase: _Phase, offset: I64) -> tuple[I64, I64]:
-        """Which source, and which position of it, stands at each offset into a phase."""
-        block, which = np.unique(phase.block_of(offset), return_inverse=True)
-        before = phase.before(block)
-        quotas = phase.quotas(block, before)
-        slot = offset - before.sum(1)[which]
+        """Return the source, and the position within that source, at each offset into a phase."""
+        cycle, cycle_index = np.unique(phase.cycle_of(offset), return_inverse=True)
+        before = phase.given_before(cycle)
+        quotas = phase.quotas(cycle, before)
+        slot = offset - before.sum(1)[cycle_index]
         source, inner = np.empty_like(offset), np.empty_like(offset)
-        for _, rows in by_label(quotas.sum(1)):  # blocks of one length at once
-            row_of = np.full(len(block), -1, np.int64)
+        for _, rows in indices_by_label(quotas.sum(1)):  # all cycles of one length at once
+            row_of = np.full(len(cycle), -1, np.int64)
             row_of[rows] = np.arange(len(rows))
-            places = np.flatnonzero(row_of[which] >= 0)
-            row = row_of[which[places]]
-            sources, ordinals = self._arranged(phase, block[rows], quotas[rows])
-            c = sources[row, slot[places]]
-            source[places] = c
-            inner[places] = phase.given[c] + before[rows][row, c] + ordinals[row, slot[places]]
+            indices = np.flatnonzero(row_of[cycle_index] >= 0)
+            row = row_of[cycle_index[indices]]
+            sources, ordinals = self._arranged(phase, cycle[rows], quotas[rows])
+            c = sources[row, slot[indices]]
+            source[indices] = c
+            inner[indices] = phase.given[c] + before[rows][row, c] + ordinals[row, slot[indices]]
         return source, inner
 
-    def _arranged(self, phase: _Phase, block: I64, quotas: I64) -> tuple[I64, I64]:
-        """Which source each slot of blocks of one length holds, and its how-manieth: both (blocks, slots)."""
-        rows, length = len(block), int(quotas[0].sum())
+    def _arranged(self, phase: _Phase, cycle: I64, quotas: I64) -> tuple[I64, I64]:
+        """Return, for cycles of one length, each slot's source and its ordinal in that source; both (cycles, slots)."""
+        rows, length = len(cycle), int(quotas[0].sum())
         sources = np.tile(np.arange(quotas.shape[1]), rows).repeat(quotas.ravel()).reshape(rows, length)
-        placed = np.take_along_axis(sources, permutations(self._keys(phase, block), length), 1)
-        rank = np.empty_like(placed)
-        np.put_along_axis(rank, np.argsort(placed, axis=1, kind="stable"), np.arange(length)[None, :], 1)
+        placed = np.take_along_axis(sources, permutations(self._keys(phase, cycle), length), 1)
+        ordinal = np.empty_like(placed)
+        np.put_along_axis(ordinal, np.argsort(placed, axis=1, kind="stable"), np.arange(length)[None, :], 1)
         firsts = np.cumsum(quotas, axis=1) - quotas
-        return placed, rank - np.take_along_axis(firsts, placed, 1)
+        return placed, ordinal - np.take_along_axis(firsts, placed, 1)
 
-    def _keys(self, phase: _Phase, block: I64) -> U64:
-        keys = fold_into(np.full(len(block), fold(self._seed, self._epoch, 3, phase.number), np.uint64), block)
+    def _keys(self, phase: _Phase, cycle: I64) -> U64:
+        keys = fold_into(np.full(len(cycle), fold(self._seed, self._epoch, 3, phase.number), np.uint64), cycle)
         if self._stop == "first":
-            # The arrangement of the last block decides the size, which must not differ between epochs.
-            keys[block == phase.blocks] = fold(self._seed, 3, phase.number, phase.blocks)
+            # The arrangement of the last cycle decides the size, which must not differ between epochs.
+            keys[cycle == phase.cycles] = fold(self._seed, 3, phase.number, phase.cycles)
         return keys
 
     def _spans(self, stop: int) -> Spans:
-        number = np.arange(-(-stop // _STRETCH), dtype=np.uint64)
-        bounds = np.minimum(np.arange(len(number) + 1, dtype=np.int64) * _STRETCH, stop)
+        number = np.arange(-(-stop // _SPAN), dtype=np.uint64)
+        bounds = np.minimum(np.arange(len(number) + 1, dtype=np.int64) * _SPAN, stop)
         return Spans(bounds, fold_into(number, 3))
 
 
 def _phase(
     number: int, start: int, end: int, given: Sequence[int], left: Sequence[int], rates: Sequence[int], cut: bool
 ) -> tuple[_Phase, list[int]]:
-    """The phase that begins at ``start`` and goes to ``end`` at most; and what each source has for it.
+    """Return the phase that begins at ``start`` and reaches ``end`` at most, and what each source gives in it.
 
-    Its last block asks for what a whole block would, or for what fits before ``end``. What a source does not have is
-    left out of the block if ``cut``; else the block shows that it was asked for.
+    The last cycle of the phase asks for as much as a whole cycle, or for what fits before ``end``. With ``cut``, what a
+    source does not have is left out of that cycle; otherwise it stays in the quotas, and the mix ends there.
     """
-    served = min(_blocks_within(have, rate) for have, rate in zip(left, rates, strict=True) if rate)
-    fitting = _blocks_before(end - start, rates) if end < ENDLESS else ENDLESS
-    blocks = min(served, fitting)
-    if blocks >= ENDLESS:
+    served = min(_cycles_served(have, rate) for have, rate in zip(left, rates, strict=True) if rate)
+    fitting = _cycles_within(end - start, rates) if end < ENDLESS else ENDLESS
+    cycles = min(served, fitting)
+    if cycles >= ENDLESS:
         nothing = np.zeros(len(rates), np.int64)
         return _Phase(number, start, _ints(given), _ints(rates), ENDLESS, nothing), list(left)
-    whole = _floors(blocks, rates)
-    asked = [b - a for a, b in zip(whole, _floors(blocks + 1, rates), strict=True)]
-    if blocks == fitting:
-        asked = _shared(end - start - sum(whole), asked)
-    taken = [min(ask, have - had) for ask, have, had in zip(asked, left, whole, strict=True)]
+    whole = _samples_in(cycles, rates)
+    asked = [b - a for a, b in zip(whole, _samples_in(cycles + 1, rates), strict=True)]
+    if cycles == fitting:
+        asked = _apportion(end - start - sum(whole), asked)
+    taken = [min(ask, have - used) for ask, have, used in zip(asked, left, whole, strict=True)]
     last = taken if cut else asked
-    phase = _Phase(number, start, _ints(given), _ints(rates), blocks, _ints(last))
+    phase = _Phase(number, start, _ints(given), _ints(rates), cycles, _ints(last))
     return phase, [a + b for a, b in zip(whole, taken, strict=True)]
 
 
-def _floors(blocks: int, rates: Sequence[int]) -> list[int]:
-    """What each source gives in so many blocks."""
-    return [blocks * rate >> _FRACTION for rate in rates]
+def _samples_in(cycles: int, rates: Sequence[int]) -> list[int]:
+    """Return how many samples each source gives in a number of whole cycles."""
+    return [cycles * rate >> _FRACTION_BITS for rate in rates]
 
 
-def _blocks_before(positions: int, rates: Sequence[int]) -> int:
-    """How many whole blocks fit in so many positions."""
-    blocks = (positions << _FRACTION) // sum(rates)
-    while sum(_floors(blocks + 1, rates)) <= positions:  # a few: rounding takes less than one sample of each source
-        blocks += 1
-    return blocks
+def _cycles_within(positions: int, rates: Sequence[int]) -> int:
+    """Return how many whole cycles fit into a number of positions."""
+    cycles = (positions << _FRACTION_BITS) // sum(rates)
+    while sum(_samples_in(cycles + 1, rates)) <= positions:  # a few: rounding costs less than one sample of each source
+        cycles += 1
+    return cycles
 
 
-def _shared(slots: int, asked: Sequence[int]) -> list[int]:
-    """Share so many slots, fewer than all, in proportion to ``asked``: largest remainders first."""
-    whole = sum(asked)
-    shares = [slots * ask // whole for ask in asked]
-    behind = sorted(range(len(asked)), key=lambda c: (-(slots * asked[c] % whole), c))
-    for c in behind[: slots - sum(shares)]:
+def _apportion(slots: int, asked: Sequence[int]) -> list[int]:
+    """Divide ``slots``, fewer than ``asked`` in total, in proportion to ``asked``; the largest remainders round up."""
+    total = sum(asked)
+    shares = [slots * ask // total for ask in asked]
+    by_remainder = sorted(range(len(asked)), key=lambda c: (-(slots * asked[c] % total), c))
+    for c in by_remainder[: slots - sum(shares)]:
         shares[c] += 1
     return shares
 
 
-def _blocks_within(have: int, rate: int) -> int:
-    """How many whole blocks a source can serve."""
-    return ENDLESS if have >= ENDLESS else (((have + 1) << _FRACTION) - 1) // rate
+def _cycles_served(have: int, rate: int) -> int:
+    """Return how many whole cycles a source can serve."""
+    return ENDLESS if have >= ENDLESS else (((have + 1) << _FRACTION_BITS) - 1) // rate
 
 
 def _ints(values: Sequence[int]) -> I64:

@@ -1,4 +1,4 @@
-"""WHAT is to be done: plans, stages, blocks. Opens nothing."""
+"""What is to be done: plans, stages, blocks and expressions. Opens nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.plan.collation import column as column
     from penstock.plan.collation import is_tensor as is_tensor
     from penstock.plan.collation import pad as pad
-    from penstock.plan.collation import rows as rows
+    from penstock.plan.collation import uncollate as uncollate
     from penstock.plan.columns import Columns as Columns
     from penstock.plan.columns import join_columns as join_columns
     from penstock.plan.columns import pick_rows as pick_rows
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from penstock.plan.order_stages import Choose as Choose
     from penstock.plan.order_stages import Combination as Combination
     from penstock.plan.order_stages import Exclude as Exclude
-    from penstock.plan.order_stages import Make as Make
     from penstock.plan.order_stages import Mix as Mix
+    from penstock.plan.order_stages import OrderFactory as OrderFactory
     from penstock.plan.order_stages import OrderStage as OrderStage
     from penstock.plan.order_stages import Repeat as Repeat
     from penstock.plan.order_stages import Shuffle as Shuffle

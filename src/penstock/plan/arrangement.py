@@ -1,7 +1,7 @@
-"""From the tree the user wrote to what an engine runs: one order, one list of stages.
+"""Flattening the tree of plans that the user wrote into what an engine runs: one order and one list of stages.
 
-Stages of a branch are lifted into the list and marked with the sources they apply to, so that mix, union and zip cost
-an engine nothing: it sees stages.
+The stages of a branch are lifted into the list and marked with the sources that they apply to. Engines see stages only
+and need not know about mix, union and zip.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import DataError
 from penstock.order import I64, Order
 from penstock.plan.block import Block, Context, Origin, Place, Slot
 from penstock.plan.expressions import Condition, ConditionFilter
-from penstock.plan.order_stages import Combination, Exclude, Make, Shuffle, Slice, Zip
+from penstock.plan.order_stages import Combination, Exclude, OrderFactory, Shuffle, Slice, Zip
 from penstock.plan.plan import Plan, Source
 from penstock.plan.stage import Map, Stage
 from penstock.plan.stages import Drop, Select
@@ -27,7 +27,7 @@ LeafOrder = Callable[[int, int, int], Order]  # (leaf, seed, epoch)
 
 @dataclass(frozen=True, slots=True)
 class PlacedStage:
-    """A stage with its place in the plan, which is part of its random keys."""
+    """A stage with its number in the plan, which is part of its random keys."""
 
     stage: Stage
     place: int
@@ -35,14 +35,14 @@ class PlacedStage:
 
 @dataclass(slots=True)
 class Arrangement:
-    """A plan, flattened."""
+    """A flattened plan."""
 
     leaves: list[Source] = field(default_factory=list)
     body: list[PlacedStage] = field(default_factory=list)
-    slots: int = 1  # operands of zips: an item is a row of so many values until they are merged
+    slots: int = 1  # the number of zip operands: an item is a row of this many values until they are merged
 
     def fields(self, leaf: int) -> Fields:
-        """What anybody asks of the samples of one source."""
+        """Return the fields that the stages need from one source."""
         wanted = EVERYTHING
         for placed in reversed(self.body):
             stage = placed.stage
@@ -50,41 +50,41 @@ class Arrangement:
                 wanted = stage.needs(wanted)
             elif leaf in stage.leaves:
                 wanted = stage.inner.needs(wanted)
-        return replace(wanted, where=self._where(leaf))
+        return replace(wanted, where=self._condition(leaf))
 
-    def _where(self, leaf: int) -> Condition | None:
-        """The condition that every sample of a source must fulfil before anybody else sees it."""
-        found: Condition | None = None
+    def _condition(self, leaf: int) -> Condition | None:
+        """Return the condition that the samples of a source must meet before any other stage sees them, if any."""
+        condition: Condition | None = None
         for placed in self.body if self.slots == 1 else ():
-            at = placed.stage
-            stage = at.inner if isinstance(at, BranchStage) else at
-            if isinstance(at, BranchStage) and leaf not in at.leaves:
+            outer = placed.stage
+            stage = outer.inner if isinstance(outer, BranchStage) else outer
+            if isinstance(outer, BranchStage) and leaf not in outer.leaves:
                 continue
             if isinstance(stage, ConditionFilter):
-                found = stage.condition if found is None else found & stage.condition
+                condition = stage.condition if condition is None else condition & stage.condition
             elif not isinstance(stage, Select | Drop):
                 break
-        return found
+        return condition
 
 
-def arrange(plan: Plan, leaf_order: LeafOrder) -> tuple[Arrangement, Make]:
-    """Flatten ``plan``; the second value makes the order of an epoch, asking ``leaf_order`` for the sources' own."""
+def arrange(plan: Plan, leaf_order: LeafOrder) -> tuple[Arrangement, OrderFactory]:
+    """Flatten ``plan``; also return the factory of its order, which calls ``leaf_order`` for the order of a source."""
     out = Arrangement()
-    make = _visit(plan, plan.seed or 0, 0, 0, out, leaf_order)
+    make = _flatten(plan, plan.seed or 0, 0, 0, out, leaf_order)
     return out, make
 
 
-def _visit(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder) -> Make:
+def _flatten(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder) -> OrderFactory:
     seed = seed if plan.seed is None else plan.seed
     first = len(out.leaves)
     if isinstance(plan.source, Combination):
-        make = _join(plan.source, seed, depth, slot, out, leaf_order)
+        make = _flatten_branches(plan.source, seed, depth, slot, out, leaf_order)
     else:
         out.leaves.append(plan.source)
         make = lambda epoch: leaf_order(first, seed, epoch)  # noqa: E731
     covered = range(first, len(out.leaves))
     for number, stage in enumerate(plan.body):
-        kind = BranchStage if stage.keeps_count else CountAt
+        kind = BranchStage if stage.keeps_count else CountChangingBranchStage
         lifted = kind(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
         out.body.append(PlacedStage(lifted, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
     for order_stage in plan.ordering:
@@ -93,13 +93,15 @@ def _visit(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, leaf_
     return make
 
 
-def _join(source: Combination, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder) -> Make:
+def _flatten_branches(
+    source: Combination, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder
+) -> OrderFactory:
     makes, slots = [], [slot]
     for number, branch in enumerate(source.branches):
         if isinstance(source, Zip) and number:
             slots.append(out.slots)
             out.slots += 1
-        makes.append(_visit(branch, seed, depth + 1, slots[-1], out, leaf_order))
+        makes.append(_flatten(branch, seed, depth + 1, slots[-1], out, leaf_order))
     if isinstance(source, Zip):
         merge = Merge(left=slots[0], right=slots[1], suffix=source.suffix, last=depth == 0)
         out.body.append(PlacedStage(merge, 0))
@@ -108,7 +110,7 @@ def _join(source: Combination, seed: int, depth: int, slot: int, out: Arrangemen
 
 @dataclass(frozen=True)
 class BranchStage(Stage):
-    """A branch's stage: works on the items of its own sources, in its own slot, and leaves the others alone."""
+    """A stage of a branch: processes the items of its own sources, in its own slot, and passes the others through."""
 
     inner: Stage
     leaves: range
@@ -126,47 +128,45 @@ class BranchStage(Stage):
         return self.inner.describe()
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """As the stage itself words it."""
         return self.inner.failure(exc, place)
 
     def finish(self, ctx: Context) -> None:
-        """Let go of what the stage kept."""
         self.inner.finish(ctx)
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Run the stage on the part of the block that is its own, and put the parts together in order."""
+        """Run the stage on the branch's own items, and merge the result with the other items in order."""
         slot = block.origin.slot(self.slot)
         owner = np.arange(block.inputs) if block.owner is None else block.owner
-        mine = np.flatnonzero((slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop))
-        if not len(mine):
+        own = np.flatnonzero((slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop))
+        if not len(own):
             return block
-        rows = [block.items[i] for i in mine.tolist()]
-        part = block.keep(mine, [row.values[self.slot] if isinstance(row, Row) else row for row in rows])
+        rows = [block.items[i] for i in own.tolist()]
+        part = block.keep(own, [row.values[self.slot] if isinstance(row, Row) else row for row in rows])
         part.skips, part.origin = [], _SlotOrigin(slot, block.origin)
         if self.slot:
-            part.keys = slot.keys[owner[mine]]
-        return _together(block, owner, mine, self.inner.run(part, ctx), self.slot)
+            part.keys = slot.keys[owner[own]]
+        return _reassemble(block, owner, own, self.inner.run(part, ctx), self.slot)
 
 
-class CountAt(BranchStage):
-    """The same for a stage that may give more or fewer."""
+class CountChangingBranchStage(BranchStage):
+    """A stage of a branch that may change the number of items."""
 
     keeps_count = False
 
 
-def _together(block: Block, owner: I64, mine: I64, part: Block, slot: int) -> Block:
-    """The block with its items ``mine`` replaced by ``part``, in the order of their inputs."""
-    others = np.setdiff1d(np.arange(len(block.items)), mine, assume_unique=True)
+def _reassemble(block: Block, owner: I64, own: I64, part: Block, slot: int) -> Block:
+    """Return the block with its items ``own`` replaced by ``part``, in the order of their inputs."""
+    others = np.setdiff1d(np.arange(len(block.items)), own, assume_unique=True)
     if part.error is not None:
         others = others[owner[others] < part.inputs]
         block.inputs, block.error = part.inputs, part.error
     block.skips = sorted(block.skips + part.skips, key=lambda skip: skip.input)
     items = part.items
     if block.items and isinstance(block.items[0], Row) and part.owner is not None:
-        back = {int(owner[i]): block.items[i] for i in mine.tolist()}
-        items = [back[int(n)].put(slot, value) for n, value in zip(part.owner, part.items, strict=True)]
-        part.keys = block.keys[mine][np.searchsorted(owner[mine], part.owner)]
-    inputs = np.concatenate([owner[others], part.owner if part.owner is not None else owner[mine]])
+        row_of_input = {int(owner[i]): block.items[i] for i in own.tolist()}
+        items = [row_of_input[int(n)].with_value(slot, value) for n, value in zip(part.owner, part.items, strict=True)]
+        part.keys = block.keys[own][np.searchsorted(owner[own], part.owner)]
+    inputs = np.concatenate([owner[others], part.owner if part.owner is not None else owner[own]])
     order = np.argsort(inputs, kind="stable")
     merged = [*(block.items[i] for i in others.tolist()), *items]
     out = block.become([merged[i] for i in order.tolist()])
@@ -177,19 +177,19 @@ def _together(block: Block, owner: I64, mine: I64, part: Block, slot: int) -> Bl
 
 @dataclass(slots=True)
 class _SlotOrigin:
-    """The origin of a branch's part of a block: places are those of its own samples."""
+    """The origin of a branch's part of a block: locations are those of its own samples."""
 
-    own: Slot
+    operand: Slot
     whole: Origin
 
     def cursor(self, done: int, sub: int) -> Any:
         return self.whole.cursor(done, sub)
 
     def place(self, number: int) -> Place:
-        return self.own.place(number)
+        return self.operand.place(number)
 
     def slot(self, number: int) -> Slot:
-        return self.own
+        return self.operand
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
         return self.whole.trace(inputs, outputs, kind)
@@ -197,12 +197,12 @@ class _SlotOrigin:
 
 @dataclass(slots=True)
 class Row:
-    """One position of a zip before its operands are merged."""
+    """The values of one position of a zip, before its operands are merged."""
 
     values: list[Any]
 
-    def put(self, slot: int, value: Any) -> Row:
-        """The row with another value in ``slot``."""
+    def with_value(self, slot: int, value: Any) -> Row:
+        """Return the row with another value in ``slot``."""
         values = list(self.values)
         values[slot] = value
         return Row(values)
@@ -210,7 +210,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Merge(Map):
-    """Joins the fields of two operands of a zip; ``__`` fields are the left one's."""
+    """Merges the fields of two operands of a zip; ``__`` fields come from the left one."""
 
     left: int
     right: int
@@ -225,40 +225,39 @@ class Merge(Map):
         return "zip(merge)"
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields of both, unless they are renamed here."""
         return after if self.suffix is None else EVERYTHING
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
         return DataError(str(exc), place.shard, place.key)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Merge two values of the row."""
         return self._merge
 
     def _merge(self, row: Row) -> Any:
         left, right = row.values[self.left], row.values[self.right]
         if not (isinstance(left, dict) and isinstance(right, dict)):
             kinds = f"{type(left).__name__} and {type(right).__name__}"
-            raise TypeError(f"zip joins samples with fields, not {kinds}")
-        own = {name: value for name, value in right.items() if not name.startswith("__")}
-        if clash := sorted(own.keys() & left.keys()):
+            raise TypeError(f"zip merges samples with fields, not {kinds}")
+        added = {name: value for name, value in right.items() if not name.startswith("__")}
+        if clash := sorted(added.keys() & left.keys()):
             if self.suffix is None:
                 raise ValueError(f"zip: both sides have {', '.join(clash)}; rename one, or pass suffix=")
-            renamed = {name + self.suffix if name in clash else name: value for name, value in own.items()}
-            if len(renamed) < len(own) or renamed.keys() & left.keys():
-                raise ValueError(f"zip: suffix={self.suffix!r} gives a name that is there already; choose another")
-            own = renamed
-        merged = {**left, **own}
-        return merged if self.last else row.put(self.left, merged)
+            renamed = {name + self.suffix if name in clash else name: value for name, value in added.items()}
+            if len(renamed) < len(added) or renamed.keys() & left.keys():
+                raise ValueError(
+                    f"zip: suffix={self.suffix!r} produces a field name that already exists; choose another"
+                )
+            added = renamed
+        merged = {**left, **added}
+        return merged if self.last else row.with_value(self.left, merged)
 
 
 def resolved(plan: Plan) -> Plan:
-    """The plan with the files read that list what is excluded.
+    """Return the plan with the files given to ``exclude`` replaced by the samples that they list.
 
     Raises:
-        StorageError: such a file is not there.
-        DataError: a line of it is damaged.
+        StorageError: a file cannot be read.
+        DataError: a line of a file is damaged.
     """
     source = plan.source
     if isinstance(source, Combination):
@@ -268,7 +267,7 @@ def resolved(plan: Plan) -> Plan:
 
 
 def unshuffled(plan: Plan) -> Plan:
-    """The plan without what shuffles it: positions count the samples as they are stored."""
+    """Return the plan without its shuffles: positions number the samples as they are stored."""
     source = plan.source
     if isinstance(source, Combination):
         source = replace(source, branches=tuple(unshuffled(branch) for branch in source.branches))

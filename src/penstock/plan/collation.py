@@ -1,4 +1,4 @@
-"""How samples become batches and batches samples again."""
+"""Collating samples into batches, and splitting batches into samples."""
 
 from __future__ import annotations
 
@@ -16,48 +16,50 @@ from penstock.errors import DataError
 from penstock.plan.columns import Columns
 
 _SCALARS = (Number, np.bool_, np.datetime64, np.timedelta64)
-PAD = "__pad__"  # marks a sample that is repeated so that ranks are equal
+PAD_FIELD = "__pad__"  # marks a sample that is repeated to give all ranks the same number
 
 
-Stack = Callable[[list[Any]], Any]  # joins arrays of one shape
+Stack = Callable[[list[Any]], Any]  # joins arrays of the same shape
 
 
 def collate(samples: Sequence[Any], stack: Stack = np.stack) -> Any:
-    """Turn samples into columns: dicts into a dict, tuples into a tuple, anything else into one column.
+    """Join samples into columns: dicts into a dict, tuples into a tuple, anything else into one column.
 
     Raises:
-        DataError: the samples do not have the same fields.
+        DataError: the samples differ in kind, in fields or in length.
     """
-    return samples.collate() if isinstance(samples, Columns) else _columns(samples, partial(column, stack=stack))
+    return samples.collate() if isinstance(samples, Columns) else _collate(samples, partial(column, stack=stack))
 
 
-def _columns(samples: Sequence[Any], join: Any) -> Any:
+def _collate(samples: Sequence[Any], join: Any) -> Any:
     first = samples[0]
     if isinstance(first, dict):
         if any(not isinstance(sample, dict) for sample in samples):
-            raise DataError("samples of one batch differ in kind: only some of them have fields")
-        if PAD in samples[-1]:  # padding comes last; the samples before it have no mark
-            samples = [{**sample, PAD: sample.get(PAD, False)} for sample in samples]
+            raise DataError("the samples of a batch differ in kind: only some of them have fields")
+        if PAD_FIELD in samples[-1]:  # padding comes last; the samples before it lack the field
+            samples = [{**sample, PAD_FIELD: sample.get(PAD_FIELD, False)} for sample in samples]
             first = samples[0]
         for sample in samples:
             if sample.keys() != first.keys():
-                odd = sorted(set(map(str, sample.keys() ^ first.keys())))
-                raise DataError(f"samples of one batch differ in fields: {', '.join(odd)}", None, _key(sample))
+                differing = sorted(set(map(str, sample.keys() ^ first.keys())))
+                raise DataError(
+                    f"the samples of a batch differ in fields: {', '.join(differing)}", None, _sample_key(sample)
+                )
         return {name: join([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
         if any(len(sample) != len(first) for sample in samples):
-            raise DataError("tuples of one batch differ in length")
+            raise DataError("the tuples of a batch differ in length")
         return tuple(join(list(values)) for values in zip(*samples, strict=True))
     return join(list(samples))
 
 
-def _key(sample: dict[str, Any]) -> str | None:
+def _sample_key(sample: dict[str, Any]) -> str | None:
     key = sample.get("__key__")
     return key if isinstance(key, str) else None
 
 
 def column(values: list[Any], stack: Stack = np.stack) -> Any:
-    """Join the values of one field: numbers into an array, equal-shaped arrays or tensors stacked, else the list."""
+    """Join the values of one field: numbers into an array, arrays or tensors of the same shape stacked, else a list."""
     first = values[0]
     if all(isinstance(value, _SCALARS) for value in values):
         return np.array(values)
@@ -70,26 +72,26 @@ def column(values: list[Any], stack: Stack = np.stack) -> Any:
 
 
 def is_tensor(value: Any) -> bool:
-    """Say whether ``value`` is a torch tensor, without importing torch."""
+    """Return whether ``value`` is a torch tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def rows(batch: Any) -> list[Any]:
-    """Turn columns back into samples.
+def uncollate(batch: Any) -> list[Any]:
+    """Split a batch of columns into its samples; the inverse of ``collate``.
 
     Raises:
         DataError: the columns differ in length.
     """
     if isinstance(batch, dict):
         parts, names = list(batch.values()), list(batch)
-        return [dict(zip(names, row, strict=True)) for row in _rows(parts, names)]
+        return [dict(zip(names, row, strict=True)) for row in _row_tuples(parts, names)]
     if isinstance(batch, tuple):
-        return _rows(list(batch), [str(i) for i in range(len(batch))])
+        return _row_tuples(list(batch), [str(i) for i in range(len(batch))])
     return list(batch)
 
 
-def _rows(parts: list[Any], names: list[str]) -> list[tuple[Any, ...]]:
+def _row_tuples(parts: list[Any], names: list[str]) -> list[tuple[Any, ...]]:
     lengths = {name: len(part) for name, part in zip(names, parts, strict=True)}
     if len(set(lengths.values())) > 1:
         raise DataError(f"the columns of a batch differ in length: {lengths}")
@@ -98,19 +100,19 @@ def _rows(parts: list[Any], names: list[str]) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """A collate function that pads: arrays and lists of numbers in a column grow to the largest shape among them."""
+    """A collate function that pads the arrays and lists of numbers in a column to the largest shape among them."""
 
     value: float = 0
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Collate ``samples``."""
-        return _columns(samples, self._column)
+        """Collate ``samples`` with padding."""
+        return _collate(samples, self._column)
 
     def _column(self, values: list[Any]) -> Any:
         if is_tensor(values[0]):
             torch = sys.modules["torch"]
             return torch.from_numpy(self._column([value.detach().cpu().numpy() for value in values]))
-        arrays = [np.asarray(value) if _numbers(value) else value for value in values]
+        arrays = [np.asarray(value) if _is_number_list(value) else value for value in values]
         if not all(isinstance(a, np.ndarray) and a.ndim == np.ndim(arrays[0]) and a.ndim for a in arrays):
             return column(values)
         shape = np.max([a.shape for a in arrays], axis=0)
@@ -120,56 +122,56 @@ class Pad:
         return out
 
 
-def _numbers(value: Any) -> bool:
+def _is_number_list(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(v, Number) for v in value)
 
 
 def pad(value: float = 0) -> Pad:
-    """Make a collate function for ``batched(n, collate=ps.pad())`` that pads to the largest shape with ``value``."""
+    """Return a collate function for ``batched(n, collate=ps.pad())`` that pads with ``value`` to the largest shape."""
     return Pad(value)
 
 
-_LEAST = 1 << 20  # bytes: smaller ones are as cheap from the system
-_MOST = 4  # of one shape that are kept: who holds more batches than that gets fresh memory
-_UNUSED = 3  # references to a buffer that nobody else holds: the list, the loop, and the question
+_MIN_REUSED_BYTES = 1 << 20  # smaller buffers are as cheap to allocate anew
+_MAX_BUFFERS = 4  # per shape: a consumer that holds more batches gets newly allocated memory
+_FREE_REFCOUNT = 3  # references to an unused buffer: the list, the loop variable, and getrefcount's argument
 
 
 class BatchMemory:
-    """Gives arrays to stack others in; for one thread."""
+    """Reuses the memory of earlier batches for new ones; not thread-safe."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
+        self._buffers: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
 
     def stacked(self, values: list[NDArray[Any]]) -> NDArray[Any]:
-        """Arrays of one shape as one.
+        """Stack arrays of the same shape.
 
-        Large ones lie in memory that an earlier batch had, if neither it nor any part of it is in use; where there is
-        CUDA, in pinned memory, which torch takes back itself when copies from it are done.
+        A large result reuses the memory of an earlier batch of which no part is in use any more. With CUDA, it lies in
+        pinned memory, which torch reclaims once the copies from it are done.
         """
         first = values[0]
         shape = (len(values), *first.shape)
-        if first.nbytes * len(values) < _LEAST or any(value.dtype != first.dtype for value in values):
+        if first.nbytes * len(values) < _MIN_REUSED_BYTES or any(value.dtype != first.dtype for value in values):
             return np.stack(values)
-        out = _pinned(shape, first.dtype)
-        return np.stack(values, out=self._free(shape, first.dtype) if out is None else out)
+        out = _pinned_buffer(shape, first.dtype)
+        return np.stack(values, out=self._free_buffer(shape, first.dtype) if out is None else out)
 
-    def _free(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        kept = self._kept.setdefault((shape, dtype), [])
-        for buffer in kept:
-            if sys.getrefcount(buffer) <= _UNUSED:  # whatever shows a part of it holds it
+    def _free_buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        buffers = self._buffers.setdefault((shape, dtype), [])
+        for buffer in buffers:
+            if sys.getrefcount(buffer) <= _FREE_REFCOUNT:  # every view of a buffer holds a reference to it
                 return buffer.view()
-        made = np.empty(shape, dtype)
-        if len(kept) < _MOST:
-            kept.append(made)
-        return made.view()
+        buffer = np.empty(shape, dtype)
+        if len(buffers) < _MAX_BUFFERS:
+            buffers.append(buffer)
+        return buffer.view()
 
 
-def _pinned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Memory that a GPU can fetch from by itself, if this process is one that may ask for it."""
+def _pinned_buffer(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+    """Return pinned memory, or ``None`` without CUDA, in a DataLoader worker, or for a dtype that torch lacks."""
     torch = sys.modules.get("torch")
     if torch is None or dtype.kind not in "biuf" or not torch.cuda.is_available():
         return None
-    if torch.utils.data.get_worker_info() is not None:  # a loader's process has no business with the GPU
+    if torch.utils.data.get_worker_info() is not None:  # a DataLoader worker must not initialise the GPU
         return None
     kind = getattr(torch, dtype.name, None)
     return None if kind is None else torch.empty(shape, dtype=kind, pin_memory=True).numpy()

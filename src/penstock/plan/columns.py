@@ -1,7 +1,7 @@
-"""Samples that are still columns: what a block may hold in place of a list of dicts.
+"""Samples held by column: what a block may contain in place of a list of dicts.
 
-Whoever wants rows iterates or indexes and gets dicts; whoever can work on columns asks for them. So a batch of a table
-is cut out of the table, and no row is made on the way.
+Iterating or indexing returns rows as dicts; stages that can work on columns use the columns directly. A batch of a
+table is then a slice of the table, and no rows are created in between.
 """
 
 from __future__ import annotations
@@ -20,65 +20,65 @@ if TYPE_CHECKING:
 
 
 class Columns(Sequence[Any]):
-    """A run of samples with the same fields, held by column; immutable.
+    """An immutable sequence of samples with the same fields, held by column.
 
-    Rows are made when they are asked for, each a dict of its own. A row whose values are not there, since its source
-    knows that no filter lets it through, or since it cannot be read, is ``None``.
+    Rows are created on access, each a new dict. A row is ``None`` if its values are absent: it cannot be read, or its
+    source knows that a filter rejects it.
     """
 
     @property
     @abstractmethod
     def names(self) -> tuple[str, ...]:
-        """The fields, in order."""
+        """The names of the fields, in order."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """About how many bytes they hold."""
+        """The approximate size of the values in bytes."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @overload
-    def __getitem__(self, which: int) -> Any: ...
+    def __getitem__(self, selection: int) -> Any: ...
 
     @overload
-    def __getitem__(self, which: slice) -> Columns: ...
+    def __getitem__(self, selection: slice) -> Columns: ...
 
     @abstractmethod
-    def __getitem__(self, which: int | slice) -> Any: ...
+    def __getitem__(self, selection: int | slice) -> Any: ...
 
     @abstractmethod
-    def pick(self, which: I64) -> Columns:
-        """Some rows, in the order given."""
+    def pick(self, indices: I64) -> Columns:
+        """Return the rows at ``indices``, in that order."""
 
     @abstractmethod
     def renamed(self, names: Mapping[str, str]) -> Columns:
-        """The same rows with other fields: new name -> the one it has here."""
+        """Return the same rows with only the fields of ``names``, a mapping of new names to present ones."""
 
     @abstractmethod
     def joined(self, others: Sequence[Columns]) -> Columns | None:
-        """These rows, then those of the others; ``None`` where they do not fit together."""
+        """Return these rows followed by those of ``others``, or ``None`` if the columns cannot be concatenated."""
 
     @abstractmethod
     def collate(self) -> dict[str, Any]:
-        """What ``collate`` makes of the rows, without making rows."""
+        """Return what ``collate`` returns for the rows, without creating them."""
 
     @abstractmethod
     def present(self) -> I64 | None:
-        """The numbers of the rows whose values are there; ``None``: all of them."""
+        """Return the numbers of the rows that are not ``None``; ``None`` if that is all of them."""
 
     @abstractmethod
     def mask(self, where: Condition) -> NDArray[np.bool_] | None:
-        """Which rows fulfil a condition; ``None``: only asking each row tells."""
+        """Return which rows meet a condition, or ``None`` if it must be evaluated row by row."""
 
     @abstractmethod
-    def computed(self, named: Mapping[str, Expression]) -> Columns | None:
-        """The same rows with fields added, or others in their place; ``None``: only asking each row tells."""
+    def computed(self, expressions: Mapping[str, Expression]) -> Columns | None:
+        """Return the rows with fields added or replaced, or ``None`` if they must be computed row by row."""
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """All items of some runs: columns where all of them are columns that fit together, else a list."""
+    """Concatenate sequences of items: as columns if all are columns that fit together, otherwise as a list."""
     if len(parts) == 1:
         return parts[0]
     columns = [part for part in parts if isinstance(part, Columns)]
@@ -87,8 +87,8 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
     return [item for part in parts for item in part]
 
 
-def pick_rows(items: Sequence[Any], which: Sequence[int] | I64) -> Sequence[Any]:
-    """Some items: of columns as columns, of a list as a list."""
+def pick_rows(items: Sequence[Any], indices: Sequence[int] | I64) -> Sequence[Any]:
+    """Return the items at ``indices``: columns of columns, or a list of a list."""
     if isinstance(items, Columns):
-        return items.pick(np.asarray(which, np.int64))
-    return [items[int(i)] for i in which]
+        return items.pick(np.asarray(indices, np.int64))
+    return [items[int(i)] for i in indices]

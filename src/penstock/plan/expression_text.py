@@ -1,7 +1,7 @@
-"""Conditions that a user writes as text: parsed, checked, and worked out without running any of it as code.
+"""Conditions written as text, for the command-line tools: parsed, checked and interpreted, never executed as code.
 
-What can be written: fields by their names, ``_["seg.png"]`` for names that are no words, ``key`` and ``shard``, numbers
-and texts, comparisons, ``in``, ``and``, ``or``, ``not``, arithmetic, ``[...]``, ``x if c else y``, and a few functions.
+Allowed are fields by name, ``_["seg.png"]`` for names that are not identifiers, ``key`` and ``shard``, numbers and
+strings, comparisons, ``in``, ``and``, ``or``, ``not``, arithmetic, ``[...]``, ``x if c else y``, and a few functions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from penstock.errors import DataError, PlanError
 
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+_AST_COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -51,13 +51,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "endswith": lambda text, end: text.endswith(end),
     "upper": lambda text: text.upper(),
 }
-_MOST = 2000  # characters of an expression
-_LARGEST = 1 << 20  # what a product or a text may grow to: nothing here needs more
-_DEPTH = 50
+_MAX_LENGTH = 2000  # characters
+_MAX_RESULT = 1 << 20  # elements of a repeated string or list: a condition needs no more
+_MAX_DEPTH = 50  # of nested operations
 
 
-class Fielded(Protocol):
-    """What an expression is worked out on: one sample."""
+class SampleFields(Protocol):
+    """The sample that an expression is evaluated on."""
 
     @property
     def key(self) -> str: ...
@@ -75,48 +75,48 @@ class Fielded(Protocol):
 class TextExpression:
     """A condition on a sample, as text: ``cls == 3 and "dog" in txt``.
 
-    A field is a whole number where it is called ``cls``, ``index`` or ``count``; what its JSON says where it is called
-    ``json``; its text (without the newline at its end) where it is UTF-8; else its bytes. One that a sample does not
-    have is ``None``, which is neither less nor more than anything. ``size("jpg")`` is how many bytes a field has,
-    ``has("jpg")`` whether there is one.
+    The value of a field depends on its name and content: an integer if it is called ``cls``, ``index`` or ``count``,
+    the parsed JSON if it is called ``json``, otherwise text without the trailing newline if it is UTF-8, else bytes. A
+    field that the sample does not have is ``None``; every comparison of ``None`` but ``==`` and ``!=`` is false.
+    ``size("jpg")`` is the size of a field in bytes, ``has("jpg")`` whether the sample has it.
 
     Raises:
-        PlanError: It is no expression, or has parts that are not allowed.
+        PlanError: ``text`` is not an expression, or contains something that is not allowed.
     """
 
     text: str
     _tree: ast.expr = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if len(self.text) > _MOST:
-            raise PlanError(f"the expression has {len(self.text):,} characters, more than {_MOST:,}")
+        if len(self.text) > _MAX_LENGTH:
+            raise PlanError(f"the expression has {len(self.text):,} characters; the limit is {_MAX_LENGTH:,}")
         try:
             tree = ast.parse(self.text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
-            raise PlanError(f"{self.text!r} is no expression: {getattr(exc, 'msg', exc)}") from exc
+            raise PlanError(f"{self.text!r} is not an expression: {getattr(exc, 'msg', exc)}") from exc
         _check(tree, self.text, 0)
         object.__setattr__(self, "_tree", tree)
 
-    def of(self, sample: Fielded) -> Any:
-        """Work it out on a sample.
+    def of(self, sample: SampleFields) -> Any:
+        """Return the value of the expression for a sample.
 
         Raises:
-            DataError: It has no value there: a text compared with a number, a division by zero.
+            DataError: the evaluation fails: text is compared with a number, a number is divided by zero.
         """
         try:
-            return _value(self._tree, sample)
+            return _evaluate(self._tree, sample)
         except DataError:
             raise
-        except Exception as exc:  # whatever its operators raise: the values are the user's
-            problem = f"{self.text!r} has no value here: {type(exc).__name__}: {exc}"
+        except Exception as exc:  # operators may raise anything: the values come from the data
+            problem = f"{self.text!r} cannot be evaluated: {type(exc).__name__}: {exc}"
             raise DataError(problem, sample.shard, sample.key) from exc
 
 
-def decoded(name: str, data: bytes | None) -> Any:
-    """The value of a field by its name and content, as :class:`TextExpression` says.
+def decode_field(name: str, data: bytes | None) -> Any:
+    """Return the value of a field by its name and content, as described in :class:`TextExpression`.
 
     Raises:
-        ValueError: It is not what its name says.
+        ValueError: the field is called ``json`` and is not JSON.
     """
     if data is None:
         return None
@@ -136,7 +136,7 @@ def decoded(name: str, data: bytes | None) -> Any:
 
 
 def _check(node: ast.AST, text: str, depth: int) -> None:
-    if depth > _DEPTH:
+    if depth > _MAX_DEPTH:
         raise PlanError(f"{text!r} is nested too deeply")
     allowed = isinstance(
         node,
@@ -160,111 +160,120 @@ def _check(node: ast.AST, text: str, depth: int) -> None:
     elif isinstance(node, ast.BinOp):
         allowed = type(node.op) in _ARITHMETIC
     elif isinstance(node, ast.Compare):
-        allowed = all(type(op) in _COMPARE for op in node.ops)
+        allowed = all(type(op) in _AST_COMPARISONS for op in node.ops)
     elif isinstance(node, ast.Call):
-        known = isinstance(node.func, ast.Name) and (node.func.id in _FUNCTIONS or node.func.id in ("size", "has"))
-        allowed = known and not node.keywords
+        known_function = isinstance(node.func, ast.Name) and (
+            node.func.id in _FUNCTIONS or node.func.id in ("size", "has")
+        )
+        allowed = known_function and not node.keywords
     elif isinstance(node, ast.Subscript):
         allowed = not isinstance(node.slice, ast.Slice)
     if not allowed:
-        raise PlanError(f"{text!r}: {_spelled(node)} is not allowed here")
-    inside = node.args if isinstance(node, ast.Call) else [n for n in ast.iter_child_nodes(node) if _is_value(n)]
-    for child in inside:
+        raise PlanError(f"{text!r}: {_source_text(node)} is not allowed in an expression")
+    operands = node.args if isinstance(node, ast.Call) else [n for n in ast.iter_child_nodes(node) if _is_operand(n)]
+    for child in operands:
         _check(child, text, depth + 1)
 
 
-def _is_value(node: ast.AST) -> bool:
+def _is_operand(node: ast.AST) -> bool:
     return not isinstance(node, ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop)
 
 
-def _spelled(node: ast.AST) -> str:
+def _source_text(node: ast.AST) -> str:
     try:
         return repr(ast.unparse(node))
-    except Exception:  # a node that stands for nothing written
+    except Exception:  # a node without a source text
         return type(node).__name__
 
 
-def _value(node: ast.AST, sample: Fielded) -> Any:
+def _evaluate(node: ast.AST, sample: SampleFields) -> Any:
     if isinstance(node, ast.Constant):
         return node.value
     if isinstance(node, ast.Name):
-        return _named(node.id, sample)
+        return _evaluate_name(node.id, sample)
     if isinstance(node, ast.BoolOp):
-        return _either(node, sample)
+        return _evaluate_bool(node, sample)
     if isinstance(node, ast.UnaryOp):
-        return _UNARY[type(node.op)](_value(node.operand, sample))
+        return _UNARY[type(node.op)](_evaluate(node.operand, sample))
     if isinstance(node, ast.BinOp):
-        return _worked_out(_ARITHMETIC[type(node.op)], _value(node.left, sample), _value(node.right, sample))
+        return _evaluate_arithmetic(
+            _ARITHMETIC[type(node.op)], _evaluate(node.left, sample), _evaluate(node.right, sample)
+        )
     if isinstance(node, ast.Compare):
-        return _compared(node, sample)
+        return _evaluate_comparison(node, sample)
     if isinstance(node, ast.IfExp):
-        return _value(node.body if _value(node.test, sample) else node.orelse, sample)
+        return _evaluate(node.body if _evaluate(node.test, sample) else node.orelse, sample)
     if isinstance(node, ast.Subscript):
-        return _part(node, sample)
+        return _evaluate_subscript(node, sample)
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
-        return [_value(one, sample) for one in node.elts]
+        return [_evaluate(element, sample) for element in node.elts]
     assert isinstance(node, ast.Call)
-    return _called(node, sample)
+    return _evaluate_call(node, sample)
 
 
-def _named(name: str, sample: Fielded) -> Any:
+def _evaluate_name(name: str, sample: SampleFields) -> Any:
     if name in ("key", "__key__") and name not in sample.kind:
         return sample.key
     if name in ("shard", "__url__") and name not in sample.kind:
         return sample.shard
-    return decoded(name, sample.value(name))
+    return decode_field(name, sample.value(name))
 
 
-def _either(node: ast.BoolOp, sample: Fielded) -> Any:
-    wanted = isinstance(node.op, ast.Or)
+def _evaluate_bool(node: ast.BoolOp, sample: SampleFields) -> Any:
+    deciding = isinstance(node.op, ast.Or)
     value: Any = None
-    for one in node.values:
-        value = _value(one, sample)
-        if bool(value) == wanted:
+    for operand in node.values:
+        value = _evaluate(operand, sample)
+        if bool(value) == deciding:
             return value
     return value
 
 
-def _worked_out(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    """Do arithmetic, unless its result could fill the memory."""
+def _evaluate_arithmetic(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Return the result of an operation, unless it could exhaust the memory.
+
+    Raises:
+        TypeError: ``%`` is applied to text.
+        ValueError: an operand or the result is too large.
+    """
     if function is operator.mod and isinstance(left, str | bytes):
-        raise TypeError("a text has no remainder")
-    for one, other in ((left, right), (right, left)):
-        if isinstance(one, str | bytes | list) and isinstance(other, int) and len(one) * other > _LARGEST:
+        raise TypeError("% is not supported for text")
+    for operand, other in ((left, right), (right, left)):
+        if isinstance(operand, str | bytes | list) and isinstance(other, int) and len(operand) * other > _MAX_RESULT:
             raise ValueError("the result would be too large")
-        if isinstance(one, int) and abs(one) > 1 << 200:
+        if isinstance(operand, int) and abs(operand) > 1 << 200:
             raise ValueError("the number is too large")
     return function(left, right)
 
 
-def _compared(node: ast.Compare, sample: Fielded) -> bool:
-    left = _value(node.left, sample)
+def _evaluate_comparison(node: ast.Compare, sample: SampleFields) -> bool:
+    left = _evaluate(node.left, sample)
     for op, other in zip(node.ops, node.comparators, strict=True):
-        right = _value(other, sample)
+        right = _evaluate(other, sample)
         missing = left is None or right is None
-        equal = isinstance(op, ast.Eq | ast.NotEq)
-        if missing and not equal:
+        tests_equality = isinstance(op, ast.Eq | ast.NotEq)
+        if missing and not tests_equality:
             return False
-        if not _COMPARE[type(op)](left, right):
+        if not _AST_COMPARISONS[type(op)](left, right):
             return False
         left = right
     return True
 
 
-def _part(node: ast.Subscript, sample: Fielded) -> Any:
-    inside = _value(node.slice, sample)
+def _evaluate_subscript(node: ast.Subscript, sample: SampleFields) -> Any:
+    index = _evaluate(node.slice, sample)
     if isinstance(node.value, ast.Name) and node.value.id == "_" and "_" not in sample.kind:
-        return _named(str(inside), sample)
-    whole = _value(node.value, sample)
-    if isinstance(whole, Mapping):
-        return whole.get(inside)
-    return None if whole is None else whole[inside]
+        return _evaluate_name(str(index), sample)
+    container = _evaluate(node.value, sample)
+    if isinstance(container, Mapping):
+        return container.get(index)
+    return None if container is None else container[index]
 
 
-def _called(node: ast.Call, sample: Fielded) -> Any:
+def _evaluate_call(node: ast.Call, sample: SampleFields) -> Any:
     assert isinstance(node.func, ast.Name)
-    values = [_value(one, sample) for one in node.args]
+    arguments = [_evaluate(argument, sample) for argument in node.args]
     if node.func.id in ("size", "has"):
-        data = sample.value(str(values[0]))
+        data = sample.value(str(arguments[0]))
         return data is not None if node.func.id == "has" else len(data or b"")
-    return _FUNCTIONS[node.func.id](*values)
+    return _FUNCTIONS[node.func.id](*arguments)

@@ -1,7 +1,8 @@
-"""Values and conditions made of fields: ``ps.col("price") * 2 + 1``, ``ps.col("label") == 3``.
+"""Expressions and conditions on fields: ``ps.col("price") * 2 + 1``, ``ps.col("label") == 3``.
 
-Columns can answer an expression at once and sources can use a condition to skip rows; a function they can only call.
-A missing value (``None``) makes an expression a missing value and a comparison neither true nor false, as in SQL."""
+Unlike a function, an expression can be evaluated on whole columns, and a condition lets a source skip rows. As in SQL,
+an expression of a missing value (``None``) is missing, and a comparison with one is neither true nor false.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +32,17 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Expression(ABC):
-    """A value made of the fields of a sample; ``+ - * / // % **`` make further ones."""
+    """A value computed from the fields of a sample; combine with ``+ - * / // % **``."""
 
     __slots__ = ()
 
     @abstractmethod
     def of(self, sample: Mapping[str, Any]) -> Any:
-        """Its value for a sample."""
+        """Return the value of the expression for a sample."""
 
     @abstractmethod
     def fields(self) -> frozenset[str]:
-        """The fields it looks at."""
+        """Return the fields that it uses."""
 
     def __add__(self, other: Any) -> Expression:
         return Arithmetic("+", self, expression(other))
@@ -86,11 +87,11 @@ class Expression(ABC):
         return Arithmetic("*", Constant(-1), self)
 
     def __bool__(self) -> bool:
-        raise PlanError(f"{self} is neither true nor false by itself; it has a value for each sample")
+        raise PlanError(f"{self} is neither true nor false: it is evaluated for each sample")
 
 
 def expression(value: Any) -> Expression:
-    """The value as an expression: as it is, or a constant."""
+    """Return ``value`` as an expression: unchanged, or as a constant."""
     return value if isinstance(value, Expression) else Constant(value)
 
 
@@ -112,7 +113,7 @@ class Constant(Expression):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Arithmetic(Expression):
-    """Two values and what is done with them."""
+    """An arithmetic operation on two expressions."""
 
     how: str
     left: Expression
@@ -131,54 +132,56 @@ class Arithmetic(Expression):
 
 @dataclass(frozen=True)
 class WithColumns(Map):
-    """``with_columns(b=ps.col("a") * 2)``: adds fields, or puts others in their place."""
+    """``with_columns(b=ps.col("a") * 2)``: adds fields, or replaces them."""
 
-    named: ByObject  # a dict of name -> Expression, or a function of the sample
+    named: ByObject  # a dict of name -> Expression or function of the sample
 
     @property
     def name(self) -> str:
         return "with_columns"
 
     def describe(self) -> str:
-        shown = (f"{name}={value if isinstance(value, Expression) else name_of(value)}" for name, value in self._all())
+        shown = (
+            f"{name}={value if isinstance(value, Expression) else name_of(value)}" for name, value in self._columns()
+        )
         return f"with_columns({', '.join(shown)})"
 
-    def _all(self) -> list[tuple[str, Any]]:
+    def _columns(self) -> list[tuple[str, Any]]:
         return list(self.named.value.items())
 
     def needs(self, after: Fields) -> Fields:
-        """What the expressions look at; all, where there is a function."""
-        if any(not isinstance(value, Expression) for _, value in self._all()):
+        if any(not isinstance(value, Expression) for _, value in self._columns()):
             return Fields()
-        looked = {name for _, value in self._all() for name in value.fields()}
-        return after.without(name for name, _ in self._all()).with_(looked)
+        used = {name for _, value in self._columns() for name in value.fields()}
+        return after.without(name for name, _ in self._columns()).with_(used)
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key, where an expression failed."""
         return fault(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Add the fields to one sample."""
-        named = self._all()
+        columns = self._columns()
 
-        def added(sample: Any) -> dict[str, Any]:
+        def add_columns(sample: Any) -> dict[str, Any]:
             if not isinstance(sample, dict):
                 raise DataError(f"with_columns needs samples with fields, not {type(sample).__name__}")
-            made = {name: one.of(sample) if isinstance(one, Expression) else one(sample) for name, one in named}
-            return {**sample, **made}
+            values = {
+                name: column.of(sample) if isinstance(column, Expression) else column(sample)
+                for name, column in columns
+            }
+            return {**sample, **values}
 
-        return added
+        return add_columns
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Ask the columns at once where there are columns, else every sample."""
-        if isinstance(block.items, Columns) and all(isinstance(value, Expression) for _, value in self._all()):
-            made = block.items.computed(dict(self._all()))
-            if made is not None:
-                return block.become(made)
+        """Compute whole columns if possible, otherwise sample by sample."""
+        if isinstance(block.items, Columns) and all(isinstance(value, Expression) for _, value in self._columns()):
+            computed = block.items.computed(dict(self._columns()))
+            if computed is not None:
+                return block.become(computed)
         return super().run(block, ctx)
 
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "==": operator.eq,
     "!=": operator.ne,
     "<": operator.lt,
@@ -189,7 +192,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class Extent(NamedTuple):
-    """What is known of the values of a field over many rows; ``None``: not known."""
+    """What is known about the values of a field over many rows; ``None``: unknown."""
 
     low: Any = None
     high: Any = None
@@ -202,15 +205,15 @@ class Condition(ABC):
 
     @abstractmethod
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
-        """Whether it is true of a sample; ``None``: a missing value keeps it from being either."""
+        """Return whether the condition holds for a sample; ``None`` if a missing value makes it undecidable."""
 
     @abstractmethod
     def fields(self) -> frozenset[str]:
-        """The fields it looks at."""
+        """Return the fields that it uses."""
 
     @abstractmethod
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        """Whether it may be true (or, not ``wanted``, false) of some of many rows; when in doubt, yes.
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        """Return whether the condition may have this ``outcome`` for at least one of many rows; if in doubt, True.
 
         Raises:
             TypeError: a value cannot be compared with those of its field.
@@ -226,18 +229,20 @@ class Condition(ABC):
         return Not(self)
 
     def __bool__(self) -> bool:
-        raise PlanError(f"{self} is neither true nor false by itself; combine conditions with &, | and ~")
+        raise PlanError(
+            f"{self} is neither true nor false: combine conditions with &, | and ~, not with and, or and not"
+        )
 
 
 def _condition(value: Any) -> Condition:
     if not isinstance(value, Condition):
-        raise PlanError(f"& and | join conditions such as ps.col('x') > 3, not {value!r}; mind the parentheses")
+        raise PlanError(f"& and | combine conditions such as (ps.col('x') > 3), not {value!r}; check the parentheses")
     return value
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Compare(Condition):
-    """A field beside a value."""
+    """A comparison of a field with a value."""
 
     field: str
     how: str
@@ -247,38 +252,38 @@ class Compare(Condition):
         return f"col({self.field!r}) {self.how} {self.value!r}"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
-        found = _value(sample, self.field)
-        return None if found is None else bool(_COMPARE[self.how](found, self.value))
+        value = _field_value(sample, self.field)
+        return None if value is None else bool(_COMPARISONS[self.how](value, self.value))
 
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
 
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        known = extents.get(self.field, Extent())
-        if known.rows and known.nulls == known.rows:
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        extent = extents.get(self.field, Extent())
+        if extent.rows and extent.nulls == extent.rows:
             return False
-        if known.low is None or known.high is None:
+        if extent.low is None or extent.high is None:
             return True
-        if isinstance(known.low, float) and (self.how == "!=") == wanted:
-            return True  # bounds say nothing of NaN, which differs from every value
-        return _may(self.how if wanted else _OPPOSITE[self.how], known.low, known.high, self.value)
+        if isinstance(extent.low, float) and (self.how == "!=") == outcome:
+            return True  # bounds do not cover NaN, which differs from every value
+        return _range_may_match(self.how if outcome else _NEGATED[self.how], extent.low, extent.high, self.value)
 
 
-_OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+_NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
-def _may(how: str, low: Any, high: Any, value: Any) -> bool:
-    """Whether a value between two bounds may compare so."""
-    if how == "==":
+def _range_may_match(op: str, low: Any, high: Any, value: Any) -> bool:
+    """Return whether some value between two bounds may satisfy the comparison."""
+    if op == "==":
         return bool(low <= value) and bool(value <= high)
-    if how == "!=":
+    if op == "!=":
         return not (bool(low == value) and bool(high == value))
-    return bool(_COMPARE[how](low if how in ("<", "<=") else high, value))
+    return bool(_COMPARISONS[op](low if op in ("<", "<=") else high, value))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class IsIn(Condition):
-    """A field whose value is one of some."""
+    """A field whose value is one of several."""
 
     field: str
     values: tuple[Any, ...]
@@ -287,16 +292,16 @@ class IsIn(Condition):
         return f"col({self.field!r}).isin({list(self.values)!r})"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
-        found = _value(sample, self.field)
-        return None if found is None else bool(found in self.values)
+        value = _field_value(sample, self.field)
+        return None if value is None else bool(value in self.values)
 
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
 
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        if not wanted:
-            known = extents.get(self.field, Extent())
-            return not (known.rows and known.nulls == known.rows)
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        if not outcome:
+            extent = extents.get(self.field, Extent())
+            return not (extent.rows and extent.nulls == extent.rows)
         return any(Compare(self.field, "==", value).possible(extents) for value in self.values)
 
 
@@ -310,19 +315,19 @@ class IsNull(Condition):
         return f"col({self.field!r}).is_null()"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
-        return _value(sample, self.field) is None
+        return _field_value(sample, self.field) is None
 
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
 
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        known = extents.get(self.field, Extent())
-        return known.nulls is None or known.nulls != (0 if wanted else known.rows)
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        extent = extents.get(self.field, Extent())
+        return extent.nulls is None or extent.nulls != (0 if outcome else extent.rows)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Both(Condition):
-    """Two conditions, of which both are true."""
+    """Two conditions that both hold."""
 
     left: Condition
     right: Condition
@@ -337,14 +342,14 @@ class Both(Condition):
     def fields(self) -> frozenset[str]:
         return self.left.fields() | self.right.fields()
 
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        each = (side.possible(extents, wanted) for side in (self.left, self.right))
-        return all(each) if wanted else any(each)
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        sides = (side.possible(extents, outcome) for side in (self.left, self.right))
+        return all(sides) if outcome else any(sides)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Either(Condition):
-    """Two conditions, of which one is true."""
+    """Two conditions of which at least one holds."""
 
     left: Condition
     right: Condition
@@ -359,14 +364,14 @@ class Either(Condition):
     def fields(self) -> frozenset[str]:
         return self.left.fields() | self.right.fields()
 
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        each = (side.possible(extents, wanted) for side in (self.left, self.right))
-        return any(each) if wanted else all(each)
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        sides = (side.possible(extents, outcome) for side in (self.left, self.right))
+        return any(sides) if outcome else all(sides)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Not(Condition):
-    """A condition that is false."""
+    """The negation of a condition."""
 
     inner: Condition
 
@@ -374,22 +379,22 @@ class Not(Condition):
         return f"~({self.inner})"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
-        found = self.inner.holds(sample)
-        return None if found is None else not found
+        holds = self.inner.holds(sample)
+        return None if holds is None else not holds
 
     def fields(self) -> frozenset[str]:
         return self.inner.fields()
 
-    def possible(self, extents: Mapping[str, Extent], wanted: bool = True) -> bool:
-        return self.inner.possible(extents, not wanted)
+    def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
+        return self.inner.possible(extents, not outcome)
 
 
 def field_missing(sample: Any, field: str) -> bool:
-    """Whether a sample has no such field."""
+    """Return whether a sample lacks a field, or has no fields at all."""
     return not isinstance(sample, Mapping) or field not in sample
 
 
-def _value(sample: Mapping[str, Any], field: str) -> Any:
+def _field_value(sample: Mapping[str, Any], field: str) -> Any:
     if not isinstance(sample, Mapping):
         raise DataError(f"filter needs a sample with fields, not {type(sample).__name__}")
     if field not in sample:
@@ -398,7 +403,7 @@ def _value(sample: Mapping[str, Any], field: str) -> Any:
 
 
 class Column(Expression):
-    """A field by name; comparing it gives a condition, calculating with it an expression."""
+    """A field by name; comparisons return a condition, arithmetic returns an expression."""
 
     __slots__ = ("_name",)
     __hash__ = None  # type: ignore[assignment]
@@ -410,20 +415,18 @@ class Column(Expression):
         return f"col({self._name!r})"
 
     def of(self, sample: Mapping[str, Any]) -> Any:
-        """The value of the field."""
         if field_missing(sample, self._name):
             raise DataError(f"col({self._name!r}): the sample has no such field")
         return sample[self._name]
 
     def fields(self) -> frozenset[str]:
-        """The field."""
         return frozenset((self._name,))
 
-    def _compared(self, how: str, value: Any) -> Condition:
+    def _compared(self, op: str, value: Any) -> Condition:
         if value is None or isinstance(value, Expression | Condition):
-            hint = "use is_null()" if value is None else "compare a field with a value"
-            raise PlanError(f"col({self._name!r}) {how} {value!r}: {hint}")
-        return Compare(self._name, how, value)
+            hint = "use is_null()" if value is None else "a field can only be compared with a value"
+            raise PlanError(f"col({self._name!r}) {op} {value!r}: {hint}")
+        return Compare(self._name, op, value)
 
     def __eq__(self, value: object) -> Condition:  # type: ignore[override]
         return self._compared("==", value)
@@ -444,37 +447,41 @@ class Column(Expression):
         return self._compared(">=", value)
 
     def isin(self, values: Iterable[Any]) -> Condition:
-        """True where the value is one of ``values``.
+        """Return the condition that the value is one of ``values``.
 
         Raises:
-            PlanError: they are no list of values, or one of them is ``None``.
+            PlanError: ``values`` is not a list of values, or contains ``None``.
         """
         if isinstance(values, str | bytes) or not isinstance(values, Iterable):
-            raise PlanError(f"col({self._name!r}).isin({values!r}): give a list of values")
-        given = tuple(values)
-        if any(value is None for value in given):
-            raise PlanError(f"col({self._name!r}).isin: None is no value; add | ps.col({self._name!r}).is_null()")
-        return IsIn(self._name, given)
+            raise PlanError(f"col({self._name!r}).isin({values!r}): expected a list of values")
+        candidates = tuple(values)
+        if any(value is None for value in candidates):
+            raise PlanError(
+                f"col({self._name!r}).isin: None is not a value; add | ps.col({self._name!r}).is_null() instead"
+            )
+        return IsIn(self._name, candidates)
 
     def is_null(self) -> Condition:
-        """True where there is no value."""
+        """Return the condition that the value is missing."""
         return IsNull(self._name)
 
 
 def col(name: str) -> Column:
-    """Name a field for a condition: ``ds.filter((ps.col("label") == 3) & ~ps.col("text").is_null())``.
+    """Return a field by name, for use in conditions and expressions.
+
+    For example ``ds.filter((ps.col("label") == 3) & ~ps.col("text").is_null())``.
 
     Raises:
-        PlanError: ``name`` is no name.
+        PlanError: ``name`` is empty or not a string.
     """
     if not isinstance(name, str) or not name:
-        raise PlanError(f"col({name!r}): give the name of a field")
+        raise PlanError(f"col({name!r}): expected the name of a field")
     return Column(name)
 
 
 @dataclass(frozen=True)
 class ConditionFilter(Filter):
-    """``filter(ps.col("label") == 3)``: keeps the samples that fulfil a condition."""
+    """``filter(ps.col("label") == 3)``: keeps the samples that meet a condition."""
 
     condition: Condition
 
@@ -486,25 +493,22 @@ class ConditionFilter(Filter):
         return f"filter({self.condition})"
 
     def needs(self, after: Fields) -> Fields:
-        """The fields that decide, too."""
         return after.with_(self.condition.fields())
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
         return fault(exc.problem if isinstance(exc, DataError) else f"{self.describe()}: {exc}", place, exc)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Ask one sample."""
         return self.condition.holds
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Ask the columns at once where there are columns, else every sample."""
+        """Evaluate the condition on whole columns if possible, otherwise sample by sample."""
         items = block.items
         if not isinstance(items, Columns):
             return super().run(block, ctx)
-        if (there := items.present()) is not None:
-            items = items.pick(there)
-            block = block.keep(there, items)
+        if (present := items.present()) is not None:
+            items = items.pick(present)
+            block = block.keep(present, items)
         mask = items.mask(self.condition)
         if mask is None:
             return super().run(block, ctx)

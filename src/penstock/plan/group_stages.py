@@ -1,4 +1,4 @@
-"""The stages that see more than one item: batches, windows of the stream, and counts of it."""
+"""The stages that see more than one item: batches, windows of the stream, and limits that count the stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.order import fold, permute
 from penstock.plan.block import Block, Context
-from penstock.plan.collation import BatchMemory, collate, rows
+from penstock.plan.collation import BatchMemory, collate, uncollate
 from penstock.plan.columns import Columns, pick_rows
 from penstock.plan.stage import FlatMap, GroupStage, StreamStage
 from penstock.plan.values import Fields, check_callable, check_count, name_of
@@ -20,20 +20,18 @@ from penstock.plan.values import Fields, check_callable, check_count, name_of
 
 @dataclass(frozen=True)
 class Unbatched(FlatMap):
-    """``unbatched()``: the samples of a batch again."""
+    """``unbatched()``: splits batches into their samples."""
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Take the columns apart."""
-        return rows
+        return uncollate
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields."""
         return after
 
 
 @dataclass(frozen=True)
 class Batched(GroupStage):
-    """``batched(64)``: so many neighbours as one batch."""
+    """``batched(64)``: joins this many consecutive samples into a batch."""
 
     batch_size: int
     drop_last: bool = False
@@ -49,42 +47,39 @@ class Batched(GroupStage):
         return self.batch_size
 
     def describe(self) -> str:
-        more = ", drop_last=True" if self.drop_last else ""
-        more += f", collate={name_of(self.collate)}" if self.collate else ""
-        return f"batched({self.batch_size}{more})"
+        options = ", drop_last=True" if self.drop_last else ""
+        options += f", collate={name_of(self.collate)}" if self.collate else ""
+        return f"batched({self.batch_size}{options})"
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields."""
         return after
 
     def length(self, items: int) -> int | None:
-        """Whole batches, and the last one if it is kept."""
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Collate the group."""
         if self.drop_last and len(block.items) < self.batch_size:
             return block.keep([], [])
-        return _batch(block, self.collate, ctx)
+        return _collate_group(block, self.collate, ctx)
 
 
-def _batch(block: Block, join: Callable[[Any], Any] | None, ctx: Context) -> Block:
-    """One item made of all; its identity is that of its first sample, in another role."""
+def _collate_group(block: Block, join: Callable[[Any], Any] | None, ctx: Context) -> Block:
+    """Return a block with one item, made from all items; its key is derived from that of the first one."""
     items = block.items
     if join is None:
-        made = collate(items, ctx.local.setdefault("buffers", BatchMemory()).stacked)
+        collated = collate(items, ctx.local.setdefault("buffers", BatchMemory()).stacked)
     elif isinstance(items, Columns) and not getattr(join, "columnar", False):
-        made = join(list(items))  # a function of the user's knows samples only
+        collated = join(list(items))  # a user's function expects a list of samples
     else:
-        made = join(items)
-    batch = block.keep([0], [made])
+        collated = join(items)
+    batch = block.keep([0], [collated])
     batch.keys = np.array([fold(int(block.keys[0]), 7)], np.uint64)
     return batch
 
 
 @dataclass(frozen=True)
 class BatchedBy(GroupStage):
-    """``batched_by(size_fn, max_size)``: as many neighbours as fit; one that alone is larger stands alone."""
+    """``batched_by(size_fn, max_size)``: joins as many neighbours as fit; a larger one is a batch by itself."""
 
     size_fn: Callable[[Any], float]
     max_size: float
@@ -95,7 +90,7 @@ class BatchedBy(GroupStage):
     def __post_init__(self) -> None:
         check_callable("batched_by", self.size_fn)
         if isinstance(self.max_size, bool) or not isinstance(self.max_size, Real) or not self.max_size > 0:
-            raise PlanError(f"max_size={self.max_size!r}: give a number above 0")
+            raise PlanError(f"max_size={self.max_size!r}: expected a number above 0")
         if self.collate is not None:
             check_callable("collate", self.collate)
 
@@ -108,20 +103,18 @@ class BatchedBy(GroupStage):
         return self.max_size
 
     def weigh(self, item: Any) -> float:
-        """The size of one item."""
         return self.size_fn(item)
 
     def describe(self) -> str:
         return f"batched_by({name_of(self.size_fn)}, {self.max_size})"
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Collate the group."""
-        return _batch(block, self.collate, ctx)
+        return _collate_group(block, self.collate, ctx)
 
 
 @dataclass(frozen=True)
 class LateShuffle(GroupStage):
-    """``shuffle(window)`` after a stage that makes or joins items: permutes windows of the stream."""
+    """``shuffle(window)`` after a stage that multiplies or joins items: permutes windows of the stream."""
 
     window: int
 
@@ -139,11 +132,10 @@ class LateShuffle(GroupStage):
         return f"shuffle(window={self.window})"
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields."""
         return after
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Permute the group by where it began, so that whoever replays it gets the same permutation."""
+        """Permute the group, keyed by the cursor at its beginning, so that a replay gives the same permutation."""
         start = block.origin.cursor(0, 0).marks()
         order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.place, *start), len(block), np.arange(len(block)))
         return block.keep(order, pick_rows(block.items, order))
@@ -151,7 +143,7 @@ class LateShuffle(GroupStage):
 
 @dataclass(frozen=True)
 class StreamLimit(StreamStage):
-    """``limit(n)`` where the count is not known before: the first n that come."""
+    """``limit(n)`` where the count is not known in advance: passes the first n items of the stream."""
 
     n: int
 
@@ -163,26 +155,22 @@ class StreamLimit(StreamStage):
         return f"limit({self.n})"
 
     def length(self, items: int) -> int | None:
-        """At most n."""
         return min(items, self.n)
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields."""
         return after
 
     def pass_on(self, block: Block, seen: int) -> Block:
-        """The items below n."""
         left = max(0, self.n - seen)
         return block if len(block) <= left else block.first(left)
 
     def finished(self, seen: int) -> bool:
-        """After n items nothing more comes."""
         return seen >= self.n
 
 
 @dataclass(frozen=True)
 class StreamSkip(StreamStage):
-    """``skip(n)`` where the count is not known before: without the first n that come."""
+    """``skip(n)`` where the count is not known in advance: drops the first n items of the stream."""
 
     n: int
 
@@ -194,14 +182,11 @@ class StreamSkip(StreamStage):
         return f"skip({self.n})"
 
     def length(self, items: int) -> int | None:
-        """All but n."""
         return max(0, items - self.n)
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields."""
         return after
 
     def pass_on(self, block: Block, seen: int) -> Block:
-        """The items from n on."""
-        gone = min(len(block), max(0, self.n - seen))
-        return block.keep(np.arange(gone, len(block)), block.items[gone:]) if gone else block
+        skipped = min(len(block), max(0, self.n - seen))
+        return block.keep(np.arange(skipped, len(block)), block.items[skipped:]) if skipped else block

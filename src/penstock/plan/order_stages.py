@@ -1,6 +1,6 @@
-"""The stages that only choose and order samples: integer functions of the epoch, never touching a payload.
+"""The stages that only select and order samples: integer functions of the epoch that never touch a payload.
 
-Each wraps the function that makes an epoch's order in another one. Sources that combine plans stand here too.
+Each wraps the factory of an epoch's order in another one. The sources that combine plans are defined here too.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.order import (
-    UNFOUND,
+    NOT_FOUND,
     ChainedOrder,
     ExcludingOrder,
     MixedOrder,
@@ -28,38 +29,38 @@ from penstock.order import (
     ZippedOrder,
     name_hashes,
 )
-from penstock.plan.quarantine import Identity, digest, listed
+from penstock.plan.quarantine import Identity, digest, read_identities
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Plan
 
 log = logging.getLogger("penstock")
 
-Make = Callable[[int], Order]  # epoch -> order
+OrderFactory = Callable[[int], Order]  # epoch -> order
 
 
 @dataclass(frozen=True, slots=True)
 class OrderStage(ABC):
-    """A stage on positions."""
+    """A stage that processes positions of the order."""
 
     @abstractmethod
-    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
-        """The order of an epoch with this stage, given the one without; ``leaf`` is the first source in it."""
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
+        """Return the order factory with this stage, given the one without; ``leaf`` numbers its first source."""
 
     @abstractmethod
     def describe(self) -> str:
-        """The call that made the stage."""
+        """Return the call that created the stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shuffle(OrderStage):
-    """``shuffle()``: the epoch order; its seed is the run's."""
+    """``shuffle()`` of the epoch order, with the run's seed."""
 
     window: int | None = None
     shards: int = 16
     all: bool = False
 
-    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: ShuffledOrder(
             make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all
         )
@@ -72,13 +73,13 @@ class Shuffle(OrderStage):
 
 @dataclass(frozen=True, slots=True)
 class Slice(OrderStage):
-    """``limit(n)`` and ``skip(n)`` on positions; ``per_rank`` where they stand after ``shard``."""
+    """``limit(n)`` and ``skip(n)`` on positions; ``per_rank`` if they come after ``shard``."""
 
     start: int = 0
     stop: int | None = None
     per_rank: bool = False
 
-    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: SlicedOrder(make(epoch), self.start, self.stop)
 
     def describe(self) -> str:
@@ -91,7 +92,7 @@ class Repeat(OrderStage):
 
     times: int | None = None
 
-    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: RepeatedOrder(make, epoch, self.times)
 
     def describe(self) -> str:
@@ -107,7 +108,7 @@ class Choose(OrderStage):
     test: bool
     tail: bool = False  # shuffle=False: the end of the order is the test side
 
-    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: self._choose(make(epoch))
 
     def _choose(self, order: Order) -> Order:
@@ -122,90 +123,90 @@ class Choose(OrderStage):
 
 @dataclass(frozen=True, slots=True)
 class Exclude(OrderStage):
-    """``exclude(...)``: all but these samples. Files are named here and read when the plan is made ready."""
+    """``exclude(...)``: all samples but these. ``settle`` reads the files when the plan is prepared for a run."""
 
-    given: tuple[str | Identity, ...]
-    first: int = 0  # the listed sources that are this plan's own: from here on
+    entries: tuple[str | Identity, ...]
+    first: int = 0  # identities name sources of the whole plan; this plan's own are ``first`` to ``until``
     until: int | None = None
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that are still to be read."""
-        return tuple(one for one in self.given if isinstance(one, str))
+        """The files that are not read yet."""
+        return tuple(entry for entry in self.entries if isinstance(entry, str))
 
     def settle(self) -> Exclude:
-        """The same with its files read.
+        """Return the stage with its files replaced by the samples that they list.
 
         Raises:
-            StorageError: a file is not there.
-            DataError: a line of it is damaged.
+            StorageError: a file cannot be read.
+            DataError: a line of a file is damaged.
         """
-        read = [which for one in self.given for which in (listed(one) if isinstance(one, str) else [one])]
-        return replace(self, given=tuple(dict.fromkeys(read)))
+        lists = (read_identities(entry) if isinstance(entry, str) else [entry] for entry in self.entries)
+        return replace(self, entries=tuple(dict.fromkeys(chain.from_iterable(lists))))
 
     def part(self, first: int, until: int | None) -> Exclude:
-        """What concerns a branch: its sources are ``first`` to ``until`` of this plan's."""
+        """Return the stage for a branch, whose sources are ``first`` to ``until`` of this plan's sources."""
         return replace(self, first=self.first + first, until=self.until if until is None else self.first + until)
 
-    def wrap(self, make: Make, seed: int, leaf: int) -> Make:
-        own = self._own()
-        asked = (
-            np.array([which.source - self.first + leaf for which in own], np.int64),
-            name_hashes(which.shard for which in own),
-            np.array([which.index for which in own], np.int64),
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
+        own = self._own_identities()
+        query = (
+            np.array([identity.source - self.first + leaf for identity in own], np.int64),
+            name_hashes(identity.shard for identity in own),
+            np.array([identity.index for identity in own], np.int64),
         )
 
         def without(epoch: int) -> Order:
             order = make(epoch)
-            at = order.find(*asked)
-            if (unknown := np.flatnonzero(at == UNFOUND)).size:
-                _warn_of_unknown(len(unknown), own[int(unknown[0])])
-            return ExcludingOrder(order, at[at >= 0])
+            positions = order.find(*query)
+            if (missing := np.flatnonzero(positions == NOT_FOUND)).size:
+                _warn_about_missing(len(missing), own[int(missing[0])])
+            return ExcludingOrder(order, positions[positions >= 0])
 
         return without
 
-    def _own(self) -> list[Identity]:
+    def _own_identities(self) -> list[Identity]:
         end = float("inf") if self.until is None else self.until
-        return [one for one in self.given if isinstance(one, Identity) and self.first <= one.source < end]
+        return [entry for entry in self.entries if isinstance(entry, Identity) and self.first <= entry.source < end]
 
     def describe(self) -> str:
         files = [repr(file) for file in self.files]
-        own = self._own()
-        named = [f"{len(own)} samples: {digest(own)}"] if own or not files else []
-        return f"exclude({', '.join(files + named)})"
+        own = self._own_identities()
+        samples = [f"{len(own)} samples: {digest(own)}"] if own or not files else []
+        return f"exclude({', '.join(files + samples)})"
 
 
-@cache  # once a process, however many epochs and runs there are
-def _warn_of_unknown(many: int, which: Identity) -> None:
-    named = (which.source, which.shard, which.index)
-    log.warning("exclude: %d samples are not in this dataset and are ignored, such as %s", many, named)
+@cache  # once per process, however many epochs and runs there are
+def _warn_about_missing(count: int, example: Identity) -> None:
+    identity = (example.source, example.shard, example.index)
+    log.warning("exclude: %d samples are not in this dataset and are ignored, such as %s", count, identity)
 
 
 @dataclass(frozen=True, slots=True)
 class Combination(ABC):
-    """A source made of other plans."""
+    """A source that combines other plans."""
 
     branches: tuple[Plan, ...]
 
     @property
     def random_access(self) -> bool:
-        """Whether any position is as cheap as the next one."""
+        """Whether random access is as cheap as sequential reading."""
         return all(branch.source.random_access for branch in self.branches)
 
     @abstractmethod
-    def join(self, makes: Sequence[Make], seed: int) -> Make:
-        """The order of an epoch, given the branches' own."""
+    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
+        """Return the factory of the combined order, given those of the branches."""
 
     @abstractmethod
     def describe(self) -> str:
-        """The call that made it, without the branches."""
+        """Return the call that created the source, without the branches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Union(Combination):
-    """``a.union(b)``: one after the other."""
+    """``a.union(b)``: one dataset after another."""
 
-    def join(self, makes: Sequence[Make], seed: int) -> Make:
+    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
         return lambda epoch: ChainedOrder([make(epoch) for make in makes])
 
     def describe(self) -> str:
@@ -214,13 +215,13 @@ class Union(Combination):
 
 @dataclass(frozen=True, slots=True)
 class Mix(Combination):
-    """``ps.mix([a, b])``: by weight, counted in source samples; ``changes`` are later weights by position."""
+    """``ps.mix([a, b])``: by weight, counted in source samples; ``changes`` are later weights with their positions."""
 
     weights: tuple[float, ...]
     stop: Literal["first", "all"] = "first"
     changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
-    def join(self, makes: Sequence[Make], seed: int) -> Make:
+    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
         return lambda epoch: MixedOrder(
             [make(epoch) for make in makes], self.weights, self.stop, seed, epoch, self.changes
         )
@@ -239,7 +240,7 @@ class Zip(Combination):
     strict: bool = True
     suffix: str | None = None
 
-    def join(self, makes: Sequence[Make], seed: int) -> Make:
+    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
         left, right = makes
         return lambda epoch: ZippedOrder(left(epoch), right(epoch), self.strict)
 
@@ -248,10 +249,10 @@ class Zip(Combination):
 
 
 def check_branch(plan: Any, combination: str) -> None:
-    """Require that a plan can be a branch of a combination.
+    """Check that a plan can be a branch of a combination.
 
     Raises:
-        PlanError: it holds a stage that a branch may not hold.
+        PlanError: the plan is cut, or has a stage that a branch must not have.
     """
     if plan.cut is not None:
         raise PlanError(f"{combination}: a branch is already cut by shard(); cut the combination instead")
@@ -261,6 +262,6 @@ def check_branch(plan: Any, combination: str) -> None:
     for stage in plan.body:
         if stage.scope.value != "each" or (combination == "zip" and not stage.keeps_count):
             why = "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
-            raise PlanError(f"{combination}: a branch may not hold {stage.describe()}, which {why}; put it after")
+            raise PlanError(f"{combination}: a branch must not have {stage.describe()}, which {why}; put it after")
     if combination != "zip" and any(isinstance(source, Zip) for source in plan.sources()):
-        raise PlanError(f"{combination}: a branch may not be a zip; combine first and zip the result")
+        raise PlanError(f"{combination}: a branch must not be a zip; combine first and zip the result")

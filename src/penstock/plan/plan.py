@@ -1,4 +1,4 @@
-"""The plan: a source, a tuple of stages, and who runs it. A value: it opens nothing and can be compared and pickled."""
+"""The plan: a source, a tuple of stages, and the engine. A value: it opens nothing and can be compared and pickled."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from penstock.plan.values import Cut, EngineOptions, Fields, OnError, Resources
 
 
 class Located(Protocol):
-    """Samples that were found but not read yet: cheap to make, to cut and to pass to a worker."""
+    """Samples that are located but not read yet: cheap to create, to slice and to send to a worker."""
 
-    nbytes: I64  # payload bytes of each
+    nbytes: I64  # payload bytes of each sample
 
     def take(self, sel: Any) -> Located:
-        """Some of them."""
+        """Return the selected samples."""
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
-        """The samples, and by number those that cannot be read (``None`` stands in their place)."""
+        """Return the samples, and the errors of those that cannot be read, by number (``None`` takes their place)."""
 
 
 class Reader(Protocol):
@@ -32,81 +32,84 @@ class Reader(Protocol):
     names: list[str]  # of the shards, relative to their common root
 
     def counts(self, scan: bool) -> I64 | None:
-        """Samples in each shard; ``None`` where that is not known (with ``scan``: where it cannot be found out)."""
+        """Return the number of samples in each shard, or ``None`` if unknown; ``scan`` allows opening the shards."""
 
     def count(self, shard: int) -> int:
-        """Samples in one shard, looking into it if need be."""
+        """Return the number of samples in one shard, opening it if necessary."""
 
     def sizes(self) -> list[int]:
-        """Bytes of each shard."""
+        """Return the size of each shard in bytes."""
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> Located:
-        """Find samples."""
+        """Return the samples at (shard, index), located but not read."""
 
     def key(self, shard: int, index: int) -> str | None:
-        """The key of one sample, for messages."""
+        """Return the key of one sample, for messages."""
 
     def url(self, shard: int) -> str:
-        """The shard, for messages."""
+        """Return the URL of a shard, for messages."""
 
 
 @runtime_checkable
 class StreamReader(Protocol):
-    """An open source that can only be read once, front to back."""
+    """An open source that can be read only once, front to back."""
 
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
-        """The samples as they come; one that cannot be read is ``None`` with its error."""
+        """Yield the samples in order; one that cannot be read is ``None`` with its error."""
 
 
 class Source(Protocol):
-    """Where samples come from: a value that opens into a reader."""
+    """Where samples come from: a value that can be opened as a reader."""
 
     @property
     def random_access(self) -> bool:
-        """Whether any sample is as cheap as the next one (so a plain ``shuffle()`` may mix everything)."""
+        """Whether random access is as cheap as sequential reading; a plain ``shuffle()`` then permutes everything."""
 
     @property
     def resources(self) -> Resources | None:
-        """What reading may use."""
+        """The resources for reading."""
 
     def open(self) -> Reader | StreamReader:
-        """Look at what is there.
+        """Open the source.
 
         Raises:
-            StorageError: nothing is there.
+            StorageError: the source does not exist.
         """
 
     def describe(self) -> str:
-        """The call that made it."""
+        """Return the call that created the source."""
 
 
-_RAISE, _LOCAL = OnError(), EngineOptions()
+_DEFAULT_ERRORS, _DEFAULT_ENGINE = OnError(), EngineOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done: the whole description of a dataset."""
+    """The complete description of a dataset: source, stages, seed, epoch, cut, error policy and engine.
+
+    Raises:
+        PlanError: ``uneven`` needs a known count, or the quarantine is a file that ``exclude`` reads.
+    """
 
     source: Source | Combination
     stages: tuple[Stage | OrderStage, ...] = ()
     seed: int | None = None
     epoch: int | None = None
     cut: Cut | None = None
-    errors: OnError = _RAISE
-    engine: EngineOptions = _LOCAL
+    errors: OnError = _DEFAULT_ERRORS
+    engine: EngineOptions = _DEFAULT_ENGINE
 
     def __post_init__(self) -> None:
         uneven = "keep" if self.cut is None or self.cut.world == 1 else self.cut.uneven
         if uneven != "keep" and self.unsure is not None:
             raise PlanError(
                 f"uneven={uneven!r} promises ranks of equal length, but {self.unsure} changes the count: "
-                "pass uneven='keep', or give it to loader() in a process group, where ranks can agree"
+                "use uneven='keep', or pass uneven= to loader() in a process group, where the ranks can agree"
             )
-
-        if (path := self.errors.quarantine) is not None and _same(path, self._excluded_files()):
+        if (path := self.errors.quarantine) is not None and _is_among(path, self._excluded_files()):
             raise PlanError(
-                f"quarantine={path!r} would grow while it is read by exclude(): ranks would not agree on the order; "
-                "list what fails in another file"
+                f"quarantine={path!r} would grow while it is read by exclude(), and ranks would disagree on the order: "
+                "use another file for the quarantine"
             )
 
     def _excluded_files(self) -> Iterator[str]:
@@ -117,36 +120,36 @@ class Plan:
             yield from branch._excluded_files()
 
     def then(self, stage: Stage | OrderStage) -> Plan:
-        """The plan with one more stage."""
+        """Return the plan with one more stage."""
         return replace(self, stages=(*self.stages, stage))
 
     @property
     def body(self) -> tuple[Stage, ...]:
-        """The stages that work on items."""
+        """The stages that process items."""
         return tuple(stage for stage in self.stages if isinstance(stage, Stage))
 
     @property
     def ordering(self) -> tuple[OrderStage, ...]:
-        """The stages that work on positions."""
+        """The stages that process positions of the order."""
         return tuple(stage for stage in self.stages if isinstance(stage, OrderStage))
 
     @property
     def counted(self) -> bool:
-        """Whether every stage so far gives one item for each sample of the order."""
+        """Whether the stages produce exactly one item for each sample of the order."""
         return all(stage.keeps_count and stage.scope.value == "each" for stage in self.body) and not any(
             branch.changes_count for branch in self.branches()
         )
 
     @property
     def changes_count(self) -> bool:
-        """Whether a stage that works on items may give more or fewer."""
+        """Whether a stage that processes single items may produce more or fewer of them."""
         return any(not stage.keeps_count and stage.scope.value == "each" for stage in self.body) or any(
             branch.changes_count for branch in self.branches()
         )
 
     @property
     def unsure(self) -> str | None:
-        """What keeps the number of items from being known before they come, in words; ``None``: it is known."""
+        """The stage or policy that makes the number of items unknown before a run, as text; ``None``: it is known."""
         for branch in self.branches():
             if branch.unsure is not None:
                 return branch.unsure
@@ -155,35 +158,37 @@ class Plan:
 
     @property
     def commutes(self) -> bool:
-        """Whether a choice of samples made now is the same as one made at the source."""
+        """Whether selecting samples after the stages is the same as selecting them at the source."""
         return all(stage.scope.value == "each" for stage in self.body)
 
     def branches(self) -> tuple[Plan, ...]:
-        """The plans this one combines."""
+        """Return the plans that this one combines."""
         return self.source.branches if isinstance(self.source, Combination) else ()
 
     def sources(self) -> Iterator[Source | Combination]:
-        """The source and every source below it."""
+        """Yield the source and every source below it."""
         yield self.source
         for branch in self.branches():
             yield from branch.sources()
 
     def shard(self, cut: Cut) -> Plan:
-        """The plan cut for one rank.
+        """Return the plan cut for one rank.
 
         Raises:
-            PlanError: it is cut already, or holds a stage that needs the whole stream.
+            PlanError: the plan is already cut, or has a stage that needs the whole stream.
         """
         if self.cut is not None:
             raise PlanError(f"the dataset is already cut for rank {self.cut.rank} of {self.cut.world}")
         if cut.world > 1:
             for stage in self.body:
                 if stage.scope.value == "all":
-                    raise PlanError(f"{stage.describe()} needs the whole stream and cannot be cut in {cut.world}")
+                    raise PlanError(
+                        f"{stage.describe()} needs the whole stream and cannot be cut for {cut.world} ranks"
+                    )
         return replace(self, cut=cut)
 
     def describe(self, indent: str = "") -> str:
-        """The chain of calls that made it, one per line."""
+        """Return the chain of calls that created the plan, one per line."""
         if isinstance(self.source, Combination):
             inner = ",\n".join(branch.describe(indent + "    ") for branch in self.source.branches)
             lines = [f"{indent}{self.source.describe()}[\n{inner}\n{indent}]"]
@@ -203,5 +208,5 @@ class Plan:
         return "\n".join(lines)
 
 
-def _same(path: str, others: Iterable[str]) -> bool:
+def _is_among(path: str, others: Iterable[str]) -> bool:
     return os.path.abspath(path) in map(os.path.abspath, others)

@@ -1,8 +1,8 @@
-"""Quarantine: samples that failed, by identity, in a file of JSON lines that can be given back to leave them out.
+"""Quarantine: a file of JSON lines that identifies failed samples, for ``exclude`` to leave out in later runs.
 
     {"source": 0, "shard": "train-0003.tar", "index": 17, "key": "a/0017", "stage": "decode", "problem": "..."}
 
-A line is written whole by one call, so that any number of ranks may add to one file.
+Every write appends whole lines in one call, so that any number of ranks can share a file.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.plan.block import Skipped
 
-_LONGEST = 1000  # characters of a problem: one call writes a few lines whole, not megabytes
+_MAX_PROBLEM = 1000  # characters: a write of a few lines is atomic, one of megabytes is not
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """Which sample: its source, counted over the plan, its shard's name as the dataset has it, its index there."""
+    """The identity of a sample: the number of its source in the plan, its shard's name, and its index in the shard."""
 
     source: int
     shard: str
@@ -32,35 +32,35 @@ class Identity:
 
 
 class Quarantine:
-    """A file that lists samples which failed, each once for as long as this object lives.
+    """A file that lists failed samples, each of them once during the lifetime of this object.
 
-    ``path`` is a file, or a folder (one that is there, or ends with a slash) in which every process has a file of its
-    own: for ranks on several hosts, whose file system may not append whole lines.
+    ``path`` is a file, or a folder (an existing one, or a path that ends with a slash) in which every process writes a
+    file of its own. Use a folder for ranks on several hosts, whose file system may not append atomically.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
 
     def __init__(self, path: str) -> None:
-        """Create the file, so that what cannot be written is known at once."""
+        """Create the file, so that a failure is reported at once."""
         self._folder = path.endswith(os.sep) or Path(path).is_dir()
         self._path = Path(path)
-        self._listed: set[Identity] = set()
+        self._written: set[Identity] = set()
         self._append(b"")
 
     def add(self, skips: Iterable[Skipped]) -> None:
-        """List samples; those that are listed already are not listed again.
+        """Append samples to the list, except those that this object has already listed.
 
         Raises:
-            StorageError: they cannot be written.
+            StorageError: the file cannot be written.
         """
         lines = []
         for skip in skips:
             place = skip.place
-            which = Identity(place.leaf, place.name or "", place.number)
-            if which not in self._listed:
-                self._listed.add(which)
-                lines.append(_line(skip))
+            identity = Identity(place.leaf, place.name or "", place.number)
+            if identity not in self._written:
+                self._written.add(identity)
+                lines.append(_format_line(skip))
         if lines:
             self._append("".join(lines).encode())
 
@@ -71,56 +71,58 @@ class Quarantine:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 if os.write(file, data) < len(data):
-                    raise OSError("the line was not written whole: is the disk full?")
+                    raise OSError("only a part of the line was written: is the disk full?")
             finally:
                 os.close(file)
         except OSError as exc:
             raise StorageError(f"the quarantine cannot be written: {exc.strerror or exc}", str(path)) from exc
 
 
-def _line(skip: Skipped) -> str:
+def _format_line(skip: Skipped) -> str:
     place = skip.place
-    said: dict[str, Any] = {"source": place.leaf, "shard": place.name, "index": place.number, "key": place.key}
+    entry: dict[str, Any] = {"source": place.leaf, "shard": place.name, "index": place.number, "key": place.key}
     if place.samples > 1:
-        said["samples"] = place.samples
-    return json.dumps({**said, "stage": skip.stage, "problem": skip.problem[:_LONGEST]}) + "\n"
+        entry["samples"] = place.samples
+    return json.dumps({**entry, "stage": skip.stage, "problem": skip.problem[:_MAX_PROBLEM]}) + "\n"
 
 
-def listed(path: str) -> Iterator[Identity]:
-    """Read the samples that a quarantine lists; of a folder, all its ``.jsonl`` files.
+def read_identities(path: str) -> Iterator[Identity]:
+    """Yield the samples that a quarantine lists; for a folder, those of all its ``.jsonl`` files.
 
-    Lines about what was made of several samples, or came from a stream, name no single sample and are passed over.
+    Lines about items made from several samples, or read from a stream, identify no single sample and are ignored.
 
     Raises:
-        StorageError: there is no such file.
-        DataError: a line is damaged; its file and number are named.
+        StorageError: the file cannot be read.
+        DataError: a line is damaged; the message names its file and number.
     """
     for file in sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [Path(path)]:
         try:
             lines = file.read_bytes().split(b"\n")
         except OSError as exc:
-            raise StorageError(f"the samples to exclude cannot be read: {exc.strerror or exc}", str(file)) from exc
+            raise StorageError(
+                f"the list of samples to exclude cannot be read: {exc.strerror or exc}", str(file)
+            ) from exc
         for number, line in enumerate(lines, 1):
-            if line.strip() and (which := _read(line, f"{file}, line {number}")) is not None:
-                yield which
+            if line.strip() and (identity := _parse_line(line, f"{file}, line {number}")) is not None:
+                yield identity
 
 
-def _read(line: bytes, where: str) -> Identity | None:
+def _parse_line(line: bytes, location: str) -> Identity | None:
     try:
-        said = json.loads(line)
-        if said.get("samples", 1) != 1 or said["shard"] is None:
+        entry = json.loads(line)
+        if entry.get("samples", 1) != 1 or entry["shard"] is None:
             return None
-        return identity((said["source"], said["shard"], said["index"]))
+        return parse_identity((entry["source"], entry["shard"], entry["index"]))
     except (ValueError, LookupError, TypeError, AttributeError):
         shown = line[:60].decode(errors="replace")
-        raise DataError(f'{where}: not a line of a quarantine, such as {{"source": 0, ...}}: {shown!r}') from None
+        raise DataError(f'{location}: not a line of a quarantine, such as {{"source": 0, ...}}: {shown!r}') from None
 
 
-def identity(value: Any) -> Identity:
-    """Read one sample's identity: (source, shard, index), or an entry of ``loader.skipped``.
+def parse_identity(value: Any) -> Identity:
+    """Return the identity of a sample, given as (source, shard, index) or as an entry of ``loader.skipped``.
 
     Raises:
-        PlanError: it is neither.
+        PlanError: ``value`` is neither.
     """
     if isinstance(value, Skipped):
         value = (value.place.leaf, value.place.name, value.place.number)
@@ -129,27 +131,29 @@ def identity(value: Any) -> Identity:
             return value
         case (int() as source, str() as shard, int() as index, *_) if min(source, index) >= 0:
             return Identity(source, shard, index)
-    raise PlanError(f"exclude: {value!r:.80} names no sample: give (source, shard, index), or the path of a file")
+    raise PlanError(
+        f"exclude: {value!r:.80} does not identify a sample: expected (source, shard, index), or the path of a file"
+    )
 
 
-def exclusions(given: Iterable[Any]) -> tuple[str | Identity, ...]:
-    """Check what is given to ``exclude``: paths, identities, or lists of identities.
+def exclusions(arguments: Iterable[Any]) -> tuple[str | Identity, ...]:
+    """Normalise the arguments of ``exclude``: paths, identities, and lists of identities.
 
     Raises:
-        PlanError: something is neither.
+        PlanError: an argument is none of these.
     """
     out: list[str | Identity] = []
-    for value in given:
+    for value in arguments:
         if isinstance(value, str | os.PathLike):
             out.append(os.fspath(value))
         elif isinstance(value, Iterable) and not isinstance(value, tuple | bytes):
-            out += map(identity, value)
+            out += map(parse_identity, value)
         else:
-            out.append(identity(value))
+            out.append(parse_identity(value))
     return tuple(out)
 
 
 def digest(samples: Iterable[Identity]) -> str:
-    """A short name for a set of samples, whatever their order."""
-    text = json.dumps([astuple(which) for which in sorted(set(samples))])
+    """Return a short hash of a set of samples, independent of their order."""
+    text = json.dumps([astuple(identity) for identity in sorted(set(samples))])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
