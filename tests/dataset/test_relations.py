@@ -1,4 +1,4 @@
-"""Groups, order by value, distinct values: what a plain loop over the samples says."""
+"""Groups, sorting, distinct values, joins and stratified splits: what a plain loop over the samples gives."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import pickle
 import random
 import statistics
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
+from penstock.codecs.features import ClassLabel, Value, features_of, metadata_of
 from penstock.errors import DataError, PenstockError, PlanError
 from penstock.testing import numbers
 
@@ -24,19 +27,19 @@ ROWS: list[dict[str, Any]] = [
 
 
 def groups() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    by_key: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in ROWS:
-        found[row["k"]].append(row)
-    return dict(sorted(found.items()))
+        by_key[row["k"]].append(row)
+    return dict(sorted(by_key.items()))
 
 
-def test_count_is_a_row_for_each_value_in_its_order() -> None:
+def test_count_gives_a_sorted_row_for_each_value() -> None:
     got = ps.from_items(ROWS).groupby("k").count().take_all()
     assert got == [{"k": k, "count": len(rows)} for k, rows in groups().items()]
 
 
 @pytest.mark.parametrize(
-    ("how", "meant"),
+    ("how", "expected"),
     [
         ("sum", sum),
         ("mean", statistics.fmean),
@@ -46,26 +49,26 @@ def test_count_is_a_row_for_each_value_in_its_order() -> None:
         ("list", list),
     ],
 )
-def test_aggregates_are_those_of_the_values(how: str, meant: Any) -> None:
+def test_aggregates_are_those_of_a_plain_loop(how: str, expected: Any) -> None:
     got = getattr(ps.from_items(ROWS).groupby("k"), how)("x", "y").take_all()
     for row, (k, rows) in zip(got, groups().items(), strict=True):
         assert row["k"] == k
         for name in ("x", "y"):
-            assert row[f"{name}_{how}"] == pytest.approx(meant([one[name] for one in rows]))
+            assert row[f"{name}_{how}"] == pytest.approx(expected([sample[name] for sample in rows]))
 
 
-def test_the_deviation_of_one_value_is_not_known() -> None:
+def test_the_deviation_of_one_value_is_nan() -> None:
     (row,) = ps.from_items([{"k": 1, "x": 5}]).groupby("k").std("x").take_all()
     assert math.isnan(row["x_std"])
 
 
-def test_shapes_and_arrays_are_values_too() -> None:
+def test_tuples_lists_and_arrays_are_equal_keys() -> None:
     rows = [{"dims": shape} for shape in [(4, 6), [4, 6], np.array([2, 2]), (2, 2, 3)]]
     got = ps.from_items(rows).groupby("dims").count().take_all()
     assert [(list(row["dims"]), row["count"]) for row in got] == [([2, 2], 1), ([2, 2, 3], 1), ([4, 6], 2)]
 
 
-def test_nothing_and_nan_are_groups_at_the_end() -> None:
+def test_none_and_nan_are_groups_at_the_end() -> None:
     rows: list[dict[str, Any]] = [{"k": None}, {"k": float("nan")}, {"k": 2}, {"k": np.float64("nan")}, {"k": 1.5}]
     got = ps.from_items(rows).groupby("k").count().take_all()
     assert [row["k"] for row in got[:2]] == [1.5, 2]
@@ -78,7 +81,7 @@ def test_sort_is_stable(descending: bool) -> None:
     assert got == sorted(ROWS, key=lambda row: row["k"], reverse=descending)
 
 
-def test_unique_gives_values_as_they_first_come() -> None:
+def test_unique_keeps_the_order_of_first_occurrence() -> None:
     assert ps.from_items(ROWS).unique("k") == list(dict.fromkeys(row["k"] for row in ROWS))
 
 
@@ -86,11 +89,11 @@ LABELS = [{"k": "a", "label": 1}, {"k": "b", "label": 2}, {"k": "b", "label": 3}
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-def test_a_join_is_what_two_loops_give(how: Any) -> None:
+def test_a_join_gives_what_two_loops_give(how: Any) -> None:
     want = []
     for row in ROWS:
-        partners = [one for one in LABELS if one["k"] == row["k"]]
-        want += [{**row, "label": one["label"]} for one in partners]
+        partners = [label for label in LABELS if label["k"] == row["k"]]
+        want += [{**row, "label": partner["label"]} for partner in partners]
         want += [{**row, "label": None}] if how == "left" and not partners else []
     joined = ps.from_items(ROWS).join(ps.from_items(LABELS), on="k", how=how)
     assert list(joined) == want
@@ -100,23 +103,23 @@ def test_a_join_is_what_two_loops_give(how: Any) -> None:
 
 def test_a_join_can_be_resumed() -> None:
     ds = ps.from_items(ROWS).join(ps.from_items(LABELS), "k", workers=2).shuffle(10).batched(7)
-    whole = [batch["x"].tolist() for batch in ds.loader()]
+    want = [batch["x"].tolist() for batch in ds.loader()]
     loader = ds.loader()
     run = iter(loader)
     seen = [next(run)["x"].tolist() for _ in range(5)]
     again = ds.loader()
     again.load_state_dict(loader.state_dict())
-    assert seen + [batch["x"].tolist() for batch in again] == whole
+    assert seen + [batch["x"].tolist() for batch in again] == want
 
 
 def test_fields_that_both_sides_have_need_a_suffix() -> None:
     left, right = ps.from_items([{"k": 1, "x": 2}]), ps.from_items([{"k": 1, "x": 3, "__key__": "r"}])
     assert left.join(right, "k", suffix="_r").take_all() == [{"k": 1, "x": 2, "x_r": 3}]
-    with pytest.raises(PenstockError, match="both sides have 'x'; give suffix="):
+    with pytest.raises(PenstockError, match="both sides have 'x'; pass suffix="):
         left.join(right, "k").take_all()
 
 
-def test_what_comes_out_is_a_dataset() -> None:
+def test_groups_are_a_dataset() -> None:
     ds = numbers((5, 7)).map(lambda s: {**s, "odd": s["x"] % 2}).groupby("odd").count()
     assert len(ds) == 2
     assert ds.map(lambda row: row["count"]).take_all() == [6, 6]
@@ -126,54 +129,54 @@ def test_what_comes_out_is_a_dataset() -> None:
 
 
 def test_nothing_runs_before_it_is_read() -> None:
-    called: list[int] = []
+    calls: list[int] = []
 
-    def noted(x: int) -> dict[str, int]:
-        called.append(x)
+    def recorded(x: int) -> dict[str, int]:
+        calls.append(x)
         return {"k": x}
 
-    ds = ps.from_items([1, 2]).map(noted).groupby("k").count().sort("count")
-    assert not called
+    ds = ps.from_items([1, 2]).map(recorded).groupby("k").count().sort("count")
+    assert not calls
     ds.take_all()
-    assert sorted(called) == [1, 2]
+    assert sorted(calls) == [1, 2]
 
 
-def test_only_the_fields_in_question_are_read(tmp_path: Any) -> None:
+def test_only_the_grouped_fields_are_read(tmp_path: Any) -> None:
     ps.from_items([{"__key__": str(i), "txt": "x" * 99, "cls": i % 3} for i in range(9)]).write_tar(str(tmp_path))
     ds = ps.read_tar(str(tmp_path)).decode(txt=lambda data: 1 // 0).groupby("cls").count()
     assert [row["count"] for row in ds.take_all()] == [3, 3, 3]
 
 
 def test_a_materialized_dataset_is_run_once() -> None:
-    called: list[int] = []
+    calls: list[int] = []
 
-    def noted(x: int) -> int:
-        called.append(x)
+    def recorded(x: int) -> int:
+        calls.append(x)
         return x + 1
 
-    ds = ps.from_items([1, 2, 3]).map(noted).materialize()
+    ds = ps.from_items([1, 2, 3]).map(recorded).materialize()
     assert [ds.take_all(), list(ds), len(ds)] == [[2, 3, 4], [2, 3, 4], 3]
-    assert sorted(called) == [1, 2, 3]
+    assert sorted(calls) == [1, 2, 3]
 
 
-def test_a_materialized_table_stays_one(tmp_path: Any) -> None:
+def test_a_materialized_table_keeps_its_types(tmp_path: Any) -> None:
     ds = ps.from_arrow(pa.table({"a": pa.array([1, 2, 3], pa.int8()), "b": ["x", None, "z"]})).filter(ps.col("a") > 1)
-    for kept in (ds.materialize(), ds.materialize(tmp_path / "table")):
-        assert kept.to_arrow().schema.field("a").type == pa.int8()
-        assert kept.take_all() == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
-        assert len(kept) == 2
+    for copy in (ds.materialize(), ds.materialize(tmp_path / "table")):
+        assert copy.to_arrow().schema.field("a").type == pa.int8()
+        assert copy.take_all() == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
+        assert len(copy) == 2
     with pytest.raises(PlanError, match="holds 1 Parquet files"):
         ds.materialize(tmp_path / "table")
 
 
-def test_frames_of_others_hold_the_same() -> None:
+def test_data_frames_hold_the_same_rows() -> None:
     ds = ps.from_items(ROWS)
     assert ds.to_polars().rows(named=True) == ROWS
     assert ds.to_pandas().to_dict("records") == ROWS
 
 
 @pytest.mark.parametrize(
-    "made",
+    "make",
     [
         lambda: ps.from_items(ROWS),
         lambda: ps.from_items(ROWS).shuffle(),
@@ -181,8 +184,8 @@ def test_frames_of_others_hold_the_same() -> None:
         lambda: ps.from_arrow(pa.Table.from_pylist(ROWS)).repeat(2),
     ],
 )
-def test_a_stratified_split_takes_the_same_share_of_every_value(made: Any) -> None:
-    train, test = made().train_test_split(0.25, stratify="k", seed=3)
+def test_a_stratified_split_takes_the_same_share_of_every_value(make: Any) -> None:
+    train, test = make().train_test_split(0.25, stratify="k", seed=3)
     found: list[dict[str, list[float]]] = [defaultdict(list), defaultdict(list)]
     for side, ds in zip(found, (train, pickle.loads(pickle.dumps(test))), strict=True):
         for row in {row["y"]: row for row in ds}.values():
@@ -205,9 +208,17 @@ def test_a_stratified_split_takes_the_same_share_of_every_value(made: Any) -> No
         lambda ds: ds.train_test_split(stratify="k", by="x"),
         lambda ds: ds.join(ds, "k", how="outer"),
     ],
-    ids=["groupby of a share", "sort of a share", "sum of nothing", "a share", "a list", "two ways", "another kind"],
+    ids=[
+        "groupby of a rank",
+        "sort of a rank",
+        "sum of nothing",
+        "join a rank",
+        "join a list",
+        "stratify and by",
+        "outer join",
+    ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: Any) -> None:
+def test_wrong_arguments_are_refused_where_they_are_written(wrong: Any) -> None:
     with pytest.raises(PlanError):
         wrong(ps.from_items(ROWS))
 
@@ -215,12 +226,12 @@ def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: Any) -> None
 @pytest.mark.parametrize(
     "run", [lambda ds: ds.groupby("z").count().take_all(), lambda ds: ds.sort("z").take(1), lambda ds: ds.unique("z")]
 )
-def test_a_field_that_is_not_there_is_named(run: Any) -> None:
+def test_a_missing_field_is_named(run: Any) -> None:
     with pytest.raises(PenstockError, match="'z'"):
         run(ps.from_items(ROWS))
 
 
-def test_samples_without_fields_have_no_groups() -> None:
+def test_items_without_fields_are_refused() -> None:
     with pytest.raises(DataError, match="needs samples with fields"):
         ps.from_items([1, 2]).sort("k").take_all()
 
@@ -234,8 +245,20 @@ def test_samples_without_fields_have_no_groups() -> None:
     ],
     ids=["count", "value_counts", "sum"],
 )
-def test_a_group_is_not_overwritten_by_what_is_said_of_it(use: Any) -> None:
+def test_a_result_does_not_overwrite_the_field_it_groups_by(use: Any) -> None:
     ds = ps.from_items([{"count": 1, "n": 2, "n_sum": 3}])
     with pytest.raises(PlanError, match="rename"):
         use(ds)
     assert ds.groupby("count").sum("n").take_all() == [{"count": 1, "n_sum": 2}]
+
+
+def test_rows_that_are_samples_keep_their_features(tmp_path: Path) -> None:
+    features = {"label": ClassLabel(("cat", "dog")), "x": Value("int64")}
+    schema = pa.schema([("label", pa.int64()), ("x", pa.int64())], metadata=metadata_of(features))
+    pq.write_table(pa.table({"label": [1, 0, 1], "x": [3, 2, 1]}, schema=schema), tmp_path / "a.parquet")
+    ds = ps.read_parquet(str(tmp_path / "a.parquet"))
+    for number, rows in enumerate((ds.sort("x"), ds.distinct("label"), ds.value_counts("label"))):
+        rows.write_parquet(tmp_path / str(number))
+        found = features_of(pq.read_schema(tmp_path / str(number) / "00000-of-00001.parquet").metadata)
+        assert found is not None
+        assert found["label"] == features["label"]

@@ -1,4 +1,4 @@
-"""The verbs of tables by columns, by rows, and in pieces on the disk: all of them are what a plain loop says."""
+"""Groups, sorting, distinct values and joins on columns, on rows and spilled to the disk: what a plain loop gives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.dataset.relations import key_values as values
+from penstock.dataset.relations import key_values
 from penstock.errors import DataError, PenstockError, PlanError
 from penstock.formats.tables.columns import ArrowColumns
 
-MANY = 300 if os.environ.get("PENSTOCK_FULL") else 6
+EXAMPLES = 300 if os.environ.get("PENSTOCK_FULL") else 6
 
 KEYS = [
     st.integers(-3, 3),
@@ -38,22 +38,22 @@ NUMBERS = [
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Samples whose fields have a kind each, and some missing values."""
+    """Samples whose fields have one type each, and some missing values."""
     kinds = {"k": draw(st.sampled_from(KEYS)), "j": draw(st.sampled_from(KEYS)), "x": draw(st.sampled_from(NUMBERS))}
     fields = {name: draw(st.sampled_from([kind, st.none() | kind])) for name, kind in kinds.items()}
     return draw(st.lists(st.fixed_dictionaries(fields), min_size=1, max_size=30))
 
 
 def datasets(rows: list[dict[str, Any]]) -> list[ps.Dataset]:
-    """The same samples as rows, as columns in two batches, and as columns of which none fits into memory."""
-    number = [{**row, "n": n} for n, row in enumerate(rows)]
-    whole = pa.table({name: pa.array([row[name] for row in number], from_pandas=False) for name in number[0]})
-    pieces = pa.concat_tables([whole.slice(0, len(rows) // 2), whole.slice(len(rows) // 2)])
-    return [ps.from_items(number), ps.from_arrow(pieces), ps.from_arrow(pieces).on("local", memory=1)]
+    """The same samples as rows, as columns in two batches, and as columns that are all spilled."""
+    numbered = [{**row, "n": n} for n, row in enumerate(rows)]
+    table = pa.table({name: pa.array([row[name] for row in numbered], from_pandas=False) for name in numbered[0]})
+    pieces = pa.concat_tables([table.slice(0, len(rows) // 2), table.slice(len(rows) // 2)])
+    return [ps.from_items(numbered), ps.from_arrow(pieces), ps.from_arrow(pieces).on("local", memory=1)]
 
 
 def same(got: Any, want: Any) -> bool:
-    """Equal, in type too; NaN is equal to itself, sums of numbers with a fraction may differ in the last places."""
+    """Whether values and types are equal; NaN equals itself, and floating-point sums may differ in the last digits."""
     if isinstance(want, dict):
         return list(got) == list(want) and all(same(got[name], want[name]) for name in want)
     if isinstance(want, list):
@@ -68,15 +68,15 @@ def key_of(row: dict[str, Any], fields: Sequence[str]) -> tuple[Any, ...]:
 
 
 def in_groups(rows: list[dict[str, Any]], fields: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """The samples by their values, in the order of these."""
+    """The samples grouped by their values, and sorted by these."""
     found: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(key_of(row, fields), []).append(row)
-    return sorted(found.values(), key=lambda group: [place(group[0][field]) for field in fields])
+    return sorted(found.values(), key=lambda group: [sort_key(group[0][field]) for field in fields])
 
 
-def place(value: Any) -> tuple[int, Any]:
-    """Values, then nothing, then NaN."""
+def sort_key(value: Any) -> tuple[int, Any]:
+    """Values, then ``None``, then NaN."""
     return (1, 0) if value is None else (2, 0) if value != value else (0, value)
 
 
@@ -91,7 +91,7 @@ def extreme(best: Callable[..., Any]) -> Callable[[list[Any]], Any]:
     return lambda given: best([v for v in given if v == v], default=math.nan)
 
 
-MEANT: dict[str, Callable[[list[Any]], Any]] = {
+EXPECTED: dict[str, Callable[[list[Any]], Any]] = {
     "sum": sum,
     "mean": lambda given: sum(given) / len(given),
     "min": extreme(min),
@@ -100,20 +100,20 @@ MEANT: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-@settings(max_examples=MANY, deadline=None)
-@given(tables(), st.sampled_from(sorted(MEANT)), st.sampled_from([("k",), ("k", "j")]))
-def test_groups_are_summed_up_as_a_loop_would(rows: list[dict[str, Any]], how: str, fields: tuple[str, ...]) -> None:
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(tables(), st.sampled_from(sorted(EXPECTED)), st.sampled_from([("k",), ("k", "j")]))
+def test_aggregates_are_those_of_a_plain_loop(rows: list[dict[str, Any]], how: str, fields: tuple[str, ...]) -> None:
     want = []
     for group in in_groups(rows, fields):
         given = [row["x"] for row in group if row["x"] is not None]
         if how == "std" and given and max(map(abs, given)) > 2**50:
-            return  # differences of such numbers have no digits left
-        want.append({**{f: group[0][f] for f in fields}, f"x_{how}": MEANT[how](given) if given else None})
+            return  # differences of such numbers lose all their digits
+        want.append({**{f: group[0][f] for f in fields}, f"x_{how}": EXPECTED[how](given) if given else None})
     for ds in datasets(rows):
         assert same(getattr(ds.groupby(*fields), how)("x").take_all(), want)
 
 
-@settings(max_examples=MANY, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(tables(), st.sampled_from([("k",), ("j", "k")]))
 def test_counts_and_lists_keep_every_sample(rows: list[dict[str, Any]], fields: tuple[str, ...]) -> None:
     groups = in_groups([{**row, "n": n} for n, row in enumerate(rows)], fields)
@@ -125,17 +125,17 @@ def test_counts_and_lists_keep_every_sample(rows: list[dict[str, Any]], fields: 
         assert same(ds.groupby(*fields).list("n").take_all(), lists)
 
 
-@settings(max_examples=MANY, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(tables(), st.lists(st.booleans(), min_size=2, max_size=2))
 def test_sorting_is_stable_by_every_field(rows: list[dict[str, Any]], downs: list[bool]) -> None:
     want = [{**row, "n": n} for n, row in enumerate(rows)]
     for field, down in (("j", downs[1]), ("k", downs[0])):
-        want.sort(key=lambda row: place(row[field]), reverse=down)
+        want.sort(key=lambda row: sort_key(row[field]), reverse=down)
     for ds in datasets(rows):
         assert [row["n"] for row in ds.sort("k", "j", descending=downs)] == [row["n"] for row in want]
 
 
-@settings(max_examples=MANY, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(tables())
 def test_distinct_samples_are_the_first_of_each_value(rows: list[dict[str, Any]]) -> None:
     firsts = {fields: sorted(_first(rows, fields)) for fields in [("k",), ("k", "j")]}
@@ -152,15 +152,15 @@ def _first(rows: list[dict[str, Any]], fields: Sequence[str]) -> list[int]:
     return list(found.values())
 
 
-@settings(max_examples=MANY, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(tables(), st.sampled_from(["inner", "left"]), st.sampled_from([["k"], ["k", "j"]]), st.integers(0, 9))
-def test_a_join_is_two_loops(rows: list[dict[str, Any]], how: Any, on: list[str], seed: int) -> None:
+def test_a_join_gives_what_two_loops_give(rows: list[dict[str, Any]], how: Any, on: list[str], seed: int) -> None:
     other = [{**{f: row[f] for f in on}, "y": n, "z": str(n)} for n, row in enumerate(rows)]
     other = random.Random(seed).sample(other, len(other) // 2) + other[:1]
     want = []
     for number, row in enumerate(rows):
-        partners = [one for one in other if key_of(one, on) == key_of(row, on)]
-        want += [(number, one["y"], one["z"]) for one in partners]
+        partners = [right for right in other if key_of(right, on) == key_of(row, on)]
+        want += [(number, partner["y"], partner["z"]) for partner in partners]
         want += [(number, None, None)] if how == "left" and not partners else []
     table = pa.table({name: pa.array([row[name] for row in other]) for name in other[0]})
     for ds in datasets(rows):
@@ -172,8 +172,8 @@ def test_a_join_is_two_loops(rows: list[dict[str, Any]], how: Any, on: list[str]
 def test_columns_stay_columns() -> None:
     table = pa.table({"k": [3, 1, 2, 1], "x": pa.array([1.0, 2.0, None, 4.0], pa.float32())})
     ds = ps.from_arrow(table)
-    for made in (ds.sort("k"), ds.distinct("k"), ds.join(ds.rename(y="x"), "k"), ds.with_columns(z=ps.col("x") * 2)):
-        (found,) = {type(run) for run in made._run(0).runs() if len(run)}
+    for result in (ds.sort("k"), ds.distinct("k"), ds.join(ds.rename(y="x"), "k"), ds.with_columns(z=ps.col("x") * 2)):
+        (found,) = {type(run) for run in result._run(0).runs() if len(run)}
         assert found is ArrowColumns
     assert ds.sort("k").to_arrow().schema.field("x").type == pa.float32()
 
@@ -186,34 +186,42 @@ def test_mixed_values_are_compared_as_python_does(monkeypatch: pytest.MonkeyPatc
         assert [(row["k"], row["x_sum"]) for row in got] == [(1, 4.5), ("b", 1), ((1, 2), 2**70 + 1), (None, 3)]
         assert [row["x"] for row in ps.from_items(rows).sort("k")] == [1, 2.5, 1, 1, 2**70, 1, 3]
         assert ps.from_items(rows).unique("k")[:2] == [1, "b"]
-        monkeypatch.setattr(values, "has_arrow", lambda: False)  # where pyarrow is not installed
+        monkeypatch.setattr(key_values, "has_arrow", lambda: False)  # as if pyarrow was not installed
 
 
 def test_sums_do_not_depend_on_where_blocks_end() -> None:
     x = np.random.default_rng(0).normal(size=4000) * 10.0 ** np.arange(-10, 10).repeat(200)
     ds = ps.from_arrow(pa.table({"k": np.arange(4000) % 3, "x": x}))
     want = [sum(x[k::3].tolist()) if k else float(np.add.accumulate(x[::3])[-1]) for k in range(3)]
-    whole = [row["x_sum"] for row in ds.groupby("k").sum("x")]
-    assert whole == pytest.approx(want)
-    many = pa.Table.from_batches(pa.table({"k": np.arange(4000) % 3, "x": x}).to_batches(max_chunksize=7))
-    assert [row["x_sum"] for row in ps.from_arrow(many).groupby("k").sum("x").on("serial")] == whole
-    assert [row["x_sum"] for row in ps.from_arrow(many).on("local", memory=1).groupby("k").sum("x")] == whole
+    sums = [row["x_sum"] for row in ds.groupby("k").sum("x")]
+    assert sums == pytest.approx(want)
+    small_batches = pa.Table.from_batches(pa.table({"k": np.arange(4000) % 3, "x": x}).to_batches(max_chunksize=7))
+    assert [row["x_sum"] for row in ps.from_arrow(small_batches).groupby("k").sum("x").on("serial")] == sums
+    assert [row["x_sum"] for row in ps.from_arrow(small_batches).on("local", memory=1).groupby("k").sum("x")] == sums
 
 
-def test_value_counts_are_by_number_then_by_value() -> None:
+def test_value_counts_are_sorted_by_count_then_by_value() -> None:
     got = ps.from_items([{"k": k} for k in "cabbac?"]).value_counts("k").take_all()
     assert [(row["k"], row["count"]) for row in got] == [("a", 2), ("b", 2), ("c", 2), ("?", 1)]
 
 
-def test_describe_tells_of_every_field() -> None:
+def test_describe_summarises_every_field() -> None:
     rows = [
         {"x": 1, "s": "b", "v": np.zeros(2)},
         {"x": 4, "s": None, "v": np.ones(2)},
         {"x": None, "s": "a", "v": None},
     ]
     got = {row["field"]: row for row in ps.from_items(rows).describe()}
-    about = {"type": "int", "count": 2, "missing": 1, "mean": 2.5, "std": pytest.approx(2.1213203), "min": 1, "max": 4}
-    assert got["x"] == {"field": "x", **about}
+    summary = {
+        "type": "int",
+        "count": 2,
+        "missing": 1,
+        "mean": 2.5,
+        "std": pytest.approx(2.1213203),
+        "min": 1,
+        "max": 4,
+    }
+    assert got["x"] == {"field": "x", **summary}
     assert (got["s"]["min"], got["s"]["max"], got["s"]["mean"], got["s"]["missing"]) == ("a", "b", None, 1)
     assert (got["v"]["count"], got["v"]["type"], got["v"]["min"]) == (2, "array<float64>[2]", None)
     table = pa.table({"x": [1, 4, None], "s": ["b", None, "a"]})
@@ -223,7 +231,7 @@ def test_describe_tells_of_every_field() -> None:
 
 EXPRESSIONS: dict[str, Any] = {
     "product": ps.col("a") * 2 + ps.col("b"),
-    "turned": 1 - ps.col("a"),
+    "difference": 1 - ps.col("a"),
     "share": ps.col("a") / 4,
     "rest": ps.col("b") % 3 + ps.col("a") // 2,
     "minus": -ps.col("c"),
@@ -235,7 +243,7 @@ EXPRESSIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
-def test_an_expression_is_what_python_makes_of_each_sample(name: str) -> None:
+def test_an_expression_gives_what_python_computes(name: str) -> None:
     table = pa.table(
         {
             "a": pa.array([1, None, -3], pa.int32()),
@@ -245,29 +253,29 @@ def test_an_expression_is_what_python_makes_of_each_sample(name: str) -> None:
         }
     )
     ds = ps.from_arrow(table)
-    made = {name: EXPRESSIONS[name]}
-    want = ps.from_items(ds.take_all()).with_columns(**made).take_all()
-    assert same(ds.with_columns(**made).take_all(), want)
+    expression = {name: EXPRESSIONS[name]}
+    want = ps.from_items(ds.take_all()).with_columns(**expression).take_all()
+    assert same(ds.with_columns(**expression).take_all(), want)
     if name == "large":
         assert want[0]["large"] == 2**64
     if name == "rest":
         assert [row["rest"] for row in want] == [2, None, -1]
 
 
-def test_new_fields_see_the_sample_as_it_was() -> None:
+def test_new_fields_are_computed_from_the_original_sample() -> None:
     ds = ps.from_arrow(pa.table({"a": [1, 2]})).with_columns(a=ps.col("a") + 1, b=lambda s: s["a"] * 10, c=ps.col("a"))
     assert ds.take_all() == [{"a": 2, "b": 10, "c": 1}, {"a": 3, "b": 20, "c": 2}]
     assert "with_columns(a=(col('a') + 1)" in repr(ds)
 
 
-def test_only_what_an_expression_looks_at_is_read(tmp_path: Any) -> None:
+def test_only_the_fields_of_an_expression_are_read(tmp_path: Any) -> None:
     ps.from_items([{"a": i, "b": i, "c": i} for i in range(4)]).write_parquet(tmp_path / "t")
     ds = ps.read_parquet(str(tmp_path / "t")).with_columns(d=ps.col("a") + 1).select("d")
     assert "fields read: a" in ds.explain()
     assert ds.take(1) == [{"d": 1}]
 
 
-def test_a_division_by_nothing_is_the_sample_s_error() -> None:
+def test_a_division_by_zero_fails_one_sample() -> None:
     ds = ps.from_arrow(pa.table({"a": [1, 2], "b": [1, 0]})).with_columns(c=ps.col("a") / ps.col("b"))
     with pytest.raises(PenstockError, match="division by zero"):
         ds.take_all()
@@ -289,25 +297,25 @@ def test_a_division_by_nothing_is_the_sample_s_error() -> None:
         lambda ds: ds.shard(0, 2).describe(),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(wrong: Any) -> None:
+def test_wrong_arguments_are_refused_where_they_are_written(wrong: Any) -> None:
     with pytest.raises(PlanError):
         wrong(ps.from_items([{"k": 1}]))
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "std", "min"])
-def test_values_that_are_no_numbers_are_named(how: str) -> None:
+def test_values_that_are_not_numbers_are_named(how: str) -> None:
     rows: list[dict[str, Any]] = [{"k": 1, "x": "a"}, {"k": 1, "x": 2}]
     with pytest.raises(DataError, match=f"{how} needs .*'x' has int and str"):
         getattr(ps.from_items(rows).groupby("k"), how)("x").take_all()
 
 
 @pytest.mark.parametrize("verb", [lambda ds: ds.sort("z"), lambda ds: ds.distinct("z"), lambda ds: ds.join(ds, "z")])
-def test_a_column_that_is_not_there_is_named(verb: Any) -> None:
+def test_a_missing_column_is_named(verb: Any) -> None:
     with pytest.raises(DataError, match="no field 'z', only 'k'"):
         verb(ps.from_arrow(pa.table({"k": [1]}))).take_all()
 
 
-def test_samples_that_differ_in_fields_are_not_compared_by_all_of_them() -> None:
+def test_distinct_without_names_needs_samples_with_the_same_fields() -> None:
     with pytest.raises(DataError, match="other fields"):
         ps.from_items([{"a": 1}, {"b": 1}]).distinct().take_all()
     assert ps.from_items([{"a": 1, "__key__": "x"}, {"a": 1, "__key__": "y"}]).distinct().count() == 1

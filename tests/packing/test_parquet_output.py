@@ -236,7 +236,7 @@ def test_an_interrupted_publishing_is_finished(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StorageError, match="pulled the plug"):
         ds.write_parquet(tmp_path, max_bytes=6_000)
     monkeypatch.undo()
-    with pytest.raises(StorageError, match="not written whole"):
+    with pytest.raises(StorageError, match="is incomplete"):
         len(ps.read_parquet(tmp_path))
     assert ds.write_parquet(tmp_path, max_bytes=6_000).samples == 300
     assert [s["id"] for s in ps.read_parquet(tmp_path)] == list(range(300))

@@ -1,4 +1,4 @@
-"""Arrow's own files: both forms, whoever wrote them, under the laws of all sources, and damaged."""
+"""Arrow IPC files and streams: those of other tools too, damaged ones, and the laws that hold for all sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.testing.servers import http_server
 FORMS = {"file": pa.ipc.new_file, "stream": pa.ipc.new_stream}
 
 
-def table(first: int, rows: int) -> pa.Table:
+def make_table(first: int, rows: int) -> pa.Table:
     ids = range(first, first + rows)
     return pa.table(
         {
@@ -37,27 +37,27 @@ def table(first: int, rows: int) -> pa.Table:
     )
 
 
-def write(path: Path, made: pa.Table, form: str = "file", batch: int = 10, compression: str | None = None) -> Path:
+def write(path: Path, table: pa.Table, form: str = "file", batch: int = 10, compression: str | None = None) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     options = pa.ipc.IpcWriteOptions(compression=compression)
-    with path.open("wb") as file, FORMS[form](file, made.schema, options=options) as writer:
-        writer.write_table(made, max_chunksize=batch)
+    with path.open("wb") as file, FORMS[form](file, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=batch)
     return path
 
 
 @pytest.fixture
-def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_progress_bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     datasets.disable_progress_bars()
-    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread for bars that nobody sees
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # starts no thread for disabled progress bars
     yield
     datasets.enable_progress_bars()
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write(tmp_path / "data/a.arrow", table(0, 25))
-    write(tmp_path / "data/b.ipc", table(25, 0), "stream")
-    write(tmp_path / "data/c.feather", table(25, 40), "stream", compression="zstd")
+    write(tmp_path / "data/a.arrow", make_table(0, 25))
+    write(tmp_path / "data/b.ipc", make_table(25, 0), "stream")
+    write(tmp_path / "data/c.feather", make_table(25, 40), "stream", compression="zstd")
     return tmp_path / "data"
 
 
@@ -75,12 +75,12 @@ def test_files_and_streams_are_shards_and_rows_are_samples(folder: Path) -> None
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_a_column_is_what_arrow_reads(form: str, compression: str | None, tmp_path: Path) -> None:
-    made = table(0, 33)
-    path = write(tmp_path / "x.arrow", made, form, 8, compression)
-    whole = ps.read_arrow(path).to_arrow()
-    assert whole.drop_columns("kind").to_pylist() == made.drop_columns("kind").to_pylist()
-    assert whole["kind"].to_pylist() == made["kind"].to_pylist()
+def test_columns_are_what_arrow_reads(form: str, compression: str | None, tmp_path: Path) -> None:
+    table = make_table(0, 33)
+    path = write(tmp_path / "x.arrow", table, form, 8, compression)
+    found = ps.read_arrow(path).to_arrow()
+    assert found.drop_columns("kind").to_pylist() == table.drop_columns("kind").to_pylist()
+    assert found["kind"].to_pylist() == table["kind"].to_pylist()
     assert ps.read_arrow(path, columns=["kind", "id"]).first() == {"kind": "k0", "id": 0}
     assert ps.read_arrow(path).filter(ps.col("id") > 30).select("text").take_all() == [{"text": None}, {"text": "t32"}]
 
@@ -100,7 +100,7 @@ def test_dictionaries_may_grow_and_change(tmp_path: Path) -> None:
         assert ps.read_arrow(path)[5] == {"k": "y"}
 
 
-def test_numbers_are_where_the_file_is_mapped(tmp_path: Path) -> None:
+def test_numbers_of_a_local_file_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     path = write(tmp_path / "x.arrow", pa.table({"n": np.arange(1_000_000)}), batch=1_000_000)
     before = pa.total_allocated_bytes()
     ds = ps.read_arrow(path)
@@ -109,8 +109,8 @@ def test_numbers_are_where_the_file_is_mapped(tmp_path: Path) -> None:
     assert pa.total_allocated_bytes() - before < 1_000_000
 
 
-def test_what_others_write_is_read(tmp_path: Path) -> None:
-    pyarrow.feather.write_feather(table(0, 9), str(tmp_path / "f.feather"))  # compressed by LZ4
+def test_files_of_feather_and_polars_are_read(tmp_path: Path) -> None:
+    pyarrow.feather.write_feather(make_table(0, 9), str(tmp_path / "f.feather"))  # compressed with LZ4
     assert len(ps.read_arrow(tmp_path / "f.feather").take_all()) == 9
     frame = polars.DataFrame({"a": [1, 2, None], "t": ["x", None, "z"], "l": [[1.5], [], [2.0, 3.0]]})
     frame.write_ipc(tmp_path / "p.arrow")
@@ -120,13 +120,13 @@ def test_what_others_write_is_read(tmp_path: Path) -> None:
         assert rows == frame.select("a", "t").to_dicts()
 
 
-@pytest.mark.usefixtures("quiet")
-def test_a_dataset_of_hugging_face_is_read_with_its_features(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_progress_bars")
+def test_a_saved_hugging_face_dataset_is_read_with_its_features(tmp_path: Path) -> None:
     features = datasets.Features({"n": datasets.Value("int32"), "label": datasets.ClassLabel(names=["a", "b"])})
     hf = datasets.Dataset.from_dict({"n": range(50), "label": [0, 1] * 25}, features=features)
     hf.save_to_disk(tmp_path / "saved", num_shards=3)
     saved = datasets.load_from_disk(tmp_path / "saved")
-    assert len(saved.filter(lambda one: one["n"] > 5)) == 44  # leaves a file of its own beside them
+    assert len(saved.filter(lambda row: row["n"] > 5)) == 44  # leaves a cache file in the folder
     assert list((tmp_path / "saved").glob("cache-*.arrow"))
     ds = ps.read_arrow(tmp_path / "saved")
     assert [s["n"] for s in ds] == list(range(50))
@@ -140,7 +140,7 @@ def test_a_dataset_of_hugging_face_is_read_with_its_features(tmp_path: Path) -> 
         len(ps.read_arrow(tmp_path / "saved"))
 
 
-def test_a_run_goes_on_in_the_middle_of_a_file(folder: Path) -> None:
+def test_a_run_resumes_in_the_middle_of_a_file(folder: Path) -> None:
     loader = ps.read_arrow(folder).shuffle(20).batched(4).loader()
     batches = iter(loader)
     seen = [next(batches)["id"].tolist() for _ in range(5)]
@@ -152,15 +152,15 @@ def test_a_run_goes_on_in_the_middle_of_a_file(folder: Path) -> None:
     assert sorted(i for ids in seen + rest for i in ids) == list(range(65))
 
 
-def test_engines_give_the_same(folder: Path) -> None:
+def test_engines_yield_the_same(folder: Path) -> None:
     ds = ps.read_arrow(folder).shuffle(16).map(dict).batched(5)
     want = [fingerprint(batch) for batch in ds.on("serial")]
     assert [fingerprint(batch) for batch in ds.on("local")] == want
 
 
-def test_folders_tell_columns(tmp_path: Path) -> None:
+def test_partition_folders_add_columns(tmp_path: Path) -> None:
     for part in (1, 2):
-        write(tmp_path / f"part={part}/x.arrow", table(part * 10, 3))
+        write(tmp_path / f"part={part}/x.arrow", make_table(part * 10, 3))
     ds = ps.read_arrow(tmp_path)
     assert [s["part"] for s in ds] == [1, 1, 1, 2, 2, 2]
     assert [s["id"] for s in ds.filter(ps.col("part") == 2)] == [20, 21, 22]
@@ -182,33 +182,33 @@ def test_remote_files_are_read_by_ranges(form: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_cut_file_is_named(form: str, tmp_path: Path) -> None:
-    data = write(tmp_path / "x.arrow", table(0, 40), form).read_bytes()
+def test_a_file_that_is_cut_off_is_named(form: str, tmp_path: Path) -> None:
+    data = write(tmp_path / "x.arrow", make_table(0, 40), form).read_bytes()
     bad = tmp_path / "bad.arrow"
     for size in [0, 3, 7, 8, 100, len(data) // 2, len(data) - 9]:
         bad.write_bytes(data[:size])
-        with pytest.raises(DataError, match="no whole Arrow file") as caught:
+        with pytest.raises(DataError, match="not a complete Arrow file") as caught:
             len(ps.read_arrow(bad))
         assert "bad.arrow" in str(caught.value)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_damage_never_crashes_and_names_the_file(form: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.arrow", table(0, 40), form)
+    path = write(tmp_path / "x.arrow", make_table(0, 40), form)
     data, dice = path.read_bytes(), random.Random(3)
-    failed = 0
+    failures = 0
     for _ in range(400 if os.environ.get("PENSTOCK_FULL") else 60):
         bad = bytearray(data)
         for _ in range(3):
             bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
         path.write_bytes(bad)
-        failure = _failure_of(ps.read_arrow(path).on("serial"))
-        failed += failure is not None
+        failure = error_of(ps.read_arrow(path).on("serial"))
+        failures += failure is not None
         assert failure is None or "x.arrow" in failure
-    assert failed
+    assert failures
 
 
-def _failure_of(ds: ps.Dataset) -> str | None:
+def error_of(ds: ps.Dataset) -> str | None:
     try:
         ds.take_all()
     except DataError as exc:
@@ -216,7 +216,7 @@ def _failure_of(ds: ps.Dataset) -> str | None:
     return None
 
 
-def test_a_damaged_record_batch_is_named_and_can_be_left_out(tmp_path: Path) -> None:
+def test_a_damaged_record_batch_is_named_and_can_be_skipped(tmp_path: Path) -> None:
     rows = pa.table({"id": np.arange(30), "text": [f"text {i}" for i in range(30)]})
     path = write(tmp_path / "x.arrow", rows, "stream")
     data = path.read_bytes()
@@ -224,26 +224,26 @@ def test_a_damaged_record_batch_is_named_and_can_be_left_out(tmp_path: Path) -> 
     with pytest.raises(DataError, match="record batch 1 cannot be decoded") as caught:
         ps.read_arrow(path).take_all()
     assert "x.arrow" in str(caught.value)
-    kept = ps.read_arrow(path).on_error("skip").take_all()
-    assert [s["id"] for s in kept] == [*range(10), *range(20, 30)]
+    rest = ps.read_arrow(path).on_error("skip").take_all()
+    assert [s["id"] for s in rest] == [*range(10), *range(20, 30)]
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "d/a.arrow", table(0, 3))
+def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "d/a.arrow", make_table(0, 3))
     write(tmp_path / "d/b.arrow", pa.table({"id": ["x"]}))
     with pytest.raises(DataError, match=r"b\.arrow"):
         ps.read_arrow(tmp_path / "d").take_all()
     (tmp_path / "old.feather").write_bytes(b"FEA1" + bytes(40))
-    with pytest.raises(DataError, match="first version"):
+    with pytest.raises(DataError, match="Feather file of version 1"):
         len(ps.read_arrow(tmp_path / "old.feather"))
     with pytest.raises(PlanError, match="list of names"):
         ps.read_arrow("x.arrow", columns="id")
 
 
 def test_a_file_that_changes_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.arrow", table(0, 30))
+    path = write(tmp_path / "x.arrow", make_table(0, 30))
     reader = ArrowSource((str(path),)).open()
     assert reader.count(0) == 30
-    write(path, table(0, 50))
+    write(path, make_table(0, 50))
     with pytest.raises(StorageError, match="was changed"):
         reader.file(0).decode(0, ("id",))

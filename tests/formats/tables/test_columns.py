@@ -14,7 +14,7 @@ from penstock.plan import col, collate, join_columns, pick_rows
 from penstock.testing import fingerprint
 
 
-def batch(first: int, rows: int) -> pa.RecordBatch:
+def make_batch(first: int, rows: int) -> pa.RecordBatch:
     numbers = range(first, first + rows)
     return pa.RecordBatch.from_pydict(
         {
@@ -26,14 +26,15 @@ def batch(first: int, rows: int) -> pa.RecordBatch:
     )
 
 
-BATCHES = [batch(0, 20), batch(20, 7), batch(27, 13)]
-ROWS = [row for one in BATCHES for row in ArrowColumns([one], np.arange(one.num_rows))]
+BATCHES = [make_batch(0, 20), make_batch(20, 7), make_batch(27, 13)]
+ROWS = [row for batch in BATCHES for row in ArrowColumns([batch], np.arange(batch.num_rows))]
 
 
 def columns(numbers: list[int]) -> ArrowColumns:
-    edges = np.array([0, 20, 27, 40])
-    slot = np.searchsorted(edges, numbers, "right") - 1
-    return ArrowColumns(BATCHES, np.array(numbers, np.int64) - edges[slot], slot, row_bytes=10)
+    """Rows of the three batches by their number in all of them."""
+    offsets = np.array([0, 20, 27, 40])
+    slot = np.searchsorted(offsets, numbers, "right") - 1
+    return ArrowColumns(BATCHES, np.array(numbers, np.int64) - offsets[slot], slot, row_bytes=10)
 
 
 def same(left: Any, right: Any) -> bool:
@@ -41,7 +42,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_columns_are_their_rows_whatever_is_done_to_them(seed: int) -> None:
+def test_columns_behave_like_a_list_of_their_rows(seed: int) -> None:
     dice = random.Random(seed)
     numbers = [dice.randrange(40) for _ in range(dice.randrange(1, 30))]
     if seed % 3 == 0:
@@ -66,22 +67,22 @@ def test_columns_are_their_rows_whatever_is_done_to_them(seed: int) -> None:
     assert mask.tolist() == [row["x"] > 11 and row["s"] is not None for row in rows]
 
 
-def test_neighbours_are_joined_without_copying() -> None:
+def test_consecutive_rows_are_joined_without_copying() -> None:
     parts = [ArrowColumns(BATCHES[:1], np.arange(low, low + 5)) for low in (0, 5, 10)]
-    whole = join_columns(parts)
-    assert isinstance(whole, ArrowColumns)
-    numbers = whole.collate()["x"]
+    joined = join_columns(parts)
+    assert isinstance(joined, ArrowColumns)
+    numbers = joined.collate()["x"]
     assert numbers.__array_interface__["data"][0] == BATCHES[0].column("x").buffers()[1].address
     assert not numbers.flags.writeable
 
 
-def test_what_does_not_fit_together_is_joined_as_rows() -> None:
+def test_columns_of_different_fields_are_joined_as_rows() -> None:
     left, right = columns([1, 2]), columns([3]).renamed({"x": "x"})
     assert same(join_columns([left, right]), [*left, *right])
     assert join_columns([left, [{"x": 1}]])[-1] == {"x": 1}
 
 
-def test_fields_are_renamed_and_left_out() -> None:
+def test_fields_are_renamed_and_dropped() -> None:
     held = columns([3, 30]).renamed({"y": "x", "s": "s"}).renamed({"z": "y"})
     assert held.names == ("z",)
     assert list(held) == [{"z": 3}, {"z": 30}]
@@ -99,7 +100,7 @@ def test_absent_rows_are_none() -> None:
     assert columns([1]).present() is None
 
 
-def test_what_arrow_would_compare_otherwise_is_asked_of_rows() -> None:
+def test_a_comparison_that_arrow_makes_differently_is_left_to_python() -> None:
     held = columns([1, 2, 3])
     assert held.mask(col("none") == 1) is None
     assert held.mask(col("x") == "1") is None
@@ -107,7 +108,7 @@ def test_what_arrow_would_compare_otherwise_is_asked_of_rows() -> None:
     assert held.mask(col("x") == np.int64(2)) is not None
 
 
-def test_a_pickle_holds_its_own_rows_only() -> None:
+def test_a_pickle_holds_only_its_own_rows() -> None:
     large = pa.RecordBatch.from_pydict({"x": np.arange(100_000)})
     held = ArrowColumns([large], np.arange(10))
     assert len(pickle.dumps(held)) < 2000

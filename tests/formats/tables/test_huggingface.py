@@ -1,4 +1,4 @@
-"""Hugging Face datasets, real ones, in and out; a builder like that of a speech corpus; the whole way to Parquet."""
+"""Real Hugging Face datasets in and out, and a builder like that of a speech corpus on its way to Parquet."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ROWS = 60
 
 
 @pytest.fixture(autouse=True)
-def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No bars, no network, no cache of the user's."""
+def _isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No progress bars, no network, and not the user's cache."""
     datasets.disable_progress_bars()
-    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread for bars that nobody sees
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # starts no thread for disabled progress bars
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hf"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     yield
@@ -54,7 +54,7 @@ def png(value: int) -> bytes:
 
 
 def wav(number: int, rate: int = 8000) -> bytes:
-    """A tenth of a second of noise: nothing makes it smaller."""
+    """A tenth of a second of noise, which does not compress."""
     out = io.BytesIO()
     noise = np.random.default_rng(number).uniform(-1, 1, rate // 10).astype(np.float32)
     soundfile.write(out, noise, rate, format="WAV", subtype="PCM_16")
@@ -63,16 +63,16 @@ def wav(number: int, rate: int = 8000) -> bytes:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sound files that datasets name and do not hold."""
-    made = tmp_path_factory.mktemp("sounds")
+    """Audio files that datasets store by path."""
+    folder = tmp_path_factory.mktemp("sounds")
     for number in range(3):
-        (made / f"{number}.wav").write_bytes(wav(number))
-    return made
+        (folder / f"{number}.wav").write_bytes(wav(number))
+    return folder
 
 
 @pytest.fixture
-def theirs(folder: Path) -> datasets.Dataset:
-    """A dataset of all kinds of features, made without a library that decodes sound; sounds are named, not held."""
+def hf_dataset(folder: Path) -> datasets.Dataset:
+    """A dataset with all kinds of features; its audio is stored by path. Built without a library that decodes audio."""
     rows = [
         {
             "id": n,
@@ -88,17 +88,17 @@ def theirs(folder: Path) -> datasets.Dataset:
     schema = arrow_schema(features_from(FEATURES.to_dict()))
     tables = [pa.Table.from_pylist(rows[first : first + 16], schema=schema) for first in range(0, ROWS, 16)]
     cast = datasets.table.table_cast(pa.concat_tables(tables), FEATURES.arrow_schema)
-    made = datasets.Dataset(datasets.table.InMemoryTable(cast))
-    assert made.features == FEATURES
-    return made
+    dataset = datasets.Dataset(datasets.table.InMemoryTable(cast))
+    assert dataset.features == FEATURES
+    return dataset
 
 
-def test_rows_come_with_their_bytes_and_are_decoded_by_their_features(theirs: datasets.Dataset) -> None:
-    ds = ps.from_huggingface(theirs)
+def test_rows_come_with_their_bytes_and_are_decoded_by_their_features(hf_dataset: datasets.Dataset) -> None:
+    ds = ps.from_huggingface(hf_dataset)
     assert len(ds) == ROWS
     raw = ds[5]
     assert raw["image"] == {"bytes": png(5), "path": None}
-    assert raw["sound"] == {"bytes": wav(2), "path": "2.wav"}  # read from where the dataset names it
+    assert raw["sound"] == {"bytes": wav(2), "path": "2.wav"}  # read from the path in the dataset
     sample = ds.decode()[5]
     assert sample["id"] == 5
     assert sample["image"].tolist() == np.full((4, 5, 3), 5).tolist()
@@ -109,31 +109,31 @@ def test_rows_come_with_their_bytes_and_are_decoded_by_their_features(theirs: da
     assert sample["inside"]["shots"][0].shape == (4, 5, 3)
 
 
-def test_chosen_and_shuffled_rows_are_those_the_dataset_says(theirs: datasets.Dataset) -> None:
-    chosen = theirs.shuffle(seed=3).select(range(7, 27))
+def test_selected_and_shuffled_rows_keep_the_order_of_the_dataset(hf_dataset: datasets.Dataset) -> None:
+    chosen = hf_dataset.shuffle(seed=3).select(range(7, 27))
     assert [row["id"] for row in ps.from_huggingface(chosen)] == chosen["id"][:]
-    assert [row["id"] for row in ps.from_huggingface(theirs.select([5, 5, 0]))] == [5, 5, 0]
-    formatted = theirs.with_format("numpy", columns=["label", "id"])
+    assert [row["id"] for row in ps.from_huggingface(hf_dataset.select([5, 5, 0]))] == [5, 5, 0]
+    formatted = hf_dataset.with_format("numpy", columns=["label", "id"])
     assert ps.from_huggingface(formatted).first() == {"label": 0, "id": 0}
 
 
-def test_batches_are_cut_out_of_the_table_and_orders_are_ours(theirs: datasets.Dataset) -> None:
-    ds = ps.from_huggingface(theirs).select("id", "label")
+def test_batches_shuffles_and_splits_work_on_the_table(hf_dataset: datasets.Dataset) -> None:
+    ds = ps.from_huggingface(hf_dataset).select("id", "label")
     batch = next(iter(ds.iter_batches(20)))
     assert batch["id"].tolist() == list(range(20))
     assert batch["id"].dtype == np.int32
     assert sorted(row["id"] for row in ds.shuffle(seed=1)) == list(range(ROWS))
-    parts = ps.from_huggingface(theirs).select("id").split(4, equal=True)
+    parts = ps.from_huggingface(hf_dataset).select("id").split(4, equal=True)
     assert [row["id"] for part in parts for row in part] == list(range(ROWS))
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"])
-def test_decoding_is_done_by_workers(theirs: datasets.Dataset, on: Any) -> None:
-    ds = ps.from_huggingface(theirs, workers=2).decode(workers=2, on=on)
-    assert fingerprint(ds.take_all()) == fingerprint(ps.from_huggingface(theirs).decode().on("serial").take_all())
+def test_workers_decode(hf_dataset: datasets.Dataset, on: Any) -> None:
+    ds = ps.from_huggingface(hf_dataset, workers=2).decode(workers=2, on=on)
+    assert fingerprint(ds.take_all()) == fingerprint(ps.from_huggingface(hf_dataset).decode().on("serial").take_all())
 
 
-def test_a_file_that_is_named_and_gone_is_one_sample_that_fails(theirs: datasets.Dataset, folder: Path) -> None:
+def test_a_missing_audio_file_fails_one_sample(hf_dataset: datasets.Dataset, folder: Path) -> None:
     rows = [{"sound": {"bytes": None, "path": str(folder / name)}} for name in ("0.wav", "gone.wav", "1.wav")]
     table = pa.Table.from_pylist(rows, schema=arrow_schema({"sound": Audio()}))
     ds = ps.from_huggingface(datasets.Dataset(datasets.table.InMemoryTable(table)))
@@ -142,19 +142,19 @@ def test_a_file_that_is_named_and_gone_is_one_sample_that_fails(theirs: datasets
     assert [sample["sound"]["path"] for sample in ds.on_error("skip")] == ["0.wav", "1.wav"]
 
 
-def test_splits_become_a_dict_of_datasets(theirs: datasets.Dataset) -> None:
-    made = ps.from_huggingface(datasets.DatasetDict(train=theirs, test=theirs.select(range(3))))
-    assert {name: len(ds) for name, ds in made.items()} == {"train": ROWS, "test": 3}
+def test_splits_become_a_dict_of_datasets(hf_dataset: datasets.Dataset) -> None:
+    splits = ps.from_huggingface(datasets.DatasetDict(train=hf_dataset, test=hf_dataset.select(range(3))))
+    assert {name: len(ds) for name, ds in splits.items()} == {"train": ROWS, "test": 3}
 
 
-def test_one_split_of_several_is_chosen(theirs: datasets.Dataset) -> None:
-    splits = datasets.DatasetDict({"train": theirs, "test": theirs.select([1])})
+def test_one_split_of_several_is_chosen(hf_dataset: datasets.Dataset) -> None:
+    splits = datasets.DatasetDict({"train": hf_dataset, "test": hf_dataset.select([1])})
     assert len(ps.from_huggingface(splits, split="test")) == 1
     with pytest.raises(PlanError, match="the dataset has train, test"):
         ps.from_huggingface(splits, split="dev")
 
 
-def test_arrays_of_samples_are_arrays_to_them(tmp_path: Path) -> None:
+def test_arrays_are_written_with_their_feature(tmp_path: Path) -> None:
     features = datasets.Features({"grid": datasets.Array2D((2, 3), "float32"), "n": datasets.Value("int8")})
     grids = np.arange(24, dtype=np.float32).reshape(4, 2, 3)
     stream = datasets.Dataset.from_dict({"grid": grids, "n": range(4)}, features=features).to_iterable_dataset()
@@ -166,8 +166,8 @@ def test_arrays_of_samples_are_arrays_to_them(tmp_path: Path) -> None:
     assert np.array_equal([s["grid"] for s in ps.read_parquet(tmp_path / "out").decode()], grids)
 
 
-def test_a_streaming_dataset_is_read_front_to_back(theirs: datasets.Dataset) -> None:
-    ds = ps.from_huggingface(theirs.to_iterable_dataset(num_shards=3))
+def test_a_streaming_dataset_is_read_front_to_back(hf_dataset: datasets.Dataset) -> None:
+    ds = ps.from_huggingface(hf_dataset.to_iterable_dataset(num_shards=3))
     assert [row["id"] for row in ds] == list(range(ROWS))
     assert [row["id"] for row in ds] == list(range(ROWS))  # and again
     sample = ds.decode().first()
@@ -176,13 +176,13 @@ def test_a_streaming_dataset_is_read_front_to_back(theirs: datasets.Dataset) -> 
         ds.shuffle().take(1)
 
 
-def test_a_folder_is_loaded_when_it_is_used(theirs: datasets.Dataset, tmp_path: Path) -> None:
+def test_a_folder_is_loaded_on_first_use(hf_dataset: datasets.Dataset, tmp_path: Path) -> None:
     ds = ps.from_huggingface(str(tmp_path / "saved"))
     with pytest.raises(StorageError, match="cannot be loaded"):
         len(ds)
-    theirs.remove_columns("sound").save_to_disk(tmp_path / "saved")
+    hf_dataset.remove_columns("sound").save_to_disk(tmp_path / "saved")
     assert ps.from_huggingface(tmp_path / "saved").decode()[7]["image"].shape == (4, 5, 3)
-    datasets.DatasetDict(a=theirs.select_columns("id"), b=theirs.select_columns("id").select([3])).save_to_disk(
+    datasets.DatasetDict(a=hf_dataset.select_columns("id"), b=hf_dataset.select_columns("id").select([3])).save_to_disk(
         tmp_path / "both"
     )
     assert ps.from_huggingface(tmp_path / "both", "b").take_all() == [{"id": 3}]
@@ -190,15 +190,15 @@ def test_a_folder_is_loaded_when_it_is_used(theirs: datasets.Dataset, tmp_path: 
         ps.from_huggingface(tmp_path / "both").take(1)
 
 
-def test_what_is_nothing_of_theirs_is_refused(theirs: datasets.Dataset) -> None:
+def test_other_objects_and_transforms_are_refused(hf_dataset: datasets.Dataset) -> None:
     with pytest.raises(PlanError, match="needs a dataset, a builder, a folder or a name, not int"):
         ps.from_huggingface(3)
     with pytest.raises(PlanError, match=r"has a transform.*map\(\)"):
-        ps.from_huggingface(theirs.with_transform(lambda batch: batch))
+        ps.from_huggingface(hf_dataset.with_transform(lambda batch: batch))
 
 
-def test_samples_become_a_dataset_with_the_same_features(theirs: datasets.Dataset, tmp_path: Path) -> None:
-    ds = ps.from_huggingface(theirs)
+def test_samples_become_a_dataset_with_the_same_features(hf_dataset: datasets.Dataset, tmp_path: Path) -> None:
+    ds = ps.from_huggingface(hf_dataset)
     back = ds.to_huggingface()
     assert back.features == FEATURES
     assert fingerprint(ps.from_huggingface(back).take_all()) == fingerprint(ds.take_all())
@@ -210,45 +210,45 @@ def test_samples_become_a_dataset_with_the_same_features(theirs: datasets.Datase
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["data.arrow"]
 
 
-def test_features_are_told_or_given() -> None:
+def test_features_are_inferred_or_given() -> None:
     ds = ps.from_items([{"n": 1, "t": "x", "v": np.zeros((2, 2), np.uint8), "l": "b"}] * 3)
-    told = ds.to_huggingface()
-    assert told.features["v"] == datasets.Array2D((2, 2), "uint8")
-    assert told[0]["t"] == "x"
+    inferred = ds.to_huggingface()
+    assert inferred.features["v"] == datasets.Array2D((2, 2), "uint8")
+    assert inferred[0]["t"] == "x"
     given = {"n": ps.features.Value("int8"), "t": ps.features.Value(), "v": Image(), "l": ClassLabel(("a", "b"))}
-    made = ds.to_huggingface(features=given)
-    assert made.features["v"] == datasets.Image()
-    assert made[0]["l"] == 1
+    typed = ds.to_huggingface(features=given)
+    assert typed.features["v"] == datasets.Image()
+    assert typed[0]["l"] == 1
     with pytest.raises(PlanError, match="is no feature"):
         ds.to_huggingface(features={"n": "int8"})
     with pytest.raises(DataError, match=r"field 'n'.*key: sample 0|from 0 on"):
         ds.to_huggingface(features={**given, "n": Image()})
-    with pytest.raises(DataError, match="are not what the features say"):
+    with pytest.raises(DataError, match="samples from 1000 on do not match the features"):
         ps.from_items([{"n": 1}] * 1000 + [{"n": "x"}]).to_huggingface()
 
 
-def test_an_empty_dataset_is_one_too() -> None:
+def test_no_samples_make_an_empty_dataset() -> None:
     assert len(ps.from_items([]).to_huggingface(features={"a": ps.features.Value("int8")})) == 0
 
 
-def test_what_is_written_as_parquet_loads_with_its_features(theirs: datasets.Dataset, tmp_path: Path) -> None:
-    ps.from_huggingface(theirs).write_parquet(str(tmp_path / "ours"), max_bytes="20KB")
+def test_datasets_loads_our_parquet_with_its_features(hf_dataset: datasets.Dataset, tmp_path: Path) -> None:
+    ps.from_huggingface(hf_dataset).write_parquet(str(tmp_path / "ours"), max_bytes="20KB")
     files = sorted(str(path) for path in (tmp_path / "ours").glob("*.parquet"))
     loaded = datasets.Dataset.from_parquet(files, cache_dir=str(tmp_path / "cache"))
     assert loaded.features == FEATURES
     assert loaded.remove_columns("sound")[11]["image"].getpixel((0, 0)) == (11, 11, 11)
     ours = ps.read_parquet(str(tmp_path / "ours")).decode()
-    assert fingerprint(ours.take_all()) == fingerprint(ps.from_huggingface(theirs).decode().take_all())
+    assert fingerprint(ours.take_all()) == fingerprint(ps.from_huggingface(hf_dataset).decode().take_all())
 
 
-def test_parquet_of_theirs_is_decoded_by_its_features(theirs: datasets.Dataset, tmp_path: Path) -> None:
-    theirs.remove_columns("sound").to_parquet(tmp_path / "theirs.parquet")
-    sample = ps.read_parquet(str(tmp_path / "theirs.parquet")).decode()[3]
+def test_parquet_files_of_datasets_are_decoded_by_their_features(hf_dataset: datasets.Dataset, tmp_path: Path) -> None:
+    hf_dataset.remove_columns("sound").to_parquet(tmp_path / "hf.parquet")
+    sample = ps.read_parquet(str(tmp_path / "hf.parquet")).decode()[3]
     assert sample["image"].shape == (4, 5, 3)
     np.testing.assert_array_equal(sample["grid"], np.full((2, 3), 3, np.float32))
 
 
-# A builder of the shape of LJSpeech's, over an archive that looks like its
+# A builder like that of LJSpeech, with an archive of the same structure
 
 
 class Speech(datasets.GeneratorBasedBuilder):  # type: ignore[misc]
@@ -296,7 +296,7 @@ def speech(tmp_path: Path) -> Speech:
     return Speech(cache_dir=str(tmp_path / "cache"), data_dir=str(tmp_path))
 
 
-def test_examples_of_a_builder_are_stored_and_decoded_by_our_own_features(speech: Speech) -> None:
+def test_examples_of_a_builder_are_stored_and_decoded_by_our_features(speech: Speech) -> None:
     ds = ps.from_huggingface(speech)
     assert [sample["id"] for sample in ds] == [f"LJ-{n:03d}" for n in range(24)]
     sample = ds.decode().first()
@@ -306,7 +306,7 @@ def test_examples_of_a_builder_are_stored_and_decoded_by_our_own_features(speech
         ps.from_huggingface(speech, "test").take(1)
 
 
-def test_a_builder_goes_to_parquet_and_to_as_many_ranks_as_there_are(speech: Speech, tmp_path: Path) -> None:
+def test_a_builder_is_written_to_parquet_and_split_for_ranks(speech: Speech, tmp_path: Path) -> None:
     ps.from_huggingface(speech).write_parquet(str(tmp_path / "out"), max_bytes="60KB")
     files = sorted((tmp_path / "out").glob("*.parquet"))
     assert len(files) > 3
@@ -314,7 +314,7 @@ def test_a_builder_goes_to_parquet_and_to_as_many_ranks_as_there_are(speech: Spe
     ds = ps.read_parquet(str(tmp_path / "out")).decode(workers=(1, 2))
     shares = [[sample["id"] for sample in part] for part in ds.split(4, equal=True)]
     assert [len(share) for share in shares] == [6] * 4
-    assert sorted(one for share in shares for one in share) == [f"LJ-{n:03d}" for n in range(24)]
+    assert sorted(name for share in shares for name in share) == [f"LJ-{n:03d}" for n in range(24)]
     assert ds.first()["audio"]["sampling_rate"] == 22050
 
 
@@ -328,8 +328,8 @@ def test_a_builder_is_packed(speech: Speech, shuffle: bool, tmp_path: Path) -> N
     assert samples[0]["audio.wav"]["array"].shape == (4410,)
 
 
-def test_datasets_are_packed_from_objects_and_folders(theirs: datasets.Dataset, tmp_path: Path) -> None:
-    chosen = theirs.remove_columns(["inside"])
+def test_datasets_are_packed_from_objects_and_folders(hf_dataset: datasets.Dataset, tmp_path: Path) -> None:
+    chosen = hf_dataset.remove_columns(["inside"])
     packed = ps.pack(chosen, str(tmp_path / "a"), shuffle=False, workers=2)
     assert packed.samples == ROWS
     first = ps.read_tar(str(tmp_path / "a")).first()
@@ -340,7 +340,7 @@ def test_datasets_are_packed_from_objects_and_folders(theirs: datasets.Dataset, 
     assert [sample["png"] for sample in again] == [png(n) for n in range(ROWS)]
 
 
-def test_a_plan_over_a_dataset_is_a_value(theirs: datasets.Dataset) -> None:
-    assert "from_huggingface(Dataset, 60 rows)" in repr(ps.from_huggingface(theirs))
+def test_a_plan_over_a_dataset_is_a_value(hf_dataset: datasets.Dataset) -> None:
+    assert "from_huggingface(Dataset, 60 rows)" in repr(ps.from_huggingface(hf_dataset))
     assert "from_huggingface('name', split='train')" in repr(ps.from_huggingface("name", "train"))
     assert ps.from_huggingface("name") == ps.from_huggingface("name")

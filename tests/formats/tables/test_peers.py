@@ -1,4 +1,4 @@
-"""Files that others write are read, and ours are read by them."""
+"""Files of polars, DuckDB, pandas and Spark are read, and they read ours."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_polars_files_are_read(tmp_path: Path) -> None:
         }
     )
     frame.write_parquet(tmp_path / "polars.parquet", row_group_size=30)
-    kinds = [{**row, "kind": "ab"[i % 2]} for i, row in enumerate(ROWS)]
-    assert_rows(ps.read_parquet(tmp_path).take_all(), kinds)
+    want = [{**row, "kind": "ab"[i % 2]} for i, row in enumerate(ROWS)]
+    assert_rows(ps.read_parquet(tmp_path).take_all(), want)
 
 
 def test_duckdb_files_are_read(tmp_path: Path) -> None:
@@ -99,10 +99,10 @@ def test_pandas_files_are_read(tmp_path: Path) -> None:
 
 
 def test_files_as_spark_writes_them_are_read(tmp_path: Path) -> None:
-    moments = [datetime.datetime(2020, 1, 1) + datetime.timedelta(hours=i) for i in range(50)]
+    times = [datetime.datetime(2020, 1, 1) + datetime.timedelta(hours=i) for i in range(50)]
     table = pa.table(
         {
-            "when": pa.array(moments, pa.timestamp("us")),
+            "when": pa.array(times, pa.timestamp("us")),
             "word": pa.array(["often the same"] * 40 + [None] * 10),
             "deep": pa.array([{"a": [{"b": i, "c": None}], "m": None} for i in range(50)]),
             "tags": pa.array([[("k", i)] for i in range(50)], pa.map_(pa.string(), pa.int32())),
@@ -121,7 +121,7 @@ def test_files_as_spark_writes_them_are_read(tmp_path: Path) -> None:
     (tmp_path / "_SUCCESS").touch()
     (tmp_path / ".part-00000-c000.snappy.parquet.crc").touch()
     rows = ps.read_parquet(tmp_path).take_all()
-    assert [row["when"] for row in rows] == [np.datetime64(moment, "ns") for moment in moments]
+    assert [row["when"] for row in rows] == [np.datetime64(time, "ns") for time in times]
     assert rows[7]["deep"] == {"a": [{"b": 7, "c": None}], "m": None}
     assert rows[7]["tags"] == {"k": 7}
     assert [row["mostly"] for row in rows] == [None] * 49 + [1.5]
@@ -145,8 +145,8 @@ def test_pandas_reads_ours(ours: Path) -> None:
 
 def test_polars_reads_ours(ours: Path) -> None:
     found = pl.read_parquet(ours / "*.parquet").sort("id").to_dicts()
-    lists = [{**row, "numbers": row["numbers"].tolist(), "even": row["even"].tolist()} for row in ROWS]
-    assert found == lists
+    want = [{**row, "numbers": row["numbers"].tolist(), "even": row["even"].tolist()} for row in ROWS]
+    assert found == want
 
 
 def test_duckdb_reads_ours(ours: Path) -> None:
@@ -155,5 +155,5 @@ def test_duckdb_reads_ours(ours: Path) -> None:
     assert duckdb.connect().execute(query).fetchone() == want
 
 
-def test_what_we_write_we_read(ours: Path) -> None:
+def test_our_own_files_are_read(ours: Path) -> None:
     assert_rows(ps.read_parquet(ours).take_all(), ROWS)

@@ -1,4 +1,4 @@
-"""Ray datasets as a source, and samples as blocks of Ray's kind."""
+"""Ray datasets as a source, and samples as blocks of a Ray dataset."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FULL = os.environ.get("PENSTOCK_FULL") == "1"
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.usefixtures("one_ray"),
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # of its own names
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # Ray uses its own deprecated names
 ]
 
 
-def _rows(many: int) -> list[dict[str, Any]]:
+def make_rows(count: int) -> list[dict[str, Any]]:
     return [
         {
             "n": i,
@@ -33,35 +33,35 @@ def _rows(many: int) -> list[dict[str, Any]]:
             "image": np.full((2, 3), i, np.int16),
             "ragged": np.arange(i % 4 + 1, dtype=np.float32),
         }
-        for i in range(many)
+        for i in range(count)
     ]
 
 
-def _same(here: Any, there: Any) -> bool:
-    if isinstance(here, dict):
-        return list(here) == list(there) and all(_same(here[name], there[name]) for name in here)
-    if isinstance(here, np.ndarray):
-        return bool(here.dtype == there.dtype and here.shape == there.shape and (here == there).all())
-    return type(here) is type(there) and bool(here == there)
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+    if isinstance(left, np.ndarray):
+        return bool(left.dtype == right.dtype and left.shape == right.shape and (left == right).all())
+    return type(left) is type(right) and bool(left == right)
 
 
-def test_rows_of_a_ray_dataset_are_samples_anywhere() -> None:
+def test_rows_of_a_ray_dataset_are_samples() -> None:
     import ray
 
-    rows = _rows(20)
+    rows = make_rows(20)
     ds = ps.from_ray(ray.data.from_items(rows, override_num_blocks=3))
-    assert len(ds) == 20  # its blocks are counted
+    assert len(ds) == 20  # the rows of its blocks are known
     found = ds.take_all()
-    assert all(_same(row, sample) for row, sample in zip(rows, found, strict=True))
+    assert all(same(row, sample) for row, sample in zip(rows, found, strict=True))
     assert all(sample[name].flags.writeable for sample in found for name in ("image", "ragged"))
-    assert _same(ds[13], rows[13])
+    assert same(ds[13], rows[13])
     assert sorted(sample["n"] for sample in ds.shuffle(seed=1).select("n")) == list(range(20))
     assert ds.select("n", "image").take_batch(4)["image"].shape == (4, 2, 3)
 
 
-if FULL:  # actors take long to start
+if FULL:  # starting actors takes long
 
-    def test_a_pickled_one_is_read_by_actors_by_reference() -> None:
+    def test_a_pickled_dataset_is_read_by_reference_in_ray_tasks() -> None:
         import ray
 
         @ray.remote
@@ -75,46 +75,46 @@ if FULL:  # actors take long to start
         assert pickle.loads(pickle.dumps(ds)).count() == 101
 
 
-def test_a_state_goes_on_in_the_middle_of_a_block() -> None:
+def test_a_state_resumes_in_the_middle_of_a_block() -> None:
     import ray
 
     ds = ps.from_ray(ray.data.range(40, override_num_blocks=3)).shuffle(seed=2).batched(7)
-    whole = [batch["id"].tolist() for batch in ds.loader()]
+    want = [batch["id"].tolist() for batch in ds.loader()]
     loader = ds.loader()
     steps = iter(loader)
-    assert [next(steps)["id"].tolist() for _ in range(2)] == whole[:2]
+    assert [next(steps)["id"].tolist() for _ in range(2)] == want[:2]
     state = loader.state_dict()
     loader.close()
     again = ds.loader()
     again.load_state_dict(state)
-    assert [batch["id"].tolist() for batch in again] == whole[2:]
+    assert [batch["id"].tolist() for batch in again] == want[2:]
 
 
-def test_a_forked_process_is_told_that_it_cannot() -> None:
+def test_a_forked_process_is_refused() -> None:
     import ray
 
     source: Any = ps.from_ray(ray.data.range(3)).plan.source
     reader: RayReader = source.open()
     reader._pid += 1
-    with pytest.raises(EngineError, match="a forked process cannot speak to Ray"):
+    with pytest.raises(EngineError, match=r"a forked process, .* cannot use the Ray connection of its parent"):
         reader.rows(0)
 
 
-def test_only_ray_datasets_are_taken() -> None:
+def test_only_ray_datasets_are_accepted() -> None:
     with pytest.raises(PlanError, match=r"from_ray needs a ray.data.Dataset, not list"):
         ps.from_ray([1, 2])
 
 
-def test_a_block_has_tensors_for_arrays_and_pictures() -> None:
+def test_arrays_and_images_become_tensors() -> None:
     import torch
 
     samples = [
-        {"picture": Image.new("RGB", (4, 3)), "tensor": torch.ones(2, 2), "one": np.float32(i), "raw": b"x", "n": i}
+        {"photo": Image.new("RGB", (4, 3)), "tensor": torch.ones(2, 2), "one": np.float32(i), "raw": b"x", "n": i}
         for i in range(3)
     ]
     block = BlockMaker().block(samples)
     kinds = {name: str(kind) for name, kind in zip(block.schema.names, block.schema.types, strict=True)}
-    assert "shape=(3, 4, 3), dtype=uint8" in kinds["picture"]
+    assert "shape=(3, 4, 3), dtype=uint8" in kinds["photo"]
     assert "shape=(2, 2), dtype=float" in kinds["tensor"]
     assert (kinds["one"], kinds["raw"], kinds["n"]) == ("float", "binary", "int64")
     assert BlockMaker().block([(1, "a"), (2, "b")]).to_pydict() == {"0": [1, 2], "1": ["a", "b"]}
@@ -122,7 +122,7 @@ def test_a_block_has_tensors_for_arrays_and_pictures() -> None:
 
 
 @pytest.mark.parametrize("other", [np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2), np.float32)])
-def test_arrays_that_ray_would_change_are_refused(other: Any) -> None:
+def test_arrays_that_ray_would_convert_are_refused(other: Any) -> None:
     maker = BlockMaker()
     maker.block([{"image": np.zeros((2, 2), np.uint8)}])
     with pytest.raises(DataError, match=r"field 'image' is an array of uint8 of 2 dimensions .*key: b"):

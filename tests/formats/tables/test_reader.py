@@ -14,23 +14,23 @@ import pyarrow.parquet as pq
 import pytest
 
 import penstock as ps
-from penstock.errors import DataError, PlanError, StorageError
+from penstock.errors import DataError, StorageError
 from penstock.formats.tables.parquet_file import ParquetFile
 from penstock.formats.tables.reader import ParquetReader
-from penstock.formats.tables.source import ParquetSource, told_by
+from penstock.formats.tables.source import ParquetSource
 from penstock.plan import Fields
 from penstock.storage import Memory, open_storage
 from penstock.testing import fingerprint
 from penstock.testing.servers import http_server
 
 
-def write(path: Path, first: int, rows: int, group: int = 10, **more: Any) -> None:
+def write(path: Path, first: int, rows: int, group: int = 10, **columns: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     ids = np.arange(first, first + rows)
     table = pa.table(
         {"id": ids, "text": [f"t{i}" for i in ids], "v": pa.array([[i, i] for i in ids], pa.list_(pa.int32()))}
     )
-    for name, values in more.items():
+    for name, values in columns.items():
         table = table.append_column(name, values)
     pq.write_table(table, path, row_group_size=group)
 
@@ -46,13 +46,13 @@ def folder(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The row groups that are decoded, as (file, number)."""
     calls: list[tuple[str, int]] = []
-    plainly = ParquetFile.decode
+    decode = ParquetFile.decode
 
-    def counted(self: ParquetFile, group: int, names: Any) -> Any:
+    def recorded(self: ParquetFile, group: int, names: Any) -> Any:
         calls.append((os.path.basename(self.path), group))
-        return plainly(self, group, names)
+        return decode(self, group, names)
 
-    monkeypatch.setattr(ParquetFile, "decode", counted)
+    monkeypatch.setattr(ParquetFile, "decode", recorded)
     return calls
 
 
@@ -72,38 +72,21 @@ def test_a_length_and_a_sample_need_only_a_footer_and_a_row_group(folder: Path, 
     assert decoded == [("part-2.parquet", 1)]
 
 
-def test_patterns_name_files(folder: Path) -> None:
-    for pattern in (
-        f"{folder}/part-{{0,1,2}}.parquet",
-        f"{folder}/*.parquet",
-        f"{folder}/part-0.parquet::{folder}/part-2.parquet",
-    ):
-        assert ps.read_parquet(pattern).count() == 65
-    with pytest.raises(StorageError, match=r"nothing is there|no file|no such"):
-        len(ps.read_parquet(f"{folder}/none-*.parquet"))
-
-
-@pytest.mark.parametrize("wrong", [{"columns": "id"}, {"columns": []}, {"columns": [3]}, {"workers": 0}])
-def test_arguments_are_checked_where_they_are_written(wrong: dict[str, Any]) -> None:
-    with pytest.raises(PlanError):
-        ps.read_parquet("x.parquet", **wrong)
-
-
 def test_only_the_columns_that_are_asked_for_are_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: set[tuple[str, ...]] = set()
-    plainly = ParquetFile.decode
+    columns: set[tuple[str, ...]] = set()
+    decode = ParquetFile.decode
 
-    def noted(self: ParquetFile, group: int, names: Any) -> Any:
-        asked.add(tuple(names))
-        return plainly(self, group, names)
+    def recorded(self: ParquetFile, group: int, names: Any) -> Any:
+        columns.add(tuple(names))
+        return decode(self, group, names)
 
-    monkeypatch.setattr(ParquetFile, "decode", noted)
+    monkeypatch.setattr(ParquetFile, "decode", recorded)
     assert ps.read_parquet(folder, columns=["v", "id"]).first().keys() == {"v", "id"}
-    assert asked == {("v", "id")}
-    asked.clear()
+    assert columns == {("v", "id")}
+    columns.clear()
     assert ps.read_parquet(folder).select("text").take_all()[3] == {"text": "t3"}
     ps.read_parquet(folder).drop("v", "text").filter(ps.col("id") > 3).take_all()
-    assert asked == {("text",), ("id",)}
+    assert columns == {("text",), ("id",)}
 
 
 def test_a_pass_decodes_every_row_group_once(folder: Path, decoded: list[tuple[str, int]]) -> None:
@@ -124,12 +107,19 @@ def test_a_filter_skips_row_groups_by_their_statistics(folder: Path, decoded: li
     assert set(decoded) == {("part-2.parquet", group) for group in (2, 3)}
 
 
+def test_a_filter_skips_files_by_their_partition(tmp_path: Path, decoded: list[tuple[str, int]]) -> None:
+    for label in range(4):
+        write(tmp_path / f"label={label}/p{label}.parquet", label, 4)
+    assert ps.read_parquet(tmp_path).filter(ps.col("label").isin([1, 3])).count() == 8
+    assert {name for name, _ in decoded} == {"p1.parquet", "p3.parquet"}
+
+
 def test_a_filter_changes_no_position(folder: Path) -> None:
     condition = ps.col("id") >= 45
-    pushed, asked = ps.read_parquet(folder).shuffle(9), ps.read_parquet(folder).shuffle(9)
+    by_statistics, by_sample = ps.read_parquet(folder).shuffle(9), ps.read_parquet(folder).shuffle(9)
     for rank in range(3):
-        left = pushed.filter(condition).shard(rank, 3).epoch(2)
-        right = asked.filter(lambda s: s["id"] >= 45).shard(rank, 3).epoch(2)
+        left = by_statistics.filter(condition).shard(rank, 3).epoch(2)
+        right = by_sample.filter(lambda s: s["id"] >= 45).shard(rank, 3).epoch(2)
         assert [s["id"] for s in left] == [s["id"] for s in right]
 
 
@@ -145,7 +135,7 @@ def test_a_run_ends_with_its_threads(folder: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock parquet")]
 
 
-def test_a_loader_goes_on_in_mid_file(folder: Path) -> None:
+def test_a_loader_resumes_in_the_middle_of_a_file(folder: Path) -> None:
     ds = ps.read_parquet(folder).shuffle(8).batched(4)
     loader = ds.loader()
     run = iter(loader)
@@ -158,7 +148,7 @@ def test_a_loader_goes_on_in_mid_file(folder: Path) -> None:
     assert seen + rest == [batch["id"].tolist() for batch in ds.epoch(0)]
 
 
-def test_processes_get_the_rows(folder: Path) -> None:
+def test_worker_processes_get_the_rows(folder: Path) -> None:
     ds = (
         ps.read_parquet(folder)
         .filter(ps.col("id") > 11)
@@ -179,64 +169,22 @@ def test_a_reader_pickles_as_its_arguments(folder: Path) -> None:
     again.rest()
 
 
-# Folders that tell columns
+# Damaged files and files that do not match
 
 
-def test_folders_tell_columns(tmp_path: Path) -> None:
-    write(tmp_path / "label=3/lang=de%20at/part-0.parquet", 0, 4)
-    write(tmp_path / "label=12/lang=en/part-0.parquet", 4, 4)
-    write(tmp_path / "label=12/lang=__HIVE_DEFAULT_PARTITION__/part-0.parquet", 8, 2)
-    rows = ps.read_parquet(tmp_path).take_all()
-    assert {(r["id"], r["label"], r["lang"]) for r in rows} >= {(0, 3, "de at"), (4, 12, "en"), (8, 12, None)}
-    ds = ps.read_parquet(tmp_path).filter(ps.col("label") == 3).select("label", "id")
-    assert ds.take_all() == [{"label": 3, "id": i} for i in range(4)]
-    assert next(iter(ds.iter_batches(9)))["label"].tolist() == [3] * 4
-
-
-def test_a_folder_that_tells_rows_out_is_not_decoded(tmp_path: Path, decoded: list[tuple[str, int]]) -> None:
-    for label in range(4):
-        write(tmp_path / f"label={label}/p{label}.parquet", label, 4)
-    assert ps.read_parquet(tmp_path).filter(ps.col("label").isin([1, 3])).count() == 8
-    assert {name for name, _ in decoded} == {"p1.parquet", "p3.parquet"}
-
-
-def test_only_folders_right_above_a_file_tell_columns() -> None:
-    assert told_by(["/a=1/b/x.parquet"]) == [()]
-    assert told_by(["/a=1/b=c/x.parquet"]) == [(("a", 1), ("b", "c"))]
-    with pytest.raises(DataError, match="tell"):
-        told_by(["/a=1/x.parquet", "/b=1/x.parquet"])
-
-
-# What is wrong with files
-
-
-def _message(ds: ps.Dataset) -> str:
+def error_of(ds: ps.Dataset) -> str:
     with pytest.raises((DataError, StorageError)) as caught:
         list(ds.iter_batches(8))
     return str(caught.value)
 
 
-def test_what_is_no_parquet_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "bad.parquet"
-    for content in (
-        b"",
-        b"PAR1",
-        b"just some text that is long enough",
-        b"PAR1" + b"\0" * 100 + b"\xff\xff\xff\x7fPAR1",
-    ):
-        path.write_bytes(content)
-        assert "no whole Parquet file" in (said := _message(ps.read_parquet(path)))
-        assert "bad.parquet" in said
-    assert "cannot read the file" in _message(ps.read_parquet([str(tmp_path / "gone.parquet"), str(path)]))
-
-
-def test_a_cut_file_is_named(folder: Path) -> None:
+def test_a_file_that_is_cut_off_is_named(folder: Path) -> None:
     path = folder / "part-2.parquet"
     path.write_bytes(path.read_bytes()[:-100])
-    assert "part-2.parquet" in _message(ps.read_parquet(folder))
+    assert "part-2.parquet" in error_of(ps.read_parquet(folder))
 
 
-def _damage(path: Path, group: int) -> None:
+def damage(path: Path, group: int) -> None:
     chunk = pq.read_metadata(path).row_group(group).column(0)
     start = chunk.dictionary_page_offset or chunk.data_page_offset
     data = bytearray(path.read_bytes())
@@ -245,17 +193,17 @@ def _damage(path: Path, group: int) -> None:
 
 
 def test_a_damaged_row_group_is_named_and_can_be_skipped(folder: Path) -> None:
-    _damage(folder / "part-2.parquet", 1)
-    said = _message(ps.read_parquet(folder))
-    assert "row group 1 cannot be decoded" in said
-    assert "part-2.parquet" in said
+    damage(folder / "part-2.parquet", 1)
+    message = error_of(ps.read_parquet(folder))
+    assert "row group 1 cannot be decoded" in message
+    assert "part-2.parquet" in message
     ds = ps.read_parquet(folder).on_error("skip")
     assert [s["id"] for s in ds] == [*range(35), *range(45, 65)]
     assert [i for b in ds.iter_batches(7) for i in b["id"].tolist()] == [*range(35), *range(45, 65)]
 
 
-def test_what_came_before_a_damaged_row_group_is_delivered(folder: Path) -> None:
-    _damage(folder / "part-0.parquet", 2)
+def test_the_rows_before_a_damaged_row_group_are_delivered(folder: Path) -> None:
+    damage(folder / "part-0.parquet", 2)
     for engine in ("local", "serial"):
         got: list[int] = []
         with pytest.raises(DataError, match="row group 2"):
@@ -271,20 +219,20 @@ def test_a_file_that_changes_is_noticed(folder: Path) -> None:
         ds[64]
 
 
-def test_columns_that_drift_are_named(tmp_path: Path) -> None:
+def test_columns_that_differ_between_files_are_named(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", 0, 3, extra=pa.array([1, 2, 3]))
     write(tmp_path / "b.parquet", 3, 3, extra=pa.array(["1", "2", "3"]))
-    said = _message(ps.read_parquet(tmp_path))
-    assert "column 'extra' is string here and int64 in" in said
-    assert "b.parquet" in said
+    message = error_of(ps.read_parquet(tmp_path))
+    assert "column 'extra' is string in this file and int64 in" in message
+    assert "b.parquet" in message
     write(tmp_path / "b.parquet", 3, 3)
-    assert "there is no column 'extra'" in _message(ps.read_parquet(tmp_path))
+    assert "there is no column 'extra'" in error_of(ps.read_parquet(tmp_path))
     assert [s["id"] for s in ps.read_parquet(tmp_path, columns=["id"])] == list(range(6))
     assert [s["id"] for s in ps.read_parquet(tmp_path).select("id")] == list(range(6))
     write(tmp_path / "a.parquet", 0, 3)
     write(tmp_path / "b.parquet", 3, 3, extra=pa.array([1, 2, 3]))
-    assert "a column 'extra' that" in _message(ps.read_parquet(tmp_path))
-    assert "no column 'none'" in _message(ps.read_parquet(tmp_path, columns=["none"]))
+    assert "a column 'extra' that" in error_of(ps.read_parquet(tmp_path))
+    assert "no column 'none'" in error_of(ps.read_parquet(tmp_path, columns=["none"]))
 
 
 def test_files_may_differ_in_how_text_is_stored(tmp_path: Path) -> None:
@@ -296,72 +244,63 @@ def test_files_may_differ_in_how_text_is_stored(tmp_path: Path) -> None:
     assert batch["more"] == ["a", "b", "c", None, None, None, "d", "d"]
 
 
-def test_a_set_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "00000-of-00003.parquet", 0, 2)
-    write(tmp_path / "00002-of-00003.parquet", 2, 2)
-    with pytest.raises(StorageError, match=r"not written whole.*00001-of-00003"):
-        len(ps.read_parquet(tmp_path))
-    assert len(ps.read_parquet(tmp_path / "00002-of-00003.parquet")) == 2
+# Remote files
 
 
-# Elsewhere
+class RecordingMemory(Memory):
+    """Records the ranges that are read."""
+
+    def read(self, url: str, start: int, stop: int, **options: Any) -> Any:
+        ranges_read.append((start, stop))
+        return super().read(url, start, stop, **options)
 
 
-class Ranges(Memory):
-    """Counts what is read."""
-
-    asked: list[tuple[int, int]]
-
-    def read(self, url: str, start: int, stop: int, **more: Any) -> Any:
-        seen.append((start, stop))
-        return super().read(url, start, stop, **more)
-
-
-seen: list[tuple[int, int]] = []
+ranges_read: list[tuple[int, int]] = []
 
 
 @pytest.fixture
 def remote(folder: Path) -> Iterator[str]:
     storage = open_storage("memory://")
-    place = f"memory://tables-{datetime.datetime.now().timestamp()}"
+    root = f"memory://tables-{datetime.datetime.now().timestamp()}"
     for path in sorted(folder.iterdir()):
-        with storage.put(f"{place}/{path.name}") as upload:
+        with storage.put(f"{root}/{path.name}") as upload:
             upload.write(path.read_bytes())
             upload.commit()
-    yield place
-    for one in list(storage.list(place + "/")):
-        storage.delete(one.url)
+    yield root
+    for file in list(storage.list(root + "/")):
+        storage.delete(file.url)
 
 
 def test_remote_files_are_the_same_dataset(folder: Path, remote: str) -> None:
-    here, there = ps.read_parquet(folder), ps.read_parquet(remote)
+    local_ds, remote_ds = ps.read_parquet(folder), ps.read_parquet(remote)
     for epoch in (0, 1):
-        assert [s["id"] for s in there.shuffle().epoch(epoch)] == [s["id"] for s in here.shuffle().epoch(epoch)]
-    state = here.loader().state_dict()
-    again = there.loader()
+        want = [s["id"] for s in local_ds.shuffle().epoch(epoch)]
+        assert [s["id"] for s in remote_ds.shuffle().epoch(epoch)] == want
+    state = local_ds.loader().state_dict()
+    again = remote_ds.loader()
     again.load_state_dict(state)
     assert sum(1 for _ in again) == 65
 
 
-def test_a_remote_row_is_a_footer_and_a_row_group(remote: str) -> None:
-    ds = ps.read_parquet(f"{remote}/part-2.parquet", columns=["id"], storage=Ranges())
-    seen.clear()
+def test_a_remote_row_costs_a_footer_and_a_row_group(remote: str) -> None:
+    ds = ps.read_parquet(f"{remote}/part-2.parquet", columns=["id"], storage=RecordingMemory())
+    ranges_read.clear()
     assert ds[35]["id"] == 60
     size = open_storage(remote).info(f"{remote}/part-2.parquet").size
     assert size is not None
-    assert len(seen) == 3  # how long the footer is, the footer, the column
-    assert seen[-1][1] - seen[-1][0] < size / 8
+    assert len(ranges_read) == 3  # the length of the footer, the footer, the column
+    assert ranges_read[-1][1] - ranges_read[-1][0] < size / 8
 
 
-def test_remote_failures_name_the_file(remote: str) -> None:
+def test_errors_of_remote_files_name_the_file(remote: str) -> None:
     storage = open_storage(remote)
     with storage.put(f"{remote}/part-1.parquet") as upload:
         upload.write(b"PAR1 and then nothing that would end it")
         upload.commit()
-    assert "part-1.parquet" in _message(ps.read_parquet(remote))
+    assert "part-1.parquet" in error_of(ps.read_parquet(remote))
 
 
-def test_files_behind_a_server_are_read_by_ranges(folder: Path) -> None:
+def test_files_on_an_http_server_are_read_by_ranges(folder: Path) -> None:
     with http_server(folder) as port:
         urls = [f"http://127.0.0.1:{port}/part-{number}.parquet" for number in range(3)]
         ds = ps.read_parquet(urls).filter(ps.col("id") > 20)

@@ -1,4 +1,4 @@
-"""Parquet behind real servers, with faults between: every row once, and no more bytes than needed."""
+"""Parquet on real servers, with faults on the way: every row once, and no more bytes than needed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def opened(kind: str, proxy: Proxy) -> ps.Dataset:
     return ps.read_parquet(urls, storage=Http(retry=QUICK))
 
 
-def test_every_row_comes_once_in_spite_of_faults(kind: str, proxy: Proxy) -> None:
+def test_every_row_comes_once_despite_faults(kind: str, proxy: Proxy) -> None:
     faults: list[dict[str, Any]] = [{"reset_after": 500}, {"status": 503}, {"truncate_after": 99}, {"refuse": True}]
     for skip, fault in enumerate(faults):
         proxy.rule("GET /bucket/table/", skip=2 * skip, **fault)
@@ -62,20 +62,20 @@ def test_every_row_comes_once_in_spite_of_faults(kind: str, proxy: Proxy) -> Non
 def test_only_wanted_columns_of_wanted_files_are_fetched(kind: str, proxy: Proxy) -> None:
     ds = opened(kind, proxy).filter(ps.col("label") == 3).select("id")
     assert [sample["id"] for sample in ds] == list(range(300, 400))
-    headers = [{name.lower(): value for name, value in request.headers.items()} for request in proxy.requests]
-    ranges = [one["range"].removeprefix("bytes=").split("-") for one in headers if "range" in one]
+    requests = [{name.lower(): value for name, value in request.headers.items()} for request in proxy.requests]
+    ranges = [headers["range"].removeprefix("bytes=").split("-") for headers in requests if "range" in headers]
     sizes = [int(high) - int(low) + 1 for low, high in ranges if low and high]
     assert sizes
-    assert sum(sizes) < ROWS * 400 / 4  # the ends of three files, and two columns of one
+    assert sum(sizes) < ROWS * 400 / 4  # the footers of three files, and two columns of one
 
 
-def test_a_server_that_stays_silent_is_an_error_that_names_the_file(kind: str, proxy: Proxy) -> None:
+def test_a_server_that_keeps_failing_is_an_error_that_names_the_file(kind: str, proxy: Proxy) -> None:
     proxy.rule("00001-of-00003", times=None, status=503)
     with pytest.raises(StorageError, match=r"00001-of-00003\.parquet"):
         opened(kind, proxy).take_all()
 
 
-def test_verbs_of_tables_work_on_what_is_remote(kind: str, proxy: Proxy) -> None:
+def test_groups_and_sorting_work_on_remote_files(kind: str, proxy: Proxy) -> None:
     counts = opened(kind, proxy).groupby("label").count().take_all()
     assert counts == [{"label": label, "count": 100} for label in range(ROWS // 100)]
     assert opened(kind, proxy).sort("text").first()["text"] == f"{0:0400d}"

@@ -13,7 +13,7 @@ from penstock.plan import collate
 from penstock.testing import fingerprint
 
 
-def test_numbers_text_and_bytes_are_pythons_own() -> None:
+def test_numbers_text_and_bytes_become_python_values() -> None:
     assert values_of(pa.array([1, None], pa.int16())) == [1, None]
     assert values_of(pa.array([0.5, None], pa.float32())) == [0.5, None]
     assert values_of(pa.array([True, None])) == [True, None]
@@ -31,19 +31,19 @@ def test_lists_of_numbers_are_arrays_of_their_type(kind: pa.DataType) -> None:
     assert fingerprint(found) == fingerprint([np.array([1, 2], np.int32), None, np.array([3, 4], np.int32)])
 
 
-def test_arrays_of_rows_can_be_written_to_and_belong_to_nobody_else() -> None:
+def test_arrays_of_rows_are_writable_copies() -> None:
     table = pa.array([[1, 2], [3, 4]])
     first = values_of(table)[0]
     first += 1
     assert table.to_pylist() == [[1, 2], [3, 4]]
 
 
-def test_a_list_with_a_missing_number_is_a_list() -> None:
+def test_a_list_with_a_missing_number_stays_a_list() -> None:
     found = values_of(pa.array([[1, None], [2, 3], None], pa.list_(pa.int64())))
     assert fingerprint(found) == fingerprint([[1, None], np.array([2, 3]), None])
 
 
-def test_lists_of_other_things_are_lists() -> None:
+def test_other_lists_stay_lists() -> None:
     assert values_of(pa.array([["a"], [], None, ["b", None]])) == [["a"], [], None, ["b", None]]
     nested = values_of(pa.array([[[1], [2, 3]], []], pa.list_(pa.list_(pa.int8()))))
     assert fingerprint(nested) == fingerprint([[np.array([1], np.int8), np.array([2, 3], np.int8)], []])
@@ -56,10 +56,10 @@ def test_structs_and_maps_are_dicts() -> None:
     assert values_of(maps) == [{"k": 1, "l": None}, None, {}]
 
 
-def test_moments_are_numpys_in_the_stored_unit() -> None:
-    moment = np.datetime64("2024-02-03T04:05:06.000000007", "ns")
-    found = values_of(pa.array([moment, None], pa.timestamp("ns")))
-    assert found == [moment, None]
+def test_times_become_numpy_values_in_the_stored_unit() -> None:
+    time = np.datetime64("2024-02-03T04:05:06.000000007", "ns")
+    found = values_of(pa.array([time, None], pa.timestamp("ns")))
+    assert found == [time, None]
     assert found[0].dtype == np.dtype("datetime64[ns]")
     utc = datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.UTC)
     assert values_of(pa.array([utc], pa.timestamp("us", "Europe/Paris"))) == [np.datetime64("2024-01-01T12:00", "us")]
@@ -67,7 +67,7 @@ def test_moments_are_numpys_in_the_stored_unit() -> None:
     assert values_of(pa.array([datetime.timedelta(seconds=3)])) == [np.timedelta64(3_000_000, "us")]
 
 
-def test_how_values_are_stored_does_not_show() -> None:
+def test_dictionaries_views_and_extensions_are_resolved() -> None:
     words = pa.array(["a", None, "a"])
     assert plain(words.dictionary_encode()).equals(words)
     assert values_of(words.cast(pa.string_view())) == ["a", None, "a"]
@@ -111,13 +111,13 @@ def test_numbers_of_a_column_are_a_view_in_their_own_type() -> None:
     assert found.__array_interface__["data"][0] == array.buffers()[1].address + 4
 
 
-def test_a_shape_is_given_back() -> None:
+def test_lists_are_reshaped_to_their_stored_shape() -> None:
     array = pa.array([[1, 2, 3, 4]] * 3)
     assert values_of(array, (2, 2))[0].shape == (2, 2)
     assert column_of(array, (2, 2)).shape == (3, 2, 2)
 
 
-def test_only_what_holds_the_same_values_is_cast() -> None:
+def test_only_types_that_hold_the_same_values_are_castable() -> None:
     assert castable(pa.large_string(), pa.string())
     assert castable(pa.large_list(pa.int8()), pa.list_(pa.int8()))
     assert castable(pa.null(), pa.int8())

@@ -1,6 +1,7 @@
-"""What needs to see every sample: groups, order by value, distinct values, joins; each is a dataset again.
+"""Operations that need every sample: groups, sorting, distinct values, joins; each returns a dataset.
 
-Where samples are columns the work is done by columns. What does not fit into memory is put on the disk for a while."""
+Samples that are columns are processed as columns. What exceeds the memory limit is spilled to a temporary file.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is known of each group's values so far: as columns while values are numbers or text, else one by one.
+"""Running aggregates of each group's values: on columns while the values are numbers or text, else one by one.
 
-Sums are added up from left to right, so that no size of a block and no bound of memory changes a result. Missing values
-count for nothing; a group that has no other has no result.
+Sums are added from left to right, so neither the block size nor the memory limit changes a result. Missing values are
+ignored; the result of a group that has no other values is missing.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from penstock.errors import DataError
 from penstock.order import I64
 
 F64 = npt.NDArray[np.float64]
-_LOT = 1 << 20  # rows whose sum of 32-bit numbers is exact in 64-bit floating point
+_EXACT_ROWS = 1 << 20  # the sum of this many 32-bit numbers is exact in 64-bit floating point
 
 
 class State(ABC):
-    """What is known of one field, group by group."""
+    """An aggregate of one field, group by group."""
 
     def __init__(self, field: str) -> None:
         self.field = field
 
     @abstractmethod
     def add(self, numbers: I64, groups: int, column: Any) -> None:
-        """Take in values: an Arrow array or a list, and the number of each value's group, of ``groups``."""
+        """Add values, an Arrow array or a list; ``numbers`` has the group of each value, less than ``groups``."""
 
     @abstractmethod
     def result(self) -> Any:
-        """A value for each group: an Arrow array, or a list."""
+        """Return a value for each group: an Arrow array, or a list."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """About how many bytes it takes."""
+        """The estimated size in memory."""
 
 
 class Sum(State):
-    """Whole numbers exactly, others in 64-bit floating point; anything else by ``+``."""
+    """Sums integers exactly, other numbers in 64-bit floating point, and anything else with ``+``."""
 
     how = "sum"
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
         self.count: I64 = np.zeros(0, np.int64)
-        self._high: I64 = np.zeros(0, np.int64)  # of whole numbers: the upper bits
+        self._high: I64 = np.zeros(0, np.int64)  # the upper bits of integer sums; _low has the lower 32
         self._low: I64 = np.zeros(0, np.int64)
         self._float: F64 | None = None
         self._plain: list[Any] | None = None
@@ -64,8 +64,8 @@ class Sum(State):
         self.count += np.bincount(numbers, minlength=groups)
         kind = _kind(column)
         if kind == "int" and self._float is None and self._plain is None:
-            self._add_whole(numbers, groups, column)
-        elif kind == "float" and self._plain is None and not self._whole():
+            self._add_integers(numbers, groups, column)
+        elif kind == "float" and self._plain is None and not self._has_integers():
             start = np.zeros(groups) if self._float is None else self._float
             self._float = left_to_right(start, numbers, _floats(column))
         else:
@@ -83,13 +83,13 @@ class Sum(State):
         if self._plain is not None:
             self._plain += [0] * new
 
-    def _whole(self) -> bool:
+    def _has_integers(self) -> bool:
         return self._float is None and bool(self._high.any() or self._low.any())
 
-    def _add_whole(self, numbers: I64, groups: int, column: Any) -> None:
+    def _add_integers(self, numbers: I64, groups: int, column: Any) -> None:
         values = _integers(column)
-        for low in range(0, len(values), _LOT):
-            part, which = values[low : low + _LOT], numbers[low : low + _LOT]
+        for low in range(0, len(values), _EXACT_ROWS):
+            part, which = values[low : low + _EXACT_ROWS], numbers[low : low + _EXACT_ROWS]
             lower = (part & part.dtype.type(0xFFFFFFFF)).astype(np.float64)
             upper = (part >> part.dtype.type(32)).astype(np.float64)
             self._low += np.bincount(which, lower, groups).astype(np.int64)
@@ -112,17 +112,17 @@ class Sum(State):
             raise not_numbers(self.how, self.field, values, exc) from exc
 
     def result(self) -> Any:
-        none = self.count == 0
+        missing = self.count == 0
         if self._float is not None and self._plain is None:
-            return _array(self._float, none)
+            return _array(self._float, missing)
         high = self._high + (self._low >> 32)
         if self._plain is None and bool((np.abs(high) < 1 << 30).all()):
-            return _array((high << 32) + (self._low & 0xFFFFFFFF), none)
-        return [None if gone else total for total, gone in zip(self._totals(), none.tolist(), strict=True)]
+            return _array((high << 32) + (self._low & 0xFFFFFFFF), missing)
+        return [None if absent else total for total, absent in zip(self._totals(), missing.tolist(), strict=True)]
 
 
 class Mean(Sum):
-    """The sum by the number of values."""
+    """The sum divided by the number of values."""
 
     how = "mean"
 
@@ -132,14 +132,14 @@ class Mean(Sum):
             with np.errstate(all="ignore"):
                 return _array(_floats(totals.fill_null(0)) / self.count, self.count == 0)
         try:
-            each = [None if t is None else t / n for t, n in zip(totals, self.count.tolist(), strict=True)]
+            means = [None if t is None else t / n for t, n in zip(totals, self.count.tolist(), strict=True)]
         except (TypeError, OverflowError) as exc:
             raise not_numbers(self.how, self.field, totals, exc) from exc
-        return each
+        return means
 
 
 class Std(State):
-    """The deviation of a sample (n - 1), around the first value of each group, so that one pass is enough."""
+    """The sample standard deviation (n - 1), from differences to each group's first value: one pass is enough."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -163,28 +163,28 @@ class Std(State):
             np.concatenate([own, np.zeros(new)]) for own in (self._first, self._sum, self._squares)
         )
         before = np.concatenate([self._count, np.zeros(new, np.int64)])
-        fresh = np.full(groups, -1, np.int64)
-        fresh[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last that is written is the first that came
-        begin = (before == 0) & (fresh >= 0)
-        self._first[begin] = values[fresh[begin]]
+        first_at = np.full(groups, -1, np.int64)
+        first_at[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last assignment wins
+        begin = (before == 0) & (first_at >= 0)
+        self._first[begin] = values[first_at[begin]]
         with np.errstate(all="ignore"):
-            apart = values - self._first[numbers]
-            self._sum = left_to_right(self._sum, numbers, apart)
-            self._squares = left_to_right(self._squares, numbers, apart * apart)
+            difference = values - self._first[numbers]
+            self._sum = left_to_right(self._sum, numbers, difference)
+            self._squares = left_to_right(self._squares, numbers, difference * difference)
         self._count = before + np.bincount(numbers, minlength=groups)
 
     def result(self) -> Any:
-        many = self._count
+        counts = self._count
         with np.errstate(all="ignore"):
-            spread = np.maximum(self._squares - self._sum * self._sum / many, 0.0)
+            spread = np.maximum(self._squares - self._sum * self._sum / counts, 0.0)
             spread[np.isnan(self._squares) | np.isnan(self._sum)] = math.nan
-            found = np.sqrt(spread / (many - 1))
-        found[many < 2] = math.nan
-        return _array(found, many == 0)
+            found = np.sqrt(spread / (counts - 1))
+        found[counts < 2] = math.nan
+        return _array(found, counts == 0)
 
 
 class Extreme(State):
-    """The least or the greatest value; NaN is one only where there is no other."""
+    """The minimum or maximum; NaN only if a group has no other value."""
 
     def __init__(self, field: str, how: str) -> None:
         super().__init__(field)
@@ -204,8 +204,8 @@ class Extreme(State):
             self._plain += [None] * (groups - len(self._plain))
         numbers, column = present(numbers, column)
         numbers, column = self._without_nan(numbers, column)
-        fits = not isinstance(column, list) and (self._column is None or self._column.type == column.type)
-        if fits and self._plain is None:
+        same_type = not isinstance(column, list) and (self._column is None or self._column.type == column.type)
+        if same_type and self._plain is None:
             self._add_column(numbers, groups, column)
             return
         if self._plain is None:
@@ -214,11 +214,11 @@ class Extreme(State):
         self._add_plain(numbers, values_list(column))
 
     def _without_nan(self, numbers: I64, column: Any) -> tuple[I64, Any]:
-        kept = _not_nan(column)
-        if kept is None:
+        mask = _not_nan(column)
+        if mask is None:
             return numbers, column
-        self._nan[numbers[~kept]] = True
-        return numbers[kept], _kept(column, kept)
+        self._nan[numbers[~mask]] = True
+        return numbers[mask], _masked(column, mask)
 
     def _add_column(self, numbers: I64, groups: int, column: Any) -> None:
         import pyarrow as pa
@@ -232,10 +232,10 @@ class Extreme(State):
             return
         which = np.concatenate([np.arange(known), numbers])
         table = pa.table({"group": which, "value": pa.chunked_array(parts, column.type)})
-        made = table.group_by("group", use_threads=False).aggregate([("value", self._how)])
+        grouped = table.group_by("group", use_threads=False).aggregate([("value", self._how)])
         out = np.full(groups, -1, np.int64)
-        out[made.column("group").to_numpy()] = np.arange(made.num_rows)
-        values = made.column(f"value_{self._how}").combine_chunks()
+        out[grouped.column("group").to_numpy()] = np.arange(grouped.num_rows)
+        values = grouped.column(f"value_{self._how}").combine_chunks()
         self._column = values.take(pa.array(out, mask=out < 0))
 
     def _add_plain(self, numbers: I64, values: Sequence[Any]) -> None:
@@ -265,46 +265,46 @@ STATES: dict[str, Callable[[str], State]] = {
 
 
 def not_numbers(how: str, field: str, values: Sequence[Any], exc: Exception, wanted: str = "numbers") -> DataError:
-    """What is said of values that cannot be summed up."""
+    """Return the error for values that cannot be aggregated."""
     kinds = sorted({type(value).__name__ for value in values})[:3]
-    return DataError(f"{how} needs {wanted}, and field {field!r} has {' and '.join(kinds)}: {exc}")
+    return DataError(f"{how} needs {wanted}, but field {field!r} has {' and '.join(kinds)}: {exc}")
 
 
 def left_to_right(start: F64, numbers: I64, values: F64) -> F64:
-    """What is in ``start``, and all values of each group added one after the other."""
+    """Return ``start`` with all values of each group added one after the other."""
     groups = len(start)
     which = np.concatenate([np.arange(groups), numbers])
     return np.bincount(which, np.concatenate([start, values]), groups).astype(np.float64, copy=False)  # in order
 
 
 def present(numbers: I64, column: Any) -> tuple[I64, Any]:
-    """Without the values that are missing."""
+    """Return the group numbers and the values without those that are missing."""
     if isinstance(column, list):
-        kept = np.array([value is not None for value in column], bool)
-        return (numbers, column) if kept.all() else (numbers[kept], _kept(column, kept))
+        mask = np.array([value is not None for value in column], bool)
+        return (numbers, column) if mask.all() else (numbers[mask], _masked(column, mask))
     if not column.null_count:
         return numbers, column
-    kept = column.is_valid().to_numpy(zero_copy_only=False)
-    return numbers[kept], _kept(column, kept)
+    mask = column.is_valid().to_numpy(zero_copy_only=False)
+    return numbers[mask], _masked(column, mask)
 
 
-def _kept(column: Any, kept: npt.NDArray[np.bool_]) -> Any:
+def _masked(column: Any, mask: npt.NDArray[np.bool_]) -> Any:
     if isinstance(column, list):
-        return [value for value, keep in zip(column, kept.tolist(), strict=True) if keep]
+        return [value for value, chosen in zip(column, mask.tolist(), strict=True) if chosen]
     import pyarrow as pa
 
-    return column.filter(pa.array(kept))
+    return column.filter(pa.array(mask))
 
 
 def _not_nan(column: Any) -> npt.NDArray[np.bool_] | None:
-    """Which values are no NaN; ``None``: none of them is."""
+    """Return which values are not NaN; ``None`` if there is no NaN."""
     if isinstance(column, list):
-        kept = np.array([not (isinstance(value, float) and value != value) for value in column], bool)
+        mask = np.array([not (isinstance(value, float) and value != value) for value in column], bool)
     elif _kind(column) == "float":
-        kept = ~np.isnan(column.to_numpy(zero_copy_only=False))
+        mask = ~np.isnan(column.to_numpy(zero_copy_only=False))
     else:
         return None
-    return None if kept.all() else kept
+    return None if mask.all() else mask
 
 
 def _kind(column: Any) -> str | None:
@@ -327,7 +327,7 @@ def _floats(column: Any) -> F64:
 
 
 def values_list(column: Any) -> list[Any]:
-    """The values as Python has them."""
+    """Return a column as a list of Python values."""
     if isinstance(column, list):
         return column
     from penstock.formats.tables.values import values_of
@@ -336,11 +336,11 @@ def values_list(column: Any) -> list[Any]:
 
 
 def _array(values: Any, missing: npt.NDArray[np.bool_]) -> Any:
-    """An Arrow array, or a list where there is no Arrow."""
+    """Return an Arrow array, or a list if pyarrow is not installed."""
     from penstock.dataset.relations.key_values import has_arrow
 
     if not has_arrow():
-        return [None if gone else value for value, gone in zip(values.tolist(), missing.tolist(), strict=True)]
+        return [None if absent else value for value, absent in zip(values.tolist(), missing.tolist(), strict=True)]
     import pyarrow as pa
 
     return pa.array(values, mask=missing)

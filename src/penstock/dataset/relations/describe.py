@@ -1,4 +1,4 @@
-"""All fields in a few numbers each."""
+"""A summary of each field in a few numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from penstock.dataset.describe import type_of
 from penstock.dataset.relations.aggregates import STATES, State, present, values_list
-from penstock.dataset.relations.groups import lots
+from penstock.dataset.relations.groups import chunks
 from penstock.dataset.relations.key_values import column
 from penstock.errors import DataError
 from penstock.plan import Columns
@@ -19,8 +19,8 @@ _HOWS = ("mean", "std", "min", "max")
 
 
 @dataclass(slots=True)
-class _About:
-    """What is known of one field."""
+class _FieldSummary:
+    """The summary of one field so far."""
 
     name: str
     type: str | None = None
@@ -44,34 +44,34 @@ class _About:
             state.add(numbers, 1, found)
 
     def row(self) -> dict[str, Any]:
-        told = {how: values_list(self.states[how].result())[0] if how in self.states else None for how in _HOWS}
-        return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **told}
+        results = {how: values_list(self.states[how].result())[0] if how in self.states else None for how in _HOWS}
+        return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **results}
 
 
 def _field(items: Sequence[Any], name: str) -> Any:
     if isinstance(items, Columns):
         found = column(items, name, "describe") if name in items.names else [None] * len(items)
         return [sample[name] for sample in items.renamed({name: name})] if found is None else found
-    given = [sample.get(name) for sample in items]
-    found = column([{name: value} for value in given], name, "describe")
-    return given if found is None else found
+    values = [sample.get(name) for sample in items]
+    found = column([{name: value} for value in values], name, "describe")
+    return values if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A row for each field: type, how many values, how many are missing, mean and deviation, least and greatest."""
+    """A row for each field: type, number of values, number of missing values, mean, deviation, minimum, maximum."""
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        found: dict[str, _About] = {}
+        summaries: dict[str, _FieldSummary] = {}
         seen = 0
-        for items in lots(runs, None, memory):
+        for items in chunks(runs, None, memory):
             for name in _names(items):
-                if name not in found:
-                    found[name] = _About(name, missing=seen)
-            for about in found.values():
-                about.add(items)
+                if name not in summaries:
+                    summaries[name] = _FieldSummary(name, missing=seen)
+            for summary in summaries.values():
+                summary.add(items)
             seen += len(items)
-        return [[about.row() for about in found.values()]]
+        return [[summary.row() for summary in summaries.values()]]
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""Each value once: values, and the samples that have them first."""
+"""Distinct values of a field, and the first sample of each value."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.relations.aggregates import values_list
-from penstock.dataset.relations.groups import DEPTH, Parts, lots
-from penstock.dataset.relations.key_values import apart, columns_of, order_of
-from penstock.dataset.relations.keys import UNKNOWN, Numbering
-from penstock.dataset.relations.sort import Kept, sort
+from penstock.dataset.relations.groups import MAX_SPILL_DEPTH, SpillPartitions, chunks
+from penstock.dataset.relations.key_values import columns_of, compacted, order_of
+from penstock.dataset.relations.keys import UNKNOWN_KEY, Numbering
+from penstock.dataset.relations.sort import SampleBuffer, sort
 from penstock.errors import DataError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
@@ -20,56 +20,56 @@ from penstock.plan import Columns, pick_rows
 
 
 def unique(runs: Iterable[Sequence[Any]], field: str, memory: int) -> list[Any]:
-    """The values of a field, each once, as they come."""
+    """Return the distinct values of a field in the order of their first sample."""
     known = Numbering((field,), "unique")
-    for items in lots(runs, known, memory):
+    for items in chunks(runs, known, memory):
         known.of(items)
     return values_list(known.values()[0]) if len(known) else []
 
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """The first sample of each value of some fields (of all that it has, if none are named), as they come."""
+    """The first sample of each value of some fields, or of all fields if none are named; the order is kept."""
 
     fields: tuple[str, ...] = ()
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        kept = Kept(memory)
-        later: list[Parts] = []
-        for items in self._firsts(runs, memory, 0, later):
-            kept.add(items)
-        if later:  # all of these came behind those that were kept at once
-            for piece in sort(self._put_off(later[0], memory, 1), _by_place, memory):
-                kept.add(_without_place(piece))
-        return kept.pieces()
+        buffer = SampleBuffer(memory)
+        deferred: list[SpillPartitions] = []
+        for items in self._firsts(runs, memory, 0, deferred):
+            buffer.add(items)
+        if deferred:  # all of these come after the samples that are in the buffer already
+            for piece in sort(self._deferred(deferred[0], memory, 1), _by_position, memory):
+                buffer.add(_without_position(piece))
+        return buffer.pieces()
 
-    def _put_off(self, parts: Parts, memory: int, depth: int) -> Iterator[Sequence[Any]]:
-        for part in parts.each():
-            later: list[Parts] = []
-            yield from self._firsts(part, memory, depth, later)
-            if later:
-                yield from self._put_off(later[0], memory, depth + 1)
+    def _deferred(self, partitions: SpillPartitions, memory: int, depth: int) -> Iterator[Sequence[Any]]:
+        for partition in partitions.each():
+            deferred: list[SpillPartitions] = []
+            yield from self._firsts(partition, memory, depth, deferred)
+            if deferred:
+                yield from self._deferred(deferred[0], memory, depth + 1)
 
     def _firsts(
-        self, runs: Iterable[Sequence[Any]], memory: int, depth: int, later: list[Parts]
+        self, runs: Iterable[Sequence[Any]], memory: int, depth: int, deferred: list[SpillPartitions]
     ) -> Iterator[Sequence[Any]]:
-        """The samples that are the first of their value, as long as values fit; the others are put off in ``later``."""
+        """Yield the first sample of each value while values fit into memory; later ones are added to ``deferred``."""
         known = Numbering(self.fields, "distinct")
         seen = 0
-        for items in lots(runs, known, memory):
+        for items in chunks(runs, known, memory):
             if not self.fields:
                 known.fields = known.fields or _names(items)
                 _check_names(items, known.fields)
             before = len(known)
-            numbers = known.of(items, not later)
-            if not later:
-                yield apart(pick_rows(items, _firsts(numbers, before, len(known))))
-                if known.nbytes > memory // 3 and depth < DEPTH:
-                    later.append(Parts(memory))
-            elif len(unknown := np.flatnonzero(numbers == UNKNOWN)):
+            numbers = known.of(items, not deferred)
+            if not deferred:
+                yield compacted(pick_rows(items, _firsts(numbers, before, len(known))))
+                if known.nbytes > memory // 3 and depth < MAX_SPILL_DEPTH:
+                    deferred.append(SpillPartitions(memory))
+            elif len(unknown := np.flatnonzero(numbers == UNKNOWN_KEY)):
                 rest = pick_rows(items, unknown)
-                placed = rest if depth else _with_place(rest, seen + unknown)
-                later[0].add(placed, known.hashes(rest, depth))
+                positioned = rest if depth else _with_position(rest, seen + unknown)
+                deferred[0].add(positioned, known.hashes(rest, depth))
             seen += len(items)
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
@@ -79,36 +79,36 @@ class Distinct:
         return f"distinct({', '.join(map(repr, self.fields))})"
 
 
-_PLACE = "__place__"  # of a sample, while it is put off
+_POSITION = "__place__"  # the field with the position of a deferred sample
 
 
-def _with_place(items: Sequence[Any], places: I64) -> Sequence[Any]:
+def _with_position(items: Sequence[Any], positions: I64) -> Sequence[Any]:
     if isinstance(items, ArrowColumns):
         import pyarrow as pa
 
-        return columns_of(pa.Table.from_batches([items.batch()]).append_column(_PLACE, pa.array(places)))
-    return [{**item, _PLACE: place} for item, place in zip(items, places.tolist(), strict=True)]
+        return columns_of(pa.Table.from_batches([items.batch()]).append_column(_POSITION, pa.array(positions)))
+    return [{**item, _POSITION: position} for item, position in zip(items, positions.tolist(), strict=True)]
 
 
-def _without_place(items: Sequence[Any]) -> Sequence[Any]:
+def _without_position(items: Sequence[Any]) -> Sequence[Any]:
     if isinstance(items, Columns):
-        return items.renamed({name: name for name in items.names if name != _PLACE})
-    return [{name: value for name, value in item.items() if name != _PLACE} for item in items]
+        return items.renamed({name: name for name in items.names if name != _POSITION})
+    return [{name: value for name, value in item.items() if name != _POSITION} for item in items]
 
 
-def _by_place(items: Sequence[Any]) -> I64:
-    return order_of(items, (_PLACE,), (False,), "distinct")
+def _by_position(items: Sequence[Any]) -> I64:
+    return order_of(items, (_POSITION,), (False,), "distinct")
 
 
 def _firsts(numbers: I64, low: int, high: int) -> I64:
-    """The first place of each number from ``low`` up to ``high``, all of which are there; in order."""
-    place = np.empty(high, np.int64)
-    place[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last that is written is the first that came
-    return np.sort(place[low:])
+    """Return the first position of each number from ``low`` to ``high``, all of which occur, in ascending order."""
+    first = np.empty(high, np.int64)
+    first[numbers[::-1]] = np.arange(len(numbers))[::-1]  # the last assignment wins: the first position
+    return np.sort(first[low:])
 
 
 def _names(items: Sequence[Any]) -> tuple[str, ...]:
-    """The fields of the first sample, but for those that say where it comes from."""
+    """Return the fields of the first sample, without those that say where it comes from."""
     first = items.names if isinstance(items, Columns) else items[0]
     if not isinstance(first, dict | tuple) or not first:
         raise DataError(f"distinct needs samples with fields, not {type(first).__name__}")
@@ -116,8 +116,14 @@ def _names(items: Sequence[Any]) -> tuple[str, ...]:
 
 
 def _check_names(items: Sequence[Any], names: tuple[str, ...]) -> None:
-    """Samples that are compared by all of their fields must have the same ones."""
+    """Check that all samples have these fields.
+
+    Raises:
+        DataError: a sample has other fields.
+    """
     found = [items.names] if isinstance(items, Columns) else items
-    for one in found:
-        if not {*names} <= {*one} or any(name not in names and not name.startswith("__") for name in one):
-            raise DataError(f"distinct: samples have other fields than {', '.join(map(repr, names))}; name some")
+    for own in found:
+        if not {*names} <= {*own} or any(name not in names and not name.startswith("__") for name in own):
+            raise DataError(
+                f"distinct: samples have other fields than {', '.join(map(repr, names))}; name the fields to compare"
+            )

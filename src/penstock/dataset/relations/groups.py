@@ -1,4 +1,4 @@
-"""Groups of samples: numbered by their values, summed up as they come; those that do not fit are put off."""
+"""Groups of samples: aggregated as they come; samples of groups beyond the memory limit are spilled to the disk."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from penstock.dataset.relations.aggregates import STATES, State, values_list
 from penstock.dataset.relations.key_values import (
-    apart,
     column,
     columns_of,
+    compacted,
     gathered,
     has_arrow,
     hashable,
     order_of,
     values_at,
 )
-from penstock.dataset.relations.keys import UNKNOWN, Numbering, encoded
-from penstock.dataset.relations.sort import Kept, piece_bytes, sort, spill
+from penstock.dataset.relations.keys import UNKNOWN_KEY, Numbering, dictionary_encoded
+from penstock.dataset.relations.sort import SampleBuffer, piece_bytes, sort, write_pieces
 from penstock.dataset.relations.source import fields_of, whole
 from penstock.dataset.relations.spill import SpillFile, size_of
 from penstock.errors import PlanError
@@ -29,21 +29,21 @@ from penstock.order import I64
 from penstock.plan import Plan, pick_rows
 
 _Of = TypeVar("_Of")
-DEPTH = 8  # how often what does not fit is put off: whoever has that many values has a larger disk than there is
-_PARTS = 16  # by which groups that do not fit are put off: each may be put off again
-_ROWS, _BYTES = 1 << 17, 1 << 25  # what is gathered before it is summed up
-_MORE = 4  # so many times the groups there are: each time costs them all
+MAX_SPILL_DEPTH = 8  # levels of spilling, each 16 times finer: more values than this do not fit on a disk
+_PARTITIONS = 16  # into which spilled samples are hashed; each may be spilled again
+_ROWS, _BYTES = 1 << 17, 1 << 25  # joined before they are aggregated
+_GROWTH = 4  # join at least this many rows per known group: every call costs time for all groups
 
 
-def lots(runs: Iterable[Sequence[Any]], known: Numbering | None, memory: int) -> Iterator[Sequence[Any]]:
-    """Runs put together until they are worth the work."""
+def chunks(runs: Iterable[Sequence[Any]], known: Numbering | None, memory: int) -> Iterator[Sequence[Any]]:
+    """Yield runs joined into larger chunks, so that the cost of a call pays off."""
     held: list[Sequence[Any]] = []
     rows = size = 0
     for run in runs:
         held.append(run)
         rows, size = rows + len(run), size + size_of(run)
-        groups, taken = (len(known), known.nbytes) if known is not None else (0, 0)
-        if rows >= max(_ROWS, _MORE * groups) or size > min(max(_BYTES, _MORE * taken), memory // 4):
+        groups, key_bytes = (len(known), known.nbytes) if known is not None else (0, 0)
+        if rows >= max(_ROWS, _GROWTH * groups) or size > min(max(_BYTES, _GROWTH * key_bytes), memory // 4):
             yield gathered(held)
             held, rows, size = [], 0, 0
     if held:
@@ -51,51 +51,51 @@ def lots(runs: Iterable[Sequence[Any]], known: Numbering | None, memory: int) ->
 
 
 @dataclass(slots=True)
-class Parts:
-    """Samples of groups that are put off, by a hash of their values."""
+class SpillPartitions:
+    """Spilled samples, partitioned by a hash of their values."""
 
     memory: int
-    spool: SpillFile = field(default_factory=SpillFile)
-    numbers: list[list[int]] = field(default_factory=lambda: [[] for _ in range(_PARTS)])
-    held: list[list[Sequence[Any]]] = field(default_factory=lambda: [[] for _ in range(_PARTS)])
+    file: SpillFile = field(default_factory=SpillFile)
+    numbers: list[list[int]] = field(default_factory=lambda: [[] for _ in range(_PARTITIONS)])
+    held: list[list[Sequence[Any]]] = field(default_factory=lambda: [[] for _ in range(_PARTITIONS)])
 
     def add(self, items: Sequence[Any], hashes: I64) -> None:
-        """Put samples off."""
-        for part in range(_PARTS):
-            own = np.flatnonzero(hashes % _PARTS == part)
+        """Spill samples."""
+        for part in range(_PARTITIONS):
+            own = np.flatnonzero(hashes % _PARTITIONS == part)
             if len(own):
                 held = self.held[part]
-                held.append(apart(pick_rows(items, own)))
+                held.append(compacted(pick_rows(items, own)))
                 if sum(map(size_of, held)) > piece_bytes(self.memory):
                     self._write(part)
 
     def _write(self, part: int) -> None:
         if self.held[part]:
-            self.numbers[part] += spill(self.spool, gathered(self.held[part]), piece_bytes(self.memory))
+            self.numbers[part] += write_pieces(self.file, gathered(self.held[part]), piece_bytes(self.memory))
             self.held[part] = []
 
     def each(self) -> Iterator[Iterator[Sequence[Any]]]:
-        """The samples of each part, as they came."""
-        for part in range(_PARTS):
+        """Yield the samples of each partition in the order they were added."""
+        for part in range(_PARTITIONS):
             self._write(part)
         for numbers in self.numbers:
             if numbers:
-                yield (self.spool[number] for number in numbers)
+                yield (self.file[number] for number in numbers)
 
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """A row for each value of fields, in their order: how many samples have it, or what other fields amount to."""
+    """A row for each value of some fields, sorted by them: a count, or aggregates of other fields."""
 
     fields: tuple[str, ...]
     how: str
     of: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        made = ["count"] if self.how == "count" else [f"{name}_{self.how}" for name in self.of]
-        if twice := [name for name in made if name in self.fields]:
+        results = ["count"] if self.how == "count" else [f"{name}_{self.how}" for name in self.of]
+        if clash := [name for name in results if name in self.fields]:
             raise PlanError(
-                f"{self.describe()} makes a field {twice[0]!r}, which is one it groups by: rename that first"
+                f"{self.describe()} adds a field {clash[0]!r}, which it also groups by: rename that field first"
             )
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
@@ -107,24 +107,25 @@ class Aggregated:
         return order_of(items, self.fields, (False,) * len(self.fields), "groupby")
 
     def _rows(self, runs: Iterable[Sequence[Any]], memory: int, depth: int) -> Iterator[Sequence[Any]]:
-        """The rows, in no order."""
+        """Yield the rows, unsorted."""
         known = Numbering(self.fields, "groupby")
         states = [STATES[self.how](name) for name in self.of]
         counts = np.zeros(0, np.int64)
-        parts: Parts | None = None
-        for items in lots(runs, known, memory):
-            numbers = known.of(items, parts is None)
-            if parts is not None:
-                items, numbers = _put_off(parts, items, numbers, known, depth)
+        spilled: SpillPartitions | None = None
+        for items in chunks(runs, known, memory):
+            numbers = known.of(items, spilled is None)
+            if spilled is not None:
+                items, numbers = _spill_unknown(spilled, items, numbers, known, depth)
             counts = _grown(counts, len(known)) + np.bincount(numbers, minlength=len(known))
             for state in states:
                 state.add(numbers, len(known), _values(items, state.field, self.how))
-            if parts is None and known.nbytes + sum(state.nbytes for state in states) > memory // 4 and depth < DEPTH:
-                parts = Parts(memory)
+            nbytes = known.nbytes + sum(state.nbytes for state in states)
+            if spilled is None and nbytes > memory // 4 and depth < MAX_SPILL_DEPTH:
+                spilled = SpillPartitions(memory)
         if len(known):
             yield self._table(known.values(), counts, states)
-        for part in parts.each() if parts is not None else ():
-            yield from self._rows(part, memory, depth + 1)
+        for partition in spilled.each() if spilled is not None else ():
+            yield from self._rows(partition, memory, depth + 1)
 
     def _table(self, keys: list[Any], counts: I64, states: Sequence[State]) -> Sequence[Any]:
         named: dict[str, Any] = dict(zip(self.fields, keys, strict=True))
@@ -135,25 +136,25 @@ class Aggregated:
         return as_rows(named)
 
     def _lists(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        """All samples in the order of their groups; a group alone must fit into memory."""
-        kept = Kept(memory)
+        """Return rows with the values of each group in a list; each single group must fit into memory."""
+        buffer = SampleBuffer(memory)
         open_group: Sequence[Any] = []
         for piece in sort(runs, self._order, memory):
             items = gathered([open_group, piece]) if len(open_group) else piece
             begin = self._begins(items)
-            last = int(begin[-1])  # more of this group may come
-            kept.add(self._list_rows(items[:last], begin[:-1]))
-            open_group = apart(items[last:])
+            last = int(begin[-1])  # the last group may continue in the next piece
+            buffer.add(self._list_rows(items[:last], begin[:-1]))
+            open_group = compacted(items[last:])
         if len(open_group):
-            kept.add(self._list_rows(open_group, np.zeros(1, np.int64)))
-        return kept.pieces()
+            buffer.add(self._list_rows(open_group, np.zeros(1, np.int64)))
+        return buffer.pieces()
 
     def _begins(self, items: Sequence[Any]) -> I64:
-        """Where groups begin among samples in order."""
+        """Return the positions at which groups begin among sorted samples."""
         new = np.ones(len(items), bool)
         columns = [column(items, name, "groupby") for name in self.fields]
         if all(array is not None for array in columns):
-            codes = [encoded(array)[0] for array in columns]
+            codes = [dictionary_encoded(array)[0] for array in columns]
             new[1:] = np.logical_or.reduce([own[1:] != own[:-1] for own in codes])
         else:
             keys = zip(*(map(hashable, values_at(items, name, "groupby")) for name in self.fields), strict=True)
@@ -170,22 +171,22 @@ class Aggregated:
         return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
-        return {name: what for name, what in features.items() if name in self.fields}
+        return {name: feature for name, feature in features.items() if name in self.fields}
 
     def describe(self) -> str:
         return f"groupby({', '.join(map(repr, self.fields))}).{self.how}({', '.join(map(repr, self.of))})"
 
 
-def _put_off(
-    parts: Parts, items: Sequence[Any], numbers: I64, known: Numbering, depth: int
+def _spill_unknown(
+    partitions: SpillPartitions, items: Sequence[Any], numbers: I64, known: Numbering, depth: int
 ) -> tuple[Sequence[Any], I64]:
-    """Put off the samples of groups that are not known; the others."""
-    later = np.flatnonzero(numbers == UNKNOWN)
-    if len(later):
-        off = pick_rows(items, later)
-        parts.add(off, known.hashes(off, depth))
-        now = np.flatnonzero(numbers != UNKNOWN)
-        return pick_rows(items, now), numbers[now]
+    """Spill the samples of groups that are not known, and return the others with the numbers of their groups."""
+    unknown = np.flatnonzero(numbers == UNKNOWN_KEY)
+    if len(unknown):
+        spilled = pick_rows(items, unknown)
+        partitions.add(spilled, known.hashes(spilled, depth))
+        rest = np.flatnonzero(numbers != UNKNOWN_KEY)
+        return pick_rows(items, rest), numbers[rest]
     return items, numbers
 
 
@@ -205,10 +206,10 @@ def _int_array(values: I64) -> Any:
 
 
 def as_rows(named: dict[str, Any]) -> Sequence[Any]:
-    """Rows of columns: columns still, where all of them are Arrow's."""
-    if any(isinstance(one, list | np.ndarray) for one in named.values()):
-        values = [one.tolist() if isinstance(one, np.ndarray) else values_list(one) for one in named.values()]
-        return [dict(zip(named, row, strict=True)) for row in zip(*values, strict=True)]
+    """Return named columns as rows; they stay columns if all of them are Arrow arrays."""
+    if any(isinstance(array, list | np.ndarray) for array in named.values()):
+        lists = [array.tolist() if isinstance(array, np.ndarray) else values_list(array) for array in named.values()]
+        return [dict(zip(named, row, strict=True)) for row in zip(*lists, strict=True)]
     import pyarrow as pa
 
     return columns_of(pa.table(named))
@@ -216,10 +217,10 @@ def as_rows(named: dict[str, Any]) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Groups(Generic[_Of]):
-    """Samples by the values of fields; each method gives a dataset of one row for each value, in its order."""
+    """Samples grouped by fields; each method returns a dataset with a row for each value, sorted by it."""
 
     plan: Plan
-    made: Callable[[Plan], _Of]  # a dataset of a plan
+    make_dataset: Callable[[Plan], _Of]
     fields: tuple[str, ...]
 
     def count(self) -> _Of:
@@ -235,23 +236,23 @@ class Groups(Generic[_Of]):
         return self._rows("mean", fields)
 
     def min(self, *fields: str) -> _Of:
-        """``{field: value, "x_min": ...}``; NaN only where there is no other value."""
+        """``{field: value, "x_min": ...}``; NaN only if a group has no other value."""
         return self._rows("min", fields)
 
     def max(self, *fields: str) -> _Of:
-        """``{field: value, "x_max": ...}``; NaN only where there is no other value."""
+        """``{field: value, "x_max": ...}``; NaN only if a group has no other value."""
         return self._rows("max", fields)
 
     def std(self, *fields: str) -> _Of:
-        """``{field: value, "x_std": ...}``: of a sample (n - 1); NaN of a single value."""
+        """``{field: value, "x_std": ...}``, the sample standard deviation (n - 1); NaN for a single value."""
         return self._rows("std", fields)
 
     def list(self, *fields: str) -> _Of:
-        """``{field: value, "x_list": [...]}``, in the order of the samples."""
+        """``{field: value, "x_list": [...]}``, with the values in the order of the samples."""
         return self._rows("list", fields)
 
     def _rows(self, how: str, fields: tuple[str, ...] = ()) -> _Of:
         if how != "count" and not fields:
-            raise PlanError(f"{how}() needs the names of fields, as in groupby({self.fields[0]!r}).{how}('x')")
+            raise PlanError(f"{how}() needs field names, as in groupby({self.fields[0]!r}).{how}('x')")
         read = fields_of(self.plan, *self.fields, *fields)
-        return self.made(whole(read, Aggregated(self.fields, how, fields)))
+        return self.make_dataset(whole(read, Aggregated(self.fields, how, fields)))

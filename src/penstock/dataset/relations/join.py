@@ -1,4 +1,4 @@
-"""Samples beside those of another plan that have the same values: block by block, so that order and states hold."""
+"""Joins samples with those of another plan block by block, so that order and states are kept."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.relations.groups import lots
+from penstock.dataset.relations.groups import chunks
 from penstock.dataset.relations.key_values import column, columns_of, gathered, value_of
-from penstock.dataset.relations.keys import UNKNOWN, ColumnKeys, Numbering
-from penstock.dataset.relations.sort import piece_bytes, spill
+from penstock.dataset.relations.keys import UNKNOWN_KEY, ColumnKeys, Numbering
+from penstock.dataset.relations.sort import piece_bytes, write_pieces
 from penstock.dataset.relations.source import memory_of, runs_of
 from penstock.dataset.relations.spill import PiecesReader, SpillFile, size_of
 from penstock.errors import DataError
@@ -20,12 +20,12 @@ from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64, fold_into
 from penstock.plan import EVERYTHING, Block, Context, FlatMap, Place, Plan, fault
 
-_MOST = 1 << 16  # rows that are made of a block at once; more are made one sample after the other
+_MAX_ROWS = 1 << 16  # that a block is joined into at once; above it, samples are joined one by one
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What joins samples: the fields that must be equal, whether those without a partner stay, and clashing names."""
+    """How samples are joined: by which fields, whether as a left join, and with which suffix for clashing names."""
 
     on: tuple[str, ...]
     left: bool = False
@@ -33,111 +33,111 @@ class How:
 
 
 class Side:
-    """The other plan's samples: gathered when the first sample asks, once in every process that joins.
+    """The samples of the right side: collected when the first sample is joined, once in every process that joins.
 
-    Those beyond the bound of memory are in a temporary file; where each value's samples lie stays in memory.
+    Samples beyond the memory limit are spilled to a temporary file; the positions of each key's samples stay in memory.
     """
 
     def __init__(self, plan: Plan, how: How) -> None:
         self._plan, self._how = plan, how
         self._lock = threading.Lock()
-        self._ready: _Ready | None = None
+        self._index: _RightIndex | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Side, (self._plan, self._how)
 
-    def ready(self) -> _Ready:
-        """What was gathered."""
+    def index(self) -> _RightIndex:
+        """Return the collected samples; the first call runs the plan."""
         with self._lock:
-            if self._ready is None:
-                self._ready = _Ready.of(self._plan, self._how)
-            return self._ready
+            if self._index is None:
+                self._index = _RightIndex.of(self._plan, self._how)
+            return self._index
 
 
 @dataclass(slots=True)
-class _Ready:
-    """Samples by the numbers of their values."""
+class _RightIndex:
+    """The samples of the right side, found by the number of their key."""
 
     how: How
     known: Numbering
     reader: PiecesReader
-    order: I64  # numbers of samples, by the number of their values, then as they came
-    edges: I64  # where each value's begin in it
-    names: tuple[str, ...]  # their fields, but for those they are joined on and those of their own kind
+    order: I64  # the samples, sorted by the number of their key, then by position
+    edges: I64  # where each key begins in ``order``
+    names: tuple[str, ...]  # their fields, without those of the key and those that begin with __
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, plan: Plan, how: How) -> _Ready:
+    def of(cls, plan: Plan, how: How) -> _RightIndex:
         known = Numbering(how.on, "join")
         memory = memory_of(plan)
         held: list[Sequence[Any]] = []
-        size, spool, numbers = 0, None, []
+        size, spilled, numbers = 0, None, []
         names: dict[str, None] = {}
-        for lot in lots(runs_of(plan), known, memory):
-            numbers.append(known.of(lot))
-            names.update(dict.fromkeys(_names(lot, how.on)))
-            held.append(lot)
-            size += size_of(lot)
+        for chunk in chunks(runs_of(plan), known, memory):
+            numbers.append(known.of(chunk))
+            names.update(dict.fromkeys(_names(chunk, how.on)))
+            held.append(chunk)
+            size += size_of(chunk)
             if size > memory // 2:
-                spool = spool or SpillFile()
-                for one in held:
-                    spill(spool, one, piece_bytes(memory))
+                spilled = spilled or SpillFile()
+                for items in held:
+                    write_pieces(spilled, items, piece_bytes(memory))
                 held, size = [], 0
         if isinstance(known.keys, ColumnKeys):
-            known.keys.settle()
-        if spool is not None:
-            for one in held:
-                spill(spool, one, piece_bytes(memory))
-        pieces: Sequence[Sequence[Any]] = spool if spool is not None else [gathered(held)] if held else []
+            known.keys.freeze()
+        if spilled is not None:
+            for items in held:
+                write_pieces(spilled, items, piece_bytes(memory))
+        pieces: Sequence[Sequence[Any]] = spilled if spilled is not None else [gathered(held)] if held else []
         found = np.concatenate([np.zeros(0, np.int64), *numbers])
         edges = np.concatenate([[0], np.cumsum(np.bincount(found, minlength=len(known)))]).astype(np.int64)
         return cls(how, known, PiecesReader(pieces), np.argsort(found, kind="stable"), edges, tuple(names))
 
     def matches(self, items: Sequence[Any]) -> tuple[I64, I64]:
-        """The numbers of samples here and there that go together; there ``UNKNOWN`` where a sample stays alone."""
+        """Return pairs of left and right samples; on the right ``UNKNOWN_KEY`` for a left sample without a partner."""
         number = self._numbers(items)
-        many = np.where(number < 0, 0, self.edges[number + 1] - self.edges[number]) if len(self.known) else 0 * number
-        rows = np.maximum(many, 1) if self.how.left else many
-        here = np.repeat(np.arange(len(items)), rows)
+        counts = np.where(number < 0, 0, self.edges[number + 1] - self.edges[number]) if len(self.known) else 0 * number
+        rows = np.maximum(counts, 1) if self.how.left else counts
+        left = np.repeat(np.arange(len(items)), rows)
         begin = np.cumsum(rows) - rows
-        within = np.arange(len(here)) - begin[here]
-        there = np.full(len(here), UNKNOWN, np.int64)
-        has = many[here] > 0
-        there[has] = self.order[self.edges[number[here[has]]] + within[has]]
-        return here, there
+        within = np.arange(len(left)) - begin[left]
+        right = np.full(len(left), UNKNOWN_KEY, np.int64)
+        matched = counts[left] > 0
+        right[matched] = self.order[self.edges[number[left[matched]]] + within[matched]]
+        return left, right
 
     def _numbers(self, items: Sequence[Any]) -> I64:
         keys = self.known.keys
         if isinstance(keys, ColumnKeys):
             columns = [column(items, name, "join") for name in self.how.on]
             if all(array is not None for array in columns):
-                fitting = _as_types(columns, keys.kinds)
-                if fitting is not None:
-                    return keys.numbers(fitting, False)
+                converted = _as_types(columns, keys.kinds)
+                if converted is not None:
+                    return keys.numbers(converted, False)
         with self.lock:
             return self.known.of(items, False)
 
-    def rows(self, there: I64) -> Sequence[Any]:
-        """Samples of this side."""
-        return self.reader.read(there, EVERYTHING)
+    def rows(self, right: I64) -> Sequence[Any]:
+        """Return samples of the right side."""
+        return self.reader.read(right, EVERYTHING)
 
 
 def _as_types(columns: Sequence[Any], kinds: Sequence[Any]) -> list[Any] | None:
-    """The columns in these types, where every value is kept: whole numbers of other widths, text of other offsets."""
+    """Return the columns in these types if no value changes: integers of other widths, text with other offsets."""
     import pyarrow as pa
 
     types, out = pa.types, []
     for array, kind in zip(columns, kinds, strict=True):
         same = [
             all(map(types.is_integer, (array.type, kind))),
-            all(types.is_string(one) or types.is_large_string(one) for one in (array.type, kind)),
-            all(types.is_binary(one) or types.is_large_binary(one) for one in (array.type, kind)),
+            all(types.is_string(either) or types.is_large_string(either) for either in (array.type, kind)),
+            all(types.is_binary(either) or types.is_large_binary(either) for either in (array.type, kind)),
         ]
         if array.type != kind and not any(same):
             return None
         try:
             out.append(array.cast(kind))
-        except pa.ArrowInvalid:  # a number that has no place there, and so no partner: Python knows
+        except pa.ArrowInvalid:  # a number beyond the range of the type has no partner; Python compares it
             return None
     return out
 
@@ -166,87 +166,90 @@ class Join(FlatMap):
         return f"join(on={on}, how={'left' if self.how.left else 'inner'!r})"
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
+        """Return a DataError that names shard and key."""
         return fault(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Join one sample."""
         return self._joined
 
     def _joined(self, sample: Any) -> list[Any]:
         for name in self.how.on:
             value_of(sample, name, "join")
-        ready = self.side.ready()
-        _, there = ready.matches([sample])
-        if len(there) and there[0] == UNKNOWN:
-            return [{**sample, **dict.fromkeys(self._renamed(ready.names, sample).values())}]
-        found = ready.rows(there) if len(there) else []
-        return [{**sample, **self._merged(ready.names, row, sample)} for row in found]
+        index = self.side.index()
+        _, right = index.matches([sample])
+        if len(right) and right[0] == UNKNOWN_KEY:
+            return [{**sample, **dict.fromkeys(self._renamed(index.names, sample).values())}]
+        found = index.rows(right) if len(right) else []
+        return [{**sample, **self._merged(index.names, row, sample)} for row in found]
 
     def _merged(self, names: Sequence[str], row: dict[str, Any], sample: Any) -> dict[str, Any]:
         return {new: row.get(old) for old, new in self._renamed(names, sample).items()}
 
-    def _renamed(self, names: Sequence[str], here: Any) -> dict[str, str]:
-        """The other side's fields and what they are called here."""
-        clash = [name for name in names if name in here]
+    def _renamed(self, names: Sequence[str], left: Any) -> dict[str, str]:
+        """Return the fields of the right side with their names in the result.
+
+        Raises:
+            DataError: both sides have a field, and there is no suffix.
+        """
+        clash = [name for name in names if name in left]
         if clash and self.how.suffix is None:
-            raise DataError(f"join: both sides have {', '.join(map(repr, sorted(clash)))}; give suffix=")
+            raise DataError(f"join: both sides have {', '.join(map(repr, sorted(clash)))}; pass suffix=")
         return {name: f"{name}{self.how.suffix}" if name in clash else name for name in names}
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Join the whole block at once; sample by sample where one of them fails, or where that makes very much."""
-        made = self._at_once(block)
-        return super().run(block, ctx) if made is None else made
+        """Join the block at once; sample by sample if a sample is wrong, or if the result is very large."""
+        joined = self._at_once(block)
+        return super().run(block, ctx) if joined is None else joined
 
     def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
-        """The same in blocks of bounded size."""
-        made = self._at_once(block)
-        if made is not None:
-            yield made
+        """Yield the same in blocks of bounded size."""
+        joined = self._at_once(block)
+        if joined is not None:
+            yield joined
         else:
             yield from super().parts(block, ctx)
 
     def _at_once(self, block: Block) -> Block | None:
         items = block.items
         columns = [items.names] if isinstance(items, ArrowColumns) else items
-        if not len(items) or any(not isinstance(one, dict | tuple) or not {*self.how.on} <= {*one} for one in columns):
+        if not len(items) or any(not isinstance(own, dict | tuple) or not {*self.how.on} <= {*own} for own in columns):
             return None
-        ready = self.side.ready()
-        here, there = ready.matches(items)
-        if len(here) > _MOST or (
-            self.how.suffix is None and any(name in one for name in ready.names for one in columns)
+        index = self.side.index()
+        left, right = index.matches(items)
+        if len(left) > _MAX_ROWS or (
+            self.how.suffix is None and any(name in own for name in index.names for own in columns)
         ):
             return None
-        found = there[there >= 0]
-        rows = ready.rows(found if len(found) else np.arange(min(1, ready.reader.count(0))))
-        place = np.full(len(there), UNKNOWN, np.int64)
-        place[there >= 0] = np.arange(len(found))
-        made: Sequence[Any]
+        found = right[right >= 0]
+        rows = index.rows(found if len(found) else np.arange(min(1, index.reader.count(0))))
+        number = np.full(len(right), UNKNOWN_KEY, np.int64)  # of each partner in ``rows``
+        number[right >= 0] = np.arange(len(found))
+        joined: Sequence[Any]
         if isinstance(items, ArrowColumns) and isinstance(rows, ArrowColumns):
-            made = self._beside(items.pick(here), rows, place, ready.names)
+            joined = self._join_columns(items.pick(left), rows, number, index.names)
         else:
-            made = self._merged_rows(items, here, rows, place, ready.names)
-        grown = block.keep(here, made)
-        grown.keys = fold_into(grown.keys, np.arange(len(here)) - np.searchsorted(here, here))
+            joined = self._join_rows(items, left, rows, number, index.names)
+        grown = block.keep(left, joined)
+        grown.keys = fold_into(grown.keys, np.arange(len(left)) - np.searchsorted(left, left))
         return grown
 
-    def _merged_rows(
-        self, items: Sequence[Any], here: I64, rows: Sequence[Any], place: I64, names: Sequence[str]
+    def _join_rows(
+        self, items: Sequence[Any], left: I64, rows: Sequence[Any], number: I64, names: Sequence[str]
     ) -> list[Any]:
         samples, others = list(items), list(rows)
         out = []
-        for number, at in zip(here.tolist(), place.tolist(), strict=True):
-            other = {} if at == UNKNOWN else others[at]
-            out.append({**samples[number], **self._merged(names, other, samples[number])})
+        for own, partner in zip(left.tolist(), number.tolist(), strict=True):
+            other = {} if partner == UNKNOWN_KEY else others[partner]
+            out.append({**samples[own], **self._merged(names, other, samples[own])})
         return out
 
-    def _beside(self, items: ArrowColumns, rows: ArrowColumns, place: I64, names: Sequence[str]) -> ArrowColumns:
+    def _join_columns(self, items: ArrowColumns, rows: ArrowColumns, number: I64, names: Sequence[str]) -> ArrowColumns:
         import pyarrow as pa
 
         left, right = items.batch(), rows.batch()
         renamed = self._renamed(names, items.names)
-        take = pa.array(place, mask=place < 0)
-        own = [right.schema.field(old).with_name(new).with_nullable(True) for old, new in renamed.items()]
+        take = pa.array(number, mask=number < 0)
+        fields = [right.schema.field(old).with_name(new).with_nullable(True) for old, new in renamed.items()]
         arrays = [*left.columns, *(right.column(old).take(take) for old in renamed)]
-        schema = pa.schema([*left.schema, *own], metadata=left.schema.metadata)
+        schema = pa.schema([*left.schema, *fields], metadata=left.schema.metadata)
         return columns_of(pa.Table.from_arrays(arrays, schema=schema))

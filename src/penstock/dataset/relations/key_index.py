@@ -1,4 +1,4 @@
-"""Where values are among many distinct ones: made once, asked for every block, by whole columns."""
+"""The positions of values in a large set of distinct values: built once, looked up with a column at a time."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from penstock.order import I64
 from penstock.order.hashing import scramble
 
 _ABSENT = -1
-_WORD = 8  # bytes of text that are hashed at a time
+_WORD = 8  # bytes of text that are hashed in one step
 U64 = npt.NDArray[np.uint64]
 
 
-class Index:
-    """The places of distinct values of an Arrow column of numbers, moments, text or bytes.
+class KeyIndex:
+    """Finds the positions of distinct values of an Arrow column of numbers, times, text or bytes.
 
-    Values are looked for by their hashes, which are in order: the upper bits of one tell about where it stands. Nothing
-    (null) has a place too, and so has NaN.
+    The index is a sorted list of hashes; the upper bits of a hash give the bucket to search. Null and NaN have
+    positions too. Safe to use from several threads.
     """
 
     def __init__(self, found: Any) -> None:
@@ -29,55 +29,55 @@ class Index:
         self._missing = int(missing[0]) if len(missing) else _ABSENT
         hashes = hashes_of(found)[valid]
         order = np.argsort(hashes)
-        self._places, self._hashes = valid[order], hashes[order]
-        # two texts of one hash: as good as never
+        self._positions, self._hashes = valid[order], hashes[order]
+        # Two texts with the same hash: practically never; then Arrow looks up the values.
         self._ambiguous = bool((self._hashes[1:] == self._hashes[:-1]).any())
         bits = max(1, len(valid).bit_length())
         self._shift = np.uint64(64 - bits)
         edges = np.searchsorted(self._hashes, np.arange(1 << bits, dtype=np.uint64) << self._shift)
-        self._edges = np.append(edges, len(valid))  # where hashes of these upper bits begin
+        self._edges = np.append(edges, len(valid))  # where the bucket of each value of the upper bits begins
 
     def __len__(self) -> int:
         return len(self._found)
 
     def numbers(self, array: Any) -> I64:
-        """The place of each value; -1 where it is none of them."""
+        """Return the position of each value; -1 for values that are not in the index."""
         if self._ambiguous:
             import pyarrow.compute as pc
 
             return pc.index_in(array, value_set=self._found).fill_null(_ABSENT).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
-        found = self._hashed(hashes_of(array))
+        found = self._find_hashes(hashes_of(array))
         if _is_text(array.type):
-            found = self._compared(array, found)
+            found = self._verified(array, found)
         if array.null_count:
             found[array.is_null().to_numpy(zero_copy_only=False)] = self._missing
         return found
 
-    def _hashed(self, hashes: U64) -> I64:
+    def _find_hashes(self, hashes: U64) -> I64:
         found = np.full(len(hashes), _ABSENT, np.int64)
         bucket = (hashes >> self._shift).astype(np.int64)
-        at, until = self._edges[bucket], self._edges[bucket + 1]
-        left = np.flatnonzero(at < until)
+        position, end = self._edges[bucket], self._edges[bucket + 1]
+        left = np.flatnonzero(position < end)
         while len(left):
-            here = at[left]
-            same = self._hashes[here] == hashes[left]
-            found[left[same]] = self._places[here[same]]
-            left = left[~same & (here + 1 < until[left])]
-            at[left] += 1
+            candidate = position[left]
+            same = self._hashes[candidate] == hashes[left]
+            found[left[same]] = self._positions[candidate[same]]
+            left = left[~same & (candidate + 1 < end[left])]
+            position[left] += 1
         return found
 
-    def _compared(self, array: Any, found: I64) -> I64:
-        """Without those whose text is another than the one at their place."""
+    def _verified(self, array: Any, found: I64) -> I64:
+        """Return the positions, with -1 where the text at a position is another one with the same hash."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        there = self._found.take(pa.array(found, mask=found == _ABSENT))
-        same = pc.equal(array, there).fill_null(False).to_numpy(zero_copy_only=False)
+        indexed = self._found.take(pa.array(found, mask=found == _ABSENT))
+        same = pc.equal(array, indexed).fill_null(False).to_numpy(zero_copy_only=False)
         return np.where(same, found, _ABSENT)
 
 
 def hashes_of(array: Any) -> U64:
-    """A hash of each value of an Arrow array: equal values have the same; of numbers others have another."""
+    """Return a hash of each value of an Arrow array; equal values have equal hashes, unequal numbers unequal ones."""
     return _hashes_of_text(array) if _is_text(array.type) else scramble(_bits(array))
 
 
@@ -90,13 +90,13 @@ def _is_text(kind: Any) -> bool:
 
 
 def _bits(array: Any) -> U64:
-    """Numbers, moments and truth as 64 bits."""
+    """Return numbers, times and booleans as 64-bit words; equal values have equal words."""
     import pyarrow as pa
 
     kind = array.type
     if pa.types.is_floating(kind):
         values = array.cast(pa.float64()).fill_null(0).to_numpy() + 0.0  # -0.0 is equal to 0.0
-        values[np.isnan(values)] = np.nan  # all of the same bits
+        values[np.isnan(values)] = np.nan  # one bit pattern for all NaN
         return values.view(np.uint64)  # type: ignore[no-any-return]
     if not pa.types.is_integer(kind):
         array = array.cast(pa.int32() if pa.types.is_date32(kind) or pa.types.is_boolean(kind) else pa.int64())
@@ -104,7 +104,7 @@ def _bits(array: Any) -> U64:
 
 
 def _hashes_of_text(array: Any) -> U64:
-    """Word by word, for all texts at once."""
+    """Return hashes of text or bytes, computed word by word for all values at once."""
     import pyarrow as pa
 
     if not len(array):
@@ -113,15 +113,15 @@ def _hashes_of_text(array: Any) -> U64:
     _, edges, data = array.buffers()
     edge = np.frombuffer(edges, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
     low, high = int(edge[0]), int(edge[-1])
-    text = np.zeros(high - low + _WORD, np.uint8)  # with zeros behind, so that a word may begin at the last byte
+    text = np.zeros(high - low + _WORD, np.uint8)  # zero padding, so that a word may begin at the last byte
     text[: high - low] = np.frombuffer(data, np.uint8, high - low, low) if high > low else 0
     words: U64 = np.ndarray((high - low + 1,), "<u8", text.data, strides=(1,))
     begin, length = edge[:-1].astype(np.int64) - low, np.diff(edge).astype(np.int64)
     total = scramble(length.astype(np.uint64))
     left = np.arange(len(length))
-    for at in range(0, int(length.max()), _WORD):
-        left = left[length[left] > at]
-        spare = np.maximum(_WORD - (length[left] - at), 0).astype(np.uint64) * np.uint64(8)
-        word = (words[begin[left] + at] << spare) >> spare  # without what stands behind the text
+    for offset in range(0, int(length.max()), _WORD):
+        left = left[length[left] > offset]
+        spare = np.maximum(_WORD - (length[left] - offset), 0).astype(np.uint64) * np.uint64(8)
+        word = (words[begin[left] + offset] << spare) >> spare  # without the bytes of the next text
         total[left] = scramble(total[left] ^ word)
     return total

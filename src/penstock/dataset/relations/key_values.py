@@ -1,4 +1,4 @@
-"""Values of fields as keys: what is equal, what comes first; whole columns by Arrow, other values one by one."""
+"""Values of fields as keys: which are equal, and how they sort; columns by Arrow, other values one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan import Columns
 
 @cache
 def has_arrow() -> bool:
-    """Whether pyarrow is installed; without it everything is done value by value."""
+    """Whether pyarrow is installed; without it, values are processed one by one."""
     try:
         import pyarrow.compute
     except ImportError:
@@ -28,10 +28,10 @@ def has_arrow() -> bool:
 
 
 def value_of(sample: Any, field: str, verb: str) -> Any:
-    """The value of a sample's field.
+    """Return the value of a field of a sample.
 
     Raises:
-        DataError: it has none.
+        DataError: the sample does not have the field.
     """
     if not isinstance(sample, dict):
         raise DataError(f"{verb} needs samples with fields, not {type(sample).__name__}")
@@ -45,10 +45,10 @@ def _no_field(field: str, have: Any, verb: str, url: Any = None, key: Any = None
 
 
 def values_at(items: Sequence[Any], field: str, verb: str) -> list[Any]:
-    """The values of a field of many samples.
+    """Return the values of a field of many samples.
 
     Raises:
-        DataError: a sample has none.
+        DataError: a sample does not have the field.
     """
     if isinstance(items, Columns):
         check_field(items, field, verb)
@@ -61,49 +61,53 @@ def values_at(items: Sequence[Any], field: str, verb: str) -> list[Any]:
 
 
 def check_field(items: Columns, field: str, verb: str) -> None:
-    """Require that columns have one of this name.
+    """Check that columns have a field.
 
     Raises:
-        DataError: there is none.
+        DataError: there is no such field.
     """
     if field not in items.names:
         raise _no_field(field, items.names, verb)
 
 
 def hashable(value: Any) -> Hashable:
-    """What stands for a value in a dict: itself, or the same as tuples."""
+    """Return a hashable form of a value: sequences, arrays and dicts become tuples."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return tuple(map(hashable, value))
     if isinstance(value, dict):
-        return tuple((name, hashable(one)) for name, one in sorted(value.items()))
+        return tuple((name, hashable(inner)) for name, inner in sorted(value.items()))
     if isinstance(value, float) and value != value:
-        return math.nan  # one object, so that all of them are one group
+        return math.nan  # one object, so that all NaN form one group
     assert isinstance(value, Hashable)
     return value
 
 
 def rank(value: Any) -> tuple[Any, ...]:
-    """What values are sorted by: numbers, then others by kind; nothing and NaN at the end."""
-    plainly = hashable(value)
-    if plainly is None or plainly is math.nan:
-        return (2, str(plainly), 0)
-    if isinstance(plainly, bool | int | float):
-        return (0, "", plainly)
-    return (1, type(plainly).__name__, tuple(map(rank, plainly)) if isinstance(plainly, tuple) else plainly)
+    """Return the sort key of a value: numbers first, then other values by type, then ``None`` and NaN."""
+    plain_value = hashable(value)
+    if plain_value is None or plain_value is math.nan:
+        return (2, str(plain_value), 0)
+    if isinstance(plain_value, bool | int | float):
+        return (0, "", plain_value)
+    return (
+        1,
+        type(plain_value).__name__,
+        tuple(map(rank, plain_value)) if isinstance(plain_value, tuple) else plain_value,
+    )
 
 
 _KINDS: dict[type, str] = {bool: "bool_", int: "int64", float: "float64", str: "string", bytes: "binary"}
 
 
 def column(items: Sequence[Any], field: str, verb: str) -> Any:
-    """The values of a field as an Arrow array of numbers, text, bytes or moments, if they are all of one such kind.
+    """Return a field as an Arrow array of numbers, text, bytes or times, if all values are of one such type.
 
-    Values are what the samples have: nothing is converted. ``None``: only looking at each of them tells.
+    No value is converted. Returns ``None`` for other values, which must be compared one by one.
 
     Raises:
-        DataError: a sample has no such field.
+        DataError: a sample does not have the field.
     """
     if isinstance(items, ArrowColumns):
         check_field(items, field, verb)
@@ -120,7 +124,7 @@ def column(items: Sequence[Any], field: str, verb: str) -> Any:
         return None
     try:
         return pa.array(values, getattr(pa, _KINDS[kind])())
-    except (pa.ArrowException, OverflowError, UnicodeError):  # numbers beyond 64 bits, text that is no Unicode
+    except (pa.ArrowException, OverflowError, UnicodeError):  # integers beyond 64 bits, text with lone surrogates
         return None
 
 
@@ -128,14 +132,14 @@ def _is_simple(kind: Any) -> bool:
     import pyarrow as pa
 
     types = pa.types
-    moments = types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind)
+    times = types.is_date(kind) or types.is_timestamp(kind) or types.is_duration(kind)
     text = types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind) or types.is_large_binary(kind)
     numbers = types.is_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_boolean(kind)
-    return bool(moments or text or numbers)
+    return bool(times or text or numbers)
 
 
 def order_of(items: Sequence[Any], fields: Sequence[str], descending: Sequence[bool], verb: str) -> I64:
-    """The numbers of samples in the order of their fields' values; equal ones stay as they are."""
+    """Return the positions of samples sorted by some fields; equal samples keep their order."""
     columns = [column(items, field, verb) for field in fields]
     if all(array is not None for array in columns):
         return _order_of_columns(columns, descending)
@@ -151,20 +155,20 @@ def _order_of_columns(columns: Sequence[Any], descending: Sequence[bool]) -> I64
     import pyarrow.compute as pc
 
     keys: dict[str, Any] = {}
-    ways: list[tuple[str, str]] = []
+    directions: list[tuple[str, str]] = []
     for number, (array, down) in enumerate(zip(columns, descending, strict=True)):
-        way = "descending" if down else "ascending"
+        direction = "descending" if down else "ascending"
         kind = _missing(array)
         for name, key in ((f"kind {number}", kind), (f"value {number}", array)):
             if key is not None:
                 keys[name] = key
-                ways.append((name, way))
-    found = pc.sort_indices(pa.table(keys), sort_keys=ways)
+                directions.append((name, direction))
+    found = pc.sort_indices(pa.table(keys), sort_keys=directions)
     return found.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
 
 def _missing(array: Any) -> Any:
-    """0 for values, 1 for nothing, 2 for NaN; ``None`` where all are values."""
+    """Return 0 for a value, 1 for null and 2 for NaN; ``None`` if there are only values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -178,7 +182,7 @@ def _missing(array: Any) -> Any:
 
 
 def columns_of(table: Any) -> ArrowColumns:
-    """A table as samples."""
+    """Return a table as samples."""
     import pyarrow as pa
 
     batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
@@ -187,15 +191,15 @@ def columns_of(table: Any) -> ArrowColumns:
     return ArrowColumns(batches, row, slot, row_bytes=table.nbytes / max(1, table.num_rows))
 
 
-def apart(items: Sequence[Any]) -> Sequence[Any]:
-    """The same samples; columns hold their own rows and no others."""
+def compacted(items: Sequence[Any]) -> Sequence[Any]:
+    """Return the same samples in their own memory: columns no longer refer to batches with other rows."""
     return gathered([items]) if isinstance(items, ArrowColumns) and len(items) else list(items)
 
 
 def gathered(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Some runs of samples in one: columns, where all are columns that fit together, in one piece of memory."""
+    """Join runs of samples: as columns in one piece of memory if all are columns of one schema, else as a list."""
     columns = [part for part in parts if isinstance(part, ArrowColumns)]
-    if columns and len(columns) == len(parts) and all(map(columns[0].fits, columns)):
+    if columns and len(columns) == len(parts) and all(map(columns[0].same_schema, columns)):
         import pyarrow as pa
 
         return columns_of(pa.Table.from_batches([part.batch() for part in columns]))

@@ -1,4 +1,4 @@
-"""Values of fields by number: the same value has the same number, and new ones get the next, as they come."""
+"""Numbers the values of fields: equal values have one number, and each new value gets the next number."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.dataset.relations.key_index import Index
+from penstock.dataset.relations.key_index import KeyIndex
 from penstock.dataset.relations.key_values import column, hashable, values_at
 from penstock.formats.tables.values import values_of
 from penstock.order import I64
 
-UNKNOWN = -1
-_SLOT = 120  # bytes a value takes in a dict, beside itself
+UNKNOWN_KEY = -1
+_SLOT = 120  # bytes that a dict takes for a value, besides the value
 
 
 class Keys(Protocol):
-    """The values seen so far."""
+    """The values that have numbers so far."""
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes they take."""
+        """The estimated size in memory."""
 
     def __len__(self) -> int: ...
 
     def numbers(self, columns: Sequence[Any], grow: bool) -> I64:
-        """The numbers of the values of some samples, by field; of new ones too, or ``UNKNOWN`` if not ``grow``."""
+        """Return the number of each sample's values, given by field; a new value gets a number only if ``grow``."""
 
     def hashes(self, columns: Sequence[Any], salt: int) -> I64:
-        """A number for each sample that is the same for the same values; from 0."""
+        """Return a hash of each sample's values, at least 0; equal values have equal hashes, whatever their type."""
 
     def values(self) -> list[Any]:
-        """The values by field, in the order of their numbers: Arrow arrays or lists."""
+        """Return the values by field, in the order of their numbers: Arrow arrays or lists."""
 
 
 class Numbering:
-    """Numbers the values of some fields of samples: by columns as long as all of them are of one type each."""
+    """Numbers the values of some fields of samples; on columns as long as each field has one type."""
 
     def __init__(self, fields: Sequence[str], verb: str) -> None:
         self.fields, self._verb = tuple(fields), verb
@@ -48,16 +48,16 @@ class Numbering:
 
     @property
     def nbytes(self) -> int:
-        """About how many bytes the values take."""
+        """The estimated size of the values in memory."""
         return 0 if self.keys is None else self.keys.nbytes
 
     def of(self, items: Sequence[Any], grow: bool = True) -> I64:
-        """The number of each sample's values."""
+        """Return the number of each sample's values; ``UNKNOWN_KEY`` for new values unless ``grow``."""
         columns, keys = self._columns(items)
         return keys.numbers(columns, grow)
 
     def hashes(self, items: Sequence[Any], salt: int) -> I64:
-        """A number for each sample that is the same for the same values."""
+        """Return a hash of each sample's values; equal values have equal hashes."""
         columns, keys = self._columns(items)
         return keys.hashes(columns, salt)
 
@@ -70,20 +70,20 @@ class Numbering:
         if isinstance(self.keys, ColumnKeys):
             if kinds == self.keys.kinds:
                 return columns, self.keys
-            self.keys = PlainKeys.taken_over(self.keys)
+            self.keys = PlainKeys.from_columns(self.keys)
         return [values_at(items, field, self._verb) for field in self.fields], self.keys
 
     def values(self) -> list[Any]:
-        """The values by field, in the order of their numbers: Arrow arrays or lists."""
+        """Return the values by field, in the order of their numbers: Arrow arrays or lists."""
         return [] if self.keys is None else self.keys.values()
 
 
-class _One:
-    """The distinct values of one Arrow column."""
+class _DistinctValues:
+    """The distinct values of one Arrow column, in the order of their numbers."""
 
     def __init__(self) -> None:
         self.found: Any = None
-        self._index: Index | None = None  # of what was found when it was made
+        self._index: KeyIndex | None = None  # of the values that were found when it was built
 
     def __len__(self) -> int:
         return 0 if self.found is None else len(self.found)
@@ -91,42 +91,42 @@ class _One:
     def numbers(self, array: Any, grow: bool) -> I64:
         if not grow:
             return self._looked_up(array)
-        codes, own = encoded(array)
+        codes, values = dictionary_encoded(array)
         if self.found is None:
-            self.found = own
+            self.found = values
             return codes
-        return self._numbered(own)[codes]
+        return self._numbered(values)[codes]
 
-    def _numbered(self, own: Any) -> I64:
-        """The numbers of distinct values, with the next ones for those that are new."""
+    def _numbered(self, values: Any) -> I64:
+        """Return the numbers of distinct values; new values get the next numbers."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        known = pc.index_in(own, value_set=self.found).fill_null(UNKNOWN).to_numpy().astype(np.int64)
-        new = np.flatnonzero(known == UNKNOWN)
+        known = pc.index_in(values, value_set=self.found).fill_null(UNKNOWN_KEY).to_numpy().astype(np.int64)
+        new = np.flatnonzero(known == UNKNOWN_KEY)
         if len(new):
             known[new] = len(self.found) + np.arange(len(new))
-            self.found = pa.concat_arrays([self.found, own.take(pa.array(new))])
+            self.found = pa.concat_arrays([self.found, values.take(pa.array(new))])
         return known  # type: ignore[no-any-return]
 
     def _looked_up(self, array: Any) -> I64:
-        return np.full(len(array), UNKNOWN, np.int64) if self.found is None else self.index().numbers(array)
+        return np.full(len(array), UNKNOWN_KEY, np.int64) if self.found is None else self.index().numbers(array)
 
-    def index(self) -> Index:
-        """Where the values are that were found up to now."""
+    def index(self) -> KeyIndex:
+        """Return an index of the values that were found so far."""
         if self._index is None or len(self._index) != len(self.found):
-            self._index = Index(self.found)
+            self._index = KeyIndex(self.found)
         return self._index
 
 
-def encoded(array: Any) -> tuple[I64, Any]:
-    """The distinct values of an array as they first come, and for each place which it is."""
-    made = _same_zero(array).dictionary_encode(null_encoding="encode")
-    return made.indices.to_numpy().astype(np.int64), made.dictionary
+def dictionary_encoded(array: Any) -> tuple[I64, Any]:
+    """Return for each value its number among the distinct values, and these in the order in which they first occur."""
+    found = _without_negative_zero(array).dictionary_encode(null_encoding="encode")
+    return found.indices.to_numpy().astype(np.int64), found.dictionary
 
 
-def _same_zero(array: Any) -> Any:
-    """Without -0.0, which is equal to 0.0 and has other bits."""
+def _without_negative_zero(array: Any) -> Any:
+    """Replace -0.0 by 0.0, which is equal and has other bits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -134,66 +134,66 @@ def _same_zero(array: Any) -> Any:
 
 
 class ColumnKeys:
-    """Values that are Arrow columns: several fields are numbered each, then the pairs of their numbers."""
+    """Values in Arrow columns: each field is numbered by itself, then the pairs of these numbers."""
 
     def __init__(self, kinds: Sequence[Any]) -> None:
         self.kinds = list(kinds)
-        self._ones = [_One() for _ in kinds]
-        self._pairs = [_One() for _ in kinds[1:]]
+        self._columns = [_DistinctValues() for _ in kinds]
+        self._pairs = [_DistinctValues() for _ in kinds[1:]]
 
     def __len__(self) -> int:
-        return len((self._pairs or self._ones)[-1])
+        return len((self._pairs or self._columns)[-1])
 
     @property
     def nbytes(self) -> int:
-        return sum(2 * one.found.nbytes for one in self._ones + self._pairs if one.found is not None)
+        return sum(2 * values.found.nbytes for values in self._columns + self._pairs if values.found is not None)
 
     def numbers(self, columns: Sequence[Any], grow: bool) -> I64:
         import pyarrow as pa
 
-        found = self._ones[0].numbers(columns[0], grow)
-        for one, pair, array in zip(self._ones[1:], self._pairs, columns[1:], strict=True):
-            other = one.numbers(array, grow)
-            lost = (found < 0) | (other < 0)
+        found = self._columns[0].numbers(columns[0], grow)
+        for values, pair, array in zip(self._columns[1:], self._pairs, columns[1:], strict=True):
+            other = values.numbers(array, grow)
+            unknown = (found < 0) | (other < 0)
             found = pair.numbers(pa.array((found << 32) | (other & 0xFFFFFFFF)), grow)
-            found = np.where(lost, UNKNOWN, found)
+            found = np.where(unknown, UNKNOWN_KEY, found)
         return found
 
-    def settle(self) -> None:
-        """No values will be added: they can be asked for from several threads."""
-        for one in self._ones + self._pairs:
-            if one.found is not None:
-                one.index()
+    def freeze(self) -> None:
+        """Build the indexes: until values are added again, several threads may ask for numbers."""
+        for values in self._columns + self._pairs:
+            if values.found is not None:
+                values.index()
 
     def hashes(self, columns: Sequence[Any], salt: int) -> I64:
-        each = []
+        hashes = []
         for array in columns:
-            codes, own = encoded(array)
-            each.append(_hashes(values_of(own), salt)[codes])
-        return _folded(each)
+            codes, values = dictionary_encoded(array)
+            hashes.append(_hashes(values_of(values), salt)[codes])
+        return _combined(hashes)
 
     def values(self) -> list[Any]:
         import pyarrow as pa
 
         numbers = np.arange(len(self))
         out: list[Any] = []
-        for one, pair in zip(reversed(self._ones[1:]), reversed(self._pairs), strict=True):
+        for values, pair in zip(reversed(self._columns[1:]), reversed(self._pairs), strict=True):
             packed = pair.found.to_numpy()[numbers]
-            out.append(one.found.take(pa.array(packed & 0xFFFFFFFF)))
+            out.append(values.found.take(pa.array(packed & 0xFFFFFFFF)))
             numbers = packed >> 32
-        first = self._ones[0].found
+        first = self._columns[0].found
         return [first.take(pa.array(numbers)) if self._pairs else first, *reversed(out)]
 
 
 def _hashes(values: Sequence[Any], salt: int) -> I64:
-    """Python's, so that a value of a column has that of the same value elsewhere; NaN is equal to itself here."""
-    plain = (hashable(value) for value in values)
-    each = (hash((salt, "nan" if one is math.nan else one)) & 0xFFFFFFFFFFFF for one in plain)
-    return np.fromiter(each, np.int64, len(values))
+    """Return Python's hashes, so that equal values of different types have equal hashes; all NaN have one hash."""
+    keys = (hashable(value) for value in values)
+    hashes = (hash((salt, "nan" if key is math.nan else key)) & 0xFFFFFFFFFFFF for key in keys)
+    return np.fromiter(hashes, np.int64, len(values))
 
 
-def _folded(hashes: Sequence[I64]) -> I64:
-    """One number of those of several fields."""
+def _combined(hashes: Sequence[I64]) -> I64:
+    """Combine the hashes of several fields."""
     total = np.zeros(len(hashes[0]), np.int64)
     for own in hashes:
         total = total * 31 + own
@@ -201,35 +201,35 @@ def _folded(hashes: Sequence[I64]) -> I64:
 
 
 class PlainKeys:
-    """Values of any kind, in a dict."""
+    """Values of any type, in a dict."""
 
     def __init__(self, fields: int) -> None:
         self._found: dict[Hashable, int] = {}
         self._values: list[list[Any]] = [[] for _ in range(fields)]
 
     @classmethod
-    def taken_over(cls, keys: ColumnKeys) -> PlainKeys:
-        """The same values under the same numbers."""
-        own = cls(len(keys.kinds))
+    def from_columns(cls, keys: ColumnKeys) -> PlainKeys:
+        """Return the same values with the same numbers."""
+        plain_keys = cls(len(keys.kinds))
         if len(keys):
-            own.numbers([values_of(array) for array in keys.values()], True)
-        return own
+            plain_keys.numbers([values_of(array) for array in keys.values()], True)
+        return plain_keys
 
     def __len__(self) -> int:
         return len(self._found)
 
     @property
     def nbytes(self) -> int:
-        some = [str(value) for values in self._values for value in values[:: max(1, len(values) // 16)]]
-        each = sum(map(len, some)) / max(1, len(some)) + _SLOT
-        return int(each * len(self._found) * len(self._values))
+        sampled = [str(value) for values in self._values for value in values[:: max(1, len(values) // 16)]]
+        value_bytes = sum(map(len, sampled)) / max(1, len(sampled)) + _SLOT
+        return int(value_bytes * len(self._found) * len(self._values))
 
     def numbers(self, columns: Sequence[Any], grow: bool) -> I64:
         found, out = self._found, []
         for row in zip(*columns, strict=True):
             key = tuple(map(hashable, row))
-            number = found.get(key, UNKNOWN)
-            if number == UNKNOWN and grow:
+            number = found.get(key, UNKNOWN_KEY)
+            if number == UNKNOWN_KEY and grow:
                 number = found[key] = len(found)
                 for values, value in zip(self._values, row, strict=True):
                     values.append(value)
@@ -237,7 +237,7 @@ class PlainKeys:
         return np.array(out, np.int64)
 
     def hashes(self, columns: Sequence[Any], salt: int) -> I64:
-        return _folded([_hashes(values, salt) for values in columns])
+        return _combined([_hashes(values, salt) for values in columns])
 
     def values(self) -> list[Any]:
         return list(self._values)

@@ -1,4 +1,4 @@
-"""Order by value: in memory, or in sorted runs on the disk that are merged."""
+"""Sorting by value: in memory, or in sorted runs on the disk that are merged."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.relations.key_values import apart, gathered, order_of
+from penstock.dataset.relations.key_values import compacted, gathered, order_of
 from penstock.dataset.relations.spill import SpillFile, size_of
 from penstock.order import I64
 from penstock.plan import pick_rows
 
-_WAYS = 16  # runs that are merged at a time: a piece of each is in memory
-_HOLDS = 3  # the samples, their order, and the samples in order
-Order = Callable[[Sequence[Any]], I64]
+_MERGE_WIDTH = 16  # runs that are merged at a time: one piece of each is in memory
+_COPIES = 3  # in memory while sorting: the samples, their order, and the sorted samples
+SortOrder = Callable[[Sequence[Any]], I64]
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """All samples by the values of fields; equal ones stay in order."""
+    """All samples sorted by the values of some fields; equal samples keep their order."""
 
     fields: tuple[str, ...]
     descending: tuple[bool, ...]
@@ -40,66 +40,66 @@ class Sorted:
         return f"sort({names}{', descending=True' if all(self.descending) else down})"
 
 
-def sort(runs: Iterable[Sequence[Any]], order: Order, memory: int) -> Sequence[Sequence[Any]]:
-    """Put samples in order: pieces of them, in memory or in a spool."""
+def sort(runs: Iterable[Sequence[Any]], order: SortOrder, memory: int) -> Sequence[Sequence[Any]]:
+    """Sort samples; returns them in pieces, in memory or in a spill file."""
     held: list[Sequence[Any]] = []
-    size, lot = 0, max(1, memory // _HOLDS)
-    spool: SpillFile | None = None
-    ordered: list[list[int]] = []  # pieces of the spool that are in order
+    size, limit = 0, max(1, memory // _COPIES)
+    file: SpillFile | None = None
+    sorted_runs: list[list[int]] = []  # the pieces of the file that form each run
     for run in runs:
         held.append(run)
         size += size_of(run)
-        if size > lot:
-            spool = spool or SpillFile()
-            ordered.append(spill(spool, _in_order(held, order), piece_bytes(memory)))
+        if size > limit:
+            file = file or SpillFile()
+            sorted_runs.append(write_pieces(file, _sorted_items(held, order), piece_bytes(memory)))
             held, size = [], 0
-    if spool is None:
-        return [_in_order(held, order)] if held else []
+    if file is None:
+        return [_sorted_items(held, order)] if held else []
     if held:
-        ordered.append(spill(spool, _in_order(held, order), piece_bytes(memory)))
-    while len(ordered) > 1:
-        spool, ordered = _merged_runs(spool, ordered, order, piece_bytes(memory))
-    return spool
+        sorted_runs.append(write_pieces(file, _sorted_items(held, order), piece_bytes(memory)))
+    while len(sorted_runs) > 1:
+        file, sorted_runs = _merge_pass(file, sorted_runs, order, piece_bytes(memory))
+    return file
 
 
-def _merged_runs(
-    spool: SpillFile, ordered: list[list[int]], order: Order, most: int
+def _merge_pass(
+    file: SpillFile, sorted_runs: list[list[int]], order: SortOrder, max_bytes: int
 ) -> tuple[SpillFile, list[list[int]]]:
-    """Fewer and longer runs, in a spool of their own."""
+    """Merge runs into fewer and longer ones, in a new file."""
     out, longer = SpillFile(), []
-    for low in range(0, len(ordered), _WAYS):
-        made: list[int] = []
-        for piece in merged(spool, ordered[low : low + _WAYS], order):
-            made += spill(out, piece, most)
-        longer.append(made)
+    for low in range(0, len(sorted_runs), _MERGE_WIDTH):
+        pieces: list[int] = []
+        for piece in merge_runs(file, sorted_runs[low : low + _MERGE_WIDTH], order):
+            pieces += write_pieces(out, piece, max_bytes)
+        longer.append(pieces)
     return out, longer
 
 
 def piece_bytes(memory: int) -> int:
-    """How large pieces of a spool are."""
-    return min(4 << 20, max(64 << 10, memory // (3 * _WAYS)))
+    """Return the size of the pieces of a spill file."""
+    return min(4 << 20, max(64 << 10, memory // (3 * _MERGE_WIDTH)))
 
 
-def _in_order(held: Sequence[Sequence[Any]], order: Order) -> Sequence[Any]:
+def _sorted_items(held: Sequence[Sequence[Any]], order: SortOrder) -> Sequence[Any]:
     items = gathered(held)
-    return apart(pick_rows(items, order(items)))
+    return compacted(pick_rows(items, order(items)))
 
 
-def spill(spool: SpillFile, items: Sequence[Any], most: int) -> list[int]:
-    """Write samples in pieces; their numbers."""
-    many = max(1, -(-size_of(items) // most))
-    step = max(1, -(-len(items) // many))
-    return [spool.add(items[low : low + step]) for low in range(0, len(items), step)]
+def write_pieces(file: SpillFile, items: Sequence[Any], max_bytes: int) -> list[int]:
+    """Write samples in pieces, and return the numbers of the pieces."""
+    count = max(1, -(-size_of(items) // max_bytes))
+    step = max(1, -(-len(items) // count))
+    return [file.add(items[low : low + step]) for low in range(0, len(items), step)]
 
 
-class Kept:
-    """Samples in memory, and in a spool if they are many."""
+class SampleBuffer:
+    """Collects samples in memory, and in a spill file once they exceed a third of ``memory``."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
         self._held: list[Sequence[Any]] = []
         self._size = 0
-        self._spool: SpillFile | None = None
+        self._file: SpillFile | None = None
 
     def add(self, items: Sequence[Any]) -> None:
         if not len(items):
@@ -110,41 +110,41 @@ class Kept:
             self._flush()
 
     def _flush(self) -> None:
-        self._spool = self._spool or SpillFile()
+        self._file = self._file or SpillFile()
         for items in self._held:
-            spill(self._spool, items, piece_bytes(self._memory))
+            write_pieces(self._file, items, piece_bytes(self._memory))
         self._held, self._size = [], 0
 
     def pieces(self) -> Sequence[Sequence[Any]]:
-        if self._spool is None:
+        if self._file is None:
             return self._held
         self._flush()
-        return self._spool
+        return self._file
 
 
-def merged(spool: SpillFile, runs: Sequence[Sequence[int]], order: Order) -> Iterator[Sequence[Any]]:
-    """One stream in order, of runs of pieces that are; of equal samples those of earlier runs come first.
+def merge_runs(file: SpillFile, runs: Sequence[Sequence[int]], order: SortOrder) -> Iterator[Sequence[Any]]:
+    """Merge sorted runs, each given as the numbers of its pieces; equal samples keep the order of the runs.
 
-    What is at hand of all runs is put in order together; it is right up to where the first run ends of which there is
-    more to come.
+    The current pieces of all runs are sorted together. The result is final up to the last sample of the piece that ends
+    first, among the runs that have more pieces.
     """
     left = [list(reversed(numbers)) for numbers in runs]
     held: list[Sequence[Any]] = [[] for _ in runs]
     while True:
-        held = [spool[more.pop()] if more and not len(own) else own for own, more in zip(held, left, strict=True)]
+        held = [file[more.pop()] if more and not len(own) else own for own, more in zip(held, left, strict=True)]
         live = [number for number, own in enumerate(held) if len(own)]
         if not live:
             return
         edges = np.cumsum([0, *(len(held[number]) for number in live)])
         items = gathered([held[number] for number in live])
         found = order(items)
-        place = np.empty_like(found)
-        place[found] = np.arange(len(found))
-        ends = [int(place[edges[i + 1] - 1]) for i, number in enumerate(live) if left[number]]
+        rank = np.empty_like(found)
+        rank[found] = np.arange(len(found))
+        ends = [int(rank[edges[i + 1] - 1]) for i, number in enumerate(live) if left[number]]
         until = min(ends) + 1 if ends else len(found)
         yield pick_rows(items, found[:until])
         rest = np.sort(found[until:])
-        kept = apart(pick_rows(items, rest))
+        remaining = compacted(pick_rows(items, rest))
         cuts = np.searchsorted(rest, edges)
         for i, number in enumerate(live):
-            held[number] = kept[int(cuts[i]) : int(cuts[i + 1])]
+            held[number] = remaining[int(cuts[i]) : int(cuts[i + 1])]

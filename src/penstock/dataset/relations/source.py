@@ -1,4 +1,4 @@
-"""A source made of everything another plan gives: run to its end when it is first read, within a bound of memory."""
+"""A source computed from all samples of another plan, which runs to its end when the source is first read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from penstock.engines import Program, start_run
 from penstock.errors import PlanError
 from penstock.plan import Plan, Resources, Select, size_in_bytes
 
-_SHARE = 4  # of the machine's memory, where nobody says
+_MEMORY_SHARE = 4  # a quarter of the machine's memory, unless the engine's options set a limit
 
 
 class Summary(Protocol):
-    """What is made of all samples of a plan."""
+    """Computes rows from all samples of a plan."""
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        """Pieces of rows, made of runs of samples; what goes beyond ``memory`` bytes belongs on the disk."""
+        """Return rows in pieces, computed from runs of samples; what exceeds ``memory`` bytes is spilled."""
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
-        """What is known of the fields of these rows, where ``features`` is known of those of the samples."""
+        """Return the features of the rows, given those of the samples."""
 
     def describe(self) -> str:
-        """The call that asked for it."""
+        """Return the call as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A source that runs another plan to its end when it is opened, and gives what a summary makes of it."""
+    """A source that runs another plan to its end when it is opened, and reads the rows that a summary computes."""
 
     plan: Plan
     summary: Summary
@@ -41,11 +41,15 @@ class Whole:
 
     @property
     def resources(self) -> Resources | None:
-        """Its rows are made."""
+        """``None``: the rows are in memory or in a spill file, so reading needs no pool."""
         return None
 
     def open(self) -> PiecesReader:
-        """Run the plan."""
+        """Run the plan.
+
+        Raises:
+            StorageError: the temporary file cannot be written.
+        """
         program = Program(self.plan)
         program.check_end()
         with closing(runs_of(self.plan, program)) as runs:
@@ -53,12 +57,11 @@ class Whole:
         return PiecesReader(pieces, self.summary.typed(_features(program)))
 
     def describe(self) -> str:
-        """The calls that made it."""
         return f"{self.plan.source.describe()} ... {self.summary.describe()}"
 
 
 def _features(program: Program) -> dict[str, Any]:
-    """What is known of the fields; of sources that tell different things, nothing is."""
+    """Return the features of the samples; none if the sources declare different ones."""
     try:
         return program.features()
     except PlanError:
@@ -66,30 +69,32 @@ def _features(program: Program) -> dict[str, Any]:
 
 
 def runs_of(plan: Plan, program: Program | None = None) -> Generator[Sequence[Any], None, None]:
-    """What a plan gives, in runs of neighbours."""
+    """Yield the samples of a plan in runs of consecutive ones."""
     with closing(start_run(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
         yield from (run for run in runs if len(run))
 
 
 def memory_of(plan: Plan) -> int:
-    """How many bytes may be held: what ``on("local", memory=...)`` says, or a quarter of the machine's."""
-    asked = plan.engine.get("memory")
-    if asked is not None:
-        return size_in_bytes("memory", asked)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _SHARE
+    """Return the memory limit in bytes: that of ``on("local", memory=...)``, or a quarter of the machine's memory."""
+    limit = plan.engine.get("memory")
+    if limit is not None:
+        return size_in_bytes("memory", limit)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
 
 
 def whole(plan: Plan, summary: Summary) -> Plan:
-    """The plan of what a summary makes of everything; engine, seed and policy stay.
+    """Return a plan that reads a summary of all samples of another; engine, seed and error policy are kept.
 
     Raises:
-        PlanError: the plan is one rank's share.
+        PlanError: the plan is cut for several ranks.
     """
     if plan.cut is not None and plan.cut.world > 1:
-        raise PlanError(f"{summary.describe()} needs the whole stream, which is cut for {plan.cut.world} ranks")
+        raise PlanError(
+            f"{summary.describe()} needs the whole stream, but the dataset is cut for {plan.cut.world} ranks"
+        )
     return Plan(Whole(plan, summary), (), plan.seed, None, None, plan.errors, plan.engine)
 
 
 def fields_of(plan: Plan, *names: str) -> Plan:
-    """The plan that reads no more than these fields, where its items are samples."""
+    """Return the plan reduced to these fields, unless its items are not samples."""
     return plan.then(Select(tuple(dict.fromkeys(names)))) if plan.commutes else plan

@@ -1,4 +1,4 @@
-"""``train_test_split(stratify=...)``: every value of a field gives the same share of its samples."""
+"""``train_test_split(stratify=...)``: the same share of the samples of every value of a field."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan import Exclude, Identity, Plan
 
 
 class Strata:
-    """Which samples are on which side: found out when it is first asked for, by reading the field of every sample."""
+    """The two sides of a split; computed on first use, which reads the field of every sample."""
 
     def __init__(self, plan: Plan, name: str, share: float, seed: int) -> None:
         self._args = (plan, name, share, seed)
@@ -29,13 +29,13 @@ class Strata:
         return Strata, self._args
 
     def sides(self) -> tuple[list[Identity], list[Identity]]:
-        """The samples for training, and those for the test."""
+        """Return the samples for training and those for testing."""
         with self._lock:
             if self._sides is None:
-                self._sides = self._found()
+                self._sides = self._compute()
             return self._sides
 
-    def _found(self) -> tuple[list[Identity], list[Identity]]:
+    def _compute(self) -> tuple[list[Identity], list[Identity]]:
         plan, name, share, seed = self._args
         program = Program(replace(fields_of(plan, name), cut=None))
         order = program.order(0)
@@ -48,27 +48,27 @@ class Strata:
             return [], []
         found = found[:, found[KIND] == DELIVERED]
         names = [reader.names for reader in program.readers]
-        own = [
+        identities = [
             Identity(leaf, names[leaf][shard], index)
             for leaf, shard, index in zip(*(found[row].tolist() for row in (LEAF, SHARD, INDEX)), strict=True)
         ]
-        return _sides(own, values, share, seed)
+        return _sides(identities, values, share, seed)
 
 
 def _sides(
-    own: list[Identity], values: list[Hashable], share: float, seed: int
+    identities: list[Identity], values: list[Hashable], share: float, seed: int
 ) -> tuple[list[Identity], list[Identity]]:
-    marks = name_hashes(f"{seed}:{one.source}:{one.shard}" for one in own)
-    marks = fold_into(marks, np.array([one.index for one in own], np.int64))
+    hashes = name_hashes(f"{seed}:{identity.source}:{identity.shard}" for identity in identities)
+    hashes = fold_into(hashes, np.array([identity.index for identity in identities], np.int64))
     groups: dict[Hashable, list[int]] = {}
     for number, value in enumerate(values):
         groups.setdefault(value, []).append(number)
-    test = np.zeros(len(own), bool)
+    test = np.zeros(len(identities), bool)
     for group in groups.values():
         numbers = np.array(group)
-        numbers = numbers[np.argsort(marks[numbers], kind="stable")]
+        numbers = numbers[np.argsort(hashes[numbers], kind="stable")]
         test[numbers[: int(len(numbers) * share + 0.5)]] = True
-    return [own[i] for i in np.flatnonzero(~test)], [own[i] for i in np.flatnonzero(test)]
+    return [identities[i] for i in np.flatnonzero(~test)], [identities[i] for i in np.flatnonzero(test)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Stratified(Exclude):
     said: str = ""
 
     def settle(self) -> Exclude:
-        """Find out which samples are on the other side."""
+        """Return the same stage with the samples of the other side listed."""
         assert self.strata is not None
         train, test = self.strata.sides()
         return Exclude(tuple(train if self.test else test), self.first, self.until)

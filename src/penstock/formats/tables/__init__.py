@@ -1,4 +1,4 @@
-"""Tables: Parquet files and Arrow tables as samples, and samples as Parquet files."""
+"""Tables as samples (Parquet and Arrow files, Hugging Face and Ray datasets), and samples as Parquet files."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One file of Arrow's own format, a file or a stream, and its record batches.
+"""One file in Arrow's IPC format, a file or a stream, and its record batches.
 
-A message is a length, a small table of what it holds, and a body. A file lists its messages at its end; in a stream
-each is found behind the one before. Of a local file the bodies are mapped, not read; of a remote one what stands before
-the bodies is read to know the rows, and a body when its rows are due.
+A message is a length, metadata as a FlatBuffers table, and a body. The file format lists its messages in a footer; the
+stream format is walked from message to message. The bodies of a local file are mapped, not read. Of a remote file, the
+metadata of all messages is read to count the rows, and a body when its rows are due.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import numpy as np
 from penstock.blobs.prefetch import CONNECTIONS
 from penstock.errors import DataError, StorageError
 from penstock.formats.tables.parquet_file import (
-    Fetched,
-    Stamp,
-    Told,
-    completed,
-    kind_of,
+    Partition,
+    RemoteFile,
+    TableStamp,
+    first_line,
     local_stamp,
+    partition_type,
+    plain_batches,
     remote_stamp,
-    whole,
-    words,
+    with_partition,
 )
 from penstock.order import I64
 from penstock.plan.expressions import Condition, Extent
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAGIC = b"ARROW1"
-_BEGIN = 8  # where the first message of a file begins; that of a stream is at 0
-_MARK = 0xFFFFFFFF  # stands before the length of a message, but for very old ones
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # what a message holds
-_LOOK = 1 << 16  # what is fetched of a remote file to see a message
+_FILE_START = 8  # offset of the first message in the file format; a stream's first message is at 0
+_CONTINUATION = 0xFFFFFFFF  # stands before the length of a message, except before Arrow 0.15
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # the kinds of messages, as FlatBuffers numbers them
+_PEEK_BYTES = 1 << 16  # read of a remote stream at a time to find the next messages
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message: what it holds, where it lies, and of a record batch its rows."""
+    """A message: its kind, its range of bytes, and for a record batch the number of rows."""
 
-    holds: int
+    kind: int
     start: int
     stop: int
     rows: int = 0
@@ -56,278 +56,282 @@ class _Message:
 
 @dataclass(frozen=True, eq=False)
 class ArrowFile:
-    """A file whose messages are known; holds no handle, so that any thread may read from it.
+    """A file whose messages are known; holds no file handle, so any thread may read from it.
 
     Attributes:
-        url: What it is called in errors.
-        path: Where it is.
-        storage: Who reads it; ``None``: it is a local file.
-        stamp: What it was when the messages were looked for.
-        own: Its columns.
-        head: The bytes of its schema; of a file, where its end begins.
-        messages: Its dictionaries and record batches, in order.
-        extra: Columns that the name of the file tells, with their values.
+        url: The file's name in errors.
+        path: The file's path or URL.
+        storage: The storage that reads it; ``None`` for a local file.
+        stamp: The file's stamp when the messages were listed.
+        file_schema: The columns that the file stores.
+        head: The schema message of a stream, or the offset of the footer of a file.
+        messages: The dictionaries and record batches, in the order of the file.
+        partition: The columns that the file's folders name, with their values.
+        checked: The sets of columns that were found to match those of the dataset's first file.
     """
 
     url: str
     path: str
     storage: Storage | None
-    stamp: Stamp
-    own: pa.Schema
+    stamp: TableStamp
+    file_schema: pa.Schema
     head: bytes | int
     messages: tuple[_Message, ...]
-    extra: Told = ()
+    partition: Partition = ()
     checked: set[tuple[str, ...]] = field(default_factory=set)
 
     @cached_property
     def schema(self) -> pa.Schema:
-        """Its columns, and those that its name tells."""
+        """The file's columns, and those that its folders name."""
         import pyarrow as pa
 
-        found = self.own
-        for name, value in self.extra:
-            if name not in found.names:
-                found = found.append(pa.field(name, kind_of(value)))
-        return found
+        schema = self.file_schema
+        for name, value in self.partition:
+            if name not in schema.names:
+                schema = schema.append(pa.field(name, partition_type(value)))
+        return schema
 
     @cached_property
     def _batches(self) -> list[int]:
-        return [number for number, message in enumerate(self.messages) if message.holds == _BATCH]
+        """The numbers of the messages that are record batches."""
+        return [number for number, message in enumerate(self.messages) if message.kind == _BATCH]
 
     @cached_property
-    def edges(self) -> I64:
-        """The number of the first row of every record batch, and of all rows."""
+    def row_offsets(self) -> I64:
+        """The number of the first row of each record batch, and at the end the number of rows."""
         return np.cumsum([0, *(self.messages[number].rows for number in self._batches)], dtype=np.int64)
 
     @property
     def groups(self) -> int:
-        """How many record batches it has."""
+        """The number of record batches."""
         return len(self._batches)
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
-        return int(self.edges[-1])
+        """The number of rows."""
+        return int(self.row_offsets[-1])
 
     def nbytes(self, group: int, names: Sequence[str]) -> int:
-        """About how many bytes some columns of a record batch have: their share by number."""
+        """Estimate the size of some columns of a record batch: all columns are taken to be equally large."""
         message = self.messages[self._batches[group]]
-        return max(1, (message.stop - message.start) * len(names) // max(1, len(self.own)))
+        return max(1, (message.stop - message.start) * len(names) // max(1, len(self.file_schema)))
 
-    def may_hold(self, group: int, where: Condition) -> bool:
-        """Whether a row of a record batch may fulfil a condition, as far as the file's name tells."""
+    def may_match(self, group: int, where: Condition) -> bool:
+        """Whether the partition columns leave it possible that a row of a record batch meets the condition."""
         rows = self.messages[self._batches[group]].rows
-        told = {
+        extents = {
             name: Extent(value, value, rows if value is None else 0, rows)
-            for name, value in self.extra
-            if name not in self.own.names
+            for name, value in self.partition
+            if name not in self.file_schema.names
         }
         try:
-            return where.possible({name: told.get(name, Extent()) for name in where.fields()})
+            return where.possible({name: extents.get(name, Extent()) for name in where.fields()})
         except TypeError:
             return True
 
     def decode(self, group: int, names: Sequence[str]) -> list[pa.RecordBatch]:
-        """The rows of a record batch; of a local file that is not compressed, where they lie.
+        """Return the rows of a record batch; views of the mapped file if it is local and not compressed.
 
         Raises:
             DataError: the record batch is damaged.
-            StorageError: the file is gone or changed.
+            StorageError: the file is gone, or has changed since its messages were listed.
         """
         import pyarrow as pa
 
         number = self._batches[group]
-        own = [name for name in names if name in self.own.names]
+        stored = [name for name in names if name in self.file_schema.names]
         try:
-            batch = self._batch(number, own)
-            batch.validate(full=True)  # else what is damaged would be read beyond its end
+            batch = self._read_batch(number, stored)
+            batch.validate(full=True)  # Arrow would follow damaged offsets beyond the end of the buffers
             table = pa.Table.from_batches([batch])
-            return whole(completed(table, names, self.schema, self.extra, batch.num_rows))
+            return plain_batches(with_partition(table, names, self.schema, self.partition, batch.num_rows))
         except StorageError:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as exc:
-            raise DataError(f"record batch {group} cannot be decoded: {words(exc)}", self.url) from exc
+            raise DataError(f"record batch {group} cannot be decoded: {first_line(exc)}", self.url) from exc
 
-    def _batch(self, number: int, names: Sequence[str]) -> pa.RecordBatch:
+    def _read_batch(self, number: int, names: Sequence[str]) -> pa.RecordBatch:
         import pyarrow as pa
 
         message = self.messages[number]
-        dictionaries = [one for one in self.messages if one.holds == _DICTIONARY]
-        places = sorted(self.own.get_field_index(name) for name in names)
-        wanted = pa.ipc.IpcReadOptions(included_fields=places) if names and message.compressed else None
+        dictionaries = [other for other in self.messages if other.kind == _DICTIONARY]
+        columns = sorted(self.file_schema.get_field_index(name) for name in names)
+        options = pa.ipc.IpcReadOptions(included_fields=columns) if names and message.compressed else None
         source = self._source()
         if isinstance(self.head, int):
-            spans = [(one.start, one.stop) for one in (*dictionaries, message)]
-            with pa.ipc.open_file(source.part([*spans, (self.head, self.stamp.size)]), options=wanted) as file:
+            ranges = [(needed.start, needed.stop) for needed in (*dictionaries, message)]
+            with pa.ipc.open_file(source.file([*ranges, (self.head, self.stamp.size)]), options=options) as file:
                 return file.get_batch(self._batches.index(number)).select(names)
-        before = [one for one in dictionaries if one.start < message.start]
-        if not (before or message.compressed):
-            found = pa.ipc.read_message(source.read(message.start, message.stop))
-            return pa.ipc.read_record_batch(found, self.own).select(names)
-        parts = [source.read(one.start, one.stop) for one in (*before, message)]
-        joined = pa.py_buffer(b"".join([self.head, *(memoryview(part) for part in parts)]))
-        with pa.ipc.open_stream(joined, options=wanted) as reader:
+        earlier = [other for other in dictionaries if other.start < message.start]
+        if not (earlier or message.compressed):
+            encoded = pa.ipc.read_message(source.read(message.start, message.stop))
+            return pa.ipc.read_record_batch(encoded, self.file_schema).select(names)
+        bodies = [source.read(needed.start, needed.stop) for needed in (*earlier, message)]
+        stream = pa.py_buffer(b"".join([self.head, *(memoryview(body) for body in bodies)]))
+        with pa.ipc.open_stream(stream, options=options) as reader:
             return reader.read_next_batch().select(names)
 
-    def _source(self) -> _Local | _Remote:
+    def _source(self) -> _LocalBytes | _RemoteBytes:
         if self.storage is not None:
-            return _Remote(self.path, self.storage, self.stamp)
+            return _RemoteBytes(self.path, self.storage, self.stamp)
         if local_stamp(self.path, self.url) != self.stamp:
             raise StorageError("the file was changed while it was being read", self.url)
-        return _Local(self.path, self.stamp)
+        return _LocalBytes(self.path, self.stamp)
 
 
-def open_ipc(url: str, path: str, storage: Storage | None, extra: Told) -> ArrowFile:
-    """Find the messages of a file.
+def open_arrow(url: str, path: str, storage: Storage | None, partition: Partition) -> ArrowFile:
+    """List the messages of a file.
 
     Raises:
-        DataError: it is no file of Arrow's, or not whole.
-        StorageError: it is not there.
+        DataError: the file is not an Arrow file, is cut off, or is damaged.
+        StorageError: the file does not exist or cannot be read.
     """
     import pyarrow as pa
 
     stamp = local_stamp(path, url) if storage is None else remote_stamp(path, storage)
     try:
-        source = _Local(path, stamp) if storage is None else _Remote(path, storage, stamp)
-        begin = bytes(memoryview(source.read(0, min(stamp.size, _BEGIN))))
-        if begin[:6] == _MAGIC:
-            start, messages = _listed(source, stamp.size)
-            with pa.ipc.open_file(source.part([(start, stamp.size)])) as file:
-                schema = _named(file.schema)
-            return ArrowFile(url, path, storage, stamp, schema, start, tuple(messages), extra)
-        if begin[:4] == b"FEA1":
-            raise ValueError("it is Feather of the first version, which pyarrow.feather can read and write anew")
-        messages = _streamed(source, stamp.size)
-        if not messages or messages[0].holds != _SCHEMA:
-            raise ValueError("it does not begin with its columns")
+        source = _LocalBytes(path, stamp) if storage is None else _RemoteBytes(path, storage, stamp)
+        start = bytes(memoryview(source.read(0, min(stamp.size, _FILE_START))))
+        if start[:6] == _MAGIC:
+            footer, messages = _list_file(source, stamp.size)
+            with pa.ipc.open_file(source.file([(footer, stamp.size)])) as file:
+                schema = _check_names(file.schema)
+            return ArrowFile(url, path, storage, stamp, schema, footer, tuple(messages), partition)
+        if start[:4] == b"FEA1":
+            raise ValueError("it is a Feather file of version 1; rewrite it with pyarrow.feather")
+        messages = _list_stream(source, stamp.size)
+        if not messages or messages[0].kind != _SCHEMA:
+            raise ValueError("it does not begin with a schema")
         head = bytes(memoryview(source.read(messages[0].start, messages[0].stop)))
-        schema = _named(pa.ipc.read_schema(pa.py_buffer(head)))
+        schema = _check_names(pa.ipc.read_schema(pa.py_buffer(head)))
     except (DataError, StorageError):
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, struct.error) as exc:
-        raise DataError(f"this is no whole Arrow file: {words(exc)}", url) from exc
-    return ArrowFile(url, path, storage, stamp, schema, head, tuple(messages[1:]), extra)
+        raise DataError(f"not a complete Arrow file: {first_line(exc)}", url) from exc
+    return ArrowFile(url, path, storage, stamp, schema, head, tuple(messages[1:]), partition)
 
 
-def _named(schema: pa.Schema) -> pa.Schema:
-    """The schema, if its columns have names: one that is damaged fails here, not where it is first used."""
+def _check_names(schema: pa.Schema) -> pa.Schema:
+    """Return the schema if its columns have names, so that a damaged one fails when the file is opened."""
     if not all(isinstance(name, str) for name in schema.names):
         raise ValueError("a column has no name")
     return schema
 
 
-def _listed(source: _Local | _Remote, size: int) -> tuple[int, list[_Message]]:
-    """Where the end of a file begins, and the messages that it lists.
+def _list_file(source: _LocalBytes | _RemoteBytes, size: int) -> tuple[int, list[_Message]]:
+    """Return the offset of the footer of a file, and the messages that the footer lists.
 
     Raises:
-        ValueError: it has no such end, or what should be a message is none.
+        ValueError: the footer is missing or damaged, or lists something that is not a message.
     """
-    tail = bytes(memoryview(source.read(max(0, size - 10), size)))
-    start = size - 10 - int.from_bytes(tail[:4], "little")
-    if tail[4:] != _MAGIC or start < _BEGIN:
-        raise ValueError("it does not end like one")
-    end = memoryview(source.read(start, size))
-    (root,) = struct.unpack_from("<I", end, 0)
-    spans = [(_DICTIONARY, *one) for one in _blocks(end, _slot(end, root, 2))]
-    spans += [(_BATCH, *one) for one in _blocks(end, _slot(end, root, 3))]
+    trailer = bytes(memoryview(source.read(max(0, size - 10), size)))
+    start = size - 10 - int.from_bytes(trailer[:4], "little")
+    if trailer[4:] != _MAGIC or start < _FILE_START:
+        raise ValueError("it does not end with an Arrow footer")
+    footer = memoryview(source.read(start, size))
+    (root,) = struct.unpack_from("<I", footer, 0)
+    blocks = [(_DICTIONARY, *block) for block in _footer_blocks(footer, _field_position(footer, root, 2))]
+    blocks += [(_BATCH, *block) for block in _footer_blocks(footer, _field_position(footer, root, 3))]
     if any(
-        first < _BEGIN or before < 8 or body < 0 or first + before + body > start for _, first, before, body in spans
+        offset < _FILE_START or head_bytes < 8 or body_bytes < 0 or offset + head_bytes + body_bytes > start
+        for _, offset, head_bytes, body_bytes in blocks
     ):
-        raise ValueError("it lists what lies outside of it")
-    if isinstance(source, _Remote):
+        raise ValueError("its footer lists a message that lies outside the file")
+    if isinstance(source, _RemoteBytes):
         with ThreadPoolExecutor(CONNECTIONS, "penstock footers") as pool:
-            heads = list(pool.map(lambda one: source.read(one[1], one[1] + one[2]), spans))
+            heads = list(pool.map(lambda block: source.read(block[1], block[1] + block[2]), blocks))
     else:
-        heads = [source.read(first, first + before) for _, first, before, _ in spans]
-    out = []
-    for (holds, first, before, body), head in zip(spans, heads, strict=True):
+        heads = [source.read(offset, offset + head_bytes) for _, offset, head_bytes, _ in blocks]
+    messages = []
+    for (kind, offset, head_bytes, body_bytes), head in zip(blocks, heads, strict=True):
         view = memoryview(head)
-        told, _ = _told(view[8 if int.from_bytes(view[:4], "little") == _MARK else 4 :], first)
-        if told.holds != holds:
-            raise ValueError(f"what is at byte {first} is not what it is listed as")
-        out.append(_Message(holds, first, first + before + body, told.rows, told.compressed))
-    return start, out
+        message, _ = _parse(view[8 if int.from_bytes(view[:4], "little") == _CONTINUATION else 4 :], offset)
+        if message.kind != kind:
+            raise ValueError(f"the message at byte {offset} is not of the kind that the footer says")
+        stop = offset + head_bytes + body_bytes
+        messages.append(_Message(kind, offset, stop, message.rows, message.compressed))
+    return start, messages
 
 
-def _blocks(end: memoryview, place: int) -> list[tuple[int, int, int]]:
-    """Where listed messages begin, how long they are before their bodies, and their bodies."""
-    if not place:
+def _footer_blocks(footer: memoryview, position: int) -> list[tuple[int, int, int]]:
+    """Return the offset, the length of the metadata and the length of the body of each message in a list."""
+    if not position:
         return []
-    place += struct.unpack_from("<I", end, place)[0]
-    (many,) = struct.unpack_from("<I", end, place)
-    if place + 4 + 24 * many > len(end):
-        raise ValueError("its end is damaged")
-    return [struct.unpack_from("<qi4xq", end, place + 4 + 24 * number) for number in range(many)]
+    position += struct.unpack_from("<I", footer, position)[0]
+    (count,) = struct.unpack_from("<I", footer, position)
+    if position + 4 + 24 * count > len(footer):
+        raise ValueError("its footer is damaged")
+    return [struct.unpack_from("<qi4xq", footer, position + 4 + 24 * number) for number in range(count)]
 
 
-def _streamed(source: _Local | _Remote, size: int) -> list[_Message]:
-    """All messages of a stream up to the mark of the end.
+def _list_stream(source: _LocalBytes | _RemoteBytes, size: int) -> list[_Message]:
+    """Return all messages of a stream up to its end-of-stream marker.
 
     Raises:
-        ValueError: there is no such mark, or what should be a message is none.
+        ValueError: the marker is missing, or something in the stream is not a message.
     """
-    at = 0
-    out: list[_Message] = []
-    while at + 4 <= size:
-        look = source.look(at)
-        (length,) = struct.unpack_from("<I", look, 0)
-        skip = 4
-        if length == _MARK:
-            (length,) = struct.unpack_from("<I", look, 4)
-            skip = 8
+    offset = 0
+    messages: list[_Message] = []
+    while offset + 4 <= size:
+        head = source.peek(offset)
+        (length,) = struct.unpack_from("<I", head, 0)
+        prefix = 4
+        if length == _CONTINUATION:
+            (length,) = struct.unpack_from("<I", head, 4)
+            prefix = 8
         if not length:
-            return out
-        if at + skip + length > size:
-            raise ValueError(f"it ends within a message that begins at byte {at}")
-        if skip + length > len(look):
-            look = memoryview(source.read(at, at + skip + length))
-        told, body = _told(look[skip : skip + length], at)
-        stop = at + skip + length + body
-        if body < 0 or stop > size:
-            raise ValueError(f"it ends within a message that begins at byte {at}")
-        out.append(_Message(told.holds, at, stop, told.rows, told.compressed))
-        at = stop
-    raise ValueError("it ends without the mark of its end: it was not written whole")
+            return messages
+        if offset + prefix + length > size:
+            raise ValueError(f"it ends within the message that begins at byte {offset}")
+        if prefix + length > len(head):
+            head = memoryview(source.read(offset, offset + prefix + length))
+        message, body_bytes = _parse(head[prefix : prefix + length], offset)
+        stop = offset + prefix + length + body_bytes
+        if body_bytes < 0 or stop > size:
+            raise ValueError(f"it ends within the message that begins at byte {offset}")
+        messages.append(_Message(message.kind, offset, stop, message.rows, message.compressed))
+        offset = stop
+    raise ValueError("it has no end-of-stream marker, so its writer did not finish")
 
 
-def _told(metadata: memoryview, at: int) -> tuple[_Message, int]:
-    """What a message says of itself, and the bytes of its body; its tables are FlatBuffers."""
+def _parse(metadata: memoryview, offset: int) -> tuple[_Message, int]:
+    """Return the message that FlatBuffers metadata describes, without its range, and the length of its body."""
     try:
         (root,) = struct.unpack_from("<I", metadata, 0)
-        (holds,) = struct.unpack_from("<B", metadata, _slot(metadata, root, 1))
-        place = _slot(metadata, root, 3)
-        body = struct.unpack_from("<q", metadata, place)[0] if place else 0
-        if holds != _BATCH:
-            return _Message(holds, at, at), body
-        place = _slot(metadata, root, 2)
-        batch = place + struct.unpack_from("<I", metadata, place)[0]
-        place = _slot(metadata, batch, 0)
-        rows = struct.unpack_from("<q", metadata, place)[0] if place else 0
-        compressed = bool(_slot(metadata, batch, 3))
+        (kind,) = struct.unpack_from("<B", metadata, _field_position(metadata, root, 1))
+        position = _field_position(metadata, root, 3)
+        body_bytes = struct.unpack_from("<q", metadata, position)[0] if position else 0
+        if kind != _BATCH:
+            return _Message(kind, offset, offset), body_bytes
+        position = _field_position(metadata, root, 2)
+        batch = position + struct.unpack_from("<I", metadata, position)[0]
+        position = _field_position(metadata, batch, 0)
+        rows = struct.unpack_from("<q", metadata, position)[0] if position else 0
+        compressed = bool(_field_position(metadata, batch, 3))
     except struct.error as exc:
-        raise ValueError(f"what is at byte {at} is no message") from exc
+        raise ValueError(f"there is no valid message at byte {offset}") from exc
     if rows < 0:
-        raise ValueError(f"what is at byte {at} is no message")
-    return _Message(holds, at, at, rows, compressed), body
+        raise ValueError(f"there is no valid message at byte {offset}")
+    return _Message(kind, offset, offset, rows, compressed), body_bytes
 
 
-def _slot(data: memoryview, table: int, number: int) -> int:
-    """Where a field of a table lies; 0 where it has none."""
-    (back,) = struct.unpack_from("<i", data, table)
-    index = table - back
-    if index < 0:
-        raise struct.error("no table")
-    (size,) = struct.unpack_from("<H", data, index)
+def _field_position(data: memoryview, table: int, number: int) -> int:
+    """Return the position of a field of a FlatBuffers table; 0 if the table does not have it."""
+    (distance,) = struct.unpack_from("<i", data, table)
+    vtable = table - distance
+    if vtable < 0:
+        raise struct.error("not a table")
+    (size,) = struct.unpack_from("<H", data, vtable)
     if 6 + 2 * number > size:
         return 0
-    (offset,) = struct.unpack_from("<H", data, index + 4 + 2 * number)
+    (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number)
     return table + offset if offset else 0
 
 
-class _Local:
-    """A file that is mapped while something of it is used."""
+class _LocalBytes:
+    """The bytes of a local file, mapped into memory while a part of them is in use."""
 
-    def __init__(self, path: str, stamp: Stamp) -> None:
+    def __init__(self, path: str, stamp: TableStamp) -> None:
         import pyarrow as pa
 
         self._data: Any = pa.py_buffer(b"")
@@ -335,41 +339,39 @@ class _Local:
             with pa.memory_map(path) as file:
                 self._data = file.read_buffer()
 
-    def part(self, spans: Sequence[tuple[int, int]]) -> Any:
-        """What Arrow reads the whole file from."""
+    def file(self, ranges: Sequence[tuple[int, int]]) -> Any:
+        """Return a source from which Arrow reads the file; ``ranges`` are those that it will need."""
         return self._data
 
     def read(self, start: int, stop: int) -> Any:
-        """Some bytes, not copied."""
+        """Return a range of bytes as an Arrow buffer; not copied."""
         return self._data.slice(start, max(0, stop - start))
 
-    def look(self, at: int) -> memoryview:
-        """Some bytes from a place on."""
-        return memoryview(self._data.slice(at, min(_LOOK, self._data.size - at)))
+    def peek(self, offset: int) -> memoryview:
+        """Return some bytes from an offset on: at least those of the metadata of a small message."""
+        return memoryview(self._data.slice(offset, min(_PEEK_BYTES, self._data.size - offset)))
 
 
-class _Remote:
-    """A file behind a storage; what was looked at last is kept."""
+class _RemoteBytes:
+    """The bytes of a remote file, with the same methods; keeps what ``peek`` read last."""
 
-    def __init__(self, path: str, storage: Storage, stamp: Stamp) -> None:
+    def __init__(self, path: str, storage: Storage, stamp: TableStamp) -> None:
         self._path, self._storage, self._stamp = path, storage, stamp
-        self._at, self._seen = 0, memoryview(b"")
+        self._peeked_from, self._peeked = 0, memoryview(b"")
 
-    def part(self, spans: Sequence[tuple[int, int]]) -> Any:
-        """What Arrow reads the whole file from, with some of it fetched."""
-        return Fetched(self._path, self._storage, self._stamp, spans)
+    def file(self, ranges: Sequence[tuple[int, int]]) -> Any:
+        return RemoteFile(self._path, self._storage, self._stamp, ranges)
 
     def read(self, start: int, stop: int) -> Any:
-        """Some bytes."""
         import pyarrow as pa
 
         tag = self._stamp.tag
         return pa.py_buffer(self._storage.read(self._path, start, stop, tag=tag if isinstance(tag, str) else None))
 
-    def look(self, at: int) -> memoryview:
-        """Some bytes from a place on: at least those of a small message, where there are so many."""
-        inside = self._seen[at - self._at :] if 0 <= at - self._at < len(self._seen) else self._seen[:0]
-        if len(inside) < 8 or len(inside) < 8 + int.from_bytes(inside[4:8], "little"):
-            self._at = at
-            self._seen = inside = memoryview(self.read(at, min(at + _LOOK, self._stamp.size)))
-        return inside
+    def peek(self, offset: int) -> memoryview:
+        ahead = offset - self._peeked_from
+        rest = self._peeked[ahead:] if 0 <= ahead < len(self._peeked) else self._peeked[:0]
+        if len(rest) < 8 or len(rest) < 8 + int.from_bytes(rest[4:8], "little"):
+            self._peeked_from = offset
+            self._peeked = rest = memoryview(self.read(offset, min(offset + _PEEK_BYTES, self._stamp.size)))
+        return rest

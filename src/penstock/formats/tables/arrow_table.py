@@ -1,4 +1,4 @@
-"""Samples as Arrow tables: columns as they are, rows by what their values are."""
+"""Samples as Arrow tables, and those as data frames of pandas and polars."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def table_from(items: Sequence[Any], features: Mapping[str, Feature] | None = None) -> pa.Table:
-    """A table of samples: columns where they are columns already, else a column for each field.
+    """Return samples as a table with a column for each field; samples that are columns are not copied.
 
-    A field with a feature is stored as that says. Arrays are lists of their numbers; those of more than one dimension
-    keep their shape in the field's metadata. Tensors are arrays, images the bytes of a file.
+    A field with a feature is stored as the feature says. Arrays become lists of their numbers; arrays of more than one
+    dimension keep their shape in the field's metadata. Tensors are stored as arrays, PIL images as the bytes of a file.
 
     Raises:
-        DataError: samples are no dicts, or a field has values that do not go together.
+        DataError: a sample is not a dict, or the values of a field do not fit into one column.
     """
     import pyarrow as pa
 
@@ -38,10 +38,10 @@ def table_from(items: Sequence[Any], features: Mapping[str, Feature] | None = No
     names: dict[str, None] = {}
     for item in items:
         if not isinstance(item, dict):
-            raise DataError(f"a table has samples with fields, not {type(item).__name__}")
+            raise DataError(f"a table needs samples with fields, not {type(item).__name__}")
         names.update(dict.fromkeys(map(str, item)))
-    known = features or {}
-    columns = [_column(name, [item.get(name) for item in items], known.get(name)) for name in names]
+    declared = features or {}
+    columns = [_column(name, [item.get(name) for item in items], declared.get(name)) for name in names]
     return pa.Table.from_arrays([array for _, array in columns], schema=pa.schema([field for field, _ in columns]))
 
 
@@ -55,10 +55,10 @@ def _column(name: str, given: list[Any], feature: Feature | None) -> tuple[pa.Fi
         values: Any = [_storable(name, value) for value in given]
         arrays = [value for value in values if isinstance(value, np.ndarray)]
         if arrays and all(value is None or isinstance(value, np.ndarray) for value in values):
-            return _arrays(name, values, arrays)
-        moments = [value for value in values if isinstance(value, np.datetime64 | np.timedelta64)]
-        if moments and len(moments) == sum(value is not None for value in values):
-            missing = type(moments[0])("NaT")
+            return _array_column(name, values, arrays)
+        times = [value for value in values if isinstance(value, np.datetime64 | np.timedelta64)]
+        if times and len(times) == sum(value is not None for value in values):
+            missing = type(times[0])("NaT")
             values = np.array([missing if value is None else value for value in values])
         array = pa.array(values)
         return pa.field(name, array.type), array
@@ -76,36 +76,36 @@ def _storable(name: str, value: Any) -> Any:
     if type(value).__module__.startswith("PIL."):
         try:
             return encode(name, value)
-        except TypeError:  # the name tells no format
+        except TypeError:  # the field is not named after an image format
             return encode("png", value)
     return value
 
 
-def _arrays(name: str, values: list[Any], arrays: list[Any]) -> tuple[pa.Field, pa.Array]:
-    """Arrays of one type as lists."""
+def _array_column(name: str, values: list[Any], arrays: list[Any]) -> tuple[pa.Field, pa.Array]:
+    """Return a column of lists; ``arrays`` are the values that are not ``None``."""
     import pyarrow as pa
 
-    kinds, shapes = {str(array.dtype) for array in arrays}, {array.shape for array in arrays}
-    if len(kinds) > 1 and kinds != {"int64", "float64"}:
-        raise DataError(f"field {name!r} has arrays of {' and '.join(sorted(kinds))}; make them one type")
-    sides = {len(shape) for shape in shapes}
-    if sides != {1} and len(shapes) > 1:
+    dtypes, shapes = {str(array.dtype) for array in arrays}, {array.shape for array in arrays}
+    if len(dtypes) > 1 and dtypes != {"int64", "float64"}:
+        raise DataError(f"field {name!r} has arrays of {' and '.join(sorted(dtypes))}; convert them to one type")
+    dimensions = {len(shape) for shape in shapes}
+    if dimensions != {1} and len(shapes) > 1:
         some = " and ".join(map(str, sorted(shapes)[:2]))
         raise DataError(f"field {name!r} has arrays of shapes {some}; pad them, flatten them, or encode them to bytes")
-    edges = np.cumsum([0, *(0 if value is None else value.size for value in values)])
+    ends = np.cumsum([0, *(0 if value is None else value.size for value in values)])
     numbers = pa.array(np.concatenate([array.reshape(-1) for array in arrays]))
     nulls = pa.array([value is None for value in values]) if len(arrays) < len(values) else None
-    small = int(edges[-1]) < 1 << 31
-    kind = pa.ListArray if small else pa.LargeListArray
-    offsets = pa.array(edges.astype(np.int32 if small else np.int64))
-    made = kind.from_arrays(offsets, numbers, mask=nulls)
-    shape = {SHAPE: json.dumps(shapes.pop()).encode()} if sides != {1} else None
-    return pa.field(name, made.type, metadata=shape), made
+    small = int(ends[-1]) < 1 << 31
+    list_array = pa.ListArray if small else pa.LargeListArray
+    offsets = pa.array(ends.astype(np.int32 if small else np.int64))
+    lists = list_array.from_arrays(offsets, numbers, mask=nulls)
+    metadata = {SHAPE: json.dumps(shapes.pop()).encode()} if dimensions != {1} else None
+    return pa.field(name, lists.type, metadata=metadata), lists
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowBatch:
-    """A collate function that makes a ``pyarrow.Table``, or a ``pandas.DataFrame``, of neighbours."""
+    """A collate function that makes a ``pyarrow.Table`` or a ``pandas.DataFrame`` of a batch."""
 
     kind: Literal["arrow", "pandas"] = "arrow"
 
@@ -115,13 +115,12 @@ class ArrowBatch:
         require_arrow(f'format="{self.kind}"')
 
     def __call__(self, items: Sequence[Any]) -> Any:
-        """Join ``items``."""
         table = table_from(items)
         return table if self.kind == "arrow" else frame(table)
 
 
 def frame(table: pa.Table) -> Any:
-    """The table as pandas has it.
+    """Return the table as a pandas data frame.
 
     Raises:
         MissingExtra: pandas is not installed.
@@ -133,7 +132,7 @@ def frame(table: pa.Table) -> Any:
 
 
 def polars_frame(table: pa.Table) -> Any:
-    """The table as polars has it.
+    """Return the table as a polars data frame.
 
     Raises:
         MissingExtra: polars is not installed.
@@ -146,22 +145,22 @@ def polars_frame(table: pa.Table) -> Any:
 
 
 def joined_table(runs: Iterable[Sequence[Any]]) -> pa.Table:
-    """One table of all samples.
+    """Return one table of the samples of all runs.
 
     Raises:
-        DataError: they do not have the same fields, or values that do not go together.
+        DataError: a sample is not a dict, or the values of a field do not fit into one column.
         MissingExtra: pyarrow is not installed.
     """
     require_arrow("to_arrow")
     import pyarrow as pa
 
-    tables, bare = [], pa.table({})
+    tables, empty = [], pa.table({})
     for run in runs:
         if len(run):
             tables.append(table_from(run))
         elif isinstance(run, ArrowColumns):
-            bare = table_from(run)
+            empty = table_from(run)
     try:
-        return pa.concat_tables(tables, promote_options="permissive") if tables else bare
+        return pa.concat_tables(tables, promote_options="permissive") if tables else empty
     except (pa.ArrowException, TypeError) as exc:
         raise DataError(f"samples do not have the same columns: {str(exc).splitlines()[0]}") from exc

@@ -1,4 +1,8 @@
-"""Samples as rows of decoded row groups: numbers of rows are moved, never the values."""
+"""Samples as rows of Arrow record batches: picking and shuffling moves row numbers, never values.
+
+Conditions and expressions are evaluated by Arrow on whole columns where Arrow gives what Python gives; otherwise
+``mask`` and ``computed`` return ``None``, and the caller evaluates them sample by sample.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +22,29 @@ from penstock.plan.expressions import Arithmetic, Both, Column, Compare, Constan
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_RUNS = 8  # so many runs of neighbours are put together as they are; more are taken row by row
-ABSENT = -1  # the number of a row whose values are not there
+ABSENT = -1  # the number of a row that has no values
+_MAX_RUNS = 8  # up to this many runs of consecutive rows are sliced and joined; above it, rows are taken one by one
+_MAX_EXACT_INT = 1 << 53  # integers up to here are exact in 64-bit floating point
+_COMPARISONS = {
+    "==": "equal",
+    "!=": "not_equal",
+    "<": "less",
+    "<=": "less_equal",
+    ">": "greater",
+    ">=": "greater_equal",
+}
+_ARITHMETIC = {"+": "add_checked", "-": "subtract_checked", "*": "multiply_checked"}  # raise on overflow
 
 
 class ArrowColumns(Columns):
-    """Rows of some record batches of one schema.
+    """Rows of record batches that have one schema.
 
     Args:
-        batches: Where the rows lie.
-        row: The number of each row in its batch; ``ABSENT`` where it has no values.
-        slot: Which batch each row is in; ``None``: all in the first.
-        fields: New name -> the one it has in the batches; ``None``: as they are.
-        row_bytes: About how many bytes a row holds.
+        batches: The batches that hold the rows.
+        row: For each row, its number in its batch; ``ABSENT`` for a row without values.
+        slot: For each row, the number of its batch; ``None`` if all rows are in the first batch.
+        fields: Maps the name of each field to its name in the batches; ``None`` for all fields under their own names.
+        row_bytes: The estimated size of a row.
     """
 
     __slots__ = ("_batches", "_fields", "_row", "_row_bytes", "_runs", "_slot", "_views")
@@ -45,21 +59,21 @@ class ArrowColumns(Columns):
     ) -> None:
         self._batches, self._row, self._slot, self._row_bytes = batches, row, slot, row_bytes
         self._runs: list[tuple[int, int, int]] | None = None
-        self._views: dict[tuple[int, str], Any] = {}  # of whole columns, shared by all that are cut from this
+        self._views: dict[tuple[int, str], Any] = {}  # of whole columns; shared with all slices of these rows
         self._fields = {name: name for name in batches[0].schema.names} if fields is None else fields
 
     def __reduce__(self) -> tuple[Any, ...]:
         import pyarrow as pa
 
-        there = self.present()
+        present = self.present()
         sink = pa.BufferOutputStream()
-        batch = (self if there is None else self.pick(there)).batch()
+        batch = (self if present is None else self.pick(present)).batch()
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
-        row = None if there is None else np.full(len(self), ABSENT, np.int64)
+        row = None if present is None else np.full(len(self), ABSENT, np.int64)
         if row is not None:
-            row[there] = np.arange(len(row[there]))
-        return _unpickled, (sink.getvalue(), row, self._row_bytes)
+            row[present] = np.arange(len(row[present]))
+        return _unpickle, (sink.getvalue(), row, self._row_bytes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -80,14 +94,14 @@ class ArrowColumns(Columns):
 
     def __getitem__(self, which: int | slice) -> Any:
         if isinstance(which, slice):
-            return self._with(self._row[which], None if self._slot is None else self._slot[which])
-        at = operator.index(which)
-        return next(iter(self.pick(np.array([at if at >= 0 else at + len(self)], np.int64))))
+            return self._with_rows(self._row[which], None if self._slot is None else self._slot[which])
+        number = operator.index(which)
+        return next(iter(self.pick(np.array([number if number >= 0 else number + len(self)], np.int64))))
 
     def __iter__(self) -> Iterator[Any]:
-        there = self.present()
-        if there is not None:
-            rows = iter(self.pick(there))
+        present = self.present()
+        if present is not None:
+            rows = iter(self.pick(present))
             return iter([next(rows) if number >= 0 else None for number in self._row.tolist()])
         if not self._fields or not len(self):
             return iter([{} for _ in self._row])
@@ -96,92 +110,93 @@ class ArrowColumns(Columns):
         return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
     def pick(self, which: I64) -> ArrowColumns:
-        return self._with(self._row[which], None if self._slot is None else self._slot[which])
+        return self._with_rows(self._row[which], None if self._slot is None else self._slot[which])
 
     def renamed(self, names: Mapping[str, str]) -> ArrowColumns:
         fields = {new: self._fields[old] for new, old in names.items()}
         return ArrowColumns(self._batches, self._row, self._slot, fields, self._row_bytes)
 
-    def _with(self, row: I64, slot: I64 | None) -> ArrowColumns:
-        made = ArrowColumns(self._batches, row, slot, self._fields, self._row_bytes)
-        made._views = self._views
-        return made
+    def _with_rows(self, row: I64, slot: I64 | None) -> ArrowColumns:
+        columns = ArrowColumns(self._batches, row, slot, self._fields, self._row_bytes)
+        columns._views = self._views
+        return columns
 
     def joined(self, others: Sequence[Columns]) -> ArrowColumns | None:
         parts = [self, *(other for other in others if isinstance(other, ArrowColumns))]
-        if len(parts) <= len(others) or any(not self.fits(part) for part in parts):
+        if len(parts) <= len(others) or any(not self.same_schema(part) for part in parts):
             return None
         row = np.concatenate([part._row for part in parts])
         first = self._batches[0]
         if all(part._slot is None and part._batches[0] is first for part in parts):
-            return self._with(row, None)
+            return self._with_rows(row, None)
         batches: list[pa.RecordBatch] = []
         slots: list[I64] = []
-        known: dict[int, int] = {}
+        numbers: dict[int, int] = {}  # by the id of a batch: several parts may hold the same one
         for part in parts:
-            new = np.array([known.setdefault(id(batch), len(known)) for batch in part._batches], np.int64)
+            new = np.array([numbers.setdefault(id(batch), len(numbers)) for batch in part._batches], np.int64)
             batches += [batch for number, batch in zip(new, part._batches, strict=True) if number >= len(batches)]
             slots.append(np.full(len(part), new[0]) if part._slot is None else new[part._slot])
         return ArrowColumns(batches, row, np.concatenate(slots), self._fields, self._row_bytes)
 
-    def fits(self, other: ArrowColumns) -> bool:
-        """Whether the other has the same fields of the same types."""
-        mine, its = self._batches[0].schema, other._batches[0].schema
-        return self._fields == other._fields and (mine is its or mine.equals(its))
+    def same_schema(self, other: ArrowColumns) -> bool:
+        """Whether the other rows have the same fields of the same types."""
+        own, their = self._batches[0].schema, other._batches[0].schema
+        return self._fields == other._fields and (own is their or own.equals(their))
 
     def present(self) -> I64 | None:
         return np.flatnonzero(self._row >= 0) if len(self._row) and int(self._row.min()) < 0 else None
 
     def collate(self) -> dict[str, Any]:
-        runs, parts = self._neighbours(), self._scattered()
+        runs, parts = self._consecutive_runs(), self._rows_by_batch()
         out: dict[str, Any] = {}
         for name, old in self._fields.items():
-            found = None
+            column = None
             if len(runs) == 1:
-                which, first, many = runs[0]
-                view = self._view(which, old)
-                found = None if view is None else view[first : first + many]
+                number, first, count = runs[0]
+                view = self._view(number, old)
+                column = None if view is None else view[first : first + count]
             elif parts:
-                found = _gathered([self._view(which, old) for which, _ in parts], self._row, parts)
-            out[name] = column_of(*self._column(name)) if found is None else found
+                column = _gather([self._view(number, old) for number, _ in parts], self._row, parts)
+            out[name] = column_of(*self._column(name)) if column is None else column
         return out
 
-    def _view(self, which: int, name: str) -> Any:
-        """The numbers of a batch's whole column without copying them; ``None`` where that cannot be."""
-        key = (which, name)
+    def _view(self, number: int, name: str) -> Any:
+        """Return a numpy view of a whole column of a batch, or ``None`` where numpy would have to copy it."""
+        key = (number, name)
         if key not in self._views:
-            self._views[key] = _view(self._batches[which].column(name), shape_of(self._batches[0].schema.field(name)))
+            shape = shape_of(self._batches[0].schema.field(name))
+            self._views[key] = _numpy_view(self._batches[number].column(name), shape)
         return self._views[key]
 
-    def _neighbours(self) -> list[tuple[int, int, int]]:
-        """The rows as runs of neighbours (batch, first row, how many); none at all where these would be many."""
+    def _consecutive_runs(self) -> list[tuple[int, int, int]]:
+        """Return the rows as runs (batch, first row, count); an empty list if that takes more than ``_MAX_RUNS``."""
         if self._runs is None:
-            apart = np.diff(self._row) != 1
+            breaks = np.diff(self._row) != 1
             if self._slot is not None:
-                apart |= np.diff(self._slot) != 0
-            cuts = np.flatnonzero(apart) + 1
-            edges = [0, *cuts.tolist(), len(self._row)] if len(cuts) < _RUNS and len(self._row) else []
-            which = self._slot if self._slot is not None else np.zeros(len(self._row), np.int8)
-            self._runs = [(int(which[low]), int(self._row[low]), high - low) for low, high in pairwise(edges)]
+                breaks |= np.diff(self._slot) != 0
+            cuts = np.flatnonzero(breaks) + 1
+            edges = [0, *cuts.tolist(), len(self._row)] if len(cuts) < _MAX_RUNS and len(self._row) else []
+            slot = self._slot if self._slot is not None else np.zeros(len(self._row), np.int8)
+            self._runs = [(int(slot[low]), int(self._row[low]), high - low) for low, high in pairwise(edges)]
         return self._runs
 
-    def _scattered(self) -> list[tuple[int, I64]]:
-        """The places of the rows of each batch, where rows of several are mixed; none where neighbours are together."""
-        if self._slot is None or not len(self._row) or self._neighbours():
+    def _rows_by_batch(self) -> list[tuple[int, I64]]:
+        """Return each batch with the positions of its rows; an empty list for one batch or consecutive runs."""
+        if self._slot is None or not len(self._row) or self._consecutive_runs():
             return []
         order = np.argsort(self._slot, kind="stable")
         cuts = np.flatnonzero(np.diff(self._slot[order])) + 1
-        return [(int(self._slot[some[0]]), some) for some in np.split(order, cuts)]
+        return [(int(self._slot[positions[0]]), positions) for positions in np.split(order, cuts)]
 
     def batch(self) -> pa.RecordBatch:
-        """The rows as one record batch, with the metadata of fields."""
+        """Return the rows as one record batch, with the metadata of the schema and its fields."""
         import pyarrow as pa
 
         schema = self._batches[0].schema
         fields = [schema.field(old).with_name(new) for new, old in self._fields.items()]
         arrays = [self._array(old) for old in self._fields.values()]
-        made = [field.with_type(array.type) for field, array in zip(fields, arrays, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(made, metadata=schema.metadata))
+        typed = [field.with_type(array.type) for field, array in zip(fields, arrays, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(typed, metadata=schema.metadata))
 
     def mask(self, where: Condition) -> NDArray[np.bool_] | None:
         import pyarrow as pa
@@ -190,97 +205,99 @@ class ArrowColumns(Columns):
             return None
         arrays = {name: plain(self._array(self._fields[name])) for name in where.fields()}
         try:
-            found = _truth(where, arrays)
+            found = _evaluate_condition(where, arrays)
         except (pa.ArrowException, TypeError, ValueError):  # types that Arrow does not compare; Python may
             return None
-        answer: NDArray[np.bool_] = found.fill_null(False).to_numpy(zero_copy_only=False)
-        return answer
+        mask: NDArray[np.bool_] = found.fill_null(False).to_numpy(zero_copy_only=False)
+        return mask
 
     def computed(self, named: Mapping[str, Expression]) -> ArrowColumns | None:
         import pyarrow as pa
 
-        looked = frozenset(name for one in named.values() for name in one.fields())
-        if not looked <= self._fields.keys() or not len(self):
+        needed = frozenset(name for expression in named.values() for name in expression.fields())
+        if not needed <= self._fields.keys() or not len(self):
             return None
-        arrays = {name: plain(self._array(self._fields[name])) for name in looked}
-        made = {name: calculated(one, arrays, len(self)) for name, one in named.items()}
-        if any(array is None for array in made.values()):
+        arrays = {name: plain(self._array(self._fields[name])) for name in needed}
+        new = {name: _evaluate_rows(expression, arrays, len(self)) for name, expression in named.items()}
+        if any(array is None for array in new.values()):
             return None
         batch = self.batch()
-        fields = [own for own in batch.schema if own.name not in made]
-        columns = [batch.column(own.name) for own in fields] + list(made.values())
-        fields += [pa.field(name, array.type) for name, array in made.items()]
-        whole = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=batch.schema.metadata))
-        return ArrowColumns([whole], np.arange(len(self)), None, None, whole.nbytes / len(self))
+        fields = [field for field in batch.schema if field.name not in new]
+        columns = [batch.column(field.name) for field in fields] + list(new.values())
+        fields += [pa.field(name, array.type) for name, array in new.items()]
+        extended = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, metadata=batch.schema.metadata))
+        return ArrowColumns([extended], np.arange(len(self)), None, None, extended.nbytes / len(self))
 
     def _column(self, name: str) -> tuple[pa.Array, tuple[int, ...] | None]:
         old = self._fields[name]
         return self._array(old), shape_of(self._batches[0].schema.field(old))
 
     def _array(self, name: str) -> pa.Array:
-        """The values of one column: a slice where rows are neighbours, else taken row by row."""
+        """Return the values of one column of the batches: slices of consecutive rows, else rows taken one by one."""
         import pyarrow as pa
 
         column = [batch.column(name) for batch in self._batches]
-        if runs := self._neighbours():
-            return _together([column[which].slice(first, many) for which, first, many in runs])
-        if not (parts := self._scattered()):
+        if runs := self._consecutive_runs():
+            return _concat([column[number].slice(first, count) for number, first, count in runs])
+        if not (parts := self._rows_by_batch()):
             return column[0].take(pa.array(self._row))
         back = np.empty_like(self._row)
-        back[np.concatenate([some for _, some in parts])] = np.arange(len(back))
-        taken = [column[which].take(pa.array(self._row[some])) for which, some in parts]
-        return _together(taken).take(pa.array(back))
+        back[np.concatenate([positions for _, positions in parts])] = np.arange(len(back))
+        taken = [column[number].take(pa.array(self._row[positions])) for number, positions in parts]
+        return _concat(taken).take(pa.array(back))
 
 
-def _gathered(views: list[Any], row: I64, parts: list[tuple[int, I64]]) -> Any:
-    """A column of mixed rows in one step, where each of its batches has a view: what ``column_of`` gives."""
+def _gather(views: list[Any], row: I64, parts: list[tuple[int, I64]]) -> Any:
+    """Return a column of rows from several batches in one copy, or ``None`` if a batch has no fitting view."""
     first = views[0]
     if any(view is None or view.shape[1:] != first.shape[1:] for view in views):
         return None
     out = np.empty((len(row), *first.shape[1:]), first.dtype)
-    for view, (_, some) in zip(views, parts, strict=True):
-        out[some] = view[row[some]]
+    for view, (_, positions) in zip(views, parts, strict=True):
+        out[positions] = view[row[positions]]
     return out
 
 
-def _view(array: pa.Array, shape: tuple[int, ...] | None) -> Any:
+def _numpy_view(array: pa.Array, shape: tuple[int, ...] | None) -> Any:
     import pyarrow as pa
 
-    kind, each = array.type, 1
+    kind, size = array.type, 1
     if pa.types.is_fixed_size_list(kind) and not array.null_count:
-        kind, each = kind.value_type, kind.list_size
-        array = array.values.slice(array.offset * each, len(array) * each)
-        shape = shape if shape is not None and np.prod(shape) == each else (each,)
+        kind, size = kind.value_type, kind.list_size
+        array = array.values.slice(array.offset * size, len(array) * size)
+        shape = shape if shape is not None and np.prod(shape) == size else (size,)
     elif shape is not None:
         return None
     if not is_number(kind) or pa.types.is_boolean(kind) or array.null_count:
         return None
-    return array.to_numpy().reshape(len(array) // max(1, each), *(shape or ()))
+    return array.to_numpy().reshape(len(array) // max(1, size), *(shape or ()))
 
 
-def _together(arrays: list[pa.Array]) -> pa.Array:
+def _concat(arrays: list[pa.Array]) -> pa.Array:
     import pyarrow as pa
 
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
 
 
-def _unpickled(buffer: Any, row: I64 | None, row_bytes: float) -> ArrowColumns:
+def _unpickle(buffer: Any, row: I64 | None, row_bytes: float) -> ArrowColumns:
     import pyarrow as pa
 
     batch = pa.ipc.open_stream(buffer).read_next_batch()
     return ArrowColumns([batch], np.arange(batch.num_rows) if row is None else row, row_bytes=row_bytes)
 
 
-_NAMES = {"==": "equal", "!=": "not_equal", "<": "less", "<=": "less_equal", ">": "greater", ">=": "greater_equal"}
+def _evaluate_condition(where: Condition, arrays: Mapping[str, pa.Array]) -> pa.Array:
+    """Return true, false or null for each row: what ``Condition.holds`` returns for it.
 
-
-def _truth(where: Condition, arrays: Mapping[str, pa.Array]) -> pa.Array:
-    """True, false or null for each row: what ``Condition.holds`` says of it."""
+    Raises:
+        TypeError: Arrow does not compare the values as Python does.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if isinstance(where, Compare):
-        return getattr(pc, _NAMES[where.how])(arrays[where.field], _scalar(where.value, arrays[where.field].type))
+        array = arrays[where.field]
+        return getattr(pc, _COMPARISONS[where.how])(array, _scalar(where.value, array.type))
     if isinstance(where, IsIn):
         array = arrays[where.field]
         wanted = pa.array([_scalar(value, array.type).as_py() for value in where.values], array.type)
@@ -288,19 +305,19 @@ def _truth(where: Condition, arrays: Mapping[str, pa.Array]) -> pa.Array:
     if isinstance(where, IsNull):
         return arrays[where.field].is_null()
     if isinstance(where, Both):
-        return pc.and_kleene(_truth(where.left, arrays), _truth(where.right, arrays))
+        return pc.and_kleene(_evaluate_condition(where.left, arrays), _evaluate_condition(where.right, arrays))
     if isinstance(where, Either):
-        return pc.or_kleene(_truth(where.left, arrays), _truth(where.right, arrays))
+        return pc.or_kleene(_evaluate_condition(where.left, arrays), _evaluate_condition(where.right, arrays))
     if isinstance(where, Not):
-        return pc.invert(_truth(where.inner, arrays))
-    raise TypeError(f"Arrow has no word for {where}")
+        return pc.invert(_evaluate_condition(where.inner, arrays))
+    raise TypeError(f"{where} has no Arrow equivalent")
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
-    """The value as Arrow has it, where it is of the kind of its column.
+    """Return the value as an Arrow scalar if it fits the type of its column.
 
     Raises:
-        TypeError: it is of another kind, which Arrow would compare otherwise than Python does.
+        TypeError: the value is of another type, which Arrow compares differently than Python does.
     """
     import pyarrow as pa
 
@@ -315,64 +332,63 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
         or (isinstance(value, bytes) and (types.is_binary(kind) or types.is_large_binary(kind)))
     )
     if not fits:
-        raise TypeError(f"{value!r} beside {kind}")
+        raise TypeError(f"{value!r} is not a value of type {kind}")
     return pa.scalar(value)
 
 
-_EXACT = 1 << 53  # whole numbers up to here are exact in floating point
-_CHECKED = {"+": "add_checked", "-": "subtract_checked", "*": "multiply_checked"}
+class _PythonOnlyError(Exception):
+    """Arrow would compute something else than Python."""
 
 
-def calculated(given: Expression, arrays: Mapping[str, Any], rows: int) -> Any:
-    """The values of an expression for every row as an Arrow array; ``None``: only Python can tell."""
+def _evaluate_rows(expression: Expression, arrays: Mapping[str, Any], rows: int) -> Any:
+    """Return one value of an expression per row as an Arrow array; ``None`` if only Python can compute it."""
     import pyarrow as pa
 
-    if isinstance(given, Column):
-        (name,) = given.fields()
+    if isinstance(expression, Column):
+        (name,) = expression.fields()
         return arrays[name]
     try:
-        found = _value(given, arrays)
-    except (pa.ArrowException, _Other):
+        found = _evaluate(expression, arrays)
+    except (pa.ArrowException, _PythonOnlyError):
         return None
     if isinstance(found, pa.Scalar):
         return pa.array([found.as_py()], found.type).take(pa.array([0] * rows))
     return found
 
 
-class _Other(Exception):
-    """What Arrow does otherwise than Python."""
+def _evaluate(expression: Expression, arrays: Mapping[str, Any]) -> Any:
+    """Return the values of an expression as an Arrow array, or as a scalar if they are constant.
 
-
-def _value(given: Expression, arrays: Mapping[str, Any]) -> Any:
+    Raises:
+        _PythonOnlyError: only Python can compute them.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if isinstance(given, Column):
-        (name,) = given.fields()
-        return _number(arrays[name])
-    if isinstance(given, Constant):
-        if type(given.value) in (int, float):
-            return pa.scalar(given.value)
-        if type(given.value) in (str, bytes, bool):
-            return pa.scalar(given.value)
-        raise _Other
-    if not isinstance(given, Arithmetic):
-        raise _Other
-    left, right = _number(_value(given.left, arrays)), _number(_value(given.right, arrays))
-    floating = any(pa.types.is_floating(one.type) for one in (left, right))
-    if given.how == "/" or floating:
+    if isinstance(expression, Column):
+        (name,) = expression.fields()
+        return _widened(arrays[name])
+    if isinstance(expression, Constant):
+        if type(expression.value) in (int, float, str, bytes, bool):
+            return pa.scalar(expression.value)
+        raise _PythonOnlyError
+    if not isinstance(expression, Arithmetic):
+        raise _PythonOnlyError
+    left, right = (_widened(_evaluate(side, arrays)) for side in (expression.left, expression.right))
+    floating = any(pa.types.is_floating(side.type) for side in (left, right))
+    if expression.how == "/" or floating:
         left, right = _as_float(left), _as_float(right)
-    if given.how == "/":
-        if pc.any(pc.equal(right, 0.0)).as_py():  # an error, of the rows that have it
-            raise _Other
+    if expression.how == "/":
+        if pc.any(pc.equal(right, 0.0)).as_py():  # Python raises, and the error belongs to single samples
+            raise _PythonOnlyError
         return pc.divide(left, right)
-    if given.how not in _CHECKED:
-        raise _Other
-    return getattr(pc, _CHECKED[given.how])(left, right)
+    if expression.how not in _ARITHMETIC:
+        raise _PythonOnlyError
+    return getattr(pc, _ARITHMETIC[expression.how])(left, right)
 
 
-def _number(value: Any) -> Any:
-    """Numbers as Python has them: of 64 bits."""
+def _widened(value: Any) -> Any:
+    """Return integers and floating-point numbers in 64 bits, as Python computes with them."""
     import pyarrow as pa
 
     kind = value.type
@@ -380,7 +396,7 @@ def _number(value: Any) -> Any:
         return value.cast(pa.int64())
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
         return value.cast(pa.float64())
-    raise _Other
+    raise _PythonOnlyError
 
 
 def _as_float(value: Any) -> Any:
@@ -389,7 +405,7 @@ def _as_float(value: Any) -> Any:
 
     if pa.types.is_floating(value.type):
         return value
-    ends = [pc.abs(value)] if isinstance(value, pa.Scalar) else [pc.max(pc.abs_checked(value))]
-    if any((one.as_py() or 0) > _EXACT for one in ends):
-        raise _Other
+    largest = pc.abs(value) if isinstance(value, pa.Scalar) else pc.max(pc.abs_checked(value))
+    if (largest.as_py() or 0) > _MAX_EXACT_INT:
+        raise _PythonOnlyError
     return value.cast(pa.float64())

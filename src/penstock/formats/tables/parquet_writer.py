@@ -1,9 +1,9 @@
 """Tables into Parquet files of bounded size.
 
-A row group is cut where its rows have so many bytes, whatever the tables they came in, so that the same rows give the
-same files. Whether one more row group fits into a file is known before it is written: from its size in memory while
-there is room, and near the limit by encoding it beside the file first. Bytes that do not shrink, such as those of
-pictures, are stored as they are: which columns hold such bytes is decided once, by the first rows.
+A row group ends where its rows reach a number of bytes, whatever tables they came in, so the same rows give the same
+files. The writer knows before it writes a row group whether the file stays within its bound: from the size of the group
+in memory while there is room, and near the bound by encoding the group in memory first. Binary values that do not
+compress, such as JPEG images, are stored uncompressed: the first row group decides once which columns these are.
 """
 
 from __future__ import annotations
@@ -17,42 +17,160 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import DataError, PlanError
+from penstock.formats.tables.values import is_list
 from penstock.order import I64
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-GROUP_BYTES = 32_000_000  # of values in memory: a shuffle holds a row group of each of 16 files
-GROUP_ROWS = 65_536
-_SAID = 400  # what a footer says about a column of a row group, beside its least and its greatest value
-_LONGEST = 4096  # of such a value; a longer one is left out
-_PAGES = 65_536  # what headers and levels may add to the values of a column
-_OFFSETS = 64  # what longer offsets may add to that in a large file
 COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+GROUP_BYTES = 32_000_000  # of values in memory: a shuffle holds one row group of each of 16 files
+GROUP_ROWS = 65_536
+# How much a row group adds to a file, at most:
+_CHUNK_FOOTER_BYTES = 400  # the footer's entry for a column of a row group, without its minimum and maximum
+_MAX_STATISTIC_BYTES = 4096  # a minimum or maximum in the footer; Parquet leaves longer ones out
+_PAGE_OVERHEAD_BYTES = 65_536  # page headers and levels of a column
+_OFFSET_GROWTH_BYTES = 64  # offsets in the footer are longer in a large file than in one of a single row group
+# How columns that do not compress are recognised:
+_PROBE_BYTES = 1 << 20  # of a column that are compressed on trial
+_PROBE_VALUE_BYTES = 1 << 18  # of one value, so that a large one does not decide alone
+_LARGE_VALUE_BYTES = 512  # mean size from which values are probed; short ones may repeat and gain from a dictionary
+_MAX_RATIO = 0.9  # of compressed to original size above which compression is not worth its time
+# How large the pages of such columns become:
+_PAGE_BYTES = 1 << 20
+_WRITE_BATCH = 1024  # values between two checks whether a page is full; fewer where values are large
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A file that is complete."""
+    """A complete file."""
 
     path: str
     rows: int
     nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How Parquet stores each column.
+
+    Attributes:
+        compression: The codec of the pages.
+        as_is: The paths of the leaf columns that are stored without compression, dictionary and statistics.
+        batch: The number of values after which Parquet checks whether a page is full.
+    """
+
+    compression: str
+    as_is: tuple[str, ...] = ()
+    batch: int = _WRITE_BATCH
+
+    def writer(self, sink: Any, schema: pa.Schema) -> Any:
+        """Return a ``pyarrow.parquet.ParquetWriter`` that stores columns this way."""
+        import pyarrow.parquet as pq
+
+        if not self.as_is:
+            return pq.ParquetWriter(sink, schema, compression=self.compression)
+        leaves = _leaf_paths(schema)
+        others = [path for path in leaves if path not in self.as_is]
+        codecs = {path: self.compression if path in others else "none" for path in leaves}
+        return pq.ParquetWriter(
+            sink,
+            schema,
+            compression=codecs,
+            use_dictionary=others,
+            write_statistics=others,
+            write_batch_size=self.batch,
+        )
+
+    def encode(self, table: pa.Table) -> tuple[Any, Any]:
+        """Return a file of one row group in memory, and its footer."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        sink = pa.BufferOutputStream()
+        with self.writer(sink, table.schema) as writer:
+            if table.num_rows:
+                writer.write_table(table, row_group_size=table.num_rows)
+        data = sink.getvalue()
+        return data, pq.read_metadata(pa.BufferReader(data))
+
+
+def choose_layout(group: pa.Table, compression: str) -> Layout:
+    """Return the layout for a file that begins with this row group."""
+    leaves = [leaf for column in group.columns for leaf in _leaf_arrays(column.combine_chunks())]
+    uncompressed = [not _compresses(leaf) for leaf in leaves]
+    paths = _leaf_paths(group.schema) if any(uncompressed) else []
+    if len(paths) != len(uncompressed):  # a type that Parquet stores in other leaves than Arrow
+        return Layout(compression)
+    mean_bytes = max(
+        (leaf.nbytes // max(1, len(leaf)) for leaf, as_is in zip(leaves, uncompressed, strict=True) if as_is), default=0
+    )
+    batch = min(_WRITE_BATCH, max(1, _PAGE_BYTES // max(1, mean_bytes)))
+    return Layout(compression, tuple(path for path, as_is in zip(paths, uncompressed, strict=True) if as_is), batch)
+
+
+def _leaf_paths(schema: pa.Schema) -> list[str]:
+    """Return the names that Parquet gives to the leaf columns of a schema."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    pq.ParquetWriter(sink, schema).close()
+    found = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
+    return [str(found.column(leaf).path) for leaf in range(len(found))]
+
+
+def _leaf_arrays(array: Any) -> Iterator[Any]:
+    import pyarrow as pa
+
+    types, kind = pa.types, array.type
+    if isinstance(array, pa.ChunkedArray):  # a column of more than 2 GB
+        array = array.chunk(0)
+    if isinstance(kind, pa.BaseExtensionType):
+        yield from _leaf_arrays(array.storage)
+    elif types.is_struct(kind):
+        for child in array.flatten():
+            yield from _leaf_arrays(child)
+    elif types.is_map(kind):
+        yield from _leaf_arrays(array.keys)
+        yield from _leaf_arrays(array.items)
+    elif is_list(kind):
+        yield from _leaf_arrays(array.flatten())
+    else:
+        yield array
+
+
+def _compresses(leaf: Any) -> bool:
+    """Whether compression makes the first values smaller; assumed of all columns but those of large binary values."""
+    import pyarrow as pa
+
+    if not (pa.types.is_binary(leaf.type) or pa.types.is_large_binary(leaf.type)):
+        return True
+    probe, size = [], 0
+    for value in leaf.drop_null():
+        probe.append(value.as_buffer()[:_PROBE_VALUE_BYTES])
+        size += len(probe[-1])
+        if size >= _PROBE_BYTES:
+            break
+    if size < _LARGE_VALUE_BYTES * max(1, len(probe)):
+        return True
+    compressed = pa.compress(b"".join(probe), codec="zstd", asbytes=True)
+    return len(compressed) < size * _MAX_RATIO
+
+
 class TableWriter:
-    """Writes tables into files of a folder, ``00000.parquet`` and so on.
+    """Writes tables into files of a folder, named ``00000.parquet`` and so on.
 
     Args:
-        folder: Where; it is there.
-        max_bytes: The most bytes of a file, unless one row alone has more.
-        max_rows: The most rows of a file.
-        compression: How pages are compressed.
-        schema: The columns; ``None``: those of the first row group.
-        layout: How each column is stored; ``None``: as the first row group suggests.
+        folder: An existing folder.
+        max_bytes: The maximum size of a file, unless a single row is larger.
+        max_rows: The maximum number of rows of a file.
+        compression: The codec of the pages.
+        schema: The columns; ``None`` for those of the first row group.
+        layout: How each column is stored; ``None`` to choose it by the first row group.
         start: The number of the first file.
-        finished: Called with every file when it is complete.
-        describe: Adds what the file shall say beside its columns, once they are known.
+        finished: Called with each file when it is complete.
+        describe: Adds metadata to the schema, once the columns are known.
     """
 
     def __init__(
@@ -73,68 +191,75 @@ class TableWriter:
         self._describe, self.layout = describe, layout
         self._group_bytes = min(GROUP_BYTES, max(1, max_bytes // 8))
         self._pending: list[pa.Table] = []
-        self._sizes: list[I64] = []
+        self._sizes: list[I64] = []  # of the rows of each pending table
         self._file: _OpenFile | None = None
 
     def write(self, table: pa.Table) -> None:
         """Append rows.
 
         Raises:
-            DataError: they do not have the columns of those before.
+            DataError: the columns do not match those of earlier rows.
             OSError: the folder cannot be written.
         """
         if table.num_rows:
             self._pending.append(table)
             self._sizes.append(row_sizes(table))
-        while (many := self._due()) is not None:
-            self._place(self._cut(many))
+        while (rows := self._next_group_rows()) is not None:
+            self._write_group(self._take(rows))
 
     def close(self) -> None:
-        """Write what is left and complete the last file."""
-        if many := sum(map(len, self._sizes)):
-            self._place(self._cut(many))
-        self._finish()
+        """Write the pending rows and complete the last file.
+
+        Raises:
+            DataError: the columns of the pending rows do not match those of earlier rows.
+            OSError: the folder cannot be written.
+        """
+        if rows := sum(map(len, self._sizes)):
+            self._write_group(self._take(rows))
+        self._close_file()
 
     def drop(self) -> None:
-        """End without completing the file at hand."""
+        """End without completing the current file."""
         if self._file is not None:
             self._file.drop()
             self._file = None
 
-    def _due(self) -> int | None:
-        """How many rows make the next row group; ``None``: there are not enough yet."""
-        rows = sum(map(len, self._sizes))
-        if not rows:
+    def _next_group_rows(self) -> int | None:
+        """Return how many pending rows make the next row group; ``None`` if there are not enough yet."""
+        pending = sum(map(len, self._sizes))
+        if not pending:
             return None
         ends = np.cumsum(np.concatenate(self._sizes))
-        most = min(GROUP_ROWS, self._max_rows - (self._file.rows if self._file is not None else 0))
-        many = min(max(1, int(np.searchsorted(ends, self._group_bytes, "right"))), most)
-        return many if many < rows or (many == rows == most) else None
+        limit = min(GROUP_ROWS, self._max_rows - (self._file.rows if self._file is not None else 0))
+        rows = min(max(1, int(np.searchsorted(ends, self._group_bytes, "right"))), limit)
+        return rows if rows < pending or (rows == pending == limit) else None
 
-    def _cut(self, many: int) -> pa.Table:
-        """Take the first rows of what is pending, with the columns that all rows have."""
+    def _take(self, rows: int) -> pa.Table:
+        """Remove the first pending rows and return them with the columns of the file."""
         import pyarrow as pa
 
         _check_lists(self._pending)
         try:
-            whole = pa.concat_tables(self._pending, promote_options="permissive")
+            pending = pa.concat_tables(self._pending, promote_options="permissive")
         except (pa.ArrowException, TypeError) as exc:
             raise DataError(f"samples do not have the same columns: {str(exc).splitlines()[0]}") from exc
         sizes = np.concatenate(self._sizes)
-        left = whole.slice(many)
-        self._pending, self._sizes = ([left], [sizes[many:]]) if left.num_rows else ([], [])
-        return self._conform(whole.slice(0, many)).combine_chunks()
+        rest = pending.slice(rows)
+        self._pending, self._sizes = ([rest], [sizes[rows:]]) if rest.num_rows else ([], [])
+        return self._conform(pending.slice(0, rows)).combine_chunks()
 
     def _conform(self, table: pa.Table) -> pa.Table:
-        """The table with the columns of the first one: a column that is not there has no values."""
+        """Return the table with the columns of the first row group; a missing column is filled with nulls."""
         import pyarrow as pa
 
         if self.schema is None:
             self.schema = self._describe(table.schema)
         if table.schema.equals(self.schema, check_metadata=True):
             return table
-        if more := [name for name in table.schema.names if name not in self.schema.names]:
-            raise DataError(f"field {more[0]!r} is not in the samples before; give every field to all, or pass schema=")
+        if extra := [name for name in table.schema.names if name not in self.schema.names]:
+            raise DataError(
+                f"field {extra[0]!r} is not in earlier samples; give all samples the same fields, or pass schema="
+            )
         columns = []
         for field in self.schema:
             if field.name not in table.schema.names:
@@ -142,114 +267,113 @@ class TableWriter:
                 continue
             own, column = table.schema.field(field.name), table.column(field.name)
             if (own.metadata or {}) != (field.metadata or {}) and own.metadata:
-                raise DataError(f"field {field.name!r} has arrays of another shape than before; pad or flatten them")
+                raise DataError(
+                    f"field {field.name!r} has arrays of another shape than in earlier samples; pad or flatten them"
+                )
             try:
                 columns.append(column if own.type == field.type else column.cast(field.type))
             except pa.ArrowException as exc:
-                problem = f"field {field.name!r} is {field.type} in the samples before and does not fit here"
-                raise DataError(f"{problem} ({str(exc).splitlines()[0]}); pass schema=") from exc
+                raise DataError(
+                    f"field {field.name!r} is {field.type} in earlier samples, and a value cannot be converted to it "
+                    f"({str(exc).splitlines()[0]}); pass schema="
+                ) from exc
         return pa.Table.from_arrays(columns, schema=self.schema)
 
-    def _place(self, group: pa.Table) -> None:
-        """Write a row group to the file at hand if it fits, else to the next one; one too large for any is parted."""
+    def _write_group(self, group: pa.Table) -> None:
+        """Write a row group to the current file if it fits, else to the next; one too large for any file is split."""
         if self._file is not None and not self._file.fits(group):
-            self._finish()
+            self._close_file()
         if self._file is None:
             path = os.path.join(self._folder, f"{self._number:05d}.parquet")
             if self.layout is None:
-                self.layout = layout_for(group, self._compression)
+                self.layout = choose_layout(group, self._compression)
             self._file = _OpenFile(path, group.schema, self.layout, self._max_bytes)
         if group.num_rows > 1 and not self._file.rows and not self._file.fits(group):
             half = group.num_rows // 2
-            self._place(group.slice(0, half))
-            self._place(group.slice(half))
+            self._write_group(group.slice(0, half))
+            self._write_group(group.slice(half))
             return
         self._file.append(group)
         if self._file.rows >= self._max_rows:
-            self._finish()
+            self._close_file()
 
-    def _finish(self) -> None:
+    def _close_file(self) -> None:
         if self._file is not None:
-            done = self._file.close()
+            written = self._file.close()
             self._file, self._number = None, self._number + 1
-            self._finished(done)
+            self._finished(written)
 
 
 def _check_lists(tables: Iterable[pa.Table]) -> None:
-    """Require lists and arrays of one kind, as among samples that come together; Arrow would make one of two.
+    """Check that lists and arrays of a field have one type and shape; Arrow would convert them silently.
 
     Raises:
-        DataError: they differ.
+        DataError: types or shapes differ.
     """
-    known: dict[str, pa.Field] = {}
+    first_fields: dict[str, pa.Field] = {}
     for field in (field for table in tables for field in table.schema):
-        first = known.setdefault(field.name, field)
-        if _empty(first.type):
-            known[field.name] = field
-        elif not _empty(field.type) and field is not first:
+        first = first_fields.setdefault(field.name, field)
+        if _is_untyped(first.type):
+            first_fields[field.name] = field
+        elif not _is_untyped(field.type) and field is not first:
             if (field.metadata or {}) != (first.metadata or {}):
                 raise DataError(f"field {field.name!r} has arrays of different shapes; pad them, or flatten them")
-            kinds = {str(kind.value_type) for kind in (first.type, field.type) if _is_list(kind)}
+            kinds = {str(kind.value_type) for kind in (first.type, field.type) if is_list(kind)}
             if len(kinds) > 1 and kinds != {"int64", "double"}:
-                raise DataError(f"field {field.name!r} has lists of {' and '.join(sorted(kinds))}; make them one type")
+                names = " and ".join(sorted(kinds))
+                raise DataError(f"field {field.name!r} has lists of {names}; convert them to one type")
 
 
-def _is_list(kind: Any) -> bool:
+def _is_untyped(kind: Any) -> bool:
+    """Whether all values are null or empty lists, so that their type is not known."""
     import pyarrow as pa
 
-    types = pa.types
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
-
-
-def _empty(kind: Any) -> bool:
-    """Whether nothing is known of the values: there were none."""
-    import pyarrow as pa
-
-    return bool(pa.types.is_null(kind) or (_is_list(kind) and _empty(kind.value_type)))
+    return bool(pa.types.is_null(kind) or (is_list(kind) and _is_untyped(kind.value_type)))
 
 
 class _OpenFile:
-    """A file being written, which knows what fits into it."""
+    """A file being written, which knows whether one more row group fits."""
 
     def __init__(self, path: str, schema: pa.Schema, layout: Layout, max_bytes: int) -> None:
         self._path, self._schema, self._layout, self._max_bytes = path, schema, layout, max_bytes
         self._sink = open(path, "wb")  # noqa: SIM115
         self._writer = layout.writer(self._sink, schema)
-        self._frame = len(layout.encoded(schema.empty_table())[0])  # what a file without rows has
-        self._said = 0  # bytes that the footer may have beyond that
-        self._last: tuple[pa.Table, tuple[int, int]] | None = None  # what was asked last, and the answer
+        self._empty_bytes = len(layout.encode(schema.empty_table())[0])  # the size of a file without rows
+        self._footer_bytes = 0  # bound of the footer's entries for the row groups so far
+        self._last_bound: tuple[pa.Table, tuple[int, int]] | None = None  # of the row group asked for last
         self.rows = 0
 
     def fits(self, group: pa.Table) -> bool:
-        """Whether the file stays within its bound with one more row group."""
-        return sum(self._needs(group)) <= self._room()
+        """Whether the file stays within ``max_bytes`` with one more row group."""
+        return sum(self._bound(group)) <= self._room()
 
     def _room(self) -> int:
-        return self._max_bytes - int(self._sink.tell()) - self._frame - self._said
+        return self._max_bytes - int(self._sink.tell()) - self._empty_bytes - self._footer_bytes
 
-    def _needs(self, group: pa.Table) -> tuple[int, int]:
-        """The most bytes that a row group has in the file, and in its footer."""
-        if self._last is None or self._last[0] is not group:
-            bound = group.nbytes * 5 // 4 + _leaf_count(group.schema) * _PAGES, _said(group)
-            self._last = group, bound if sum(bound) <= self._room() else self._measured(group)
-        return self._last[1]
+    def _bound(self, group: pa.Table) -> tuple[int, int]:
+        """Return the maximum number of bytes that a row group takes in the file, and in the footer."""
+        if self._last_bound is None or self._last_bound[0] is not group:
+            pages = group.nbytes * 5 // 4 + _leaf_count(group.schema) * _PAGE_OVERHEAD_BYTES
+            bound = pages, _footer_bound(group)
+            self._last_bound = group, bound if sum(bound) <= self._room() else self._encoded_size(group)
+        return self._last_bound[1]
 
-    def _measured(self, group: pa.Table) -> tuple[int, int]:
-        """The same, by encoding it."""
-        data, metadata = self._layout.encoded(group)
+    def _encoded_size(self, group: pa.Table) -> tuple[int, int]:
+        """Return the same from encoding the row group: slower, but exact."""
+        data, metadata = self._layout.encode(group)
         chunks = [metadata.row_group(0).column(leaf) for leaf in range(metadata.num_columns)]
         pages = sum(chunk.total_compressed_size for chunk in chunks)
-        return pages, len(data) - pages - self._frame + _OFFSETS * (len(chunks) + 1)
+        return pages, len(data) - pages - self._empty_bytes + _OFFSET_GROWTH_BYTES * (len(chunks) + 1)
 
     def append(self, group: pa.Table) -> None:
         """Write a row group."""
-        self._said += self._needs(group)[1]
-        self._last = None
+        self._footer_bytes += self._bound(group)[1]
+        self._last_bound = None
         self._writer.write_table(group, row_group_size=max(1, group.num_rows))
         self.rows += group.num_rows
 
     def close(self) -> Written:
-        """Complete the file, on the disk."""
+        """Complete the file and sync it to the disk."""
         self._writer.close()
         self._sink.flush()
         os.fsync(self._sink.fileno())
@@ -258,8 +382,8 @@ class _OpenFile:
         return Written(self._path, self.rows, nbytes)
 
     def drop(self) -> None:
-        """Leave it as it is: nobody will give it a name."""
-        with suppress(Exception):  # it is ended because something failed; that is what is told
+        """Close the file as it is; the caller does not publish it."""
+        with suppress(Exception):  # the caller is already failing with an error that matters more
             self._writer.close()  # else its finalizer writes to a closed file
         self._sink.close()
 
@@ -271,32 +395,32 @@ def _leaf_count(schema: Iterable[pa.Field]) -> int:
     return sum(count(field.type) for field in schema)
 
 
-def _said(group: pa.Table) -> int:
-    """The most bytes that a footer says about a row group: of each leaf two values, each of them twice."""
+def _footer_bound(group: pa.Table) -> int:
+    """Return the maximum size of the footer's entry for a row group: it has minimum and maximum of each leaf twice."""
     import pyarrow.compute as pc
 
     total = 0
     for field, column in zip(group.schema, group.columns, strict=True):
         leaves = _leaf_count([field])
-        longest = _LONGEST if field.type.num_fields else 16
-        if not field.type.num_fields and _is_bytes(field.type):
-            longest = min(_LONGEST, int(pc.max(pc.binary_length(column)).as_py() or 0))
-        total += leaves * (_SAID + 4 * longest + len(field.name))
+        longest = _MAX_STATISTIC_BYTES if field.type.num_fields else 16
+        if not field.type.num_fields and _is_text_or_binary(field.type):
+            longest = min(_MAX_STATISTIC_BYTES, int(pc.max(pc.binary_length(column)).as_py() or 0))
+        total += leaves * (_CHUNK_FOOTER_BYTES + 4 * longest + len(field.name))
     return total
 
 
 def row_sizes(table: pa.Table) -> I64:
-    """About how many bytes the values of each row have: the same, whatever table the row is in."""
+    """Estimate the bytes of each row's values; a row has the same size in whatever table it comes."""
     out = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
-        at = 0
+        start = 0
         for chunk in column.chunks:
-            out[at : at + len(chunk)] += _sizes(chunk)
-            at += len(chunk)
+            out[start : start + len(chunk)] += _value_sizes(chunk)
+            start += len(chunk)
     return out
 
 
-def _sizes(array: pa.Array) -> I64:
+def _value_sizes(array: pa.Array) -> I64:
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -304,25 +428,25 @@ def _sizes(array: pa.Array) -> I64:
     if types.is_null(kind):
         return np.zeros(len(array), np.int64)
     if isinstance(kind, pa.BaseExtensionType):
-        return _sizes(array.storage)
-    if _is_bytes(kind):
-        return _filled(pc.binary_length(array))
+        return _value_sizes(array.storage)
+    if _is_text_or_binary(kind):
+        return _lengths(pc.binary_length(array))
     if types.is_struct(kind):
-        return sum((_sizes(part) for part in array.flatten()), np.zeros(len(array), np.int64))
-    if _is_list(kind):
-        lengths = _filled(pc.list_value_length(array))
+        return sum((_value_sizes(child) for child in array.flatten()), np.zeros(len(array), np.int64))
+    if is_list(kind):
+        lengths = _lengths(pc.list_value_length(array))
         elements = array.flatten()
         if types.is_primitive(elements.type) and not elements.null_count:
             return lengths * _width(elements.type)
-        inner = _sizes(elements)
+        inner = _value_sizes(elements)
         ends = np.concatenate([[0], np.cumsum(inner)])
         stops = np.cumsum(lengths)
         return ends[stops] - ends[stops - lengths] if len(inner) == int(lengths.sum()) else lengths * 8
-    there: I64 = array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
-    return there * _width(kind)
+    valid: I64 = array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
+    return valid * _width(kind)
 
 
-def _is_bytes(kind: Any) -> bool:
+def _is_text_or_binary(kind: Any) -> bool:
     import pyarrow as pa
 
     types = pa.types
@@ -337,135 +461,17 @@ def _width(kind: Any) -> int:
         return 16
 
 
-def _filled(lengths: Any) -> I64:
+def _lengths(lengths: Any) -> I64:
+    """Return Arrow's lengths as numpy's; 0 for a null."""
     lengths = lengths.fill_null(0) if lengths.null_count else lengths
     return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
 def check_compression(compression: str) -> None:
-    """Require a compression that Parquet readers know.
+    """Check the name of a codec.
 
     Raises:
-        PlanError: it is none.
+        PlanError: Parquet has no codec of this name.
     """
     if compression not in COMPRESSIONS:
         raise PlanError(f"compression={compression!r}: choose one of {', '.join(map(repr, COMPRESSIONS))}")
-
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_SAMPLE = 1 << 20  # bytes of a column that are tried
-_EACH = 1 << 18  # of one value
-_LARGE = 512  # bytes of a usual value; shorter ones may repeat, which a dictionary makes use of
-_WORTH = 0.9  # what compression must leave at most
-_PAGE = 1 << 20  # bytes of values that are looked at together: a page is not much larger
-_BATCH = 1024  # values, where they are small
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What Parquet does with each column.
-
-    Attributes:
-        compression: How pages are compressed.
-        as_is: Paths of the leaves that are not: without compression, dictionary, least and greatest values.
-        batch: Rows after which Parquet looks whether a page is full.
-    """
-
-    compression: str
-    as_is: tuple[str, ...] = ()
-    batch: int = _BATCH
-
-    def writer(self, sink: Any, schema: pa.Schema) -> Any:
-        """A writer of a file."""
-        import pyarrow.parquet as pq
-
-        if not self.as_is:
-            return pq.ParquetWriter(sink, schema, compression=self.compression)
-        leaves = _paths(schema)
-        others = [path for path in leaves if path not in self.as_is]
-        ways = {path: self.compression if path in others else "none" for path in leaves}
-        return pq.ParquetWriter(
-            sink,
-            schema,
-            compression=ways,
-            use_dictionary=others,
-            write_statistics=others,
-            write_batch_size=self.batch,
-        )
-
-    def encoded(self, table: pa.Table) -> tuple[Any, Any]:
-        """A file of its own of a table, in memory, and its footer."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        sink = pa.BufferOutputStream()
-        with self.writer(sink, table.schema) as writer:
-            if table.num_rows:
-                writer.write_table(table, row_group_size=table.num_rows)
-        data = sink.getvalue()
-        return data, pq.read_metadata(pa.BufferReader(data))
-
-
-def layout_for(group: pa.Table, compression: str) -> Layout:
-    """The layout that the first rows suggest: large binary values that do not shrink stay as they are."""
-    leaves = [leaf for column in group.columns for leaf in _leaf_arrays(column.combine_chunks())]
-    stored = [not _shrinks(leaf) for leaf in leaves]
-    paths = _paths(group.schema) if any(stored) else []
-    if len(paths) != len(stored):  # a type whose leaves are not what they seem
-        return Layout(compression)
-    usual = max(
-        (leaf.nbytes // max(1, len(leaf)) for leaf, as_is in zip(leaves, stored, strict=True) if as_is), default=0
-    )
-    batch = min(_BATCH, max(1, _PAGE // max(1, usual)))
-    return Layout(compression, tuple(path for path, as_is in zip(paths, stored, strict=True) if as_is), batch)
-
-
-def _paths(schema: pa.Schema) -> list[str]:
-    """What Parquet calls the leaves of a schema."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    sink = pa.BufferOutputStream()
-    pq.ParquetWriter(sink, schema).close()
-    found = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
-    return [str(found.column(leaf).path) for leaf in range(len(found))]
-
-
-def _leaf_arrays(array: Any) -> Iterator[Any]:
-    import pyarrow as pa
-
-    types, kind = pa.types, array.type
-    if isinstance(array, pa.ChunkedArray):  # more than one array holds
-        array = array.chunk(0)
-    if isinstance(kind, pa.BaseExtensionType):
-        yield from _leaf_arrays(array.storage)
-    elif types.is_struct(kind):
-        for part in array.flatten():
-            yield from _leaf_arrays(part)
-    elif types.is_map(kind):
-        yield from _leaf_arrays(array.keys)
-        yield from _leaf_arrays(array.items)
-    elif types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        yield from _leaf_arrays(array.flatten())
-    else:
-        yield array
-
-
-def _shrinks(leaf: Any) -> bool:
-    """Whether compression makes the first values smaller; of other kinds than large binary values it is believed."""
-    import pyarrow as pa
-
-    if not (pa.types.is_binary(leaf.type) or pa.types.is_large_binary(leaf.type)):
-        return True
-    tried, size = [], 0
-    for value in leaf.drop_null():
-        tried.append(value.as_buffer()[:_EACH])
-        size += len(tried[-1])
-        if size >= _SAMPLE:
-            break
-    if size < _LARGE * max(1, len(tried)):
-        return True
-    packed = pa.compress(b"".join(tried), codec="zstd", asbytes=True)
-    return len(packed) < size * _WORTH

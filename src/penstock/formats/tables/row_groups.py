@@ -1,4 +1,4 @@
-"""Decoded row groups: made side by side in threads, shared by all who read from them, let go of when memory is up."""
+"""A cache of decoded row groups: threads decode them in parallel, all readers share them, old ones are evicted."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Batches = list["pa.RecordBatch"]
 
 
-class Key(NamedTuple):
-    """Some columns of a row group."""
+class GroupKey(NamedTuple):
+    """Some columns of one row group of a file."""
 
     shard: int
     group: int
@@ -25,110 +25,110 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Decoded:
-    """A row group that is decoded, or will be."""
+class PendingGroup:
+    """A row group that is decoded, or that a thread will decode."""
 
-    key: Key
+    key: GroupKey
     nbytes: int
     future: Future[Batches]
-    decode: Callable[[Key], Batches]
+    decode: Callable[[GroupKey], Batches]
 
     def batches(self) -> Batches:
-        """The rows, waiting for them if need be.
+        """Return the rows, waiting for them if necessary.
 
         Raises:
-            DataError: they cannot be decoded.
-            StorageError: they cannot be read.
+            DataError: the row group cannot be decoded.
+            StorageError: the file cannot be read.
         """
         try:
             return self.future.result()
-        except CancelledError:  # whoever asked for it has ended; somebody else still wants it
+        except CancelledError:  # evicted before a thread began with it, but still wanted by this caller
             return self.decode(self.key)
 
 
-class Groups:
-    """The row groups at hand.
+class RowGroupCache:
+    """Decoded row groups, the least recently used ones evicted first; safe to use from several threads.
 
     Args:
-        decode: Decodes one.
-        nbytes: Tells about how large one is.
-        workers: How many are decoded at a time.
-        budget: Bytes that are kept for those who come later.
+        decode: Decodes a row group; called in a thread of the cache.
+        nbytes: Estimates the decoded size of a row group.
+        workers: The number of row groups that are decoded at the same time.
+        max_bytes: The size above which row groups that are not in use are evicted.
     """
 
     def __init__(
-        self, decode: Callable[[Key], Batches], nbytes: Callable[[Key], int], workers: int, budget: int
+        self, decode: Callable[[GroupKey], Batches], nbytes: Callable[[GroupKey], int], workers: int, max_bytes: int
     ) -> None:
-        self._decode, self._nbytes, self._workers, self._budget = decode, nbytes, workers, budget
-        self._kept: OrderedDict[Key, Decoded] = OrderedDict()
+        self._decode, self._nbytes, self._workers, self._max_bytes = decode, nbytes, workers, max_bytes
+        self._entries: OrderedDict[GroupKey, PendingGroup] = OrderedDict()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
-    def want(
+    def request(
         self,
-        keys: Sequence[Key],
-        ahead: Sequence[Key] = (),
+        keys: Sequence[GroupKey],
+        upcoming: Sequence[GroupKey] = (),
         *,
-        passing: bool = False,
-        behind: Mapping[int, int] | None = None,
-    ) -> list[Decoded]:
-        """Have row groups decoded, in this order.
+        evict_others: bool = False,
+        first_needed: Mapping[int, int] | None = None,
+    ) -> list[PendingGroup]:
+        """Start decoding row groups in the given order, without waiting for them.
 
         Args:
-            keys: Those that are needed now.
-            ahead: Those that will be needed next; begun as far as memory allows.
-            passing: Nobody comes back to others than these: they are let go of.
-            behind: By shard, the row group before which nobody comes back.
+            keys: The row groups that are needed now; they are returned even if they exceed ``max_bytes``.
+            upcoming: The row groups that are needed next; they are started as far as ``max_bytes`` allows.
+            evict_others: Evict all other row groups, since a sequential reader does not come back to them.
+            first_needed: For each shard, the first row group that is still needed; those before it are evicted.
         """
         with self._lock:
-            found = [self._begun(key) for key in keys]
-            held = sum(one.nbytes for one in found)
-            coming = []
-            for key in ahead:
+            requested = [self._start(key) for key in keys]
+            held = sum(entry.nbytes for entry in requested)
+            prefetched = []
+            for key in upcoming:
                 held += self._nbytes(key)
-                if held > self._budget:
+                if held > self._max_bytes:
                     break
-                coming.append(self._begun(key))
-            staying = {one.key for one in (*found, *coming)}
-            for key in [key for key in self._kept if key.group < (behind or {}).get(key.shard, 0)]:
-                self._kept.pop(key).future.cancel()
-            self._let_go(staying, 0 if passing else self._budget)
-            return found
+                prefetched.append(self._start(key))
+            in_use = {entry.key for entry in (*requested, *prefetched)}
+            for key in [key for key in self._entries if key.group < (first_needed or {}).get(key.shard, 0)]:
+                self._entries.pop(key).future.cancel()
+            self._evict(in_use, 0 if evict_others else self._max_bytes)
+            return requested
 
-    def _begun(self, key: Key) -> Decoded:
-        known = self._kept.get(key)
-        if known is None or known.future.cancelled():
+    def _start(self, key: GroupKey) -> PendingGroup:
+        entry = self._entries.get(key)
+        if entry is None or entry.future.cancelled():
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, "penstock parquet")
-            known = self._kept[key] = Decoded(
+            entry = self._entries[key] = PendingGroup(
                 key, self._nbytes(key), self._pool.submit(self._decode, key), self._decode
             )
-        self._kept.move_to_end(key)
-        return known
+        self._entries.move_to_end(key)
+        return entry
 
-    def _let_go(self, staying: set[Key], budget: int) -> None:
-        """Forget those used longest ago until the rest fits."""
-        held = sum(one.nbytes for one in self._kept.values())
-        for key in list(self._kept):
-            if held <= budget:
+    def _evict(self, in_use: set[GroupKey], max_bytes: int) -> None:
+        """Evict the least recently used row groups that are not in use until the rest fits into ``max_bytes``."""
+        held = sum(entry.nbytes for entry in self._entries.values())
+        for key in list(self._entries):
+            if held <= max_bytes:
                 return
-            if key not in staying:
-                gone = self._kept.pop(key)
-                gone.future.cancel()
-                held -= gone.nbytes
+            if key not in in_use:
+                evicted = self._entries.pop(key)
+                evicted.future.cancel()
+                held -= evicted.nbytes
 
-    def rest(self) -> None:
-        """End the threads, and keep no more than what was used last."""
+    def release(self) -> None:
+        """End the threads and evict everything but the row group that was used last."""
         with self._lock:
             pool, self._pool = self._pool, None
-            last = next(reversed(self._kept), None)
-            self._let_go({last} if last is not None else set(), 0)
+            last = next(reversed(self._entries), None)
+            self._evict({last} if last is not None else set(), 0)
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def memory_for_groups() -> int:
-    """A quarter of the machine's memory: the row groups of a shuffle's shards should fit, and leave room."""
+def default_cache_bytes() -> int:
+    """Return a quarter of the machine's memory: room for one row group of each file that a shuffle mixes."""
     try:
         return max(256 << 20, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
     except (ValueError, OSError):

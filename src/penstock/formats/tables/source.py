@@ -14,10 +14,10 @@ import numpy as np
 from penstock.codecs.features import features_of
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
 from penstock.formats.files import find
-from penstock.formats.tables.arrow_file import open_ipc
+from penstock.formats.tables.arrow_file import open_arrow
 from penstock.formats.tables.columns import ArrowColumns
-from penstock.formats.tables.parquet_file import Told, open_file
-from penstock.formats.tables.reader import Open, ParquetReader
+from penstock.formats.tables.parquet_file import Partition, open_parquet
+from penstock.formats.tables.reader import FileOpener, ParquetReader
 from penstock.formats.tables.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".parquet", ".pq", ".parq")
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
-_FAR = 8  # row groups of remote files that are fetched and decoded at a time: most of them wait
-_PART = re.compile(r"([^=/]+)=([^/]*)")
-_SET = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(\.(?:parquet|arrow))")
-_BY_THE_WAY = re.compile(r"(?:cache|indices)-[0-9a-f]{8,}.*\.arrow")  # what Hugging Face leaves beside a dataset
-_NUMBER = re.compile(r"-?\d{1,18}")
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_REMOTE_WORKERS = 8  # row groups of remote files that are decoded at a time: most of these threads wait for bytes
+_PARTITION_FOLDER = re.compile(r"([^=/]+)=([^/]*)")
+_NUMBERED_FILE = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(\.(?:parquet|arrow))")
+_CACHE_FILE = re.compile(r"(?:cache|indices)-[0-9a-f]{8,}.*\.arrow")  # Hugging Face leaves them beside a dataset
+_INTEGER = re.compile(r"-?\d{1,18}")
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
-def require_arrow(what: str) -> None:
-    """Require that pyarrow is installed.
+def require_arrow(purpose: str) -> None:
+    """Check that pyarrow is installed.
 
     Raises:
-        MissingExtra: it is not.
+        MissingExtra: pyarrow is not installed.
     """
     try:
         import pyarrow.parquet
     except ImportError as exc:
-        raise MissingExtra(what, "tables") from exc
+        raise MissingExtra(purpose, "tables") from exc
     del pyarrow
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
-    """Parquet files: paths as the user wrote them."""
+    """Parquet files; ``patterns`` are the paths as the user wrote them."""
 
     patterns: tuple[str, ...]
     columns: tuple[str, ...] | None = None
@@ -69,12 +69,12 @@ class ParquetSource:
     def __post_init__(self) -> None:
         names = self.columns
         if names is not None and not (names and all(isinstance(name, str) for name in names)):
-            raise PlanError(f"columns={names!r}: give the names of columns")
+            raise PlanError(f"columns={names!r}: give a list of column names")
         Resources(self.workers)
 
     @property
     def resources(self) -> Resources | None:
-        """No pool of its own: row groups are decoded by the reader's threads, however many blocks are cut of them."""
+        """``None``: the reader's own threads decode row groups, so reading needs no pool."""
         return None
 
     def open(self) -> ParquetReader:
@@ -82,121 +82,123 @@ class ParquetSource:
 
         Raises:
             MissingExtra: pyarrow is not installed.
-            StorageError: nothing is there, or a set of files is not whole.
+            StorageError: there are no files, or a numbered set of files is incomplete.
         """
         require_arrow(self.verb)
         paths = _visible(find(self.patterns, self.suffixes, self.storage), self.patterns)
         _check_sets([path for path in paths if path not in self.patterns])
-        far = any(scheme(path) != "file" for path in paths)
+        remote = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
         return ParquetReader(
             [redacted(path) for path in paths],
             relative(paths),
             paths,
             self.columns,
-            told_by(paths),
-            workers or (_FAR if far else len(os.sched_getaffinity(0))),
+            partitions_of(paths),
+            workers or (_REMOTE_WORKERS if remote else len(os.sched_getaffinity(0))),
             through(self.cache, paths, self.storage),
-            self._how(),
+            self._opener(),
         )
 
-    def _how(self) -> Open:
-        return open_file
+    def _opener(self) -> FileOpener:
+        return open_parquet
 
     def describe(self) -> str:
-        """The call that made it."""
-        some = ", ".join(repr(redacted(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
-        return f"{self.verb}({some}{f', columns={list(self.columns)}' if self.columns else ''})"
+        shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
+        more = ", ..." if len(self.patterns) > 3 else ""
+        return f"{self.verb}({shown}{more}{f', columns={list(self.columns)}' if self.columns else ''})"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowSource(ParquetSource):
-    """Files in Arrow's own format, as files or as streams."""
+    """Files in Arrow's IPC format, as files or as streams."""
 
     verb: ClassVar[str] = "read_arrow"
     suffixes: ClassVar[tuple[str, ...]] = ARROW_SUFFIXES
 
-    def _how(self) -> Open:
-        return open_ipc
+    def _opener(self) -> FileOpener:
+        return open_arrow
 
 
 def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
-    """Without what lies in hidden folders, or ``_temporary`` ones, of folders that were listed: it is being written.
+    """Drop files in hidden and ``_temporary`` subfolders, which are being written, and Hugging Face's cache files.
 
-    Nor are there what Hugging Face keeps of its ``map`` and ``filter`` beside a dataset.
+    Files that the user named are kept.
 
     Raises:
-        StorageError: there is nothing else.
+        StorageError: no file is left.
     """
-    given = [local_path(one) if scheme(one) == "file" else one for pattern in patterns for one in braces(pattern)]
-    roots = [f"{one.rstrip('/')}/" for one in given]
+    given = [local_path(path) if scheme(path) == "file" else path for pattern in patterns for path in braces(pattern)]
+    roots = [f"{path.rstrip('/')}/" for path in given]
 
     def is_hidden(path: str) -> bool:
         inside = next((path.removeprefix(root) for root in roots if path.startswith(root)), "")
         *folders, name = inside.split("/")
-        return bool(any(part[:1] in (".", "_") for part in folders) or _BY_THE_WAY.fullmatch(name))
+        return bool(any(folder[:1] in (".", "_") for folder in folders) or _CACHE_FILE.fullmatch(name))
 
-    kept = [path for path in paths if not is_hidden(path)]
-    if not kept:
-        raise StorageError("no file of the wanted kind is there", redacted(patterns[0]))
-    return kept
+    visible = [path for path in paths if not is_hidden(path)]
+    if not visible:
+        raise StorageError("there are no files of this format", redacted(patterns[0]))
+    return visible
 
 
 def _check_sets(paths: Sequence[str]) -> None:
-    """Files that say how many they are must be as many: some of them alone are an unfinished write.
+    """Check that sets of files named ``00000-of-00003`` are complete: an incomplete one is an unfinished write.
 
     Raises:
-        StorageError: one is missing from a folder that was listed.
+        StorageError: a file of a set is missing.
     """
     sets: dict[tuple[str, str, str, str], set[int]] = {}
     for path in paths:
         folder, _, name = path.rpartition("/")
-        if match := _SET.fullmatch(name):
+        if match := _NUMBERED_FILE.fullmatch(name):
             sets.setdefault((folder, match[1], match[3], match[4]), set()).add(int(match[2]))
-    for (folder, prefix, many, suffix), found in sets.items():
-        if missing := sorted(set(range(int(many))) - found):
-            name = f"{folder}/{prefix}{missing[0]:05d}-of-{many}{suffix}"
+    for (folder, prefix, total, suffix), found in sets.items():
+        if missing := sorted(set(range(int(total))) - found):
+            name = f"{folder}/{prefix}{missing[0]:05d}-of-{total}{suffix}"
             raise StorageError(
-                f"a file of a set of {int(many)} is not there: the set was not written whole", redacted(name)
+                f"the set of {int(total)} files is incomplete, as after an interrupted write: this file is missing",
+                redacted(name),
             )
 
 
-def told_by(paths: Sequence[str]) -> list[Told]:
-    """What the folders right above each file tell: ``label=3/year=2024/part-0.parquet`` has columns label and year.
+def partitions_of(paths: Sequence[str]) -> list[Partition]:
+    """Return the columns that the folders right above each file name, with their values.
 
-    A column whose values are all whole numbers is one of numbers.
+    ``label=3/year=2024/part-0.parquet`` has the columns label and year. A column whose values are all whole numbers is
+    a column of integers, else one of text.
 
     Raises:
-        DataError: files differ in the columns their folders tell.
+        DataError: the folders of the files name different columns.
     """
-    raw = [_parts(path) for path in paths]
-    for path, found in zip(paths, raw, strict=True):
-        if list(found) != list(raw[0]):
-            words = [", ".join(one) or "no column" for one in (found, raw[0])]
+    texts = [_partition_texts(path) for path in paths]
+    for path, own in zip(paths, texts, strict=True):
+        if list(own) != list(texts[0]):
+            columns = [", ".join(found) or "no columns" for found in (own, texts[0])]
             raise DataError(
-                f"its folders tell {words[0]}, and those of {redacted(paths[0])} {words[1]}", redacted(path)
+                f"its folders name {columns[0]}, but those of {redacted(paths[0])} name {columns[1]}", redacted(path)
             )
-    values = {name: [found[name] for found in raw] for name in (raw[0] if raw else ())}
-    numbers = {name for name, found in values.items() if all(v is None or _NUMBER.fullmatch(v) for v in found)}
+    values = {name: [own[name] for own in texts] for name in (texts[0] if texts else ())}
+    integers = {name for name, found in values.items() if all(v is None or _INTEGER.fullmatch(v) for v in found)}
     return [
-        tuple((name, int(v) if name in numbers and v is not None else v) for name, v in found.items()) for found in raw
+        tuple((name, int(v) if name in integers and v is not None else v) for name, v in own.items()) for own in texts
     ]
 
 
-def _parts(path: str) -> dict[str, str | None]:
+def _partition_texts(path: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for folder in reversed(path.split("/")[:-1]):
-        match = _PART.fullmatch(folder)
+        match = _PARTITION_FOLDER.fullmatch(folder)
         if match is None:
             break
         value = unquote(match[2])
-        found[unquote(match[1])] = None if value == _NO_VALUE else value
+        found[unquote(match[1])] = None if value == _NULL_PARTITION else value
     return dict(reversed(found.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A table that is in memory, compared by object."""
+    """An Arrow table in memory; two sources are equal if they hold the same object."""
 
     table: ByObject
 
@@ -205,89 +207,79 @@ class TableSource:
 
     @property
     def resources(self) -> Resources | None:
-        """Reading costs nothing."""
+        """``None``: rows are in memory, so reading needs no pool."""
         return None
 
-    def open(self) -> TableReader:
-        """Nothing to open."""
-        return TableReader(self.table.value)
+    def open(self) -> ArrowTableReader:
+        return ArrowTableReader(self.table.value)
 
     def describe(self) -> str:
-        """The call that made it."""
         return f"from_arrow({self.table.value.num_rows} rows of {', '.join(self.table.value.schema.names)})"
 
 
-class TableReader:
-    """One shard: the table."""
+class ArrowTableReader:
+    """Reads a table in memory as one shard."""
 
-    at_hand = True  # in the memory of this process, and nowhere else
+    at_hand = True  # the rows are in the memory of this process only
 
     def __init__(self, table: pa.Table) -> None:
         self.names = ["table"]
         self._table = table
         self._batches = table.to_batches()
-        self._edges = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
+        self._offsets = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
 
     def counts(self, scan: bool) -> I64 | None:
-        """The rows of the table."""
         return np.array([self._table.num_rows], np.int64)
 
     def count(self, shard: int) -> int:
-        """The rows of the table."""
         return int(self._table.num_rows)
 
     def sizes(self) -> list[int]:
-        """The bytes of the table."""
         return [int(self._table.nbytes)]
 
     def metadata(self) -> dict[bytes, bytes]:
-        """What the schema says beside its columns."""
+        """Return the metadata of the table's schema."""
         return dict(self._table.schema.metadata or {})
 
     @property
     def features(self) -> dict[str, Any]:
-        """What the schema says its columns mean, where it says so."""
+        """The features that the schema's metadata declares."""
         return features_of(self.metadata()) or {}
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTableRows:
-        """Remember which."""
-        each = self._table.nbytes / max(1, self._table.num_rows)
+        row_bytes = self._table.nbytes / max(1, self._table.num_rows)
         wanted = {name: name for name in self._table.schema.names if fields.wants(name)}
-        slot = np.searchsorted(self._edges, index, "right") - 1
-        rows = ArrowColumns(self._batches, index - self._edges[slot], slot, wanted, each) if len(index) else []
-        return LocatedTableRows(rows, np.full(len(index), max(1, int(each)), np.int64))
+        slot = np.searchsorted(self._offsets, index, "right") - 1
+        rows = ArrowColumns(self._batches, index - self._offsets[slot], slot, wanted, row_bytes) if len(index) else []
+        return LocatedTableRows(rows, np.full(len(index), max(1, int(row_bytes)), np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
-        """The number of the row."""
         return str(index)
 
     def url(self, shard: int) -> str:
-        """A table lies nowhere."""
         return "table"
 
 
 @dataclass(slots=True)
 class LocatedTableRows:
-    """Rows that are there."""
+    """Rows of a table in memory."""
 
     rows: Sequence[Any]
     nbytes: I64
 
     def take(self, sel: slice) -> LocatedTableRows:
-        """Some of them."""
         return LocatedTableRows(self.rows[sel], self.nbytes[sel])
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
-        """The rows."""
         return self.rows, {}
 
 
 def table_of(given: Any) -> pa.Table:
-    """A table in memory, as plain as a file's would be.
+    """Return a table or record batch as a table of plain types, as if it was read from a file.
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        PlanError: it is no table.
+        PlanError: the argument is neither a table nor a record batch.
     """
     require_arrow("from_arrow")
     import pyarrow as pa
@@ -296,9 +288,9 @@ def table_of(given: Any) -> pa.Table:
         given = pa.Table.from_batches([given])
     if not isinstance(given, pa.Table):
         raise PlanError(f"from_arrow needs a pyarrow.Table or RecordBatch, not {type(given).__name__}")
-    fields = [own.with_type(plain_type(own.type)) for own in given.schema]
+    fields = [field.with_type(plain_type(field.type)) for field in given.schema]
     columns = [
-        pa.chunked_array([plain(chunk) for chunk in column.chunks], own.type)
-        for own, column in zip(fields, given.columns, strict=True)
+        pa.chunked_array([plain(chunk) for chunk in column.chunks], field.type)
+        for field, column in zip(fields, given.columns, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, metadata=given.schema.metadata))

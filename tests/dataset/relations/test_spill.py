@@ -1,4 +1,4 @@
-"""More than fits into memory: results are the same, memory stays bounded, and nothing is left on the disk."""
+"""Samples beyond the memory limit: same results, bounded memory, and nothing left on the disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.dataset.relations.spill import PiecesReader, SpillFile
 from penstock.errors import StageError, StorageError
 
 ROWS = 80_000
-BOUND = "4MB"
+LIMIT = "4MB"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 MEASURED = """
 import json, re, sys
 import pyarrow as pa, penstock as ps
-folder, verb, bound = sys.argv[1:]
+folder, verb, limit = sys.argv[1:]
 VERBS = {
     "sort": lambda ds: ds.sort("k"),
     "groupby": lambda ds: ds.groupby("text").count(),
@@ -49,21 +49,21 @@ def run(ds):
     return sum(map(len, VERBS[verb](ds).iter_batches(500, format="arrow")))
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1000
-pool = pa.proxy_memory_pool(pa.system_memory_pool())  # it gives memory back, so that what is in use can be seen
+pool = pa.proxy_memory_pool(pa.system_memory_pool())  # returns freed memory at once: the peak is what was in use
 pa.set_memory_pool(pool)
 run(ps.read_parquet(folder, workers=1).limit(500))
 sum(map(len, ps.read_parquet(folder, workers=1).iter_batches(500, format='arrow')))
 before, reading = peak(), pool.max_memory()
-seen = run(ps.read_parquet(folder, workers=1).on("local", memory=bound))
+seen = run(ps.read_parquet(folder, workers=1).on("local", memory=limit))
 print(json.dumps([seen, peak() - before, (pool.max_memory() - reading) / 1e6]))
 """
 
 
-def measured(folder: str, verb: str, bound: str) -> tuple[int, float, float]:
-    """How many rows came out, and by how many MB the process grew, and Arrow's part of it beyond what reading takes."""
-    call = [sys.executable, "-c", MEASURED, folder, verb, bound]
-    alone = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else every thread keeps freed memory of its own
-    done = subprocess.run(call, capture_output=True, text=True, check=False, env=alone)
+def measured(folder: str, verb: str, limit: str) -> tuple[int, float, float]:
+    """Return the number of rows, and the MB by which the process and Arrow's memory grew beyond what reading takes."""
+    command = [sys.executable, "-c", MEASURED, folder, verb, limit]
+    environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # else every thread keeps its own freed memory
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     seen, grown, arrow = json.loads(done.stdout)
     return seen, grown, arrow
@@ -73,14 +73,14 @@ VERBS = ["sort", "groupby", "distinct", "join"]
 
 
 @pytest.mark.parametrize("verb", VERBS if os.environ.get("PENSTOCK_FULL") else VERBS[:1])
-def test_memory_stays_bounded(folder: str, verb: str) -> None:
-    seen, grown, arrow = measured(folder, verb, BOUND)
+def test_memory_stays_within_the_limit(folder: str, verb: str) -> None:
+    seen, grown, arrow = measured(folder, verb, LIMIT)
     assert seen == ROWS
-    assert arrow < 16  # 2 to 12; the same without a bound: 71 to 139
-    assert grown < 40  # 8 to 27; without a bound: 78 to 123
+    assert arrow < 16  # 2 to 12; without a limit: 71 to 139
+    assert grown < 40  # 8 to 27; without a limit: 78 to 123
 
 
-def rows(n: int) -> ps.Dataset:
+def dataset(n: int) -> ps.Dataset:
     dice = np.random.default_rng(1)
     table = pa.table(
         {"k": dice.integers(0, n // 3, n), "x": dice.random(n), "text": [f"{i % 97:040d}" for i in range(n)]}
@@ -103,18 +103,18 @@ def rows(n: int) -> ps.Dataset:
     ],
     ids=["sort", "mean", "list", "count", "distinct", "join", "rows sorted", "rows grouped", "rows of tuples"],
 )
-def test_a_bound_changes_no_result(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[SpillFile] = []
-    real = SpillFile.__init__
-    want = verb(rows(4000)).take_all()
+def test_a_memory_limit_changes_no_result(verb: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    created: list[SpillFile] = []
+    init = SpillFile.__init__
+    want = verb(dataset(4000)).take_all()
 
-    def noted(self: SpillFile) -> None:
-        made.append(self)
-        real(self)
+    def recorded(self: SpillFile) -> None:
+        created.append(self)
+        init(self)
 
-    monkeypatch.setattr(SpillFile, "__init__", noted)
-    assert verb(rows(4000).on("local", memory="30KB")).take_all() == want
-    assert made
+    monkeypatch.setattr(SpillFile, "__init__", recorded)
+    assert verb(dataset(4000).on("local", memory="30KB")).take_all() == want
+    assert created
 
 
 SORTING = """
@@ -124,13 +124,13 @@ def slow(sample):
     time.sleep(0.001)
     return sample
 ds = ps.from_items([{"k": i, "text": "x" * 2000} for i in range(20000)]).map(slow).on("local", memory="100KB")
-print("begun", flush=True)
+print("started", flush=True)
 ds.sort("k").take_all()
 """
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_on_the_disk(end: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_is_left_on_the_disk(signum: signal.Signals, tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-c", SORTING], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -139,16 +139,16 @@ def test_nothing_is_left_on_the_disk(end: signal.Signals, tmp_path: Path) -> Non
         assert process.stdout is not None
         process.stdout.readline()
         deadline = time.monotonic() + 30
-        while not _spooled(process.pid, tmp_path) and time.monotonic() < deadline:
+        while not has_unnamed_file(process.pid, tmp_path) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert _spooled(process.pid, tmp_path)
-        process.send_signal(end)
+        assert has_unnamed_file(process.pid, tmp_path)
+        process.send_signal(signum)
     assert process.returncode != 0
     assert not os.listdir(tmp_path)
 
 
-def _spooled(pid: int, folder: Path) -> bool:
-    """Whether a process holds a file of this folder that has no name."""
+def has_unnamed_file(pid: int, folder: Path) -> bool:
+    """Whether a process holds an unnamed file in this folder."""
     for number in os.listdir(f"/proc/{pid}/fd"):
         try:
             held = os.readlink(f"/proc/{pid}/fd/{number}")
@@ -159,7 +159,7 @@ def _spooled(pid: int, folder: Path) -> bool:
     return False
 
 
-def test_an_error_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_leaves_nothing_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 
     def failing(sample: dict[str, Any]) -> dict[str, Any]:
@@ -171,21 +171,36 @@ def test_an_error_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.Monk
     assert not os.listdir(tmp_path)
 
 
-def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> int:
+def test_a_full_disk_is_an_error_that_names_tmpdir(monkeypatch: pytest.MonkeyPatch) -> None:
+    def disk_full(*args: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("penstock.dataset.relations.spill.os.pwrite", full)
-    with pytest.raises(StorageError, match="does not fit into memory: No space left on device; TMPDIR"):
-        rows(500).on("local", memory="1KB").sort("k").take_all()
+    monkeypatch.setattr("penstock.dataset.relations.spill.os.pwrite", disk_full)
+    with pytest.raises(
+        StorageError, match="cannot spill samples to a temporary file: No space left on device; set TMPDIR"
+    ):
+        dataset(500).on("local", memory="1KB").sort("k").take_all()
 
 
-def test_a_spool_gives_back_what_it_was_given() -> None:
-    kept = SpillFile()
-    kept.add([{"a": 1}, 2])
-    kept.add(list(rows(10)))
-    assert kept[0] == [{"a": 1}, 2]
-    assert [len(piece) for piece in kept] == [2, 10]
-    reader = PiecesReader(kept)
+def test_spilled_groups_are_one_whatever_the_type_of_their_values() -> None:
+    rows = [{"k": kind(k)} for kind in (int, float) for k in range(6_000)]
+    counts = ps.from_items(rows).on("local", memory="60KB").groupby("k").count().take_all()
+    assert [(row["k"], row["count"]) for row in counts] == [(k, 2) for k in range(6_000)]
+
+
+def test_a_group_in_several_pieces_becomes_one_list() -> None:
+    table = pa.table({"k": np.arange(20_000) % 3, "x": np.arange(20_000), "text": ["some more bytes" * 4] * 20_000})
+    got = ps.from_arrow(table).on("local", memory="1MB").groupby("k").list("x", "text").take_all()
+    assert [row["k"] for row in got] == [0, 1, 2]
+    assert [row["x_list"] for row in got] == [list(range(k, 20_000, 3)) for k in range(3)]
+
+
+def test_a_spill_file_returns_what_was_added() -> None:
+    file = SpillFile()
+    file.add([{"a": 1}, 2])
+    file.add(list(dataset(10)))
+    assert file[0] == [{"a": 1}, 2]
+    assert [len(piece) for piece in file] == [2, 10]
+    reader = PiecesReader(file)
     assert reader.count(0) == 12
     assert reader.key(0, 1) == "1"
