@@ -1,3 +1,5 @@
+"""Errors form one tree, can be pickled, and name the places they know."""
+
 from __future__ import annotations
 
 import pickle
@@ -19,7 +21,7 @@ from penstock.errors import (
 EVERY = [
     PenstockError("broken"),
     PlanError("a bad argument"),
-    StateError("not here"),
+    StateError("another plan"),
     EngineError("closed"),
     DataError("bad header", "a.tar", "0001"),
     DataError("bad header"),
@@ -32,7 +34,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize("error", EVERY, ids=repr)
-def test_an_error_crosses_processes_with_its_facts(error: PenstockError) -> None:
+def test_a_pickled_error_keeps_its_type_attributes_and_text(error: PenstockError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
     assert (again.args, again.__dict__, str(again)) == (error.args, error.__dict__, str(error))
@@ -50,19 +52,19 @@ def test_an_error_crosses_processes_with_its_facts(error: PenstockError) -> None
         (EngineError, RuntimeError),
     ],
 )
-def test_an_error_is_caught_by_the_root_and_by_the_builtin_a_caller_expects(
+def test_every_error_is_a_penstock_error_and_the_builtin_a_caller_expects(
     kind: type[PenstockError], builtin: type[Exception]
 ) -> None:
     assert issubclass(kind, PenstockError)
     assert issubclass(kind, builtin)
 
 
-def test_every_error_of_the_module_is_tried_here() -> None:
-    there = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert {type(error) for error in EVERY} == there
+def test_every_error_of_the_module_is_tested_here() -> None:
+    defined = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert {type(error) for error in EVERY} == defined
 
 
-def test_the_text_names_the_places_that_are_known() -> None:
+def test_the_text_names_the_known_places() -> None:
     assert str(DataError("bad header", "a.tar", "0001")) == "bad header (shard: a.tar, key: 0001)"
     assert str(DataError("bad header", key="0001")) == "bad header (key: 0001)"
     assert str(DataError("bad header")) == "bad header"
@@ -71,14 +73,14 @@ def test_the_text_names_the_places_that_are_known() -> None:
     assert str(StorageError("not found", "a.tar")) == "not found (url: a.tar)"
 
 
-def test_a_missing_extra_says_what_to_install() -> None:
+def test_a_missing_extra_names_the_pip_command() -> None:
     assert "pip install 'penstock[audio]'" in str(MissingExtra("decoding flac", "audio"))
 
 
-def test_facts_are_attributes() -> None:
+def test_the_facts_of_an_error_are_attributes() -> None:
     data = DataError("p", "s", "k")
     assert (data.problem, data.shard, data.key) == ("p", "s", "k")
     stage = StageError("p", "map(f)", "k", "s")
     assert (stage.problem, stage.stage, stage.key, stage.shard) == ("p", "map(f)", "k", "s")
     assert StorageError("p", "u").url == "u"
-    assert (MissingExtra("w", "e").what, MissingExtra("w", "e").extra) == ("w", "e")
+    assert (MissingExtra("f", "e").feature, MissingExtra("f", "e").extra) == ("f", "e")

@@ -1,26 +1,26 @@
 """The errors Penstock raises.
 
     PenstockError
-    |-- PlanError(ValueError)      the description cannot mean anything, or not here
-    |-- DataError(ValueError)      a shard or a sample is damaged, hostile or not what was asked for
+    |-- PlanError(ValueError)      an argument is invalid, or stages cannot be combined
+    |-- DataError(ValueError)      a shard or sample is damaged, refused or of another kind than expected
     |-- StageError(RuntimeError)   a function of the user's failed on a sample
     |-- StorageError(OSError)      bytes could not be found, read or written
-    |-- StateError(ValueError)     a saved state does not belong here
+    |-- StateError(ValueError)     a saved state cannot be restored into this dataset
     |-- MissingExtra(ImportError)  an optional dependency is not installed
-    `-- EngineError(RuntimeError)  an engine cannot run this, or broke
+    `-- EngineError(RuntimeError)  an engine cannot run the plan, or failed while running it
 
-Facts stand in ``args``, the text is made by ``__str__``: every error crosses processes by pickle unchanged.
+The facts are in ``args`` and ``__str__`` makes the text, so that every error can be pickled and keeps its attributes.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """The root of the tree: catch this to catch everything Penstock raises on purpose."""
+    """The root of all errors that Penstock raises on purpose."""
 
 
 class PlanError(PenstockError, ValueError):
-    """The plan is wrong where it is written: a bad argument, or stages that do not go together."""
+    """An argument is invalid, or stages cannot be combined; raised where the plan is written."""
 
 
 class StateError(PenstockError, ValueError):
@@ -28,11 +28,17 @@ class StateError(PenstockError, ValueError):
 
 
 class EngineError(PenstockError, RuntimeError):
-    """An engine cannot give what the plan asks for, or was closed under the reader."""
+    """An engine lacks what the plan asks for, failed, or was closed while it was being read."""
 
 
 class DataError(PenstockError, ValueError):
-    """A shard or sample is damaged or refused; ``shard`` and ``key`` say which (``None`` where there is none)."""
+    """A shard or sample is damaged, refused or of another kind than expected.
+
+    Attributes:
+        problem: What is wrong.
+        shard: The shard; None where the problem is in none.
+        key: The key of the sample; None where the problem is in none.
+    """
 
     def __init__(self, problem: str, shard: str | None = None, key: str | None = None) -> None:
         super().__init__(problem, shard, key)
@@ -43,7 +49,14 @@ class DataError(PenstockError, ValueError):
 
 
 class StageError(PenstockError, RuntimeError):
-    """A stage failed on a sample; the user's own exception is its ``__cause__``."""
+    """A stage failed on a sample; the exception that the user's function raised is the ``__cause__``.
+
+    Attributes:
+        problem: The type and text of the failure.
+        stage: The stage, as it describes itself.
+        key: The key of the sample.
+        shard: The shard of the sample.
+    """
 
     def __init__(
         self, problem: str, stage: str | None = None, key: str | None = None, shard: str | None = None
@@ -56,7 +69,12 @@ class StageError(PenstockError, RuntimeError):
 
 
 class StorageError(PenstockError, OSError):
-    """Bytes at ``url`` could not be found, read or written."""
+    """Bytes could not be found, read or written.
+
+    Attributes:
+        problem: What is wrong.
+        url: The file or object, without credentials.
+    """
 
     def __init__(self, problem: str, url: str | None = None) -> None:
         super().__init__(problem, url)
@@ -67,17 +85,22 @@ class StorageError(PenstockError, OSError):
 
 
 class MissingExtra(PenstockError, ImportError):
-    """``what`` needs a package that the extra named ``extra`` installs."""
+    """A feature needs a package that is not installed.
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(what, extra)
-        self.what, self.extra = what, extra
+    Attributes:
+        feature: What needs the package.
+        extra: The extra of Penstock that installs it.
+    """
+
+    def __init__(self, feature: str, extra: str) -> None:
+        super().__init__(feature, extra)
+        self.feature, self.extra = feature, extra
 
     def __str__(self) -> str:
-        return f"{self.what} needs an extra that is not installed: pip install 'penstock[{self.extra}]'"
+        return f"{self.feature} needs an extra that is not installed: pip install 'penstock[{self.extra}]'"
 
 
 def _located(problem: str, **places: str | None) -> str:
-    """Append the places that are known: ``bad header (shard: a.tar, key: 0001)``."""
+    """Append the places that are not None: ``bad header (shard: a.tar, key: 0001)``."""
     known = ", ".join(f"{name}: {value}" for name, value in places.items() if value is not None)
     return f"{problem} ({known})" if known else problem

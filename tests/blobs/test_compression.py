@@ -1,4 +1,4 @@
-"""Compression is recognised by content, and limits refuse in words."""
+"""Compression is recognised by content, and a limit that is exceeded says which."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_anything_else_is_not_compressed(head: bytes) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
-def test_a_damaged_stream_is_a_data_error_and_no_quiet_end(kind: str) -> None:
+def test_a_damaged_stream_is_a_data_error_and_not_a_silent_end(kind: str) -> None:
     packed = bytearray(PACKED[kind])
     packed[len(packed) // 2] ^= 0xFF
     with pytest.raises(DataError, match=f"the {kind} stream is damaged"):

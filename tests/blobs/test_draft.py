@@ -20,7 +20,7 @@ from penstock.blobs.draft import (
 from penstock.storage import Forbidden, Memory
 
 
-def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_replacing_a_file_leaves_nothing_else_in_its_folder(tmp_path: Path) -> None:
     target = tmp_path / "a"
     for data in (b"one", b"two"):
         replace_file(target, data)
@@ -32,7 +32,7 @@ def test_a_failure_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.Mo
     target = tmp_path / "a"
     replace_file(target, b"old")
 
-    def fail(handle: int) -> None:
+    def fail(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", fail)
@@ -42,7 +42,7 @@ def test_a_failure_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.Mo
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_partial_names_are_hidden_and_differ(tmp_path: Path) -> None:
+def test_partial_names_are_hidden_unique_and_within_255_bytes(tmp_path: Path) -> None:
     first, second = partial_path(tmp_path / "a.tar"), partial_path(tmp_path / "a.tar")
     assert first != second
     assert first.name.startswith(".a.tar.")
@@ -50,39 +50,39 @@ def test_partial_names_are_hidden_and_differ(tmp_path: Path) -> None:
     assert len(partial_path(tmp_path / ("x" * 250)).name) < 255
 
 
-def test_a_small_object_is_put_and_read() -> None:
+def test_a_small_object_is_written_and_read_back() -> None:
     assert read_object(Memory(), "memory://publish/a") is None
     put_object(Memory(), "memory://publish/a", b"one")
     assert read_object(Memory(), "memory://publish/a") == b"one"
 
 
-@pytest.mark.parametrize("where", ["disk", "memory"])
-def test_a_draft_appears_when_it_is_published_or_never(where: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("storage", ["disk", "memory"])
+def test_a_draft_becomes_visible_only_by_publishing(storage: str, tmp_path: Path) -> None:
     seen: list[bytes | None] = []
 
     def look() -> None:
-        seen.append(read_object(Memory(), "memory://publish/d") if where == "memory" else _content(tmp_path / "d"))
+        seen.append(read_object(Memory(), "memory://publish/d") if storage == "memory" else _content(tmp_path / "d"))
 
-    def begun() -> Draft:
-        if where == "disk":
+    def new_draft() -> Draft:
+        if storage == "disk":
             return FileDraft(tmp_path / "d", look)
         return UploadDraft(Memory().put("memory://publish/d"), look)
 
-    dropped = begun()
+    dropped = new_draft()
     dropped.write(b"never")
     dropped.drop()
-    draft = begun()
+    draft = new_draft()
     draft.write(b"one")
     draft.write(memoryview(b" two"))
     look()
     draft.publish()
     look()
     assert seen == [None, None, b"one two"]
-    if where == "disk":
+    if storage == "disk":
         assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
-def test_a_draft_on_disk_begins_with_its_first_byte(tmp_path: Path) -> None:
+def test_a_draft_on_disk_is_created_by_its_first_write(tmp_path: Path) -> None:
     draft = FileDraft(tmp_path / "d", lambda: None)
     assert list(tmp_path.iterdir()) == []
     draft.drop()
@@ -95,21 +95,21 @@ def test_a_draft_on_disk_begins_with_its_first_byte(tmp_path: Path) -> None:
     assert (tmp_path / "empty").read_bytes() == b""
 
 
-def test_a_folder_that_is_not_there_is_told_by_the_first_write(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error_of_the_first_write(tmp_path: Path) -> None:
     draft = FileDraft(tmp_path / "missing" / "d", lambda: None)
     with pytest.raises(FileNotFoundError):
         draft.write(b"x")
     draft.drop()
 
 
-def test_what_may_not_be_read_is_taken_for_missing_only_by_those_who_can_do_without() -> None:
-    class Guarded(Memory):
+def test_a_forbidden_object_counts_as_missing_only_where_it_is_optional() -> None:
+    class ForbiddingMemory(Memory):
         def stream(self, url: str) -> Iterator[bytes]:
-            raise Forbidden("not for you", url)
+            raise Forbidden("access denied", url)
 
-    with pytest.raises(Forbidden, match="not for you"):
-        read_object(Guarded(), "memory://publish/guarded")
-    assert read_object(Guarded(), "memory://publish/guarded", optional=True) is None
+    with pytest.raises(Forbidden, match="access denied"):
+        read_object(ForbiddingMemory(), "memory://publish/guarded")
+    assert read_object(ForbiddingMemory(), "memory://publish/guarded", optional=True) is None
 
 
 def _content(path: Path) -> bytes | None:

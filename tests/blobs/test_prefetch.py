@@ -1,4 +1,4 @@
-"""Ranges that arrive in the background."""
+"""Ranges are prefetched in the background, verified, and bounded in memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.blobs import prefetch as arriving
+from penstock.blobs import prefetch
 from penstock.blobs.checksums import CELL
 from penstock.blobs.prefetch import CHUNK, Fetcher, PrefetchedBytes, read_whole
 from penstock.errors import DataError, StorageError
@@ -22,41 +22,41 @@ from penstock.storage.retry import while_wanted
 
 SIZE = 20 * CELL + 12_345
 BYTES = np.random.default_rng(0).bytes(SIZE)
-MARKS = np.array([zlib.crc32(BYTES[at : at + CELL]) for at in range(0, SIZE, CELL)], np.uint32)
+CHECKSUMS = np.array([zlib.crc32(BYTES[at : at + CELL]) for at in range(0, SIZE, CELL)], np.uint32)
 
 
 @pytest.fixture(autouse=True)
 def _threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "IDLE_S", 0.02)
+    monkeypatch.setattr(prefetch, "IDLE_S", 0.02)
 
 
 @dataclass
-class Slow:
-    """A storage that takes its time, and remembers what it was asked for."""
+class SlowStorage:
+    """A storage with latency and scripted faults that records the ranges it was asked for."""
 
-    latency: float = 0.0
-    asked: list[tuple[int, int]] = field(default_factory=list)
-    damaged: int = 0  # how many answers come with a wrong byte
-    broken: int = 0  # how many do not come
-    going: int = 0
-    most: int = 0
+    latency_s: float = 0.0
+    requests: list[tuple[int, int]] = field(default_factory=list)
+    damaged: int = 0  # the next requests that return a wrong byte
+    broken: int = 0  # the next requests that fail
+    in_flight: int = 0
+    max_in_flight: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self, url: str, start: int, stop: int, *, into: memoryview, tag: str | None = None) -> memoryview:
         with self.lock:
-            self.asked.append((start, stop))
-            self.going += 1
-            self.most = max(self.most, self.going)
-            damage, breaks = self.damaged > 0, self.broken > 0
-            self.damaged -= damage
-            self.broken -= breaks
-        time.sleep(self.latency)
+            self.requests.append((start, stop))
+            self.in_flight += 1
+            self.max_in_flight = max(self.max_in_flight, self.in_flight)
+            is_damaged, is_broken = self.damaged > 0, self.broken > 0
+            self.damaged -= is_damaged
+            self.broken -= is_broken
+        time.sleep(self.latency_s)
         with self.lock:
-            self.going -= 1
-        if breaks:
-            raise StorageError("it broke", url)
+            self.in_flight -= 1
+        if is_broken:
+            raise StorageError("the connection broke", url)
         into[:] = BYTES[start:stop]
-        if damage:
+        if is_damaged:
             into[0] ^= 1
         return into
 
@@ -65,74 +65,73 @@ class Slow:
             yield BYTES[at : at + (1 << 18)]
 
 
-def opened(storage: Any, fetcher: Fetcher | None = None, *, grid: bool = False) -> PrefetchedBytes:
-    marks = MARKS if grid else np.zeros(0, np.uint32)
-    return PrefetchedBytes(fetcher or Fetcher(), storage, "x://a", "x://a", Info(SIZE, "tag", True), marks)
+def prefetched(storage: Any, fetcher: Fetcher | None = None, *, verified: bool = False) -> PrefetchedBytes:
+    checksums = CHECKSUMS if verified else np.zeros(0, np.uint32)
+    return PrefetchedBytes(fetcher or Fetcher(), storage, "x://a", "x://a", Info(SIZE, "tag", True), checksums)
 
 
-def ranges(count: int, seed: int = 0) -> list[tuple[int, int]]:
-    dice = random.Random(seed)
-    edges = sorted(dice.sample(range(SIZE), 2 * count))
+def random_ranges(count: int, seed: int = 0) -> list[tuple[int, int]]:
+    edges = sorted(random.Random(seed).sample(range(SIZE), 2 * count))
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def want(bytes_: PrefetchedBytes, some: list[tuple[int, int]], *, ascending: bool) -> None:
-    bytes_.want(np.array([a for a, _ in some]), np.array([b for _, b in some]), ascending=ascending)
+def want(bytes_: PrefetchedBytes, ranges: list[tuple[int, int]], *, ascending: bool) -> None:
+    bytes_.want(np.array([a for a, _ in ranges]), np.array([b for _, b in ranges]), ascending=ascending)
 
 
-@pytest.mark.parametrize("grid", [False, True])
-@pytest.mark.parametrize("memory", [1 << 30, 4 << 20])
+@pytest.mark.parametrize("verified", [False, True])
+@pytest.mark.parametrize("max_bytes", [1 << 30, 4 << 20])
 @pytest.mark.parametrize("ascending", [True, False])
-def test_what_is_read_is_what_is_stored_in_whatever_order(ascending: bool, memory: int, grid: bool) -> None:
-    bytes_ = opened(Slow(), Fetcher(memory), grid=grid)
-    some = ranges(120)
+def test_ranges_read_in_any_order_hold_the_stored_bytes(ascending: bool, max_bytes: int, verified: bool) -> None:
+    bytes_ = prefetched(SlowStorage(), Fetcher(max_bytes), verified=verified)
+    ranges = random_ranges(120)
     if not ascending:
-        random.Random(1).shuffle(some)
-    for begin in range(0, len(some), 70):
-        part = some[begin : begin + 70]
+        random.Random(1).shuffle(ranges)
+    for begin in range(0, len(ranges), 70):
+        part = ranges[begin : begin + 70]
         want(bytes_, part, ascending=ascending)
         for start, stop in part:
             assert bytes_[start:stop] == BYTES[start:stop]
 
 
-def test_a_range_nobody_asked_for_comes_too() -> None:
-    bytes_ = opened(Slow())
+def test_a_range_that_was_not_announced_can_be_read() -> None:
+    bytes_ = prefetched(SlowStorage())
     assert bytes_[SIZE - 10 :] == BYTES[-10:]
     assert bytes_[5:5] == b""
     assert bytes_[CHUNK - 3 : CHUNK + 3] == BYTES[CHUNK - 3 : CHUNK + 3]
 
 
-def test_many_connections_fetch_at_once_and_ahead_of_the_reader() -> None:
-    storage = Slow(latency=0.2)
-    bytes_ = opened(storage)
+def test_connections_fetch_concurrently_and_ahead_of_the_reader() -> None:
+    storage = SlowStorage(latency_s=0.2)
+    bytes_ = prefetched(storage)
     want(bytes_, [(0, SIZE)], ascending=True)
     assert bytes_[0:10] == BYTES[:10]
-    assert storage.most == len(storage.asked) == 3, "one after the other"
+    assert storage.max_in_flight == len(storage.requests) == 3, "requests ran one after another"
 
 
-def test_far_ranges_are_not_joined() -> None:
-    storage = Slow()
-    bytes_ = opened(storage)
+def test_distant_ranges_are_fetched_apart() -> None:
+    storage = SlowStorage()
+    bytes_ = prefetched(storage)
     want(bytes_, [(5 * CELL, 5 * CELL + 100), (15 * CELL, 15 * CELL + 100)], ascending=True)
     assert bytes_[5 * CELL : 5 * CELL + 100] == BYTES[5 * CELL : 5 * CELL + 100]
     assert bytes_[15 * CELL : 15 * CELL + 100] == BYTES[15 * CELL : 15 * CELL + 100]
-    assert sum(stop - start for start, stop in storage.asked) < 1000
+    assert sum(stop - start for start, stop in storage.requests) < 1000
 
 
-def test_nothing_is_fetched_twice_by_a_pass_front_to_back() -> None:
-    storage = Slow(latency=0.001)
-    bytes_ = opened(storage)
-    some = [(at, min(SIZE, at + 30_000)) for at in range(0, SIZE, 30_000)]
-    for begin in range(0, len(some), 100):
-        want(bytes_, some[begin : begin + 100], ascending=True)
-        for start, stop in some[begin : begin + 100]:
+def test_a_pass_from_front_to_back_fetches_every_byte_once() -> None:
+    storage = SlowStorage(latency_s=0.001)
+    bytes_ = prefetched(storage)
+    ranges = [(at, min(SIZE, at + 30_000)) for at in range(0, SIZE, 30_000)]
+    for begin in range(0, len(ranges), 100):
+        want(bytes_, ranges[begin : begin + 100], ascending=True)
+        for start, stop in ranges[begin : begin + 100]:
             assert bytes_[start:stop] == BYTES[start:stop]
-    assert sum(stop - start for start, stop in storage.asked) == SIZE
+    assert sum(stop - start for start, stop in storage.requests) == SIZE
 
 
-def test_memory_is_bounded() -> None:
-    fetcher = Fetcher(memory=2 * CHUNK)
-    bytes_ = opened(Slow(), fetcher)
+def test_the_memory_budget_is_kept() -> None:
+    fetcher = Fetcher(max_bytes=2 * CHUNK)
+    bytes_ = prefetched(SlowStorage(), fetcher)
     want(bytes_, [(0, SIZE)], ascending=True)
     time.sleep(0.2)
     assert fetcher._bytes <= 2 * CHUNK
@@ -140,92 +139,94 @@ def test_memory_is_bounded() -> None:
     assert fetcher._bytes <= 2 * CHUNK
 
 
-def test_readers_that_go_front_to_back_hold_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "CHUNK", 1 << 18)
-    monkeypatch.setattr(arriving, "FRONT", 1 << 20)
+def test_readers_that_go_front_to_back_have_a_smaller_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "CHUNK", 1 << 18)
+    monkeypatch.setattr(prefetch, "SEQUENTIAL_BYTES", 1 << 20)
     fetcher = Fetcher()
-    bytes_ = opened(Slow(), fetcher)
+    bytes_ = prefetched(SlowStorage(), fetcher)
     want(bytes_, [(at, at + 10_000) for at in range(0, SIZE - 10_000, 10_000)], ascending=True)
     for at in range(0, SIZE - 10_000, 10_000):
         assert bytes_[at : at + 10_000] == BYTES[at : at + 10_000]
         assert fetcher._bytes <= 1 << 20
 
 
-def test_buffers_are_used_again_and_ranges_never_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "CHUNK", 1 << 16)
-    monkeypatch.setattr(arriving, "FRONT", 1 << 18)
+def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "CHUNK", 1 << 16)
+    monkeypatch.setattr(prefetch, "SEQUENTIAL_BYTES", 1 << 18)
     fetcher = Fetcher()
-    wrong: list[int] = []
+    wrong_starts: list[int] = []
 
     def read(ascending: bool) -> None:
-        bytes_ = opened(Slow(), fetcher)
-        some = ranges(3000, seed=ascending)
-        want(bytes_, some, ascending=ascending)
-        wrong.extend(start for start, stop in some if bytes_[start:stop] != BYTES[start:stop])
+        bytes_ = prefetched(SlowStorage(), fetcher)
+        ranges = random_ranges(3000, seed=ascending)
+        want(bytes_, ranges, ascending=ascending)
+        wrong_starts.extend(start for start, stop in ranges if bytes_[start:stop] != BYTES[start:stop])
 
     readers = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(4)]
     for reader in readers:
         reader.start()
     for reader in readers:
         reader.join()
-    assert not wrong
+    assert not wrong_starts
     assert fetcher._buffers
 
 
-def test_what_is_wanted_after_the_end_is_not_fetched() -> None:
-    storage = Slow()
+def test_a_stopped_fetcher_prefetches_nothing_but_still_reads() -> None:
+    storage = SlowStorage()
     fetcher = Fetcher()
-    bytes_ = opened(storage, fetcher)
+    bytes_ = prefetched(storage, fetcher)
     fetcher.rest()
     want(bytes_, [(0, SIZE)], ascending=True)
     time.sleep(0.05)
-    assert not storage.asked
+    assert not storage.requests
     assert bytes_[5:10] == BYTES[5:10]
 
 
-def test_what_nobody_wants_any_more_is_not_fetched() -> None:
-    storage = Slow()
-    bytes_ = opened(storage)
+def test_a_cancelled_reader_fetches_nothing() -> None:
+    storage = SlowStorage()
+    bytes_ = prefetched(storage)
     with while_wanted(lambda: False):
         want(bytes_, [(0, SIZE)], ascending=True)
-        with pytest.raises(StorageError, match="nobody waits"):
+        with pytest.raises(StorageError, match="the read was cancelled"):
             bytes_[5:10]
     time.sleep(0.05)
-    assert not storage.asked
+    assert not storage.requests
     assert bytes_[5:10] == BYTES[5:10]
 
 
-def test_a_damaged_range_is_fetched_again_once(caplog: pytest.LogCaptureFixture) -> None:
-    bytes_ = opened(Slow(damaged=1), grid=True)
+def test_a_damaged_range_is_fetched_a_second_time_and_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    bytes_ = prefetched(SlowStorage(damaged=1), verified=True)
     assert bytes_[0 : 3 * CELL] == BYTES[: 3 * CELL]
-    assert "fetched again" in caplog.text
-    bytes_ = opened(Slow(damaged=1000), grid=True)
-    with pytest.raises(DataError, match=r"not those that were stored.*x://a"):
+    assert "do not match their checksum, attempt 1 of 2" in caplog.text
+    bytes_ = prefetched(SlowStorage(damaged=1000), verified=True)
+    with pytest.raises(
+        DataError, match=r"the bytes at offset 0 are not those that were stored: .* checksum does not match.*x://a"
+    ):
         bytes_[0 : 3 * CELL]
 
 
-def test_an_error_reaches_the_reader_and_is_not_for_ever() -> None:
-    storage = Slow(broken=1000)
-    bytes_ = opened(storage)
-    with pytest.raises(StorageError, match="it broke"):
+def test_an_error_reaches_the_reader_and_the_next_read_tries_again() -> None:
+    storage = SlowStorage(broken=1000)
+    bytes_ = prefetched(storage)
+    with pytest.raises(StorageError, match="the connection broke"):
         bytes_[0:10]
     storage.broken = 0
     assert bytes_[0:10] == BYTES[:10]
 
 
-def test_resting_leaves_no_thread_and_what_comes_later_comes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_ends_every_thread_and_later_reads_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = Fetcher()
-    bytes_ = opened(Slow(latency=0.01), fetcher)
-    want(bytes_, ranges(50), ascending=True)
+    bytes_ = prefetched(SlowStorage(latency_s=0.01), fetcher)
+    want(bytes_, random_ranges(50), ascending=True)
     fetcher.rest()
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock fetch"]
     assert bytes_[100:200] == BYTES[100:200]
-    monkeypatch.setattr(arriving, "IDLE_S", 0.05)
+    monkeypatch.setattr(prefetch, "IDLE_S", 0.05)
     fetcher.rest()
 
 
-@pytest.mark.parametrize("parts", [True, False])
-def test_a_whole_object_comes_in_order(parts: bool) -> None:
-    storage: Any = Slow()
-    got = b"".join(read_whole(storage, "x://a", "x://a", Info(SIZE, None, parts), Fetcher()))
+@pytest.mark.parametrize("has_ranges", [True, False])
+def test_a_whole_object_is_read_in_order(has_ranges: bool) -> None:
+    storage: Any = SlowStorage()
+    got = b"".join(read_whole(storage, "x://a", "x://a", Info(SIZE, None, has_ranges), Fetcher()))
     assert got == BYTES

@@ -1,4 +1,4 @@
-"""Runs out of order that say what they have left."""
+"""A run that delivers out of order knows what is left of it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 
 from penstock.dataset import Dataset
 from penstock.engines import Program
-from penstock.engines.delivered import accountable
+from penstock.engines.delivered import can_run_unordered
 from penstock.testing import fingerprint, numbers
 
 
-def unsteady(sample: dict[str, Any]) -> dict[str, Any]:
+def slow_at_times(sample: dict[str, Any]) -> dict[str, Any]:
     time.sleep(0.01 if sample["x"] % 9 == 0 else 0.0002)
     return sample
 
@@ -32,84 +32,85 @@ def odd(sample: dict[str, Any]) -> bool:
 
 def every_fifth_fails(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["x"] % 5 == 0:
-        raise ValueError("five")
+        raise ValueError("divisible by five")
     return sample
 
 
 PLANS: dict[str, Callable[[], Dataset]] = {
-    "mapped": lambda: numbers((40, 7, 60)).shuffle().map(unsteady, workers=3),
-    "flat_map": lambda: numbers((40, 7, 60)).map(unsteady, workers=3).flat_map(copies, workers=2),
-    "filter": lambda: numbers((40, 7, 60)).shuffle().map(unsteady, workers=3).filter(odd),
-    "skips": lambda: numbers((40, 7, 60)).map(unsteady, workers=3).map(every_fifth_fails).on_error("skip"),
-    "limit": lambda: numbers((40, 7, 60)).shuffle().skip(9).limit(71).map(unsteady, workers=3),
-    "batches": lambda: numbers((40, 7, 60)).shuffle().map(unsteady, workers=3).batched(8),
-    "batches of flat_map": lambda: numbers((40, 7, 60)).map(unsteady, workers=3).flat_map(copies).batched(5),
+    "mapped": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3),
+    "flat_map": lambda: numbers((40, 7, 60)).map(slow_at_times, workers=3).flat_map(copies, workers=2),
+    "filter": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3).filter(odd),
+    "skips": lambda: numbers((40, 7, 60)).map(slow_at_times, workers=3).map(every_fifth_fails).on_error("skip"),
+    "limit": lambda: numbers((40, 7, 60)).shuffle().skip(9).limit(71).map(slow_at_times, workers=3),
+    "batches": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3).batched(8),
+    "batches of flat_map": lambda: numbers((40, 7, 60)).map(slow_at_times, workers=3).flat_map(copies).batched(5),
 }
 
 
 def samples(items: list[Any]) -> Counter[Any]:
-    """The samples, whatever batches they came in."""
+    """Count the samples, whatever batches they are in."""
     flat: list[Any] = []
     for item in items:
         if isinstance(item["x"], int):
             flat.append(item)
         else:
             flat += [dict(zip(item, row, strict=True)) for row in zip(*item.values(), strict=True)]
-    return Counter(fingerprint({name: v if isinstance(v, str) else int(v) for name, v in one.items()}) for one in flat)
+    plain = ({name: v if isinstance(v, str) else int(v) for name, v in sample.items()} for sample in flat)
+    return Counter(fingerprint(sample) for sample in plain)
 
 
-def some_of(loader: Any, many: int) -> tuple[list[Any], int]:
-    """So many items, and the most gaps a state had on the way."""
+def take(loader: Any, count: int) -> tuple[list[Any], int]:
+    """Return the next items, and the most pieces that a state had on the way."""
     out: list[Any] = []
-    gaps = 0
+    pieces = 0
     for item in loader:
         out.append(item)
-        gaps = max(gaps, len(loader.state_dict()["left"]))
-        if len(out) >= many:
+        pieces = max(pieces, len(loader.state_dict()["left"]))
+        if len(out) >= count:
             break
-    return out, gaps
+    return out, pieces
 
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("name", PLANS)
-def test_what_was_delivered_and_what_follows_is_every_sample_once(name: str, world: int) -> None:
+def test_restored_again_and_again_every_sample_is_delivered_once(name: str, world: int) -> None:
     ds = PLANS[name]().on("local", ordered=False)
     want = samples(list(PLANS[name]().epoch(0).on("serial")))
-    dice = random.Random(name)
+    rng = random.Random(name)
     got: Counter[Any] = Counter()
     states: list[Any] | None = None
-    gaps = 0
+    most_pieces = 0
     for _ in range(4):
         following = []
         for rank in range(world):
             loader = ds.loader(rank, world, uneven="keep", cut="range")
             if states is not None:
                 loader.load_state_dict(states[rank])
-            some, seen = some_of(loader, dice.randrange(1, 9))
-            got += samples(some)
-            gaps = max(gaps, seen)
+            items, pieces = take(loader, rng.randrange(1, 9))
+            got += samples(items)
+            most_pieces = max(most_pieces, pieces)
             following.append(json.loads(json.dumps(loader.state_dict())))
             loader.close()
         states = following
-    for other in range(2):  # another number of ranks takes over
-        loader = ds.loader(other, 2, uneven="keep", cut="range")
+    for rank in range(2):  # the rest goes to another number of ranks
+        loader = ds.loader(rank, 2, uneven="keep", cut="range")
         loader.load_state_dict(states=states)
         got += samples(list(loader))
     assert got == want
-    assert gaps > 1, "nothing came out of order"
+    assert most_pieces > 1, "nothing was delivered out of order"
 
 
-def test_the_state_stays_small() -> None:
-    ds = numbers((3000,)).map(unsteady, workers=4).on("local", ordered=False)
+def test_the_state_of_an_unordered_run_stays_small() -> None:
+    ds = numbers((3000,)).map(slow_at_times, workers=4).on("local", ordered=False)
     loader = ds.loader(uneven="keep")
     for number, _ in enumerate(loader):
         if number % 400 == 0:
             assert len(json.dumps(loader.state_dict())) < 2000
 
 
-def test_plans_whose_state_cannot_have_gaps_are_run_in_order() -> None:
-    ds = numbers((40, 7)).map(unsteady, workers=3).batched(4).shuffle(3).on("local", ordered=False)
+def test_plans_whose_state_cannot_have_gaps_run_in_order() -> None:
+    ds = numbers((40, 7)).map(slow_at_times, workers=3).batched(4).shuffle(3).on("local", ordered=False)
     want = [fingerprint(item) for item in ds.epoch(0).on("serial")]
     assert [fingerprint(item) for item in ds.loader(uneven="keep")] == want
     program = Program(ds.plan)
-    assert not accountable(program, program.start(program.order(0), None))
+    assert not can_run_unordered(program, program.start(program.order(0), None))

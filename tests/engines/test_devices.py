@@ -1,3 +1,5 @@
+"""Workers get the devices they ask for, and tensors are copied to them."""
+
 from __future__ import annotations
 
 import os
@@ -17,12 +19,12 @@ from penstock.plan import MapFn, PlacedStage, Resources
 from penstock.testing import numbers
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this module
 
 
 def segment(gpus: float = 1, workers: Any = None) -> Segment:
-    needs = Resources(workers=workers, gpus=gpus)
-    return Segment([PlacedStage(Read(), -1), PlacedStage(MapFn(abs, resources=needs), 0)], needs)
+    resources = Resources(workers=workers, gpus=gpus)
+    return Segment([PlacedStage(Read(), -1), PlacedStage(MapFn(abs, resources=resources), 0)], resources)
 
 
 def test_stages_that_ask_for_no_device_get_none() -> None:
@@ -42,16 +44,16 @@ def test_stages_that_ask_for_no_device_get_none() -> None:
         (1 / 3, None, ["a"] * 3 + ["b"] * 3 + ["c"] * 3 + ["d"] * 3),
     ],
 )
-def test_every_worker_gets_its_share(gpus: float, workers: Any, want: list[str]) -> None:
+def test_every_worker_gets_its_share_of_the_devices(gpus: float, workers: Any, want: list[str]) -> None:
     assert shared_out([segment(0), segment(gpus, workers)], "abcd") == {1: want}
 
 
-def test_segments_do_not_share_devices_they_want_whole() -> None:
+def test_segments_that_ask_for_whole_devices_do_not_share_them() -> None:
     assert shared_out([segment(1, 1), segment(1, 2)], "abc") == {0: ["a"], 1: ["b", "c"]}
 
 
 @pytest.mark.parametrize(
-    ("segments", "words"),
+    ("segments", "message"),
     [
         ([segment(1, 3)], r"gpus=1 for each of 3 workers, but .*a.*b.* declared"),
         ([segment(0.5, 5)], r"gpus=0.5 for each of 5 workers"),
@@ -60,31 +62,31 @@ def test_segments_do_not_share_devices_they_want_whole() -> None:
         ([segment(1, 2), segment(1, 1)], r"each of 1 workers.*of which 2 are taken"),
     ],
 )
-def test_fewer_devices_than_asked_for_are_refused_with_the_numbers(segments: list[Segment], words: str) -> None:
-    with pytest.raises(EngineError, match=words):
+def test_too_few_devices_are_an_error_with_the_numbers(segments: list[Segment], message: str) -> None:
+    with pytest.raises(EngineError, match=message):
         shared_out(segments, "ab")
 
 
-def test_a_segment_moves_what_it_has_read() -> None:
+def test_a_segment_with_devices_copies_what_it_has_read() -> None:
     names = [placed.stage.name for placed in with_moves(segment(1)).stages]
     assert names == ["read", "todevice", "map"]
     plain = segment(0)
     assert with_moves(plain) is plain
 
 
-def calls(*_: Any) -> Any:
-    raise AssertionError("no sample should get here")
+def never_called(*_: Any) -> Any:
+    raise AssertionError("a sample reached the function")
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"])
-def test_a_gpu_that_is_not_there_is_refused_before_the_first_sample(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error_before_the_first_sample(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.engines.devices.devices_at_hand", tuple)
-    with pytest.raises(EngineError, match=r"map\(calls\) asks for gpus=1 .*no GPU.*devices="):
-        next(iter(from_items([1, 2]).map(calls, gpus=1, on=on)))
+    with pytest.raises(EngineError, match=r"map\(never_called\) asks for gpus=1 .*no GPU.*devices="):
+        next(iter(from_items([1, 2]).map(never_called, gpus=1, on=on)))
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"] if FULL else ["threads"])
-def test_functions_and_constructors_are_told_their_device(on: str) -> None:
+def test_functions_and_constructors_get_their_device(on: str) -> None:
     class Model:
         def __init__(self, device: Any) -> None:
             self.device = device
@@ -100,7 +102,7 @@ def test_functions_and_constructors_are_told_their_device(on: str) -> None:
     assert {sample["model"] for sample in got} == {"cpu:1"}
 
 
-def test_a_device_that_is_named_twice_serves_two_workers() -> None:
+def test_a_device_declared_twice_serves_two_workers() -> None:
     ds = numbers((40,)).map(lambda sample, device: device, gpus=1, workers=2).on("local", devices=["cpu", "cpu"])
     assert list(ds) == ["cpu"] * 40
     assert ds.stats().segments[-1].workers == 2
@@ -119,19 +121,19 @@ class Pair(NamedTuple):
     right: Any
 
 
-def test_tensors_are_moved_wherever_they_are_and_all_else_stays() -> None:
+def test_tensors_inside_items_are_copied_and_other_values_stay() -> None:
     t = torch.ones(3)
     item = {"t": t, "list": [t, 1], "tuple": (t, "a"), "named": Pair(t, None), "deep": {"er": [(t,)]}, "text": "b"}
     ds = from_items([item]).map(lambda item: item, gpus=1).on("local", devices=["meta"])
     (got,) = list(ds)
-    moved = (got["t"], got["list"][0], got["tuple"][0], got["named"].left, got["deep"]["er"][0][0])
-    assert [tensor.device.type for tensor in moved] == ["meta"] * 5
-    assert all(tensor.shape == (3,) for tensor in moved)
+    copied = (got["t"], got["list"][0], got["tuple"][0], got["named"].left, got["deep"]["er"][0][0])
+    assert [tensor.device.type for tensor in copied] == ["meta"] * 5
+    assert all(tensor.shape == (3,) for tensor in copied)
     assert (got["list"][1], got["tuple"][1], got["named"].right, got["text"]) == (1, "a", None, "b")
     assert type(got["named"]) is Pair
-    assert t.device.type == "cpu", "the caller's own stays where it is"
+    assert t.device.type == "cpu", "the caller's own tensor stays where it is"
 
 
-def test_tensors_are_moved_in_processes_too() -> None:
+def test_tensors_are_copied_in_processes_too() -> None:
     ds = from_items([torch.ones(5000)] * 3).map(lambda t, device: (t.device.type, str(device)), gpus=1, on="processes")
     assert list(ds.on("local", devices=["meta"])) == [("meta", "meta")] * 3

@@ -1,5 +1,9 @@
+"""Blocks have the right size, keep their cursors through all stages, and are located one ahead."""
+
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dataset import Dataset
-from penstock.engines.flow import BlockSizer, _ended, finish_level
+from penstock.engines.flow import BlockSizer, _closing, finish_level, look_ahead
 from penstock.errors import DataError, StageError
 from penstock.feed import Loader
 from penstock.order import I64
 from penstock.plan import Block, Place, Skipped, Slot
+from penstock.storage.retry import wanted
 from penstock.testing import numbers, outputs
 
 
@@ -22,62 +27,62 @@ from penstock.testing import numbers, outputs
     count=st.integers(1, 64),
     least=st.integers(1, 40),
 )
-def test_cuts_cover_everything_and_keep_to_the_bounds(sizes: list[int], count: int, least: int) -> None:
-    pace = BlockSizer(count=count, most=64, least=least)
-    cuts = list(pace.cuts(np.array(sizes, np.int64)))
+def test_cuts_cover_all_samples_within_the_bounds(sizes: list[int], count: int, least: int) -> None:
+    sizer = BlockSizer(count=count, most=64, least=least)
+    cuts = list(sizer.cuts(np.array(sizes, np.int64)))
     assert [n for low, high in cuts for n in range(low, high)] == list(range(len(sizes)))
     for low, high in cuts:
         assert high - low <= max(64, least)
-        assert high - low == 1 or sum(sizes[low:high]) <= pace.nbytes
+        assert high - low == 1 or sum(sizes[low:high]) <= sizer.nbytes
 
 
-def test_blocks_grow_from_few_to_many() -> None:
-    pace = BlockSizer(count=1, most=8)
-    assert [high - low for low, high in pace.cuts(np.zeros(30, np.int64))] == [1, 2, 4, 8, 8, 7]
+def test_blocks_double_up_to_the_maximum() -> None:
+    sizer = BlockSizer(count=1, most=8)
+    assert [high - low for low, high in sizer.cuts(np.zeros(30, np.int64))] == [1, 2, 4, 8, 8, 7]
 
 
-def test_one_sample_above_the_bound_stands_alone() -> None:
+def test_a_sample_above_the_bound_is_a_block_of_its_own() -> None:
     sizes = np.array([10, 2_000_000, 10], np.int64)
     assert list(BlockSizer().cuts(sizes)) == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_a_stage_on_rows_gets_as_many_as_it_likes() -> None:
-    pace = BlockSizer(count=1, most=4, least=32)
-    assert [high - low for low, high in pace.cuts(np.zeros(70, np.int64))] == [32, 32, 6]
+def test_a_stage_on_rows_gets_the_minimum_it_asks_for() -> None:
+    sizer = BlockSizer(count=1, most=4, least=32)
+    assert [high - low for low, high in sizer.cuts(np.zeros(70, np.int64))] == [32, 32, 6]
 
 
 def test_blocks_that_take_long_become_smaller() -> None:
-    pace = BlockSizer(count=64)
-    pace.limit().measured(64, 0.5, 0)
-    assert pace.most == 6
-    assert pace.count == 6
+    sizer = BlockSizer(count=64)
+    sizer.limit().measured(64, 0.5, 0)
+    assert sizer.most == 6
+    assert sizer.count == 6
 
 
 def test_blocks_that_grow_large_become_smaller() -> None:
-    pace = BlockSizer(count=64, large=16_000_000)
-    pace.limit().measured(64, 0.0, 320_000_000)
-    assert pace.most == 3
-    pace.limit().measured(1, 0.0, 900_000_000)
-    assert pace.most == 1
+    sizer = BlockSizer(count=64, large=16_000_000)
+    sizer.limit().measured(64, 0.0, 320_000_000)
+    assert sizer.most == 3
+    sizer.limit().measured(1, 0.0, 900_000_000)
+    assert sizer.most == 1
 
 
-def test_cheap_blocks_may_grow_again_up_to_the_limit() -> None:
-    pace = BlockSizer(count=1, most=1)
-    limit = pace.limit()
+def test_cheap_blocks_grow_again_up_to_the_ceiling() -> None:
+    sizer = BlockSizer(count=1, most=1)
+    limit = sizer.limit()
     for _ in range(20):
-        assert sum(1 for _ in pace.cuts(np.zeros(600, np.int64)))
-        limit.measured(pace.count, 0.0001, 10)
-    assert pace.most == 512
+        assert sum(1 for _ in sizer.cuts(np.zeros(600, np.int64)))
+        limit.measured(sizer.count, 0.0001, 10)
+    assert sizer.most == 512
 
 
-def test_blocks_of_middling_cost_stay_as_they_are() -> None:
-    pace = BlockSizer(count=8, most=16)
-    pace.limit().measured(8, 0.03, 0)
-    assert (pace.count, pace.most) == (8, 16)
+def test_blocks_of_moderate_cost_keep_their_size() -> None:
+    sizer = BlockSizer(count=8, most=16)
+    sizer.limit().measured(8, 0.03, 0)
+    assert (sizer.count, sizer.most) == (8, 16)
 
 
-class Here:
-    """An origin that answers with what it was asked."""
+class FakeOrigin:
+    """An origin whose cursors are the arguments they were asked for with."""
 
     def cursor(self, done: int, sub: int) -> Any:
         return (done, sub)
@@ -93,16 +98,16 @@ class Here:
 
 
 def block(items: str, owner: list[int], inputs: int, **more: Any) -> Block:
-    return Block(list(items), np.zeros(len(items), np.uint64), Here(), inputs, np.array(owner, np.int64), **more)
+    return Block(list(items), np.zeros(len(items), np.uint64), FakeOrigin(), inputs, np.array(owner, np.int64), **more)
 
 
-def test_what_was_delivered_before_is_left_out() -> None:
+def test_outputs_delivered_before_are_dropped() -> None:
     [got] = finish_level(iter([block("abcd", [0, 0, 0, 1], 2, base=2)]))
     assert got.items == ["c", "d"]
     assert [got.cursor(n) for n in range(3)] == [(0, 2), (1, 0), (2, 0)]
 
 
-def test_the_parts_of_one_input_are_numbered_on() -> None:
+def test_the_outputs_of_an_input_are_numbered_across_blocks() -> None:
     parts = [
         block("ab", [0, 1], 1, more=True),
         block("cd", [1, 1], 1, begin=1, more=True),
@@ -114,7 +119,7 @@ def test_the_parts_of_one_input_are_numbered_on() -> None:
     assert [third.cursor(n) for n in (0, 1)] == [(1, 3), (3, 0)]
 
 
-def test_what_was_delivered_before_may_reach_over_several_parts() -> None:
+def test_outputs_delivered_before_may_span_several_blocks() -> None:
     parts = [
         block("ab", [0, 0], 0, base=3, more=True),
         block("cd", [0, 0], 0, base=3, more=True),
@@ -126,9 +131,9 @@ def test_what_was_delivered_before_may_reach_over_several_parts() -> None:
     assert got[2].cursor(1) == (1, 0)
 
 
-def test_a_skip_is_counted_when_its_input_is_passed() -> None:
-    noted = [Skipped(0, Place(None, None), "map", "a"), Skipped(1, Place(None, None), "map", "b")]
-    parts = [block("ab", [0, 1], 1, more=True, skips=noted), block("c", [1], 2, begin=1)]
+def test_a_skip_belongs_to_the_block_that_passes_its_input() -> None:
+    skips = [Skipped(0, Place(None, None), "map", "a"), Skipped(1, Place(None, None), "map", "b")]
+    parts = [block("ab", [0, 1], 1, more=True, skips=skips), block("c", [1], 2, begin=1)]
     first, second = finish_level(iter(parts))
     assert [skip.problem for skip in first.skips] == ["a"]
     assert [skip.problem for skip in second.skips] == ["b"]
@@ -164,7 +169,7 @@ def test_a_size_function_that_fails_names_stage_and_sample(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_size_that_is_no_number_fails(engine: str) -> None:
+def test_a_size_that_is_not_a_number_fails(engine: str) -> None:
     with pytest.raises(StageError, match="TypeError"):
         list(numbers((9,)).batched_by(lambda s: None, 2).on(engine))  # type: ignore[arg-type,return-value]
 
@@ -188,36 +193,36 @@ def test_whole_batches_before_an_error_are_delivered(engine: str) -> None:
 @pytest.mark.parametrize("uneven", ["drop", "pad"])
 @pytest.mark.parametrize("stages", ["plain", "batched", "batches shuffled"])
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_ranks_that_must_be_equal_are_restored_at_every_item(uneven: Any, stages: str, engine: str) -> None:
+def test_equal_ranks_can_be_restored_after_every_item(uneven: Any, stages: str, engine: str) -> None:
     ds = numbers((5, 6)).map(dict).on(engine)
     batches = ds.batched(2, collate=list)
     ds = {"plain": ds, "batched": batches, "batches shuffled": batches.shuffle(2)}[stages]
     for rank in range(3):
-        where: dict[str, Any] = {"rank": rank, "world": 3, "uneven": uneven}
-        want = outputs(ds.loader(**where))
-        loader = ds.loader(**where)
+        cut: dict[str, Any] = {"rank": rank, "world": 3, "uneven": uneven}
+        want = outputs(ds.loader(**cut))
+        loader = ds.loader(**cut)
         run = iter(loader)
         for done in range(len(want) + 1):
-            again = ds.loader(**where)
+            again = ds.loader(**cut)
             again.load_state_dict(loader.state_dict())
             assert outputs(again) == want[done:], f"rank {rank} after {done}"
             next(run, None)
         loader.close()
 
 
-def test_the_slowest_of_those_who_work_on_a_block_decides_how_large_it_is() -> None:
-    pace = BlockSizer(count=64)
-    slow, quick = pace.limit(), pace.limit()
+def test_the_slowest_segment_decides_the_size_of_blocks() -> None:
+    sizer = BlockSizer(count=64)
+    slow, quick = sizer.limit(), sizer.limit()
     slow.measured(64, 0.5, 0)
     for _ in range(5):
         quick.measured(6, 0.0, 0)
-    assert pace.most == 6
+    assert sizer.most == 6
 
 
-def test_an_error_that_is_kept_keeps_nothing_going() -> None:
+def test_after_an_error_the_first_iterator_is_closed() -> None:
     closed = []
 
-    def looking() -> Iterator[Any]:
+    def locating() -> Iterator[Any]:
         try:
             yield from range(3)
         finally:
@@ -228,7 +233,91 @@ def test_an_error_that_is_kept_keeps_nothing_going() -> None:
             raise DataError("gone")
         yield
 
-    first = looking()
+    first = locating()
     with pytest.raises(DataError, match="gone"):
-        list(_ended(failing(first), first))
+        list(_closing(failing(first), first))
     assert closed
+
+
+def lookahead_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "penstock lookahead"]
+
+
+def test_lookahead_yields_every_pair_in_order() -> None:
+    assert list(look_ahead(range(100), str)) == [(i, str(i)) for i in range(100)]
+    assert not lookahead_threads()
+
+
+def test_exactly_one_pair_is_computed_in_advance() -> None:
+    found: list[int] = []
+    pairs = look_ahead(range(10), found.append)
+    for taken in range(4):
+        next(pairs)
+        deadline = time.monotonic() + 5
+        while len(found) < taken + 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.01)
+        assert len(found) == taken + 2
+    pairs.close()  # type: ignore[attr-defined]
+    assert not lookahead_threads()
+
+
+def test_a_failure_during_lookahead_is_raised_in_its_place() -> None:
+    def find(number: int) -> int:
+        return 1 // (3 - number)
+
+    pairs = look_ahead(range(10), find)
+    assert [next(pairs)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ZeroDivisionError):
+        next(pairs)
+    assert not lookahead_threads()
+
+
+def test_values_that_fail_do_not_end_lookahead_silently() -> None:
+    def values() -> Iterator[int]:
+        yield 1
+        raise OSError("gone")
+
+    pairs = look_ahead(values(), str)
+    assert next(pairs) == (1, "1")
+    with pytest.raises(OSError, match="gone"):
+        next(pairs)
+
+
+def test_closing_does_not_wait_for_a_stuck_lookahead() -> None:
+    stuck = threading.Event()
+
+    def find(number: int) -> int:
+        if number:
+            stuck.wait(30)
+        return number
+
+    pairs = look_ahead(range(3), find)
+    next(pairs)
+    begun = time.monotonic()
+    pairs.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - begun < 5
+    stuck.set()
+    for thread in lookahead_threads():
+        thread.join(5)
+    assert not lookahead_threads()
+
+
+def test_closing_cancels_the_reads_of_a_lookahead() -> None:
+    started, released, results = threading.Event(), threading.Event(), []
+
+    def find(number: int) -> int:
+        if number:
+            started.set()
+            released.wait(30)
+        results.append(wanted())
+        return number
+
+    pairs = look_ahead(range(3), find)
+    next(pairs)
+    assert started.wait(5)
+    pairs.close()  # type: ignore[attr-defined]
+    released.set()
+    for thread in lookahead_threads():
+        thread.join(5)
+    assert results == [True, False]

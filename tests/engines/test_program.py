@@ -1,3 +1,5 @@
+"""Stages are fused into segments and levels, and ranks that must be equal are equal."""
+
 from __future__ import annotations
 
 from typing import Any, Literal
@@ -6,7 +8,7 @@ import pytest
 
 from penstock.dataset import Dataset, from_items
 from penstock.engines import Level, Program, Segment
-from penstock.engines.program import ANY, levels_of
+from penstock.engines.program import ANY, build_levels
 from penstock.errors import PlanError
 from penstock.plan import PlacedStage, Resources
 from penstock.testing import numbers
@@ -23,7 +25,7 @@ def levels(ds: Dataset) -> list[Level]:
 
 
 def fused(ds: Dataset) -> list[list[str]]:
-    """The names of the stages, segment by segment, level by level."""
+    """Return the names of the stages, by level and segment."""
     return [
         [" ".join(placed.stage.name for placed in segment.stages) for segment in level.segments] for level in levels(ds)
     ]
@@ -33,32 +35,32 @@ def heads(ds: Dataset) -> list[str | None]:
     return [level.head.stage.name if level.head else None for level in levels(ds)]
 
 
-def test_a_plan_of_reading_alone_is_not_worth_a_pool() -> None:
+def test_a_plan_that_only_reads_gets_no_pool() -> None:
     [level] = levels(numbers((3,)).select("x").rename(y="x"))
     [segment] = level.segments
     assert not segment.heavy
 
 
-def test_stages_that_ask_for_nothing_join_their_neighbours() -> None:
+def test_stages_that_ask_for_nothing_are_fused_with_their_neighbours() -> None:
     assert fused(numbers((3,)).select("x").map(f).drop("x").filter(f)) == [["read select map drop filter"]]
 
 
-def test_a_stage_without_a_number_of_workers_joins_one_that_has_it() -> None:
+def test_a_stage_without_workers_is_fused_with_one_that_has_them() -> None:
     for ds in (numbers((3,)).map(f).map(f, workers=3), numbers((3,)).map(f, workers=3).map(f)):
         [[segment]] = [level.segments for level in levels(ds)]
         assert segment.resources == Resources(3)
 
 
-def test_stages_with_different_needs_have_pools_of_their_own() -> None:
+def test_stages_with_different_resources_have_separate_pools() -> None:
     ds = numbers((3,)).map(f, workers=1).map(f, workers=1).map(f, workers=2).map(f, on="processes")
     assert fused(ds) == [["read map map", "map", "map"]]
 
 
-def test_retries_are_no_reason_for_another_pool() -> None:
+def test_stages_with_different_retries_share_a_pool() -> None:
     assert fused(numbers((3,)).map(f, workers=2, retries=3).map(f, workers=2)) == [["read map map"]]
 
 
-def test_a_device_is_not_shared_with_a_stage_that_asked_for_none() -> None:
+def test_a_stage_without_gpus_is_not_fused_with_one_that_has_them() -> None:
     assert fused(numbers((3,)).map(f).map(f, gpus=1).map(f)) == [["read map", "map", "map"]]
 
 
@@ -68,8 +70,8 @@ def test_a_stage_that_sees_several_items_begins_a_level() -> None:
     assert fused(ds) == [["read map"], ["map unbatched"], [], []]
 
 
-def test_reading_with_workers_has_a_pool() -> None:
-    [level] = levels_of([], Resources(4))
+def test_reading_with_workers_gets_a_pool() -> None:
+    [level] = build_levels([], Resources(4))
     assert level.segments[0].heavy
 
 
@@ -78,14 +80,14 @@ def test_a_segment_describes_its_stages() -> None:
     assert segment.describe() == "read -> map(f) -> filter(f)"
 
 
-def test_adding_a_stage_that_asks_for_nothing_keeps_the_needs() -> None:
+def test_fusing_a_stage_that_asks_for_nothing_keeps_the_resources() -> None:
     stage = from_items([1]).map(f, workers=2).plan.body[0]
     light = from_items([1]).select("x").plan.body[0]
     segment = Segment([PlacedStage(stage, 0)], stage.resources)
-    segment.add(PlacedStage(light, 1))
+    segment.fuse(PlacedStage(light, 1))
     assert segment.resources == Resources(2)
-    assert segment.takes(ANY)
-    assert not segment.takes(Resources(3))
+    assert segment.can_fuse(ANY)
+    assert not segment.can_fuse(Resources(3))
 
 
 @pytest.mark.parametrize(
@@ -98,19 +100,19 @@ def test_adding_a_stage_that_asks_for_nothing_keeps_the_needs() -> None:
         (numbers((9,)).batched_by(len, 3), "batched_by(len, 3)"),
     ],
 )
-def test_a_plan_says_what_keeps_it_from_being_cut_again(ds: Dataset, stage: str | None) -> None:
+def test_a_plan_names_the_stage_that_keeps_it_from_being_recut(ds: Dataset, stage: str | None) -> None:
     problem = Program(ds.plan).recut_problem
     assert problem is None if stage is None else problem is not None and problem.startswith(stage)
 
 
-def test_only_a_late_shuffle_that_can_be_cut_again_gives_its_windows_away() -> None:
+def test_only_the_window_of_a_late_shuffle_that_can_be_recut_goes_to_other_ranks() -> None:
     copies = numbers((9,)).flat_map(f)
     assert Program(copies.shuffle(3).map(f).plan).window_level == 1
     assert Program(copies.shuffle(3).batched(2).unbatched().plan).window_level is None
     assert Program(copies.plan).window_level is None
 
 
-def test_ranks_that_must_be_equal_stay_equal_after_a_limit_of_their_own() -> None:
+def test_equal_ranks_stay_equal_after_a_limit_per_rank() -> None:
     for uneven in UNEVEN:
         parts = [numbers((11,)).shard(rank, 2, uneven=uneven) for rank in range(2)]
         assert len({len(list(part.limit(3))) for part in parts}) == 1
@@ -121,5 +123,5 @@ def test_ranks_that_must_be_equal_stay_equal_after_a_limit_of_their_own() -> Non
 
 
 def test_ranks_cannot_be_equal_without_counts() -> None:
-    with pytest.raises(PlanError, match="needs to know the counts"):
+    with pytest.raises(PlanError, match="needs the counts of the shards"):
         list(numbers((3, 4), hidden=True).shard(0, 2, uneven="drop"))

@@ -1,3 +1,5 @@
+"""The serial engine obeys the laws of all engines."""
+
 from __future__ import annotations
 
 import os

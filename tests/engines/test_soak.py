@@ -1,4 +1,4 @@
-"""The local engine for longer than any other test: random plans and faults in one process that must not grow."""
+"""Random plans and faults run for a minute in one process, which must not grow."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 SECONDS = 60
 
 
-if FULL:  # a minute of it
+if FULL:  # it takes a minute
 
-    def test_plans_with_faults_are_exact_and_leave_nothing_behind() -> None:
-        call = [sys.executable, "-W", "error", str(SOAK), "--minutes", str(SECONDS / 60)]
-        done = subprocess.run(call, capture_output=True, text=True, timeout=SECONDS + 240, check=False)
+    def test_plans_with_faults_yield_exact_results_and_leave_no_threads_or_processes() -> None:
+        command = [sys.executable, "-W", "error", str(SOAK), "--minutes", str(SECONDS / 60)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 240, check=False)
         assert done.returncode == 0, done.stderr[-4000:] + done.stdout
         rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.stdout.splitlines() if "|" in line]
         ends = {row[0]: int(row[3]) for row in rows[2:]}

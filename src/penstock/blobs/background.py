@@ -1,4 +1,4 @@
-"""Work done in the background, one thing after the other."""
+"""Calls that run in a background thread, one after another, in the order of their submission."""
 
 from __future__ import annotations
 
@@ -6,58 +6,67 @@ import queue
 import threading
 from collections.abc import Callable
 
-Job = Callable[[], object]
-Submit = Callable[[Job], None]
+Call = Callable[[], object]
+Submit = Callable[[Call], None]
 
 
-def run_now(job: Job) -> None:
-    """Do a job here and now."""
-    job()
+def run_now(call: Call) -> None:
+    """Run a call in the calling thread: the ``Submit`` of writers that have no background thread."""
+    call()
 
 
 class BackgroundThread:
-    """A thread that does jobs one after the other; after one that failed, none.
+    """A daemon thread that runs submitted calls one after another.
 
-    The failure is raised to whoever gives the next job, or ends the line.
+    After the first call that fails, all later ones are skipped; the failure is raised by the next submission, or by
+    ``finish``.
     """
 
-    def __init__(self, name: str, room: int) -> None:
-        """Begin; with ``room`` jobs waiting, giving another one waits too."""
-        self._jobs: queue.Queue[Job | None] = queue.Queue(room)
+    def __init__(self, name: str, capacity: int) -> None:
+        """Start the thread; a submission blocks while ``capacity`` calls are queued."""
+        self._calls: queue.Queue[Call | None] = queue.Queue(capacity)
         self._failure: BaseException | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def __call__(self, job: Job) -> None:
-        """Give it a job."""
-        self._check()
-        self._jobs.put(job)
+    def __call__(self, call: Call) -> None:
+        """Submit a call.
+
+        Raises:
+            BaseException: What an earlier call raised.
+        """
+        self._raise_failure()
+        self._calls.put(call)
 
     def finish(self) -> None:
-        """Wait until all is done, and end."""
+        """Wait until every submitted call has run, and end the thread.
+
+        Raises:
+            BaseException: What a call raised.
+        """
         self._end()
-        self._check()
+        self._raise_failure()
 
     def stop(self, after_all: bool = False) -> None:
-        """End after the job at hand, or after those that wait too; no failure is raised."""
+        """End the thread after the running call, or with ``after_all`` after the queued ones; raise no failure."""
         self._stopped = not after_all
         self._end()
 
     def _end(self) -> None:
         if self._thread.is_alive():
-            self._jobs.put(None)
+            self._calls.put(None)
             self._thread.join()
 
-    def _check(self) -> None:
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (call := self._calls.get()) is not None:
             if self._failure is None and not self._stopped:
                 try:
-                    job()
-                except BaseException as exc:  # raised again where somebody can see it
+                    call()
+                except BaseException as exc:  # raised again in the thread that submits or finishes
                     self._failure = exc
-            del job
+            del call

@@ -1,8 +1,8 @@
-"""Files that appear whole or not at all.
+"""Files and objects that become visible whole or not at all.
 
-They are written under a hidden ``.partial`` name in the same folder and renamed when complete. A run that is
-killed leaves such a file behind; no reader looks at it, and it can be deleted at any time. Elsewhere than on this
-machine's disks the storage keeps the same promise.
+A local file is written under a hidden ``.partial`` name in its folder and renamed when it is complete. A process that
+is killed leaves such a file behind: readers ignore it, and it can be deleted at any time. Remote storages keep the
+same promise by their uploads.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ log = logging.getLogger(__name__)
 
 
 class Draft(Protocol):
-    """A file on its way: nothing is visible before ``publish``."""
+    """A file or object that is being written; it is invisible before ``publish``."""
 
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes."""
 
     def publish(self) -> os.stat_result | None:
-        """Make it visible, whole; what the system says about it, where it is a file of this machine."""
+        """Make the draft visible, whole; return the status of a local file, None for a remote object."""
 
     def drop(self) -> None:
-        """Leave nothing behind; a second time, or after ``publish``, it does nothing."""
+        """Delete the draft; do nothing if it was dropped or published before."""
 
 
 class FileDraft:
-    """A hidden file beside its target, made by the first write: until then there is nothing to clean up."""
+    """A hidden file beside its target; the first write creates it, so an unused draft leaves nothing to clean up."""
 
-    def __init__(self, target: Path, before: Callable[[], object]) -> None:
-        """Begin.
+    def __init__(self, target: Path, before_publish: Callable[[], object]) -> None:
+        """Describe a draft; the disk is not touched yet.
 
         Args:
-            target: The name it will have.
-            before: Called right before it gets that name.
+            target: The path of the published file.
+            before_publish: Called right before the file is renamed to ``target``.
         """
-        self._target, self._before = target, before
+        self._target, self._before_publish = target, before_publish
         self._partial = partial_path(target)
         self._file: BinaryIO | None = None
 
@@ -52,7 +52,7 @@ class FileDraft:
             left = left[file.write(left) :]
 
     def fileno(self) -> int:
-        """The file that is written, for those who let the system write to it."""
+        """Return the descriptor of the hidden file, for copies inside the kernel."""
         return (self._file or self._opened()).fileno()
 
     def publish(self) -> os.stat_result | None:
@@ -60,7 +60,7 @@ class FileDraft:
         os.fsync(file.fileno())
         status = os.fstat(file.fileno())
         file.close()
-        self._before()
+        self._before_publish()
         self._partial.replace(self._target)
         return status
 
@@ -75,15 +75,15 @@ class FileDraft:
 
 
 class UploadDraft:
-    """An object of a storage on its way."""
+    """A remote object that is being uploaded."""
 
-    def __init__(self, upload: Upload, before: Callable[[], object]) -> None:
-        """Begin; ``before`` is called right before the object becomes visible."""
-        self._upload, self._before = upload, before
+    def __init__(self, upload: Upload, before_publish: Callable[[], object]) -> None:
+        """Take an upload that was begun; ``before_publish`` is called right before its commit."""
+        self._upload, self._before_publish = upload, before_publish
         self.write = upload.write
 
     def publish(self) -> os.stat_result | None:
-        self._before()
+        self._before_publish()
         self._upload.commit()
         return None
 
@@ -92,17 +92,17 @@ class UploadDraft:
 
 
 def partial_path(target: Path) -> Path:
-    """Give a fresh hidden name in the folder of ``target``, to be renamed to it later."""
+    """Return a new hidden name in the folder of ``target``, to be renamed to ``target`` later."""
     return target.with_name(f".{target.name[:180]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
 
 
 def replace_file(target: Path, data: bytes, durable: bool = True) -> None:
-    """Write a small file at once; others see the old content or the new, never a part.
+    """Write a small file in one step: readers see the old content or the new, never a part of either.
 
     Args:
         target: The file.
-        data: Its content.
-        durable: Wait until the content is on the disk (slow); not needed for what can be made again.
+        data: The new content.
+        durable: Wait until the content is on the disk (slow); not needed for what can be derived again.
 
     Raises:
         OSError: The folder cannot be written.
@@ -121,10 +121,10 @@ def replace_file(target: Path, data: bytes, durable: bool = True) -> None:
 
 
 def put_object(storage: Storage, url: str, data: bytes) -> None:
-    """Write a small object at once.
+    """Write a small object in one step.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The object cannot be written.
     """
     with storage.put(url, size_hint=len(data)) as upload:
         upload.write(data)
@@ -132,13 +132,16 @@ def put_object(storage: Storage, url: str, data: bytes) -> None:
 
 
 def read_object(storage: Storage, url: str, *, optional: bool = False) -> bytes | None:
-    """Read a small object; None where there is none.
+    """Read a small object whole; return None where it does not exist.
 
-    ``optional`` is for those who can do without: servers that may not be listed, and those of URLs that were signed for
-    one object, forbid what is not there.
+    Args:
+        storage: The storage that holds the object.
+        url: The object.
+        optional: Return None for a forbidden object too: buckets that may not be listed, and URLs that were signed for
+            another object, answer "forbidden" for objects that do not exist.
 
     Raises:
-        StorageError: It is there and cannot be read, or nobody says whether it is.
+        StorageError: The object exists and cannot be read, or its existence cannot be determined.
     """
     try:
         return b"".join(storage.stream(url))
@@ -147,5 +150,5 @@ def read_object(storage: Storage, url: str, *, optional: bool = False) -> bytes 
     except Forbidden:
         if not optional:
             raise
-        log.info("%s may not be read; going on without", redacted(url))
+        log.info("access to %s is forbidden; continuing without it", redacted(url))
         return None

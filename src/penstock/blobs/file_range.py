@@ -1,4 +1,4 @@
-"""Bytes that stay in their file until they are written: the system copies them, nobody here holds them."""
+"""Byte ranges of open files that the kernel copies where it can, so that their bytes need not enter this process."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 from penstock.errors import StorageError
 
 _CHUNK = 1 << 20
-_NOT_SO = {errno.EINVAL, errno.EXDEV, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM}
+# What the kernel answers when it cannot copy between two files this way, though it may another way.
+_UNSUPPORTED = {errno.EINVAL, errno.EXDEV, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM}
 
 
 class FileRange:
-    """The bytes of a file from one place to another.
+    """A byte range of an open file.
 
     Args:
-        owner: Keeps the file open as long as it lives.
-        fd: The file.
-        start: The first byte.
-        stop: The byte behind the last one.
+        owner: Keeps the file open while it is referenced.
+        fd: The descriptor of the file.
+        start: The offset of the first byte.
+        stop: The offset after the last byte.
     """
 
     __slots__ = ("fd", "owner", "start", "stop")
@@ -32,31 +33,31 @@ class FileRange:
         return self.stop - self.start
 
     def grow(self, other: FileRange) -> bool:
-        """Take in the range that follows this one, if it does."""
+        """Extend this range by ``other`` if ``other`` begins where this one ends; return whether it does."""
         if other.fd != self.fd or other.owner is not self.owner or other.start != self.stop:
             return False
         self.stop = other.stop
         return True
 
     def copy_to(self, fd: int) -> None:
-        """Have the system copy them to where a file stands, by the first of its ways that it has for these two.
+        """Copy the range to the current position of ``fd``, by the cheapest system call that the two files allow.
 
         Raises:
             StorageError: The file has become shorter.
-            OSError: They cannot be written.
+            OSError: The bytes cannot be read or written.
         """
         at = self.start
-        for way in _WAYS:
+        for copy in _COPIES:
             try:
                 while at < self.stop:
-                    at += _some(way(self.fd, fd, at, self.stop - at))
+                    at += _progress(copy(self.fd, fd, at, self.stop - at))
                 return
             except OSError as exc:
-                if exc.errno not in _NOT_SO:
+                if exc.errno not in _UNSUPPORTED or copy is _COPIES[-1]:
                     raise
 
     def chunks(self, buffer: bytearray | None = None) -> Iterator[memoryview]:
-        """Read them, piece by piece, all into one buffer.
+        """Read the range chunk by chunk; every chunk is a view of the same buffer, which the next one overwrites.
 
         Raises:
             StorageError: The file has become shorter.
@@ -65,41 +66,42 @@ class FileRange:
         at = self.start
         while at < self.stop:
             piece = room[: min(len(room), self.stop - at)]
-            done = _some(os.preadv(self.fd, [piece], at))
+            done = _progress(os.preadv(self.fd, [piece], at))
             at += done
             yield piece[:done]
 
 
-def _some(done: int) -> int:
+def _progress(done: int) -> int:
     if not done:
         raise StorageError("a shard has become shorter while it was copied")
     return done
 
 
-def _by_range(source: int, target: int, start: int, size: int) -> int:
+def _copy_file_range(source: int, target: int, start: int, size: int) -> int:
     return os.copy_file_range(source, target, size, start)
 
 
-def _by_page(source: int, target: int, start: int, size: int) -> int:
+def _sendfile(source: int, target: int, start: int, size: int) -> int:
     return os.sendfile(target, source, start, size)
 
 
-def _by_hand(source: int, target: int, start: int, size: int) -> int:
+def _read_and_write(source: int, target: int, start: int, size: int) -> int:
     return os.write(target, os.pread(source, min(size, _CHUNK), start))
 
 
-_WAYS: tuple[Callable[[int, int, int, int], int], ...] = (_by_range, _by_page, _by_hand)
+# Cheapest first: shared extents, copies inside the kernel, copies through this process.
+_COPIES: tuple[Callable[[int, int, int, int], int], ...] = (_copy_file_range, _sendfile, _read_and_write)
 
 
 def joined(pieces: Iterable[Any]) -> bytes:
-    """All pieces as bytes, read where they are ranges."""
+    """Return all pieces as one ``bytes``; file ranges are read."""
     return b"".join(
         b"".join(bytes(chunk) for chunk in piece.chunks()) if type(piece) is FileRange else piece for piece in pieces
     )
 
 
 def runs(pieces: Iterable[Any]) -> Iterator[FileRange | list[Any]]:
-    """Give pieces in order: ranges that follow each other as one, all that lies between two as a list."""
+    """Yield pieces in order: adjacent file ranges as one range, the buffers between two ranges as one list."""
     last: FileRange | None = None
     between: list[Any] = []
     for piece in pieces:

@@ -1,9 +1,9 @@
-"""Bytes of remote objects that arrive in the background, by ranges, before they are read.
+"""Byte ranges of remote objects, prefetched in background threads before they are read.
 
-A reader says which ranges it will want; connections fetch them in that order, many at a time, joined where they lie
-close and split where they are long, with some of what follows. Memory is bounded: what was read goes first, and
-nothing is fetched far ahead of a reader that does not read. A read of what nobody asked for, or of what had to go,
-fetches it at once. Ranges are verified by the grid of checksums that comes with an index.
+A reader announces the ranges it will read. Threads fetch them in that order over several connections: close ranges as
+one request, long ones as several, plus some read-ahead. Memory is bounded: ranges that were read are dropped first,
+and prefetching pauses while the reader does. Reading a range that was not announced, or was dropped, fetches it at
+once. Ranges are verified by the checksums that an index holds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import threading
 import time
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,33 +27,32 @@ from penstock.storage.retry import wanted, while_wanted
 
 I64 = npt.NDArray[np.int64]
 
-CHUNK = 8 << 20  # what one request asks for, at most
-GAP = 256 << 10  # bytes nobody asked for that are cheaper to take along than to ask again
-AHEAD = 64 << 20  # what follows, fetched before it is asked for
+CHUNK = 8 << 20  # the most bytes of one request
+MAX_GAP = 256 << 10  # a gap up to this size costs less to fetch than a second request
+READ_AHEAD = 64 << 20  # the most bytes that are fetched beyond what was announced
 CONNECTIONS = 12
-FRONT = 128 << 20  # held for readers that go front to back: more would only be memory that is touched afresh
-LEAST = 1 << 30  # memory for ranges, or an eighth of the machine's
-IDLE_S = 1.0  # after which a connection's thread ends
-_QUEUED, _GOING, _HERE, _FAILED = range(4)
+SEQUENTIAL_BYTES = 128 << 20  # budget of readers that go front to back: more is only more memory to fault in
+MIN_BUDGET = 1 << 30  # of all ranges together, unless an eighth of the machine's memory is more
+IDLE_S = 1.0  # a thread without work for this long ends
+_QUEUED, _IN_FLIGHT, _ARRIVED, _FAILED = range(4)
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class _Chunk:
-    """A range on its way, or here."""
+    """A range that one request fetches."""
 
     owner: PrefetchedBytes
     start: int
     stop: int
     state: int = _QUEUED
-    view: memoryview | None = None  # of its bytes, in a buffer that other ranges will use after it
+    view: memoryview | None = None  # of its bytes, in a buffer that is reused after it
     error: Exception | None = None
-    unread: int = 0  # wanted bytes that were not read yet
-    keep: bool = False  # more of it may be asked for soon
-    guess: bool = False  # nobody has asked for it yet
-    urgent: bool = False  # somebody waits for it: it stays until it was read
-    used: float = 0.0
+    unread: int = 0  # announced bytes that were not read yet
+    keep: bool = False  # its reader may come back to it
+    urgent: bool = False  # a reader waits for it: it is not dropped before it was read
+    used_at: float = 0.0  # on the monotonic clock
 
     @property
     def size(self) -> int:
@@ -62,23 +60,29 @@ class _Chunk:
 
 
 class Fetcher:
-    """Connections that fetch ranges of any number of objects, within one budget of bytes."""
+    """Threads that fetch ranges of any number of objects within one memory budget; safe to share between threads.
 
-    def __init__(self, memory: int | None = None, connections: int = CONNECTIONS) -> None:
-        self.memory = memory or max(LEAST, _machine_memory() // 8)
+    Attributes:
+        max_bytes: The memory budget.
+        over: Whether prefetching has stopped; reads still work.
+    """
+
+    def __init__(self, max_bytes: int | None = None, connections: int = CONNECTIONS) -> None:
+        """Start nothing yet; the budget defaults to an eighth of the machine's memory, 1 GiB at least."""
+        self.max_bytes = max_bytes or max(MIN_BUDGET, _machine_memory() // 8)
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.over = False  # nothing is fetched ahead any more
+        self.over = False
         self._connections = connections
         self._queue: deque[_Chunk] = deque()
-        self._held: set[_Chunk] = set()  # going or here: what counts
+        self._held: set[_Chunk] = set()  # in flight or arrived: these count towards the budget
         self._bytes = 0
         self._threads: set[threading.Thread] = set()
         self._idle = 0
-        self._buffers: list[bytearray] = []  # of ranges that are gone: fresh memory costs more than the bytes' way here
+        self._buffers: list[bytearray] = []  # for reuse: faulting in new memory costs more than receiving the bytes
 
     def enqueue(self, chunks: Sequence[_Chunk], *, first: bool = False) -> None:
-        """Have ranges fetched; with the lock held."""
+        """Queue chunks, at the front with ``first``, and start the threads they need; call with the lock held."""
         if first:
             self._queue.extendleft(reversed(chunks))
         else:
@@ -91,7 +95,7 @@ class Fetcher:
         self.changed.notify_all()
 
     def drop(self, chunk: _Chunk) -> None:
-        """Forget a range; with the lock held."""
+        """Drop a chunk and reuse its buffer; call with the lock held."""
         chunk.owner.forget(chunk)
         if chunk in self._held:
             self._held.discard(chunk)
@@ -104,15 +108,18 @@ class Fetcher:
                 self._buffers.append(buffer)
 
     def buffer(self, size: int) -> memoryview:
-        """Room for a range."""
+        """Return a buffer of ``size`` bytes, one that was used before where it fits."""
         if 2 * size <= CHUNK or size > CHUNK:
             return memoryview(bytearray(size))
         with self.lock:
-            kept = self._buffers.pop() if self._buffers else None
-        return memoryview(bytearray(CHUNK) if kept is None else kept)[:size]
+            reused = self._buffers.pop() if self._buffers else None
+        return memoryview(bytearray(CHUNK) if reused is None else reused)[:size]
 
     def rest(self) -> None:
-        """Fetch nothing any more but what somebody waits for."""
+        """Stop prefetching and free what is held; only ranges that a reader waits for are still fetched.
+
+        Waits up to half a second for the threads to end.
+        """
         with self.changed:
             self.over = True
             self._buffers.clear()
@@ -120,7 +127,7 @@ class Fetcher:
                 if not chunk.urgent:
                     self.drop(chunk)
             self._queue = deque(chunk for chunk in self._queue if chunk.urgent)
-            for chunk in [chunk for chunk in self._held if chunk.state == _HERE]:
+            for chunk in [chunk for chunk in self._held if chunk.state == _ARRIVED]:
                 self.drop(chunk)
             threads = list(self._threads)
             self.changed.notify_all()
@@ -129,32 +136,32 @@ class Fetcher:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
-        here = threading.current_thread()
-        while (chunk := self._next(here)) is not None:
+        thread = threading.current_thread()
+        while (chunk := self._next(thread)) is not None:
             self._fetch(chunk)
             with self.changed:
                 self._idle += 1
                 self.changed.notify_all()
             del chunk
 
-    def _next(self, here: threading.Thread) -> _Chunk | None:
-        """Wait for a range to fetch; ``None``: there was nothing to do for a while."""
+    def _next(self, thread: threading.Thread) -> _Chunk | None:
+        """Wait for a chunk to fetch; return None when there was none for ``IDLE_S`` seconds, or the fetcher is over."""
         until = time.monotonic() + IDLE_S
         with self.changed:
             while True:
-                chunk = self._fitting()
+                chunk = self._next_fitting()
                 if chunk is not None:
                     self._idle -= 1
                     return chunk
                 left = 0.0 if self.over else until - time.monotonic()
                 if left <= 0 and not self._queue:
                     self._idle -= 1
-                    self._threads.discard(here)
+                    self._threads.discard(thread)
                     return None
                 self.changed.wait(max(left, 0.05))
 
-    def _fitting(self) -> _Chunk | None:
-        """The next range that may be fetched now."""
+    def _next_fitting(self) -> _Chunk | None:
+        """Take the next chunk that fits into the budget off the queue, urgent ones first."""
         while self._queue and self._queue[0].state != _QUEUED:
             self._queue.popleft()
         if not self._queue:
@@ -164,154 +171,160 @@ class Fetcher:
         if not self._make_room(chunk) and urgent is None and self._bytes:
             return None
         self._queue.remove(chunk)
-        chunk.state = _GOING
+        chunk.state = _IN_FLIGHT
         self._held.add(chunk)
         self._bytes += chunk.size
         return chunk
 
     def _make_room(self, chunk: _Chunk) -> bool:
-        """Let go of what was read, oldest first; for something urgent, of anything."""
-        memory = self.memory if chunk.keep else min(self.memory, FRONT)
-        if self._bytes + chunk.size <= memory:
+        """Drop chunks that were read, least recently used first, and unread ones only for an urgent chunk."""
+        budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES)
+        if self._bytes + chunk.size <= budget:
             return True
-        here = [one for one in self._held if one.state == _HERE and not one.urgent]
-        here.sort(key=lambda one: (one.unread > 0, one.used))
-        for one in here:
-            if one.unread > 0 and not chunk.urgent:
+        droppable = [held for held in self._held if held.state == _ARRIVED and not held.urgent]
+        droppable.sort(key=lambda held: (held.unread > 0, held.used_at))
+        for held in droppable:
+            if held.unread > 0 and not chunk.urgent:
                 break
-            self.drop(one)
-            if self._bytes + chunk.size <= memory:
+            self.drop(held)
+            if self._bytes + chunk.size <= budget:
                 return True
         return False
 
     def _fetch(self, chunk: _Chunk) -> None:
         try:
             with while_wanted(lambda: chunk.urgent or not self.over):
-                chunk.view = chunk.owner.fetched(chunk.start, chunk.stop)
-            state = _HERE
-        except Exception as exc:  # it belongs to whoever reads the range
+                chunk.view = chunk.owner.fetch(chunk.start, chunk.stop)
+            state = _ARRIVED
+        except Exception as exc:  # raised to the reader of the range
             chunk.error, state = exc, _FAILED
         with self.changed:
-            chunk.state, chunk.used = state, time.monotonic()
+            chunk.state, chunk.used_at = state, time.monotonic()
             if state == _FAILED:
                 self._held.discard(chunk)
                 self._bytes -= chunk.size
-                if not chunk.urgent:  # a guess, or something that will be asked for again
+                if not chunk.urgent:  # nobody waits: a later read fetches it again
                     chunk.owner.forget(chunk)
             self.changed.notify_all()
 
 
 def _machine_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * LEAST
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 8 * MIN_BUDGET
 
 
 @dataclass(slots=True, eq=False)
 class PrefetchedBytes:
-    """The bytes of one remote object; a slice of it waits until it is there.
+    """The bytes of one remote object; slicing it waits until the range has arrived.
 
     Attributes:
-        url: What it is called in errors.
-        info: Its size and tag.
-        grid: Checksums of every MiB, where they are known.
+        fetcher: Fetches the ranges.
+        storage: Holds the object.
+        full_url: The URL with its credentials.
+        url: The URL without credentials, for errors and logs.
+        info: The size and tag of the object.
+        checksums: The CRC-32 of every MiB; empty where they are unknown.
     """
 
     fetcher: Fetcher
     storage: Storage
-    place: str  # the URL with all it takes to read it
+    full_url: str
     url: str
     info: Info
-    grid: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
-    _end: int = 0  # of what was wanted last: who goes on there will go on
-    _last: _Chunk | None = None  # read last: the next read is likely to be there
+    _end: int = 0  # of the last announced range: a reader that continues there is read ahead for
+    _last: _Chunk | None = None  # the chunk read last: the next read is likely to be in it too
 
     def __len__(self) -> int:
         return self.info.size or 0
 
     def want(self, starts: I64, stops: I64, *, ascending: bool) -> None:
-        """Say which ranges will be read; ``ascending``: once each, front to back."""
-        some = stops > starts
-        starts, stops = starts[some], stops[some]
+        """Announce ranges that will be read, so that they are fetched in the background.
+
+        Args:
+            starts: The offset of the first byte of each range.
+            stops: The offset after the last byte of each.
+            ascending: Each range is read once, front to back: chunks are dropped as they are passed.
+        """
+        nonempty = stops > starts
+        starts, stops = starts[nonempty], stops[nonempty]
         if not len(starts):
             return
         order = np.argsort(starts, kind="stable")
         starts, stops = starts[order], stops[order]
         reach = np.maximum.accumulate(stops)
-        dense = 4 * int((stops - starts).sum()) > int(reach[-1] - starts[0])  # what lies between will be read too
-        cuts = np.flatnonzero(starts[1:] > reach[:-1] + (CHUNK if dense else GAP)) + 1
+        dense = 4 * int((stops - starts).sum()) > int(reach[-1] - starts[0])  # the gaps are likely to be read too
+        cuts = np.flatnonzero(starts[1:] > reach[:-1] + (CHUNK if dense else MAX_GAP)) + 1
         runs = zip(
             starts[np.concatenate([[0], cuts])].tolist(), reach[np.append(cuts, len(reach)) - 1].tolist(), strict=True
         )
         with self.fetcher.lock:
             if self.fetcher.over or not wanted():
                 return
-            fresh: list[_Chunk] = []
+            added: list[_Chunk] = []
             for start, stop in runs:
-                fresh += self._cover(start, stop)
-            self._note(starts, stops, keep=not ascending)
+                added += self._cover(start, stop)
+            self._count_unread(starts, stops, keep=not ascending)
             first, last = int(starts[0]), int(stops[-1])
-            if abs(first - self._end) <= GAP:
-                follows = min(len(self), last + min(AHEAD, max(CHUNK, last - first)))
-                guesses = self._cover(last, follows) if last < follows else []
-                for chunk in guesses:
-                    chunk.guess = chunk.unread == 0
-                fresh += guesses
+            if abs(first - self._end) <= MAX_GAP:
+                ahead = min(len(self), last + min(READ_AHEAD, max(CHUNK, last - first)))
+                added += self._cover(last, ahead) if last < ahead else []
             self._end = last
-            self.fetcher.enqueue(fresh)
+            self.fetcher.enqueue(added)
 
     def _cover(self, start: int, stop: int) -> list[_Chunk]:
-        """Chunks for what is not on its way yet of a range."""
-        if len(self.grid):  # only whole cells can be verified
+        """Add and return chunks for the parts of a range that no chunk covers yet."""
+        if len(self.checksums):  # only whole cells can be verified
             start, stop = start // CELL * CELL, -(-stop // CELL) * CELL
         stop = min(stop, len(self))
-        fresh: list[_Chunk] = []
+        added: list[_Chunk] = []
         at = start
         for known in self._between(start, stop):
-            fresh += self._pieces(at, known.start)
+            added += self._split(at, known.start)
             at = max(at, known.stop)
-        fresh += self._pieces(at, stop)
-        for chunk in fresh:
-            insort(self._chunks, chunk, key=lambda one: one.start)
-        return fresh
+        added += self._split(at, stop)
+        for chunk in added:
+            insort(self._chunks, chunk, key=lambda chunk: chunk.start)
+        return added
 
-    def _pieces(self, start: int, stop: int) -> list[_Chunk]:
+    def _split(self, start: int, stop: int) -> list[_Chunk]:
         return [_Chunk(self, at, min(at + CHUNK, stop)) for at in range(start, stop, CHUNK)]
 
     def _between(self, start: int, stop: int) -> list[_Chunk]:
-        """The chunks that hold a part of a range."""
-        low = bisect_right(self._chunks, start, key=lambda one: one.start)
+        """Return the chunks that overlap a range."""
+        low = bisect_right(self._chunks, start, key=lambda chunk: chunk.start)
         low -= low > 0 and self._chunks[low - 1].stop > start
         high = low
         while high < len(self._chunks) and self._chunks[high].start < stop:
             high += 1
         return self._chunks[low:high]
 
-    def _note(self, starts: I64, stops: I64, *, keep: bool) -> None:
-        """Add to every chunk how much of it is wanted."""
+    def _count_unread(self, starts: I64, stops: I64, *, keep: bool) -> None:
+        """Add the announced bytes of every chunk to its ``unread``."""
         edges = np.array([chunk.start for chunk in self._chunks], np.int64)
         first, last = (np.searchsorted(edges, at, "right") - 1 for at in (starts, stops - 1))
         inside = first == last
-        many = np.bincount(first[inside], weights=(stops - starts)[inside], minlength=len(edges))
+        announced = np.bincount(first[inside], weights=(stops - starts)[inside], minlength=len(edges))
         for start, stop in zip(starts[~inside].tolist(), stops[~inside].tolist(), strict=True):
             for number, chunk in enumerate(self._between(start, stop), int(np.searchsorted(edges, start, "right")) - 1):
-                many[number] += min(stop, chunk.stop) - max(start, chunk.start)
-        for number in np.flatnonzero(many).tolist():
+                announced[number] += min(stop, chunk.stop) - max(start, chunk.start)
+        for number in np.flatnonzero(announced).tolist():
             chunk = self._chunks[number]
-            chunk.unread += int(many[number])
-            chunk.keep, chunk.guess = chunk.keep or keep, False
+            chunk.unread += int(announced[number])
+            chunk.keep = chunk.keep or keep
 
     def forget(self, chunk: _Chunk) -> None:
-        """Hold a chunk no more; with the fetcher's lock held."""
-        low = bisect_right(self._chunks, chunk.start, key=lambda one: one.start) - 1
+        """Remove a chunk; call with the fetcher's lock held."""
+        low = bisect_right(self._chunks, chunk.start, key=lambda chunk: chunk.start) - 1
         if 0 <= low < len(self._chunks) and self._chunks[low] is chunk:
             del self._chunks[low]
 
     def __getitem__(self, sel: slice) -> bytes:
-        """Read a range, waiting for it.
+        """Read a range, and wait for it where it has not arrived.
 
         Raises:
-            StorageError: it cannot be read, or the object has changed.
-            DataError: what was read is not what was stored.
+            StorageError: The range cannot be read, the object has changed, or the reader was cancelled.
+            DataError: The bytes do not match their checksums.
         """
         start, stop, _ = sel.indices(len(self))
         if start >= stop:
@@ -327,16 +340,16 @@ class PrefetchedBytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _part(self, start: int, stop: int) -> bytes:
-        """The beginning of a range, as far as one chunk holds it."""
+        """Return the beginning of a range, as far as one chunk holds it; call with the fetcher's lock held."""
         while True:
             found = self._between(start, start + 1)
             if not wanted():
-                raise StorageError("nobody waits for it any more", self.url)
+                raise StorageError("the read was cancelled: nothing waits for it any more", self.url)
             if not found:
                 self.fetcher.enqueue(self._cover(start, stop), first=True)
                 continue
             chunk = found[0]
-            if chunk.state == _HERE:
+            if chunk.state == _ARRIVED:
                 break
             chunk.urgent = True
             if chunk.state == _FAILED:
@@ -350,52 +363,67 @@ class PrefetchedBytes:
         self._last = chunk
         chunk.unread -= len(part)
         chunk.urgent = False
-        chunk.used = time.monotonic()
+        chunk.used_at = time.monotonic()
         if not chunk.keep:
-            self._let_go_before(chunk)
+            self._drop_before(chunk)
         return part
 
-    def _let_go_before(self, chunk: _Chunk) -> None:
-        """Drop what a reader that goes front to back has passed."""
-        while self._chunks[0] is not chunk and self._chunks[0].state == _HERE and self._chunks[0].unread <= 0:
+    def _drop_before(self, chunk: _Chunk) -> None:
+        """Drop the chunks that a reader which goes front to back has passed."""
+        while self._chunks[0] is not chunk and self._chunks[0].state == _ARRIVED and self._chunks[0].unread <= 0:
             self.fetcher.drop(self._chunks[0])
 
-    def fetched(self, start: int, stop: int) -> memoryview:
-        """Fetch a range now, verified where that can be; what is damaged is fetched once more.
+    def fetch(self, start: int, stop: int) -> memoryview:
+        """Fetch a range in the calling thread and verify it; a damaged range is fetched once more.
 
         Raises:
-            StorageError: it cannot be read.
-            DataError: it is damaged again.
+            StorageError: The range cannot be read.
+            DataError: The bytes do not match their checksums, twice.
         """
         data = self.fetcher.buffer(stop - start)
-        for _ in range(2):
-            self.storage.read(self.place, start, stop, into=data, tag=self.info.tag)
-            bad = first_damaged(self.grid, data, start, len(self))
+        for attempt in (1, 2):
+            self.storage.read(self.full_url, start, stop, into=data, tag=self.info.tag)
+            bad = first_damaged(self.checksums, data, start, len(self))
             if bad is None:
                 return data
             if (forget := getattr(self.storage, "forget", None)) is not None:
-                forget(self.place)  # what a cache has kept is no better
-            log.warning("%s: the bytes from %d on are not what was stored; fetched again", self.url, bad)
-        raise DataError(f"the bytes from {bad:,} on are not those that were stored", self.url)
+                forget(self.full_url)  # a cached copy is damaged too
+            log.warning(
+                "%s: the bytes at offset %d do not match their checksum, attempt %d of 2", self.url, bad, attempt
+            )
+        raise DataError(
+            f"the bytes at offset {bad:,} are not those that were stored: their checksum does not match", self.url
+        )
 
     def close(self) -> None:
-        """Hold nothing any more."""
+        """Drop all chunks but those in flight; the fetcher drops these when it needs their memory."""
         with self.fetcher.lock:
             for chunk in list(self._chunks):
-                if chunk.state != _GOING:
+                if chunk.state != _IN_FLIGHT:
                     self.fetcher.drop(chunk)
 
 
-def read_whole(storage: Storage, place: str, url: str, info: Info, fetcher: Fetcher) -> Any:
-    """All bytes of an object, in order, fetched by many connections; or by one where ranges cannot be had."""
+def read_whole(storage: Storage, full_url: str, url: str, info: Info, fetcher: Fetcher) -> Iterator[bytes]:
+    """Read all bytes of an object in order, over several connections where the storage can read ranges.
+
+    Args:
+        storage: Holds the object.
+        full_url: The URL with its credentials.
+        url: The URL without credentials, for errors and logs.
+        info: The size and tag of the object.
+        fetcher: Fetches the ranges.
+
+    Raises:
+        StorageError: The object cannot be read, or has changed.
+    """
     if not info.ranges or info.size is None:
-        yield from storage.stream(place)
+        yield from storage.stream(full_url)
         return
-    arriving = PrefetchedBytes(fetcher, storage, place, url, info)
+    whole = PrefetchedBytes(fetcher, storage, full_url, url, info)
     try:
-        if len(arriving):
-            arriving.want(np.array([0]), np.array([len(arriving)]), ascending=True)
-        for at in range(0, len(arriving), CHUNK):
-            yield arriving[at : min(at + CHUNK, len(arriving))]
+        if len(whole):
+            whole.want(np.array([0]), np.array([len(whole)]), ascending=True)
+        for at in range(0, len(whole), CHUNK):
+            yield whole[at : min(at + CHUNK, len(whole))]
     finally:
-        arriving.close()
+        whole.close()

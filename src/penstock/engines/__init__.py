@@ -1,4 +1,4 @@
-"""HOW a plan runs: serial (the meaning), local (threads, processes), ray. Engines see scopes and needs, not stages."""
+"""HOW a plan runs: serially, on threads and processes, or on Ray. Engines see scopes and resources, not stages."""
 
 from __future__ import annotations
 

@@ -1,36 +1,53 @@
-"""Where a stream stands, and how that is written down as a state and taken up again.
+"""Cursors, which say how far a stream was delivered, and starts, from which a run begins or resumes.
 
-A cursor after any item is small and made only when asked for. At the source it is a position and the outputs of that
-position already delivered; inside a group it is the cursor at the group's start plus what was delivered of the group.
+A cursor is small and computed only on request, for any item. At the source it is a position of the order and the
+outputs of that position already delivered. Inside a group it is the cursor at the start of the group and the outputs
+of the group already delivered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
-from penstock.order import Piece, head, size, tail
+from penstock.order import Piece, head, size, tail, total
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A place in the order: the next position of a piece, and how many of its outputs are already out."""
+    """The next position of the order to deliver.
 
-    part: int  # open windows first, then what is left
+    Attributes:
+        part: The number of the start part: open windows first, then what is left.
+        piece: The number of the piece in that part.
+        position: The position in the order.
+        sub: How many outputs of that position were delivered already.
+        key: The key of the sample at the position: it is the same for orders with and without counts.
+    """
+
+    part: int
     piece: int
     position: int
     sub: int
-    key: int = field(default=0, compare=False)  # of the sample there, which has it with and without counts
+    key: int = field(default=0, compare=False)
 
     def marks(self) -> tuple[int, ...]:
-        """The integers that name the place whoever reads it."""
+        """Return integers that identify this cursor on every rank and engine: words for a hash."""
         return (self.key, self.sub)
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
-    """A place inside a group of ``n`` items: ``done`` of its outputs are out, and ``sub`` outputs of the next."""
+class GroupCursor:
+    """The next output of a group to deliver.
+
+    Attributes:
+        level: The level whose head collects the group.
+        start: The cursor before the first item of the group.
+        end: The cursor after its last item.
+        n: The number of items in the group.
+        done: How many outputs of the group were delivered already.
+        sub: How many outputs that later stages made of the next one were delivered already.
+    """
 
     level: int
     start: AnyCursor
@@ -40,13 +57,20 @@ class Inside:
     sub: int
 
     def marks(self) -> tuple[int, ...]:
-        """The integers that name the place whoever reads it."""
+        """Return integers that identify this cursor on every rank and engine: words for a hash."""
         return (*self.start.marks(), self.done, self.sub)
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """A place behind a stage that counts the stream: it had seen ``seen`` items, and ``sub`` outputs of the next."""
+class CountedCursor:
+    """The next item to deliver after a stage that counts the stream.
+
+    Attributes:
+        level: The level whose head counts.
+        inner: The cursor before that stage.
+        seen: How many items the stage had seen.
+        sub: How many outputs that later stages made of the next item were delivered already.
+    """
 
     level: int
     inner: AnyCursor
@@ -54,112 +78,128 @@ class Counted:
     sub: int
 
     def marks(self) -> tuple[int, ...]:
-        """The integers that name the place whoever reads it."""
+        """Return integers that identify this cursor on every rank and engine: words for a hash."""
         return self.inner.marks()
 
 
-AnyCursor = Cursor | Inside | Counted
+AnyCursor = Cursor | GroupCursor | CountedCursor
 
 
 @dataclass(frozen=True, slots=True)
 class StartPart:
-    """A stretch of the order to run: what is left, or an open window to replay."""
+    """Pieces of the order to run: all that is left, or one open window to replay.
+
+    Attributes:
+        pieces: The positions.
+        n: The number of items of an open window; the rest of its last position belongs to the next window. None where
+            this is not an open window.
+        done: How many outputs of the window were delivered already.
+        sub: How many outputs that later stages made of the next one were delivered already.
+    """
 
     pieces: list[Piece]
-    n: int | None = None  # an open window: its items; the rest of its last position belongs to the next
+    n: int | None = None
     done: int = 0
     sub: int = 0
-
-    def as_open(self) -> dict[str, Any]:
-        """The window as a state writes it."""
-        return {"of": self.pieces, "n": self.n, "done": self.done, "sub": self.sub}
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a run begins."""
+    """Where a run begins or resumes.
 
-    left: list[Piece]  # all positions of this rank still to come
+    Attributes:
+        left: All positions of this rank still to come.
+        opens: Windows that were delivered in part, to be replayed first.
+        groups: Level -> (outputs, sub-outputs) of its first group that were delivered already.
+        seen: Level -> items that its counting stage has seen.
+        quota: How many positions to deliver where ranks must be equal; beyond ``left``, the rest is padding.
+        pad: The piece that is repeated as padding.
+        traced: Blocks name their inputs that gave no output, for lineage.
+    """
+
+    left: list[Piece]
     opens: tuple[StartPart, ...] = ()
-    groups: dict[int, tuple[int, int]] = field(default_factory=dict)  # level -> (done, sub) of its first group
-    seen: dict[int, int] = field(default_factory=dict)  # level -> items a counting stage has seen
-    quota: int | None = None  # positions to deliver, where ranks must be equal; more than left: the rest is padding
-    pad: Piece | None = None  # what is repeated as padding
-    traced: bool = False  # inputs that give nothing are to be named
+    groups: dict[int, tuple[int, int]] = field(default_factory=dict)
+    seen: dict[int, int] = field(default_factory=dict)
+    quota: int | None = None
+    pad: Piece | None = None
+    traced: bool = False
 
     def parts(self) -> list[StartPart]:
-        """What to run, in order: the open windows, then what is left."""
+        """Return what to run, in order: the open windows, then what is left."""
         pieces = self.left
         if self.quota is not None:
-            short = self.quota - sum(map(size, self.left))
+            short = self.quota - total(self.left)
             pieces = head(self.left, self.quota) + ([self.pad] if short > 0 and self.pad else [])
         return [*self.opens, StartPart(pieces)]
 
     def only(self, place: int) -> Start:
-        """The run of one position alone, the ``place``-th to come."""
+        """Return the start of a run of one position alone, the ``place``-th still to come."""
         return Start(head(tail(self.left, place), 1))
 
     def padded_from(self) -> int:
-        """The number of the first piece that is padding."""
-        return len(self.left) if self.quota is not None and self.quota > sum(map(size, self.left)) else 1 << 60
+        """Return the number of the first piece of the last part that is padding."""
+        return len(self.left) if self.quota is not None and self.quota > total(self.left) else 1 << 60
 
     def after(self, cursor: AnyCursor | None, window_level: int | None) -> Start:
-        """Where a run would begin that goes on at ``cursor`` (``None``: at the end).
+        """Return the start of a run that resumes at a cursor.
 
-        ``window_level`` is the level whose half-delivered group becomes an open window of its own, so that other
-        ranks can have what comes after it; groups of other levels are replayed from their start.
+        Args:
+            cursor: How far this run was delivered; None: to its end.
+            window_level: The level whose group becomes an open window where it was delivered in part, so that what
+                comes after it can go to other ranks; groups of other levels are replayed from their start.
         """
         if cursor is None:
             return Start([], quota=None if self.quota is None else 0, pad=self.pad)
         groups: dict[int, tuple[int, int]] = {}
         seen: dict[int, int] = {}
-        window: Inside | None = None
+        window: GroupCursor | None = None
         for place in _path(cursor, window_level):
-            if isinstance(place, Counted):
+            if isinstance(place, CountedCursor):
                 seen[place.level] = place.seen
                 groups.update({place.level: (0, place.sub)} if place.sub else {})
-            elif isinstance(place, Inside) and place.level == window_level:
+            elif isinstance(place, GroupCursor) and place.level == window_level:
                 window = place
-            elif isinstance(place, Inside):
+            elif isinstance(place, GroupCursor):
                 groups[place.level] = (place.done, place.sub)
             else:
                 base = place
         opens, left = self._rest(base)
         if window is not None:
-            opens = (self._open(window), *opens)
-        return Start(left, opens, groups, seen, self._quota(left, base), self.pad)
+            opens = (self._open_window(window), *opens)
+        return Start(left, opens, groups, seen, self._quota_left(left, base), self.pad)
 
-    def _rest(self, at: Cursor) -> tuple[tuple[StartPart, ...], list[Piece]]:
-        """The open windows and the positions that come at or after ``at``."""
-        if at.part < len(self.opens):
-            # At the end of an open window: windows are never left half-way but through ``Inside``.
-            return self.opens[at.part + 1 :], self.left
-        return (), rest(self.left, at)
+    def _rest(self, cursor: Cursor) -> tuple[tuple[StartPart, ...], list[Piece]]:
+        """Return the open windows and the pieces that come at or after a cursor."""
+        if cursor.part < len(self.opens):
+            # The cursor is at the end of an open window: inside one it would be a ``GroupCursor``.
+            return self.opens[cursor.part + 1 :], self.left
+        return (), pieces_from(self.left, cursor)
 
-    def _open(self, window: Inside) -> StartPart:
-        """The half-delivered window as a part of its own."""
+    def _open_window(self, window: GroupCursor) -> StartPart:
+        """Return a window that was delivered in part as a start part."""
         start, end = _base(window.start), _base(window.end)
         if start.part < len(self.opens):
             before = self.opens[start.part]
             return StartPart(before.pieces, before.n, window.done, window.sub)
-        return StartPart(between(self.left, start, end), window.n, window.done, window.sub)
+        return StartPart(pieces_between(self.left, start, end), window.n, window.done, window.sub)
 
-    def _quota(self, left: list[Piece], at: Cursor) -> int | None:
+    def _quota_left(self, left: list[Piece], cursor: Cursor) -> int | None:
         if self.quota is None:
             return None
-        given = sum(map(size, self.left)) - sum(map(size, left))
-        if self.pad is not None and at.piece >= self.padded_from():
-            given += size([self.pad[0], at.position, self.pad[2], 0])
-        return max(0, self.quota - given)
+        delivered = total(self.left) - total(left)
+        if self.pad is not None and cursor.piece >= self.padded_from():
+            delivered += size([self.pad[0], cursor.position, self.pad[2], 0])
+        return max(0, self.quota - delivered)
 
 
 def _path(cursor: AnyCursor, window_level: int | None) -> Iterator[AnyCursor]:
-    """The cursor and those below it; below an open window it goes on at the window's end."""
+    """Yield a cursor and those it is made of, down to the source; below an open window, those of the window's end."""
     while True:
         yield cursor
-        if isinstance(cursor, Counted):
+        if isinstance(cursor, CountedCursor):
             cursor = cursor.inner
-        elif isinstance(cursor, Inside):
+        elif isinstance(cursor, GroupCursor):
             cursor = cursor.end if cursor.level == window_level else cursor.start
         else:
             return
@@ -167,22 +207,22 @@ def _path(cursor: AnyCursor, window_level: int | None) -> Iterator[AnyCursor]:
 
 def _base(cursor: AnyCursor) -> Cursor:
     while not isinstance(cursor, Cursor):
-        cursor = cursor.inner if isinstance(cursor, Counted) else cursor.start
+        cursor = cursor.inner if isinstance(cursor, CountedCursor) else cursor.start
     return cursor
 
 
-def rest(pieces: list[Piece], at: Cursor) -> list[Piece]:
-    """The pieces from ``at`` on."""
-    if at.piece >= len(pieces):
+def pieces_from(pieces: list[Piece], cursor: Cursor) -> list[Piece]:
+    """Return the pieces at and after a cursor."""
+    if cursor.piece >= len(pieces):
         return []
-    _, stop, step, _ = pieces[at.piece]
-    first = [[at.position, stop, step, at.sub]] if at.position < stop else []
-    return first + pieces[at.piece + 1 :]
+    _, stop, step, _ = pieces[cursor.piece]
+    first = [[cursor.position, stop, step, cursor.sub]] if cursor.position < stop else []
+    return first + pieces[cursor.piece + 1 :]
 
 
-def between(pieces: list[Piece], start: Cursor, end: Cursor) -> list[Piece]:
-    """The pieces from ``start`` to ``end``, with the position that ``end`` lies in when it is half delivered."""
-    out = [list(piece) for piece in rest(pieces[: end.piece + 1], start)]
+def pieces_between(pieces: list[Piece], start: Cursor, end: Cursor) -> list[Piece]:
+    """Return the pieces from ``start`` to ``end``, with the position of ``end`` if it was delivered in part."""
+    out = [list(piece) for piece in pieces_from(pieces[: end.piece + 1], start)]
     if out and end.piece < len(pieces):
         out[-1][1] = min(out[-1][1], end.position + (1 if end.sub else 0))
     return [piece for piece in out if piece[0] < piece[1]]

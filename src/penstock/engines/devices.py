@@ -1,4 +1,4 @@
-"""Devices for stages that ask for one: which there are, who gets which, and how a block's tensors get there."""
+"""Devices for stages that ask for them: which exist, which worker gets which, and how tensors are copied to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.plan import Block, Context, PlacedStage, Stage
 
 
 def devices_at_hand() -> tuple[str, ...]:
-    """The GPUs that torch sees."""
+    """Return the GPUs that torch sees; none where torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -22,12 +22,18 @@ def devices_at_hand() -> tuple[str, ...]:
 
 
 def shared_out(segments: Sequence[Segment], declared: Sequence[Any] | None) -> dict[int, list[Any]]:
-    """The device of each worker, by the number of its segment; segments that ask for none are not there.
+    """Assign devices to workers: segment number -> the device of each worker, for segments that ask for devices.
+
+    Args:
+        segments: All segments of a plan.
+        declared: The devices to use; None: the GPUs that torch sees.
 
     Raises:
-        EngineError: there are fewer devices than the plan asks for.
+        EngineError: There are fewer devices than the plan asks for.
     """
-    asking = [(number, one) for number, one in enumerate(segments) if one.resources and one.resources.gpus]
+    asking = [
+        (number, segment) for number, segment in enumerate(segments) if segment.resources and segment.resources.gpus
+    ]
     if not asking:
         return {}
     devices = tuple(devices_at_hand() if declared is None else declared)
@@ -41,37 +47,36 @@ def shared_out(segments: Sequence[Segment], declared: Sequence[Any] | None) -> d
         if least > free:
             raise EngineError(
                 f"{segment.describe()} asks for gpus={gpus:g} for each of {least} workers, "
-                f"but {_shown(devices, declared)}" + (f", of which {at:g} are taken" if at else "")
+                f"but {_devices_text(devices, declared)}" + (f", of which {at:g} are taken" if at else "")
             )
         most = workers[1] if isinstance(workers, tuple) else workers or free
-        many = min(most, free)
-        out[number] = [devices[int(at + gpus * worker + 1e-9)] for worker in range(many)]
-        at += gpus * many
+        count = min(most, free)
+        out[number] = [devices[int(at + gpus * worker + 1e-9)] for worker in range(count)]
+        at += gpus * count
     return out
 
 
-def _shown(devices: tuple[Any, ...], declared: Sequence[Any] | None) -> str:
+def _devices_text(devices: tuple[Any, ...], declared: Sequence[Any] | None) -> str:
     if declared is None:
-        told = f"torch sees {', '.join(map(str, devices))}" if devices else "torch sees no GPU"
-        return f"{told}; on('local', devices=[...]) declares devices"
+        seen = f"torch sees {', '.join(map(str, devices))}" if devices else "torch sees no GPU"
+        return f"{seen}; on('local', devices=[...]) declares devices"
     return f"devices={list(devices)} are declared"
 
 
 @dataclass(frozen=True)
 class ToDevice(Stage):
-    """Puts the tensors of a block's items on the worker's device; all else stays as it is."""
+    """Copies the tensors in a block's items to the worker's device; all other values stay as they are."""
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Move them."""
         if str(ctx.device) == "cpu" or not block.items:
             return block
-        if "mover" not in ctx.local:
-            ctx.local["mover"] = _Mover(ctx.device)
-        return block.become(ctx.local["mover"].all(block.items))
+        if "copier" not in ctx.local:
+            ctx.local["copier"] = _DeviceCopier(ctx.device)
+        return block.become(ctx.local["copier"].copy(block.items))
 
 
 def with_moves(segment: Segment) -> Segment:
-    """The segment, moving what it has read where it asks for devices."""
+    """Return the segment with a copy to the device after reading, where the segment asks for devices."""
     if segment.resources is None or not segment.resources.gpus:
         return segment
     reading = sum(isinstance(placed.stage, Read) for placed in segment.stages)
@@ -79,8 +84,8 @@ def with_moves(segment: Segment) -> Segment:
     return Segment(stages, segment.resources)
 
 
-class _Mover:
-    """Copies tensors to a device; to CUDA through pinned memory on a stream of its own."""
+class _DeviceCopier:
+    """Copies tensors to a device; to CUDA from pinned memory, on a stream of its own."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -89,29 +94,29 @@ class _Mover:
         self._device = torch.device(device)
         self._stream = self._torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
 
-    def all(self, items: list[Any]) -> list[Any]:
-        """Move everything; work that the caller starts on the device comes after the copies."""
+    def copy(self, items: list[Any]) -> list[Any]:
+        """Return the items with all tensors copied; work that the caller queues on the device runs after the copies."""
         if self._stream is None:
-            return [self._each(item, lambda tensor: tensor.to(self._device)) for item in items]
-        users = self._torch.cuda.current_stream(self._device)
+            return [self._copy_tensors(item, lambda tensor: tensor.to(self._device)) for item in items]
+        caller = self._torch.cuda.current_stream(self._device)
 
-        def copied(tensor: Any) -> Any:
-            there = (tensor if tensor.is_pinned() else tensor.pin_memory()).to(self._device, non_blocking=True)
-            there.record_stream(users)
-            return there
+        def copy(tensor: Any) -> Any:
+            copied = (tensor if tensor.is_pinned() else tensor.pin_memory()).to(self._device, non_blocking=True)
+            copied.record_stream(caller)
+            return copied
 
         with self._torch.cuda.stream(self._stream):
-            out = [self._each(item, copied) for item in items]
-        users.wait_stream(self._stream)
+            out = [self._copy_tensors(item, copy) for item in items]
+        caller.wait_stream(self._stream)
         return out
 
-    def _each(self, value: Any, move: Callable[[Any], Any]) -> Any:
-        """The value with every tensor in it moved."""
+    def _copy_tensors(self, value: Any, copy: Callable[[Any], Any]) -> Any:
+        """Return a value with every tensor in it copied, inside dicts, lists and tuples too."""
         if isinstance(value, self._torch.Tensor):
-            return move(value)
+            return copy(value)
         if isinstance(value, dict):
-            return {name: self._each(inner, move) for name, inner in value.items()}
+            return {name: self._copy_tensors(inner, copy) for name, inner in value.items()}
         if isinstance(value, list | tuple):
-            moved = [self._each(inner, move) for inner in value]
-            return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+            copied = [self._copy_tensors(inner, copy) for inner in value]
+            return type(value)(*copied) if hasattr(value, "_fields") else type(value)(copied)
         return value

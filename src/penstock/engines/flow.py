@@ -1,7 +1,7 @@
-"""How blocks flow: cut from the order, through segments, collected into groups. Shared by the engines.
+"""The flow of blocks, shared by all engines: cut from the order, passed through segments, collected into groups.
 
-An engine says only how a segment's blocks are worked on (``each``); what a stream means, and where it stands after any
-item, is settled here once.
+An engine only says how the blocks of a segment are run (``each``). What a plan yields, and the cursor after any item,
+is determined here for all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from penstock.engines.cursor import Start
 from penstock.engines.grouping import Grouping, take_skips
-from penstock.engines.lineage import Passed, nothing
+from penstock.engines.lineage import CountedOrigin, empty_block
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
 from penstock.engines.read_stage import Held, Span
@@ -36,26 +36,37 @@ from penstock.storage.retry import while_wanted
 Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
 Find = Callable[[Refs], Located]
 
-
-MOST = 512  # samples a block
-WIDE, WIDE_BYTES = 8192, 4_000_000  # the same where samples are columns, which cost by the block and not by the row
+MAX_SAMPLES = 512  # of a block
+WIDE = 8192  # samples of a block of columns, which cost by the block, not by the row
+WIDE_BYTES = 4_000_000  # stored bytes of such a block
 
 
 @dataclass(slots=True)
 class BlockSizer:
-    """How large blocks are: small at first, then bounded by number and bytes, and by what they turn out to cost."""
+    """Decides how many samples a block has: few at first, then as many as the bounds and the measured cost allow.
+
+    Attributes:
+        count: Samples of the next block.
+        most: The most samples of a block; measurements change it.
+        least: The fewest, where a stage works on several rows at once.
+        nbytes: The most stored bytes: larger blocks do not fit into the processor's cache.
+        large: The most bytes of outputs.
+        seconds: The most seconds of work: closing a run may have to wait for a block.
+        ceiling: What ``most`` may grow to.
+        limits: What each user of the blocks allows.
+    """
 
     count: int = 16
-    most: int = MOST
-    least: int = 1  # what a stage that works on several rows at once would like
-    nbytes: int = 500_000  # raw bytes: larger blocks fall out of the processor's cache
-    large: int = 16_000_000  # bytes of what comes out
-    seconds: float = 0.05  # of work: what a close may have to wait for
-    ceiling: int = MOST  # what ``most`` may grow to
+    most: int = MAX_SAMPLES
+    least: int = 1
+    nbytes: int = 500_000
+    large: int = 16_000_000
+    seconds: float = 0.05
+    ceiling: int = MAX_SAMPLES
     limits: list[SizeLimit] = field(default_factory=list)
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
-        """Cut a chunk of samples of these sizes into blocks."""
+        """Cut samples of these sizes into blocks; yield the number of the first sample of each, and after its last."""
         ends = np.cumsum(sizes)
         low = 0
         while low < len(sizes):
@@ -67,33 +78,33 @@ class BlockSizer:
             self.count = min(self.most, self.count * 2)
 
     def limit(self) -> SizeLimit:
-        """A limit of its own for one of those who work on the blocks."""
+        """Return a new limit, for one segment that works on the blocks."""
         limit = SizeLimit(self, self.most)
         self.limits.append(limit)
         return limit
 
-    def settle(self) -> None:
-        """Take the tightest limit: every block passes them all."""
+    def apply_limits(self) -> None:
+        """Apply the tightest limit: every block passes all segments."""
         self.most = min(limit.most for limit in self.limits)
         self.count = min(self.count, self.most)
 
 
 @dataclass(slots=True)
 class SizeLimit:
-    """How many samples a block may have for one of those who work on it."""
+    """The most samples of a block that suit one segment."""
 
-    pace: BlockSizer
+    sizer: BlockSizer
     most: int
 
     def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
-        """Learn from a finished block: none should take long or grow large."""
+        """Adjust the limit to the cost of a finished block, so that none takes too long or grows too large."""
         if inputs:
-            costly = max(seconds / self.pace.seconds, nbytes / self.pace.large)
-            if costly > 1:
-                self.most = max(1, int(inputs / costly))
-            elif costly < 0.25:
-                self.most = min(self.pace.ceiling, max(self.most, 2 * inputs))
-            self.pace.settle()
+            cost = max(seconds / self.sizer.seconds, nbytes / self.sizer.large)  # 1: as much as a block may cost
+            if cost > 1:
+                self.most = max(1, int(inputs / cost))
+            elif cost < 0.25:
+                self.most = min(self.sizer.ceiling, max(self.most, 2 * inputs))
+            self.sizer.apply_limits()
 
 
 def flow(
@@ -102,32 +113,43 @@ def flow(
     epoch: int,
     start: Start,
     each: Each,
-    pace: BlockSizer,
+    sizer: BlockSizer,
     meters: Meters,
     find: Find | None = None,
 ) -> Iterator[Block]:
-    """The blocks that come out at the end of the plan.
+    """Yield the blocks that come out of the last stage of a plan.
 
-    ``order`` is ``None`` for a stream. A block with an error is the last one. ``find`` takes the place of looking for
-    samples where that is left to whoever reads them.
+    Args:
+        program: The plan with its sources open.
+        order: The order of the epoch; None for a stream.
+        epoch: The number of the epoch.
+        start: Where the run begins.
+        each: Runs the blocks of a segment.
+        sizer: Decides how large blocks are.
+        meters: Gets a meter for every stage that is a head of a level.
+        find: Replaces locating the samples of a block, where the workers that read them locate them.
+
+    Raises:
+        PenstockError: The order cannot be walked, or samples cannot be located. The error of a stage is not raised: a
+            block carries it, and is the last one to take.
     """
-    first = blocks = _stream(program) if order is None else walk(program, order, start, pace, find)
+    first = blocks = _stream(program) if order is None else walk(program, order, start, sizer, find)
     for number, level in enumerate(program.levels):
         if level.head is not None:
             meter = Meter(level.head.stage.describe(), "inline")
             meters.segments.append(meter)
-            blocks = _headed(program, _starving(blocks, meter), level.head, number, epoch, start)
-            blocks = _busy(blocks, meter)
+            blocks = _run_head(program, _count_starved(blocks, meter), level.head, number, epoch, start)
+            blocks = _count_busy(blocks, meter)
         for segment in level.segments:
             blocks = each(blocks, segment)
         blocks = finish_level(blocks)
-    return _ended(blocks, first)
+    return _closing(blocks, first)
 
 
-def _ended(blocks: Iterator[Block], first: Iterator[Block]) -> Iterator[Block]:
-    """The blocks; when they end, however that is, nothing is looked for any more.
+def _closing(blocks: Iterator[Block], first: Iterator[Block]) -> Iterator[Block]:
+    """Yield the blocks, and close the iterator that locates samples when they end for any reason.
 
-    Whoever keeps an error keeps the frames it came through, and what they hold would go on.
+    An exception that is kept keeps its frames, and with them a lookahead thread that would run on.
     """
     try:
         yield from blocks
@@ -136,8 +158,8 @@ def _ended(blocks: Iterator[Block], first: Iterator[Block]) -> Iterator[Block]:
             first.close()
 
 
-def _starving(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
-    """The blocks, with the time it takes to get them counted as waiting for input."""
+def _count_starved(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
+    """Yield the blocks, and count the time until each as time without input."""
     while True:
         begun = time.perf_counter()
         block = next(blocks, None)
@@ -148,8 +170,8 @@ def _starving(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
         del block
 
 
-def _busy(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
-    """The blocks, with the time it takes to make them, but for waiting, counted as busy."""
+def _count_busy(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
+    """Yield the blocks, and count the time until each, without the starved part of it, as busy."""
     while True:
         begun, starved = time.perf_counter(), meter.starved
         block = next(blocks, None)
@@ -163,47 +185,47 @@ def _busy(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
 
 
 def finish_level(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The end of a level: leave out what was delivered before this run, and number the parts of an input on."""
-    midway = False
-    due = given = 0  # of the input that blocks are in the middle of: outputs to leave out, outputs so far
+    """End a level: drop outputs that were delivered before this run, and number outputs of an input across blocks."""
+    midway = False  # the last block ended inside an input
+    due = given = 0  # of that input: outputs still to drop, outputs so far
     skips: list[Skipped] = []
     for block in blocks:
         if not midway:
             due, given = block.base, 0
-        if gone := min(due, block.outputs_of(block.begin)) if due else 0:
-            block = block.keep(np.arange(gone, len(block)), block.items[gone:])
-        due, given = due - gone, given + gone
+        if dropped := min(due, block.outputs_of(block.begin)) if due else 0:
+            block = block.keep(np.arange(dropped, len(block)), block.items[dropped:])
+        due, given = due - dropped, given + dropped
         block.base, block.skips, skips = given, skips + block.skips, []
         midway = block.more
         if midway:
-            ours = block.outputs_of(block.inputs)
-            due, given = (due, given + ours) if block.inputs == block.begin else (0, ours)
+            outputs = block.outputs_of(block.inputs)
+            due, given = (due, given + outputs) if block.inputs == block.begin else (0, outputs)
             skips = [skip for skip in block.skips if skip.input >= block.inputs]
             block.skips = take_skips(block, block.inputs)
         yield block
 
 
-def _headed(
+def _run_head(
     program: Program, blocks: Iterator[Block], placed: PlacedStage, number: int, epoch: int, start: Start
 ) -> Iterator[Block]:
     if isinstance(placed.stage, StreamStage):
         _, sub = start.groups.get(number, (0, 0))
-        return streamed(blocks, placed.stage, number, start.seen.get(number, 0), sub)
+        return run_stream_stage(blocks, placed.stage, number, start.seen.get(number, 0), sub)
     assert isinstance(placed.stage, GroupStage)
     return Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
 
 
-def walk(program: Program, order: Order, start: Start, pace: BlockSizer, find: Find | None = None) -> Iterator[Block]:
-    """Cut the positions to come into blocks of found samples."""
+def walk(program: Program, order: Order, start: Start, sizer: BlockSizer, find: Find | None = None) -> Iterator[Block]:
+    """Yield the positions of a start as blocks of samples that are located but not read."""
     parts = start.parts()
     padding = start.padded_from()
     readers = program.readers
-    for part, stretch in enumerate(parts):
-        for number, piece in enumerate(stretch.pieces):
+    for part, start_part in enumerate(parts):
+        for number, piece in enumerate(start_part.pieces):
             sub = piece[3]
             padded = part == len(parts) - 1 and number >= padding
-            for (positions, refs, after), spots in _located(program, order, piece, find):
-                for low, high in pace.cuts(spots.nbytes):
+            for (positions, refs, after), located in _located_chunks(program, order, piece, find):
+                for low, high in sizer.cuts(located.nbytes):
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after
                     origin = Span(
@@ -213,51 +235,51 @@ def walk(program: Program, order: Order, start: Start, pace: BlockSizer, find: F
                         following,
                         refs.take(cut),
                         readers,
-                        spots.take(cut),
+                        located.take(cut),
                         padded,
                     )
                     yield Block([], origin.refs.key, origin, high - low, base=sub)
                     sub = 0
         if part < len(parts) - 1:
-            yield nothing(ends_part=True)
+            yield empty_block(ends_part=True)
 
 
-def _located(
+def _located_chunks(
     program: Program, order: Order, piece: Piece, find: Find | None
 ) -> Iterator[tuple[tuple[I64, Refs, int], Located]]:
-    """The chunks of a piece and where their samples lie; far away, those to come are looked for in the meantime."""
+    """Yield the chunks of a piece with their samples located; of remote sources, the next chunk in advance."""
 
     if find is not None:
         return ((chunk, find(chunk[1])) for chunk in order.walk(piece))
     if not program.remote:
         return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece))
-    reach = _Reach()
+    sizer = _ChunkSizer()
 
-    def found(chunk: tuple[I64, Refs, int]) -> Located:
-        spots = program.locate(chunk[1])
-        reach.learn(spots.nbytes)
-        return spots
+    def locate(chunk: tuple[I64, Refs, int]) -> Located:
+        located = program.locate(chunk[1])
+        sizer.learn(located.nbytes)
+        return located
 
-    return ahead(order.walk(piece, reach.sizes()), found)
+    return look_ahead(order.walk(piece, sizer.counts()), locate)
 
 
 @dataclass(slots=True)
-class _Reach:
-    """How many samples are looked for at once where that takes time: few, then as many as shall be on their way."""
+class _ChunkSizer:
+    """Decides how many samples of remote sources are located at once: few at first, then ``nbytes`` of them."""
 
-    many: int = 16  # of as many shards: they are opened as quickly as one
-    nbytes: int = 256 << 20
+    count: int = 16  # they may lie in 16 shards, which are opened as quickly as one
+    nbytes: int = 256 << 20  # prefetched at a time
 
-    def sizes(self) -> Iterator[int]:
+    def counts(self) -> Iterator[int]:
         while True:
-            yield self.many
+            yield self.count
 
     def learn(self, sizes: I64) -> None:
-        self.many = max(16, min(8192, int(self.nbytes / max(1.0, float(sizes.mean())))))
+        self.count = max(16, min(8192, int(self.nbytes / max(1.0, float(sizes.mean())))))
 
 
 def _stream(program: Program) -> Iterator[Block]:
-    """Blocks of a source that is read once: its position is its number."""
+    """Yield the blocks of a source that can be read only once; a position is the number of a sample in the stream."""
     assert program.stream is not None
     low, high = 0, 1 << 62
     for stage in program.plan.ordering:
@@ -265,85 +287,95 @@ def _stream(program: Program) -> Iterator[Block]:
         low, high = low + stage.start, high if stage.stop is None else min(high, low + stage.stop)
     samples = islice(program.stream.stream(program.fields[0]), low, high)
     count = 1  # the first sample at once, later ones in larger blocks
-    while found := list(islice(samples, count)):
-        index = np.arange(low, low + len(found), dtype=np.int64)
-        zero: I64 = np.zeros(len(found), np.int64)
-        refs = Refs(zero, zero, index, fold_into(np.full(len(found), program.seed, np.uint64), index))
-        held = Held([s for s, _ in found], {i: error for i, (_, error) in enumerate(found) if error}, zero)
-        low += len(found)
-        yield Block([], refs.key, Span(0, 0, index, low, refs, [], held), len(found))
+    while read := list(islice(samples, count)):
+        index = np.arange(low, low + len(read), dtype=np.int64)
+        zero: I64 = np.zeros(len(read), np.int64)
+        refs = Refs(zero, zero, index, fold_into(np.full(len(read), program.seed, np.uint64), index))
+        held = Held([s for s, _ in read], {i: error for i, (_, error) in enumerate(read) if error}, zero)
+        low += len(read)
+        yield Block([], refs.key, Span(0, 0, index, low, refs, [], held), len(read))
         count = min(64, 2 * count)
 
 
-def streamed(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int, sub: int) -> Iterator[Block]:
-    """Take a stream through a stage that counts it; ``sub`` outputs of its first item are out already."""
+def run_stream_stage(blocks: Iterator[Block], stage: StreamStage, level: int, seen: int, sub: int) -> Iterator[Block]:
+    """Run a stage that counts the stream on its blocks.
+
+    Args:
+        blocks: The stream.
+        stage: The stage.
+        level: The number of the level that the stage is the head of.
+        seen: How many items the stage has seen before this run.
+        sub: How many outputs that later stages made of the first item were delivered before this run.
+    """
     if stage.finished(seen):
         return
     for block in blocks:
-        origin = Passed(level, block, seen)
+        origin = CountedOrigin(level, block, seen)
         base, sub = (sub, 0) if block.items else (0, sub)
-        over = Block(block.items, block.keys, origin, len(block), None, block.error, _by_item(block), base)
+        counted = Block(block.items, block.keys, origin, len(block), None, block.error, _skips_by_item(block), base)
         seen += len(block)
-        yield stage.pass_on(over, seen - len(block))
+        yield stage.pass_on(counted, seen - len(block))
         if stage.finished(seen):
             return
 
 
-def _by_item(block: Block) -> list[Skipped]:
-    """The skips of a block by the last item before them, where its items are the inputs of what follows."""
+def _skips_by_item(block: Block) -> list[Skipped]:
+    """Return the skips of a block with the number of the item before them in place of their input."""
     owner = np.arange(len(block)) if block.owner is None else block.owner
     return [skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in block.skips]
 
 
-_A = TypeVar("_A")
-_B = TypeVar("_B")
+_T = TypeVar("_T")
+_U = TypeVar("_U")
 
 
-def ahead(things: Iterable[_A], find: Callable[[_A], _B]) -> Iterator[tuple[_A, _B]]:
-    """Give things and what was found for each, finding the next in advance in a thread of its own.
+def look_ahead(values: Iterable[_T], find: Callable[[_T], _U]) -> Iterator[tuple[_T, _U]]:
+    """Yield every value with the result of ``find``, computing the next pair in a thread while one is being used.
 
-    What fails is raised where it stands. When the iterator is closed the thread ends after what it is at.
+    An exception of ``values`` or ``find`` is raised in its place in the order. When the iterator is closed, the thread
+    ends after the call it is in.
     """
-    scout = _Scout(things, find)
-    scout.start()
+    thread = _LookaheadThread(values, find)
+    thread.start()
     try:
-        yield from scout.found()
+        yield from thread.pairs()
     finally:
-        scout.end()
+        thread.end()
 
 
-class _Scout(threading.Thread, Generic[_A, _B]):
-    """Finds, and waits until what it found is taken."""
+class _LookaheadThread(threading.Thread, Generic[_T, _U]):
+    """Computes one pair at a time, and waits until it is taken."""
 
-    def __init__(self, things: Iterable[_A], find: Callable[[_A], _B]) -> None:
-        super().__init__(name="penstock ahead", daemon=True)
-        self._things, self._find = things, find
+    def __init__(self, values: Iterable[_T], find: Callable[[_T], _U]) -> None:
+        super().__init__(name="penstock lookahead", daemon=True)
+        self._values, self._find = values, find
         self._changed = threading.Condition()
-        self._ready: tuple[_A, _B] | None = None
+        self._ready: tuple[_T, _U] | None = None
         self._error: BaseException | None = None
-        self._done = self._over = False
+        self._done = self._closed = False
 
     def run(self) -> None:
         try:
-            with while_wanted(lambda: not self._over):
-                for thing in self._things:
-                    if not self._hand_over((thing, self._find(thing))):
+            with while_wanted(lambda: not self._closed):
+                for value in self._values:
+                    if not self._put((value, self._find(value))):
                         return
-        except BaseException as error:  # it is the reader's, who will come to it
+        except BaseException as error:  # raised in the consumer's thread, after the pairs before it
             self._error = error
         with self._changed:
             self._done = True
             self._changed.notify_all()
 
-    def _hand_over(self, pair: tuple[_A, _B]) -> bool:
-        """Whether more is wanted."""
+    def _put(self, pair: tuple[_T, _U]) -> bool:
+        """Wait until the consumer takes a pair; return whether it wants more."""
         with self._changed:
             self._ready = pair
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._over or self._ready is None)
-            return not self._over
+            self._changed.wait_for(lambda: self._closed or self._ready is None)
+            return not self._closed
 
-    def found(self) -> Iterator[tuple[_A, _B]]:
+    def pairs(self) -> Iterator[tuple[_T, _U]]:
+        """Yield the pairs, in the consumer's thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._ready is not None or self._done)
@@ -357,8 +389,9 @@ class _Scout(threading.Thread, Generic[_A, _B]):
             raise self._error
 
     def end(self) -> None:
+        """End the thread, and wait for it briefly."""
         with self._changed:
-            self._over = True
+            self._closed = True
             self._ready = None
             self._changed.notify_all()
-        self.join(0.5)  # it may be waiting for a server that says nothing
+        self.join(0.5)  # it may be waiting for a server that does not answer

@@ -1,7 +1,7 @@
-"""What a run counts about itself, while it runs: one meter a segment, one for the consumer.
+"""Meters: what a run measures about itself while it runs, for each segment and for the consumer.
 
-Workers write, anybody reads. Every number only grows (but for ``workers`` and ``pending``), so the difference of two
-readings is what happened between them; a reading in the middle of a write is off by one block at most.
+Workers write them, any thread may read them, without a lock. All numbers but ``workers`` and ``pending`` only grow, so
+the difference of two readings is what happened in between; a reading during a write is off by one block at most.
 """
 
 from __future__ import annotations
@@ -18,72 +18,116 @@ Observer = Callable[["Event"], Any]
 
 
 class Event(NamedTuple):
-    """Something that happened in a run, for whoever observes it."""
+    """Something that happened in a run, as an observer gets it.
 
-    kind: str  # "begin", "block", "workers", "death", "timeout", "tick", "end"
-    seconds: float  # since the run began
-    segment: str | None = None  # what it describes itself as
+    Attributes:
+        kind: "begin", "block", "workers", "death", "timeout", "tick" or "end".
+        seconds: The time since the run began.
+        segment: The segment, as it describes itself.
+        worker: The number of the worker.
+        took: Of a "block": the seconds of work, up to ``seconds``.
+        items: Of a "block": its outputs; of "workers": how many there are now.
+        problem: Of a "death" or "timeout": what happened.
+    """
+
+    kind: str
+    seconds: float
+    segment: str | None = None
     worker: int | None = None
-    took: float = 0.0  # "block": how long, until ``seconds``
-    items: int = 0  # "block": items that came out; "workers": how many there are now
+    took: float = 0.0
+    items: int = 0
     problem: str | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """What one segment did."""
+    """What one segment did.
+
+    Attributes:
+        name: The segment, as it describes itself.
+        on: "threads", "processes", "actors" of a cluster, or "inline": in the thread that moves blocks.
+        least: How few workers the pool may shrink to.
+        most: How many it may grow to.
+        workers: How many it has now.
+        blocks: Blocks that came out.
+        inputs: Items that came in.
+        items: Items that came out.
+        nbytes: Bytes that came out.
+        busy: Worker-seconds inside stages, with the transport to a process and back.
+        starved: Worker-seconds without input, while the segment asked for it.
+        blocked: Worker-seconds without input, while finished blocks waited to be taken.
+        cpu: Processor-seconds of ``busy``.
+        awaited: Seconds in which everything after this segment waited for it.
+        pending: Blocks in flight now: queued, in work, or finished and not taken yet.
+        retries: Calls that were made again.
+        skips: Samples that failed and were skipped.
+        deaths: Workers that died and were replaced.
+        timeouts: Samples that took longer than ``timeout_s``.
+        sizes: (seconds since the run began, workers) at each change of ``workers``.
+    """
 
     name: str
-    on: str  # "threads", "processes", "actors" of a cluster, or "inline": in the thread that moves blocks
-    least: int = 1  # workers it may shrink to
-    most: int = 1  # and grow to
-    workers: int = 1  # now
+    on: str
+    least: int = 1
+    most: int = 1
+    workers: int = 1
     blocks: int = 0
-    inputs: int = 0  # items that came in
-    items: int = 0  # and out
-    nbytes: int = 0  # of what came out
-    busy: float = 0.0  # worker-seconds inside stages, with the way to a process and back
-    starved: float = 0.0  # worker-seconds without input, while the segment asked for it
-    blocked: float = 0.0  # worker-seconds without input, since nobody took what was finished
-    cpu: float = 0.0  # seconds of a processor that went into ``busy``
-    awaited: float = 0.0  # seconds that everything behind waited for this segment
-    pending: int = 0  # blocks under way now: queued, in work, or finished and not yet taken
+    inputs: int = 0
+    items: int = 0
+    nbytes: int = 0
+    busy: float = 0.0
+    starved: float = 0.0
+    blocked: float = 0.0
+    cpu: float = 0.0
+    awaited: float = 0.0
+    pending: int = 0
     retries: int = 0
     skips: int = 0
-    deaths: int = 0  # workers that died and were replaced
+    deaths: int = 0
     timeouts: int = 0
-    sizes: list[tuple[float, int]] = field(default_factory=list)  # (seconds since the begin, workers) at each change
+    sizes: list[tuple[float, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
 class Meters:
-    """What one run did."""
+    """What one run did.
+
+    Attributes:
+        segments: The meters of its segments, in the order of the plan.
+        engine: The name of the engine.
+        begun: When the run began, on the performance counter.
+        ended: When it ended; None while it runs.
+        items: Items that were delivered.
+        waited: Seconds that the consumer waited for blocks, without the current wait.
+        waiting_since: When the current wait of the consumer began; None while it does not wait.
+        observer: Called with every event.
+    """
 
     segments: list[Meter] = field(default_factory=list)
     engine: str = "local"
     begun: float = field(default_factory=time.perf_counter)
     ended: float | None = None
-    items: int = 0  # delivered
-    waited: float = 0.0  # seconds the consumer waited for the next block
-    since: float | None = None  # when it began to wait, while it does
+    items: int = 0
+    waited: float = 0.0
+    waiting_since: float | None = None
     observer: Observer | None = None
 
     def waiting(self) -> float:
-        """Seconds the consumer has waited, this moment included."""
-        since = self.since
+        """Return the seconds that the consumer has waited, with the current wait."""
+        since = self.waiting_since
         return self.waited + (time.perf_counter() - since if since is not None else 0.0)
 
     @property
     def seconds(self) -> float:
-        """How long the run has been going, or went."""
+        """The duration of the run, so far or in total."""
         return (time.perf_counter() if self.ended is None else self.ended) - self.begun
 
     def tell(self, kind: str, segment: Meter | None = None, **facts: Any) -> None:
-        """Tell the observer, if there is one."""
+        """Call the observer with an event; one that raises is logged and not called again."""
         if (observer := self.observer) is None:
             return
         try:
             observer(Event(kind, self.seconds, segment.name if segment else None, **facts))
-        except Exception:  # no fault of the run's: it goes on unobserved
+        except Exception:  # not a failure of the run, which continues without the observer
             self.observer = None
-            log.exception("the observer failed and is not told anything more")
+            log.exception("the observer failed; it is not called again")

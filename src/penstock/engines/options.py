@@ -1,4 +1,4 @@
-"""Which options each engine takes, checked where they are written."""
+"""The options of each engine, checked where they are written."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ OPTIONS: dict[str, frozenset[str]] = {
 
 
 def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
-    """Check the choice of an engine.
+    """Check the name and the options of an engine.
 
     Raises:
-        PlanError: there is no such engine, or it has no such option.
+        PlanError: The engine does not exist, has no such option, or the value of an option is invalid.
     """
     check_choice("engine", name, ENGINES)
     if unknown := sorted(options.keys() - OPTIONS[name]):
@@ -32,7 +32,7 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
     if "memory" in options:
         size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
     if not isinstance(options.get("address"), str | None):
-        raise PlanError(f"address={options['address']!r}: give a text such as 'auto' or 'ray://host:10001'")
+        raise PlanError(f"address={options['address']!r}: give an address such as 'auto' or 'ray://host:10001'")
     for flag in ("ordered", "report"):
         if not isinstance(options.get(flag, True), bool):
             raise PlanError(f"{flag}={options[flag]!r}: give True or False")
@@ -43,7 +43,7 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
     return EngineOptions(name, tuple(sorted(options.items())))
 
 
-def _devices(given: object) -> tuple[object, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise PlanError(f"devices={given!r}: give a list, such as ['cuda:0', 'cuda:1']")
-    return tuple(given)
+def _devices(devices: object) -> tuple[object, ...]:
+    if isinstance(devices, str) or not isinstance(devices, Sequence):
+        raise PlanError(f"devices={devices!r}: give a list such as ['cuda:0', 'cuda:1']")
+    return tuple(devices)

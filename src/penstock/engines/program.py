@@ -1,4 +1,4 @@
-"""A plan made ready to run: sources opened, the order of an epoch at hand, stages fused into segments and levels."""
+"""A program: a plan with its sources open, the orders of its epochs, and its stages fused into segments and levels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from penstock.engines.cursor import Start
 from penstock.engines.read_stage import Finder, Read
 from penstock.errors import PlanError
-from penstock.order import ENDLESS, Order, Piece, Refs, ShardOrder, UncountedOrder, head, name_hash, tail
+from penstock.order import ENDLESS, Order, Piece, Refs, ShardOrder, UncountedOrder, head, name_hash, tail, total
 from penstock.plan import (
     Arrangement,
     Batched,
@@ -42,12 +42,12 @@ from penstock.plan import (
     resolved,
 )
 
-ANY = Resources()  # a stage that asks for nothing in particular: it goes with its neighbours
+ANY = Resources()  # of a stage that asks for nothing in particular: it is fused with its neighbours
 
 
 @dataclass(slots=True)
 class Segment:
-    """Neighbouring stages that run in one call, in one pool."""
+    """Neighbouring stages that are fused: one call runs them all on a block, in one pool."""
 
     stages: list[PlacedStage]
     resources: Resources | None = None
@@ -57,98 +57,108 @@ class Segment:
 
     @property
     def heavy(self) -> bool:
-        """Whether it is worth workers of its own: it holds a function of the user's, or decodes."""
+        """Whether the segment gets a pool: it calls a function of the user's, or decodes."""
         return self.resources is not None
 
     def describe(self) -> str:
-        """Its stages, in words."""
+        """Return the stages as text: ``read -> map(f)``."""
         return " -> ".join(placed.stage.describe() for placed in self.stages)
 
-    def takes(self, resources: Resources | None) -> bool:
-        """Whether a stage with these needs can join."""
+    def can_fuse(self, resources: Resources | None) -> bool:
+        """Return whether a stage that asks for these resources can be fused into the segment."""
         own = self.resources
         resources = resources and resources.pooled()
-        return resources is None or own is None or own == resources or _either(own, resources)
+        return resources is None or own is None or own == resources or _compatible(own, resources)
 
-    def add(self, placed: PlacedStage) -> None:
-        """Join a stage."""
+    def fuse(self, placed: PlacedStage) -> None:
+        """Append a stage, and take over its resources where the segment asks for nothing in particular."""
         self.stages.append(placed)
-        mine, its = self.resources, placed.stage.resources and placed.stage.resources.pooled()
-        self.resources = its if mine is None or (its is not None and mine == ANY) else mine
+        own, other = self.resources, placed.stage.resources and placed.stage.resources.pooled()
+        self.resources = other if own is None or (other is not None and own == ANY) else own
 
 
-def _either(own: Resources, other: Resources) -> bool:
-    """One of them asks for nothing, and the other for nothing but threads."""
+def _compatible(own: Resources, other: Resources) -> bool:
+    """Return whether one asks for nothing in particular, and the other for threads only."""
     return ANY in (own, other) and own.on == other.on == "threads" and not (own.gpus or other.gpus)
 
 
 @dataclass(slots=True)
 class Level:
-    """A stretch of the pipeline between two stages that see more than one item: its head, then its segments."""
+    """A part of the pipeline that begins with a stage that sees more than one item, followed by its segments.
 
-    head: PlacedStage | None  # None: the source
+    Attributes:
+        head: That stage; None for the first level, which begins with the source.
+        segments: The stages after it that see one item at a time.
+    """
+
+    head: PlacedStage | None
     segments: list[Segment] = field(default_factory=list)
 
 
-def levels_of(body: list[PlacedStage], reading: Resources | None) -> list[Level]:
-    """Cut a list of stages into levels and fuse what can be fused."""
+def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Level]:
+    """Cut the stages of a plan into levels, and fuse neighbours into segments.
+
+    Args:
+        body: The stages.
+        reading: The resources that the source asks for.
+    """
     levels = [Level(None, [Segment([PlacedStage(Read(), -1)], reading)])]
     for placed in body:
         if placed.stage.scope is not Scope.EACH:
             levels.append(Level(placed))
-        elif levels[-1].segments and levels[-1].segments[-1].takes(placed.stage.resources):
-            levels[-1].segments[-1].add(placed)
+        elif levels[-1].segments and levels[-1].segments[-1].can_fuse(placed.stage.resources):
+            levels[-1].segments[-1].fuse(placed)
         else:
             levels[-1].segments.append(Segment([placed], placed.stage.resources))
     return levels
 
 
 class Program:
-    """A plan with its sources open."""
+    """A plan that is ready to run; its sources are opened when they are first needed."""
 
     def __init__(self, plan: Plan) -> None:
-        """Flatten ``plan``; sources are opened when something asks for them."""
+        """Arrange the stages of ``plan`` and of its branches in one pipeline; nothing is opened."""
         self.plan = plan
         self.arrangement: Arrangement
-        self._settled = resolved(plan)  # once, so that one run has one order while files grow
-        self.arrangement, self._make = arrange(self._settled, self._leaf_order)
+        self._resolved = resolved(plan)  # once, so that a run has one order while files are added
+        self.arrangement, self._counted_order = arrange(self._resolved, self._leaf_order)
         leaves = self.arrangement.leaves
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
         self._identities: dict[bool, str] = {}
         readings = {leaf.resources for leaf in leaves}
-        self.levels = levels_of(self.arrangement.body, readings.pop() if len(readings) == 1 else None)
+        self.levels = build_levels(self.arrangement.body, readings.pop() if len(readings) == 1 else None)
 
     @cached_property
     def opened(self) -> list[Reader | StreamReader]:
-        """The open sources.
+        """The readers of all sources, opened by the first use.
 
         Raises:
-            StorageError: one is not there.
+            StorageError: A source does not exist or cannot be read.
         """
         return [leaf.open() for leaf in self.arrangement.leaves]
 
     @property
     def columnar(self) -> bool:
-        """Whether samples come as columns, and are cheap in numbers."""
+        """Whether all sources yield columns, so that blocks may hold many samples."""
         return all(getattr(leaf, "columnar", False) for leaf in self.arrangement.leaves)
 
     @cached_property
     def remote(self) -> bool:
-        """Whether a source is far away, so that finding a sample takes time."""
+        """Whether a source is remote, so that locating samples takes time."""
         return any(getattr(reader, "remote", False) for reader in self.readers)
 
     def rest(self) -> None:
-        """Have the sources do nothing in the background any more."""
+        """Stop the sources' background work, such as prefetching; they remain usable."""
         for reader in self.__dict__.get("opened", ()):
             if (rest := getattr(reader, "rest", None)) is not None:
                 rest()
 
     @cached_property
     def stream(self) -> StreamReader | None:
-        """The source, where it can only be read once from the front.
+        """The source, where it can only be read once, front to back; else None.
 
         Raises:
-            PlanError: the plan asks for more of it.
+            PlanError: The plan shuffles, cuts, repeats or combines such a source.
         """
         if not any(isinstance(reader, StreamReader) for reader in self.opened):
             return None
@@ -161,23 +171,23 @@ class Program:
 
     @cached_property
     def quarantine(self) -> Quarantine | None:
-        """Where samples that fail are listed.
+        """The list of failed samples that the plan asks for, if any.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: The list cannot be written.
         """
         path = self.plan.errors.quarantine
         return None if path is None else Quarantine(path)
 
     @property
     def readers(self) -> list[Reader]:
-        """The open sources, where all of them can be read anywhere.
+        """The readers of all sources, all with random access.
 
         Raises:
-            PlanError: one is a stream.
+            PlanError: A source is a stream.
         """
         if self.stream is not None:
-            raise PlanError("a stream has no length, no positions and no state; store it in a file first")
+            raise PlanError("a stream has no length, no positions and no state; write it to a file first")
         return self.opened  # type: ignore[return-value]
 
     @cached_property
@@ -187,21 +197,26 @@ class Program:
     def _leaf_order(self, leaf: int, seed: int, epoch: int) -> Order:
         counts = self.readers[leaf].counts(scan=True)
         if counts is None:
-            raise PlanError(f"{self.arrangement.leaves[leaf].describe()}: counts are not known; run `penstock index`")
+            source = self.arrangement.leaves[leaf].describe()
+            raise PlanError(f"{source}: the counts of its shards are unknown; run `penstock index`")
         return ShardOrder(self._hashes[leaf], counts, leaf, seed, epoch)
 
     @cached_property
     def _lazy(self) -> bool:
-        """Whether the order can do without counts."""
+        """Whether the order can be computed without counts."""
         stages = [s for s in self.plan.ordering if not (isinstance(s, Slice) and s.per_rank)]
         plain = not stages or (len(stages) == 1 and isinstance(stages[0], Shuffle) and not stages[0].all)
         return plain and not isinstance(self.plan.source, Combination)
 
     def order(self, epoch: int, *, counts: bool = True) -> Order:
-        """The order of an epoch; with ``counts`` shards are looked into to know them where that is cheap.
+        """Return the order of an epoch.
+
+        Args:
+            epoch: The number of the epoch.
+            counts: Scan shards for their counts where that is cheap.
 
         Raises:
-            PlanError: the plan needs counts that cannot be had.
+            PlanError: The plan needs counts, and they are unknown.
         """
         if self._lazy and self.readers[0].counts(scan=counts) is None:
             shuffle = next((stage for stage in self.plan.ordering if isinstance(stage, Shuffle)), None)
@@ -216,15 +231,19 @@ class Program:
                 shards=params.shards,
                 shuffle=shuffle is not None,
             )
-        return self._make(epoch)
+        return self._counted_order(epoch)
 
     @property
     def seed(self) -> int:
-        """The run's seed."""
+        """The seed of the plan; 0 by default."""
         return self.plan.seed or 0
 
     def start(self, order: Order, cut: Cut | None) -> Start:
-        """Where a rank begins the epoch."""
+        """Return where a rank begins an epoch; without a cut, the only rank.
+
+        Raises:
+            PlanError: Ranks must be equal, and counts are unknown.
+        """
         cut = cut or Cut(0, 1)
         pieces = order.cut(order.whole(), cut.rank, cut.world, cut.how)
         quota, padding = _quota(order, cut)
@@ -235,43 +254,43 @@ class Program:
         return Start(pieces, quota=quota, pad=padding)
 
     def front(self) -> Start:
-        """The beginning of a stream."""
+        """Return where a stream begins."""
         return Start([[0, ENDLESS, 1, 0]])
 
     @cached_property
     def finder(self) -> Finder:
-        """Finds samples in the open sources."""
+        """Locates samples in the open sources."""
         return Finder(self.readers, self.fields, self.arrangement.slots)
 
     def locate(self, refs: Refs) -> Located:
-        """Find the samples that ``refs`` name, for every operand of a zip."""
+        """Locate samples by reference, for every operand of a zip."""
         return self.finder.locate(refs)
 
     def contexts(self, segment: Segment, epoch: int) -> list[Context]:
-        """Fresh contexts for one worker of ``segment``."""
+        """Return new contexts for one worker of ``segment``."""
         return [self.context(placed, epoch) for placed in segment.stages]
 
     def context(self, placed: PlacedStage, epoch: int) -> Context:
-        """A fresh context for one stage."""
+        """Return a new context for one stage."""
         stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
         features = self.features(placed) if stage.follows_features else {}
         return Context(placed.place, self.seed, epoch, self.plan.errors.action == "skip", "cpu", features=features)
 
     def features(self, upto: PlacedStage | None = None) -> dict[str, Any]:
-        """What the sources say of the fields that come to a stage, or out of the last one.
+        """Return the typed features of the fields that reach a stage, or come out of the last one.
 
         Raises:
-            PlanError: two sources say different things of one field.
+            PlanError: Two sources declare different features for one field.
         """
         out: dict[str, Any] = {}
         leaves = (
             upto.stage.leaves if upto is not None and isinstance(upto.stage, BranchStage) else range(len(self.opened))
         )
         for leaf in leaves:
-            for name, what in self._features_of(leaf, upto).items():
-                if out.setdefault(name, what) != what and self.arrangement.slots == 1:
-                    problem = f"field {name!r} is {out[name]} in one source and {what} in another"
-                    raise PlanError(f"{problem}: call decode() on each of them, before they are combined")
+            for name, feature in self._features_of(leaf, upto).items():
+                if out.setdefault(name, feature) != feature and self.arrangement.slots == 1:
+                    problem = f"field {name!r} is {out[name]} in one source and {feature} in another"
+                    raise PlanError(f"{problem}: call decode() on each source before they are combined")
         return out
 
     def _features_of(self, leaf: int, upto: PlacedStage | None) -> dict[str, Any]:
@@ -287,13 +306,13 @@ class Program:
 
     @cached_property
     def window_level(self) -> int | None:
-        """The level of the late shuffle whose half-delivered window another rank can take over."""
+        """The level of a late shuffle whose window another rank can resume when it was delivered in part; else None."""
         heads = [level.head.stage for level in self.levels if level.head]
         return 1 if heads and isinstance(heads[0], LateShuffle) and self.recut_problem is None else None
 
     @cached_property
     def recut_problem(self) -> str | None:
-        """Why this plan cannot be restored under another number of ranks; ``None``: it can."""
+        """Why a state of this plan cannot be restored under another number of ranks; None if it can."""
         stages = [placed.stage for placed in self.arrangement.body]
         late = 0
         for number, stage in enumerate(stages):
@@ -305,7 +324,7 @@ class Program:
         return None
 
     def identity(self, *, counts: bool) -> str:
-        """A short name for the order and what changes its count: equal where states can be exchanged."""
+        """Return a hash of the order and the stages that change the count: equal where states can be exchanged."""
         if counts not in self._identities:
             self._identities[counts] = self._identify(counts)
         return self._identities[counts]
@@ -315,7 +334,7 @@ class Program:
         for reader in self.readers:
             known = reader.counts(scan=True) if counts else None
             leaves.append([reader.names, reader.sizes() if known is None else known.tolist()])
-        text = json.dumps([leaves, _shape(self._settled), self._kinds()], separators=(",", ":"), default=str)
+        text = json.dumps([leaves, _shape(self._resolved), self._kinds()], separators=(",", ":"), default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def _kinds(self) -> list[str]:
@@ -326,27 +345,27 @@ class Program:
 
     @property
     def endless(self) -> bool:
-        """Whether an epoch never ends."""
+        """Whether an epoch never ends: ``repeat()`` without a limit."""
         limited = any(isinstance(placed.stage, StreamLimit) for placed in self.arrangement.body)
         return self.stream is None and not limited and self.order(0, counts=False).size >= ENDLESS
 
     def check_end(self) -> None:
-        """Require that an epoch ends, for those who need all of it.
+        """Refuse a plan whose epochs never end.
 
         Raises:
-            PlanError: it does not.
+            PlanError: An epoch never ends.
         """
         if self.endless:
-            raise PlanError("the dataset has no end: repeat(n), or limit(n) behind it, give it one")
+            raise PlanError("the dataset has no end: give repeat() a number, or add limit(n) after it")
 
     def length(self, cut: Cut | None) -> int | None:
-        """How many items one rank's epoch gives, where that is known without running it, or fetching all it reads."""
+        """Return how many items an epoch of one rank has; None where only running or fetching it would tell."""
         if self.remote and not all(reader.countable() for reader in self.readers if hasattr(reader, "countable")):
             return None
         order = self.order(0)
-        items: int | None = None  # not counted, or without end
+        items: int | None = None  # unknown, or endless
         if 0 <= order.size < ENDLESS:
-            items = sum(_size(piece) for part in self.start(order, cut).parts() for piece in part.pieces)
+            items = sum(total(part.pieces) for part in self.start(order, cut).parts())
         for placed in self.arrangement.body:
             items = None if items is None else placed.stage.length(items)
         return items
@@ -356,16 +375,14 @@ def _late(stage: Any) -> bool:
     return isinstance(stage, LateShuffle)
 
 
-def _size(piece: Piece) -> int:
-    return max(0, -(-(piece[1] - piece[0]) // piece[2]))
-
-
 def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
-    """How many positions every rank gets where ranks must be equal, and the one that is repeated to fill up."""
+    """Return how many positions every rank gets where ranks must be equal, and the position that is the padding."""
     if cut.uneven == "keep":
         return None, None
     if isinstance(order, UncountedOrder):
-        raise PlanError(f"uneven={cut.uneven!r} needs to know the counts; run `penstock index`, or uneven='keep'")
+        raise PlanError(
+            f"uneven={cut.uneven!r} needs the counts of the shards; run `penstock index`, or use uneven='keep'"
+        )
     if cut.uneven == "drop" or not order.size:
         return order.size // cut.world, None
     first = cut.rank % order.size
@@ -373,12 +390,12 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
 
 
 def _sliced(quota: int, stage: Slice) -> int:
-    """What is left of so many positions after a limit or skip of the rank's own."""
+    """Return how many of ``quota`` positions a limit or skip per rank leaves."""
     return max(0, quota - stage.start) if stage.stop is None else min(quota, stage.stop)
 
 
 def _shape(plan: Plan) -> list[Any]:
-    """What orders a plan, for its identity."""
+    """Return what determines the order of a plan, for its identity."""
     own: list[Any] = [stage.describe() for stage in plan.ordering]
     if isinstance(plan.source, Combination):
         own.append([plan.source.describe(), [_shape(branch) for branch in plan.source.branches]])
@@ -386,7 +403,11 @@ def _shape(plan: Plan) -> list[Any]:
 
 
 def prepare(segment: Segment, contexts: list[Context]) -> None:
-    """Make the functions of a segment, before there is a sample that could be blamed for what happens."""
+    """Construct the functions of a segment before the first block, so that no sample is blamed for a failure.
+
+    Raises:
+        Exception: Whatever the construction raises.
+    """
     for placed, ctx in zip(segment.stages, contexts, strict=True):
         stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
         if isinstance(stage, EachStage):
@@ -394,26 +415,26 @@ def prepare(segment: Segment, contexts: list[Context]) -> None:
 
 
 def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iterator[tuple[Block, bool]]:
-    """Take a block through the stages of a segment.
+    """Run the stages of a segment on a block; yield the result, and whether more of it follows.
 
-    What grows too large comes out in parts: each with whether another one follows.
+    A result that grows too large is yielded in parts.
     """
     stages = [placed.stage for placed in segment.stages]
     outer, block.more = block.more, False
-    for part in _through(list(zip(stages, contexts, strict=True)), block):
-        again = part.more
-        part.more = again or (outer and part.error is None)
-        yield part, again
+    for part in _run_stages(list(zip(stages, contexts, strict=True)), block):
+        follows = part.more
+        part.more = follows or (outer and part.error is None)
+        yield part, follows
 
 
-def _through(steps: list[tuple[Stage, Context]], block: Block) -> Iterator[Block]:
-    if block.inputs or block.items:  # else it only marks the end of a part
+def _run_stages(steps: list[tuple[Stage, Context]], block: Block) -> Iterator[Block]:
+    if block.inputs or block.items:  # otherwise it only ends a part of the start
         for number, (stage, ctx) in enumerate(steps):
             parts = stage.parts(block, ctx)
             block = next(parts)
             if block.more:
-                yield from _through(steps[number + 1 :], block)
+                yield from _run_stages(steps[number + 1 :], block)
                 for part in parts:
-                    yield from _through(steps[number + 1 :], part)
+                    yield from _run_stages(steps[number + 1 :], part)
                 return
     yield block

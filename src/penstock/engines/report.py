@@ -1,7 +1,7 @@
-"""A table of a run, live in the terminal: who is busy, who waits, and what holds it up.
+"""A live table of a run in the terminal: which segments are busy, which wait, and the bottleneck.
 
-It must never cost a run: it has a thread and a console of its own, and whatever fails in it is logged and forgotten.
-Without a terminal there is nothing live, only the plain table once the run is over.
+The report never makes a run fail: it has a thread and a console of its own, and its own failures are only logged.
+Without a terminal, the plain table is written once, when the run is over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from penstock.engines.meter import Meters
-from penstock.engines.stats import SegmentStats, Stats, number, snapshot, spoken
+from penstock.engines.stats import SegmentStats, Stats, number, short_name, snapshot
 from penstock.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFRESH_S = 0.25
-PATIENCE_S = 2.0  # a terminal that takes no more is not waited for
-BAR = 23  # as long as what explains it
+JOIN_TIMEOUT_S = 2.0  # the thread may be stuck in a terminal that accepts no more output
+BAR_WIDTH = 23  # as wide as the legend above it
 COLOURS = ("green", "yellow", "red")  # busy, starved, blocked
-BLOCKS, LETTERS = "█▒░", "#=-"  # to be told apart without colours too; the second where a terminal knows no others
+SHADES, ASCII_SHADES = "█▒░", "#=-"  # distinguishable without colours too; the second for terminals without Unicode
 
 
 class Report:
-    """Shows a run while it goes on, and leaves its last table behind."""
+    """Shows a table of a run while it runs, and leaves the last one on the screen."""
 
     def __init__(self, meters: Meters, *, console: Console | None = None) -> None:
-        """Make ready to show ``meters``.
+        """Prepare a report; nothing is shown before ``start``.
 
         Args:
-            meters: Of the run.
-            console: Where to; standard error.
+            meters: The meters of the run.
+            console: Where to show it; standard error by default.
 
         Raises:
             MissingExtra: rich is not installed.
@@ -50,10 +50,10 @@ class Report:
         self._live: Live | None = None
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        self._stopped = threading.Lock()  # taken once, by whoever stops it
+        self._stopped = threading.Lock()  # acquired once, by the first call of ``stop``
 
     def start(self) -> None:
-        """Begin to show it, where there is a terminal."""
+        """Start showing the table, where there is a terminal; a second call does nothing."""
         if self._thread is not None:
             return
         try:
@@ -66,17 +66,17 @@ class Report:
             self._thread.start()
 
     def stop(self) -> None:
-        """Show it for the last time and end; a second call does nothing."""
+        """Show the table for the last time; a second call does nothing."""
         if self._thread is None or not self._stopped.acquire(blocking=False):
             return
         self._stop.set()
-        # The collector may end a forgotten run in any thread, this report's own among them.
+        # The garbage collector may close a forgotten run in any thread, even in this report's own.
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(PATIENCE_S)
+            self._thread.join(JOIN_TIMEOUT_S)
         try:
             self._finish()
         except Exception:
-            log.warning("the report could not be ended", exc_info=True)
+            log.warning("the last table of the report cannot be shown", exc_info=True)
 
     def _begin(self) -> Live:
         from rich.live import Live
@@ -90,11 +90,11 @@ class Report:
             while not self._stop.wait(REFRESH_S):
                 self._show()
         except Exception:
-            log.warning("the report stands still", exc_info=True)
+            log.warning("the report cannot be refreshed any more", exc_info=True)
 
     def _show(self) -> None:
         assert self._live is not None
-        self._live.update(table(snapshot(self._meters), glyphs(self._console.encoding)), refresh=True)
+        self._live.update(table(snapshot(self._meters), shades_for(self._console.encoding)), refresh=True)
 
     def _finish(self) -> None:
         if self._live is None:
@@ -107,52 +107,52 @@ class Report:
             self._live.stop()
 
 
-def table(stats: Stats, marks: str = BLOCKS) -> Group:
-    """The run as rich shows it: a line for each segment, then the sentence."""
+def table(stats: Stats, shades: str = SHADES) -> Group:
+    """Return the table as rich renders it: a line for each segment, then the bottleneck."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     faulty = any(segment.faults for segment in stats.segments)
     grid = Table(title=Text(stats.summary), title_justify="left", box=None, padding=(0, 1, 0, 0))
-    # What may not wrap keeps its width in a narrow terminal. A name may, so that it is cut, as it does not.
+    # Columns with ``no_wrap`` keep their width in a narrow terminal. The name's column may shrink: the text is cut.
     grid.add_column("segment", min_width=8)
     grid.add_column("on", no_wrap=True)
     for heading in ("workers", "samples/s", "MB/s"):
         grid.add_column(heading, justify="right", no_wrap=True)
-    grid.add_column(_legend(marks), no_wrap=True)
+    grid.add_column(_legend(shades), no_wrap=True)
     grid.add_column("queue", justify="right", no_wrap=True)
     if faulty:
         grid.add_column("faults", style="red", overflow="fold")
     for segment in stats.segments:
-        name = Text(spoken(segment.name), no_wrap=True, overflow="ellipsis")
+        name = Text(short_name(segment.name), no_wrap=True, overflow="ellipsis")
         rates = (number(segment.samples_per_s), number(segment.mb_per_s))
-        words = map(Text, (segment.on, f"{segment.workers}", *rates))
-        rest = (f"{segment.queue_fill}", segment.faults)
-        grid.add_row(name, *words, bar(segment, marks), *map(Text, rest[: 1 + faulty]))
+        before = map(Text, (segment.on, f"{segment.workers}", *rates))
+        after = (f"{segment.queue_fill}", segment.faults)
+        grid.add_row(name, *before, bar(segment, shades), *map(Text, after[: 1 + faulty]))
     return Group(grid, Text(stats.bottleneck, style="bold"))
 
 
-def _legend(marks: str) -> Text:
+def _legend(shades: str) -> Text:
     from rich.text import Text
 
-    words = zip(marks, ("busy", "starved", "blocked"), COLOURS, strict=True)
-    return Text(" ").join(Text(f"{mark}{word}", style=colour) for mark, word, colour in words)
+    entries = zip(shades, ("busy", "starved", "blocked"), COLOURS, strict=True)
+    return Text(" ").join(Text(f"{shade}{word}", style=colour) for shade, word, colour in entries)
 
 
-def bar(segment: SegmentStats, marks: str = BLOCKS) -> Text:
-    """How the time of a segment's workers is spent, as a bar of three colours."""
+def bar(segment: SegmentStats, shades: str = SHADES) -> Text:
+    """Return how the workers of a segment spend their time, as a bar of three colours."""
     from rich.text import Text
 
     text, reached = Text(), 0.0
-    for mark, share, colour in zip(marks, (segment.busy, segment.starved, segment.blocked), COLOURS, strict=True):
-        # Rounded where it ends, so that the parts together are as long as they should be.
-        many = round(BAR * min(1.0, reached + share)) - round(BAR * min(1.0, reached))
+    for shade, share, colour in zip(shades, (segment.busy, segment.starved, segment.blocked), COLOURS, strict=True):
+        # The ends are rounded, not the lengths, so that the parts add up to the whole bar.
+        length = round(BAR_WIDTH * min(1.0, reached + share)) - round(BAR_WIDTH * min(1.0, reached))
         reached += share
-        text.append(mark * many, style=colour)
+        text.append(shade * length, style=colour)
     return text
 
 
-def glyphs(encoding: str) -> str:
-    """What bars are made of on a terminal with this encoding."""
-    return BLOCKS if encoding.lower().startswith("utf") else LETTERS
+def shades_for(encoding: str) -> str:
+    """Return the characters of bars on a terminal with this encoding."""
+    return SHADES if encoding.lower().startswith("utf") else ASCII_SHADES

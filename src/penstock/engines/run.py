@@ -1,4 +1,4 @@
-"""One run of a program: its items, where it stands, and what it had to leave out."""
+"""One run of a program: its items, where it can be resumed, and the samples that it skipped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from penstock.engines import serial
 from penstock.engines.cursor import Start
-from penstock.engines.delivered import Delivered, accountable
-from penstock.engines.lineage import DELIVERED, Trail
+from penstock.engines.delivered import Delivered, can_run_unordered
+from penstock.engines.lineage import DELIVERED, ItemLineage
 from penstock.engines.local import engine as local
 from penstock.engines.meter import Meters
 from penstock.engines.program import Program
@@ -23,11 +23,11 @@ from penstock.plan import Block, Plan, Skipped
 
 log = logging.getLogger("penstock")
 
-Witness = Callable[[I64, int], None]  # a table of samples (see ``tracing``), and how many items they are in
+Witness = Callable[[I64, int], None]  # called with a table of samples (see ``lineage``) and the number of their items
 
 
 def _on_ray(*args: Any, **options: Any) -> Iterator[Block]:
-    from penstock.engines.ray.engine import run  # nobody who does not use Ray loads any of it
+    from penstock.engines.ray.engine import run  # imported here so that only users of Ray load it
 
     return run(*args, **options)
 
@@ -36,7 +36,13 @@ ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "ray":
 
 
 class Run:
-    """An engine at work on a program, from ``start`` on."""
+    """An engine that runs a program from a start; it can be iterated once.
+
+    Attributes:
+        start: Where the run began.
+        meters: What the run measures about itself.
+        skipped: The skipped samples of all blocks that were delivered completely.
+    """
 
     def __init__(
         self,
@@ -50,43 +56,55 @@ class Run:
     ) -> None:
         """Start the engine; it stops when the run is exhausted or closed.
 
-        A run that is ``tracked`` can say where it stands: it keeps the order where it could not otherwise. A
-        ``witness`` is told which samples are in the items: of an item that is a block of its own before it is out, of
-        others when their block is used up, and at ``tell()``.
+        Args:
+            program: The program.
+            order: The order of the epoch; None for a stream.
+            epoch: The number of the epoch.
+            start: Where to begin.
+            tracked: ``here()`` will be called: a run that could not answer it out of order runs in order.
+            witness: Called with the samples that are in the items: before an item that is a block of its own, after
+                the last item of any other block, and by ``tell()``.
+
+        Raises:
+            EngineError: The engine cannot run the plan.
         """
         self.start = start
         options = program.plan.engine
         self.meters = Meters(engine=options.name, observer=options.get("observer"))
         self._report = Report(self.meters) if options.get("report") else None
         self.skipped: list[Skipped] = []
-        self._listed = 0  # of those, in the quarantine
+        self._quarantined = 0  # how many of them are in the quarantine
         self._quarantine = program.quarantine
         self._program, self._order = program, order
-        loose = options.name != "serial" and not options.get("ordered", True)
-        if tracked and loose and not accountable(program, start):
-            loose = False
-        self._outstanding = Delivered(start) if tracked and loose else None
-        asked = {"ordered": False} if loose else {}
+        unordered = options.name != "serial" and not options.get("ordered", True)
+        if tracked and unordered and not can_run_unordered(program, start):
+            unordered = False
+        self._delivered_ranges = Delivered(start) if tracked and unordered else None
+        extra = {"ordered": False} if unordered else {}
         self._witness = witness
-        self._told = 0  # items of the block at hand that the witness knows of
+        self._witnessed = 0  # items of the current block that the witness was called with
         begin = start if witness is None else replace(start, traced=True)
-        self._blocks = ENGINES[options.name](program, order, epoch, begin, self.meters, **asked)
-        self._block: Block | None = None
-        self._delivered = 0
-        self._given = 0  # items of whole blocks
-        self._midway = False  # the block's skips are not yet among ours
+        self._blocks = ENGINES[options.name](program, order, epoch, begin, self.meters, **extra)
+        self._block: Block | None = None  # the current one
+        self._delivered = 0  # items of the current block
+        self._delivered_before = 0  # items of the blocks before it
+        self._midway = False  # the skips of the current block are not yet in ``skipped``
         self._ended = self._closed = False
 
     def items(self) -> Iterator[Any]:
-        """The items, without keeping track of each: for those who ask for no state."""
-        for run in self.runs():
-            yield from run
-            del run
+        """Yield the items, for consumers that do not call ``here()``: it is exact only between blocks."""
+        for items in self.runs():
+            yield from items
+            del items
 
     def runs(self) -> Iterator[Sequence[Any]]:
-        """The items in runs of neighbours, lists or columns, as they come; ``here()`` is exact after each run."""
+        """Yield the items block by block, as lists or columns; ``here()`` is exact after each.
+
+        Raises:
+            PenstockError: A sample failed, after the items before it.
+        """
         try:
-            for block in self._arriving():
+            for block in self._timed_blocks():
                 if block.inputs or block.items:
                     self._block, self._delivered, self._midway = block, len(block), True
                 yield block.items
@@ -97,24 +115,28 @@ class Run:
         self._end()
 
     def __iter__(self) -> Iterator[Any]:
-        """The items; ``here()`` is exact after each. Once the run is closed nothing more comes."""
+        """Yield the items; ``here()`` is exact after each. Closing the run ends the iteration.
+
+        Raises:
+            PenstockError: A sample failed, after the items before it.
+        """
         try:
-            for block in self._arriving():
+            for block in self._timed_blocks():
                 if block.inputs or block.items:
                     self._block, self._delivered, self._midway = block, 0, True
-                self._told = -1
+                self._witnessed = -1
                 if self._witness is not None and len(block) <= 1:
-                    self._tell(block, len(block))
+                    self._call_witness(block, len(block))
                 for item in block.items:
                     self._delivered += 1
                     yield item
                     if self._closed:
                         return
                 if self._witness is not None:
-                    self._tell(block, len(block))
-                if self._outstanding is not None and (block.inputs or block.items):
-                    self._outstanding.note(block, len(block))
-                    self._outstanding.tidy()
+                    self._call_witness(block, len(block))
+                if self._delivered_ranges is not None and (block.inputs or block.items):
+                    self._delivered_ranges.record(block, len(block))
+                    self._delivered_ranges.compact()
                 self._finish(block)
             if self._closed:
                 return
@@ -123,28 +145,28 @@ class Run:
         self._end()
 
     def tell(self) -> None:
-        """Have the witness know of all that was delivered."""
+        """Call the witness with what was delivered since its last call."""
         if self._witness is not None and self._block is not None and self._midway:
-            self._tell(self._block, self._delivered)
+            self._call_witness(self._block, self._delivered)
 
-    def _tell(self, block: Block, delivered: int) -> None:
-        if self._told < delivered:
-            low, first = max(0, self._told), self._told < 0
+    def _call_witness(self, block: Block, delivered: int) -> None:
+        if self._witnessed < delivered:
+            low, first = max(0, self._witnessed), self._witnessed < 0
             assert self._witness is not None
-            self._witness(Trail.of(block, low, delivered, gaps=first).trace(DELIVERED), delivered - low)
-            self._told = delivered
+            self._witness(ItemLineage.of(block, low, delivered, gaps=first).trace(DELIVERED), delivered - low)
+            self._witnessed = delivered
 
-    def _arriving(self) -> Iterator[Block]:
-        """The blocks, with the time that waiting for them takes."""
+    def _timed_blocks(self) -> Iterator[Block]:
+        """Yield the blocks of the engine, and measure the time that the consumer waits for them."""
         meters = self.meters
         meters.begun = time.perf_counter()
         meters.tell("begin")
         if self._report is not None:
             self._report.start()
         while True:
-            meters.since = begun = time.perf_counter()
+            meters.waiting_since = begun = time.perf_counter()
             block = next(self._blocks, None)
-            meters.since = None
+            meters.waiting_since = None
             meters.waited += time.perf_counter() - begun
             if block is None:
                 return
@@ -154,29 +176,29 @@ class Run:
 
     def _finish(self, block: Block) -> None:
         self.skipped += block.skips
-        self._given += len(block)
+        self._delivered_before += len(block)
         self._midway = False
-        self._list_skips()
+        self._quarantine_skips()
         if block.error is not None:
             raise block.error
         if block.skips:
             self._check_limit()
 
-    def _list_skips(self) -> None:
-        """Have the skipped samples before the cursor in the quarantine."""
+    def _quarantine_skips(self) -> None:
+        """Write the skipped samples before the cursor to the quarantine."""
         if self._quarantine is not None and (self.skipped or self._midway):
-            self._quarantine.add(self.passed()[self._listed :])
-            self._listed = len(self.skipped)
+            self._quarantine.add(self.passed()[self._quarantined :])
+            self._quarantined = len(self.skipped)
 
     def _end(self) -> None:
         self._ended = True
         if self.skipped:
             self._check_limit()
-            some = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self.skipped[:3])
+            examples = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self.skipped[:3])
             log.warning(
                 "skipped %d samples that failed (%s%s)",
                 len(self.skipped),
-                some,
+                examples,
                 ", ..." * (len(self.skipped) > 3),
             )
 
@@ -184,52 +206,52 @@ class Run:
         limit = self._program.plan.errors.limit
         if limit is None:
             return
-        share = 0 < limit < 1
+        is_share = 0 < limit < 1
         known = self._order is not None and self._order.size >= 0
-        if share and not known and not self._ended:
-            return  # a share of an unknown number: the end will tell
-        whole = total(self.start.left) if known else self._given + len(self.skipped)
-        if len(self.skipped) > (limit * whole if share else limit):
+        if is_share and not known and not self._ended:
+            return  # a share of an unknown number: checked at the end of the run
+        whole = total(self.start.left) if known else self._delivered_before + len(self.skipped)
+        if len(self.skipped) > (limit * whole if is_share else limit):
             last = self.skipped[-1]
-            many = f"{len(self.skipped)} samples failed, more than on_error's limit of {limit}"
-            problem = f"{many}; the last: {last.problem}"
+            count = f"{len(self.skipped)} samples failed, more than on_error's limit of {limit}"
+            problem = f"{count}; the last: {last.problem}"
             raise DataError(problem, last.place.shard, last.place.key)
 
     def passed(self) -> list[Skipped]:
-        """The skipped samples that lie before the cursor."""
-        open_ = self._block.passed(self._delivered) if self._block is not None and self._midway else []
-        return self.skipped + open_
+        """Return the skipped samples before the cursor."""
+        current = self._block.passed(self._delivered) if self._block is not None and self._midway else []
+        return self.skipped + current
 
     def here(self) -> Start:
-        """Where a run would begin that goes on after what was delivered."""
-        self._list_skips()
+        """Return the start of a run that continues after the last item that was delivered."""
+        self._quarantine_skips()
         if self._ended:
             return self.start.after(None, None)
         if self._block is None:
             return self.start
-        if self._outstanding is not None:
+        if self._delivered_ranges is not None:
             if self._midway:
-                self._outstanding.note(self._block, self._delivered)
-            return self._outstanding.left()
+                self._delivered_ranges.record(self._block, self._delivered)
+            return self._delivered_ranges.remaining()
         return self.start.after(self._block.cursor(self._delivered), self._program.window_level)
 
     def hold_back(self) -> None:
-        """Count the item that came last as not delivered; nothing may be asked of the run after that."""
+        """Count the last item as not delivered; no more items may be taken afterwards."""
         self._delivered -= 1
 
     def left_out(self, here: Start) -> list[Piece]:
-        """The positions that the run leaves out if it ends ``here``, so that ranks are equal."""
+        """Return the positions that are dropped, so that ranks are equal, if the run ends ``here``."""
         if self.start.quota is not None:
             return tail(self.start.left, self.start.quota)
         return [*here.left, *(piece for part in here.opens for piece in part.pieces)]
 
     def repeated(self) -> list[Piece]:
-        """The positions that the run repeats, so that ranks are equal."""
+        """Return the positions that are repeated as padding, so that ranks are equal."""
         short = 0 if self.start.quota is None else self.start.quota - total(self.start.left)
         return [self.start.pad] if short > 0 and self.start.pad else []
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine; a second call does nothing."""
         self._closed = True
         close = getattr(self._blocks, "close", None)
         if close is not None:
@@ -242,12 +264,21 @@ class Run:
                 self._report.stop()
 
     def stats(self) -> Stats:
-        """What the run did so far."""
+        """Return what the run did so far."""
         return snapshot(self.meters)
 
 
 def start_run(plan: Plan, epoch: int, program: Program | None = None) -> Run:
-    """A run of a plan's epoch from its beginning, for those who ask for no state; ``program`` is that of the plan."""
+    """Start a run of an epoch from its beginning.
+
+    Args:
+        plan: The plan.
+        epoch: The number of the epoch.
+        program: The program of the plan, where the caller has one.
+
+    Raises:
+        PenstockError: The plan cannot run.
+    """
     program = program or Program(plan)
     if program.stream is not None:
         return Run(program, None, epoch, program.front())

@@ -1,4 +1,4 @@
-"""The serial engine: one sample at a time, in a plain loop. It *is* the meaning of a plan."""
+"""The serial engine: one sample at a time, in a plain loop. What it yields defines what a plan means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.plan import Block
 
 
 def run(program: Program, order: Order | None, epoch: int, start: Start, meters: Meters) -> Iterator[Block]:
-    """Run the plan in the caller's thread, sample by sample, stage by stage."""
+    """Run a plan in the calling thread, sample by sample and stage by stage."""
 
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         contexts = program.contexts(segment, epoch)

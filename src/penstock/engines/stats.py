@@ -1,8 +1,9 @@
-"""What a run did, as values to look at, and what holds it up, as a sentence.
+"""What a run did, as values, and its bottleneck, as a sentence.
 
-``snapshot`` reads the meters of a run, at any time and from any thread. ``bottleneck`` finds the sentence; what it
-promises comes from ``ceiling``, the only model there is: every sample asks the same work of every part of the run, so
-a part that is at work for a share of what it could do can take so many times the rate, and the least of these holds.
+``snapshot`` reads the meters of a run, at any time and from any thread. ``bottleneck`` writes the sentence; the gains
+it promises come from ``ceiling``, the only model there is: every sample needs the same work of every part of the run,
+so a part that is busy for a share ``b`` of its capacity can take ``1 / b`` times the rate, and the lowest of these
+bounds holds.
 """
 
 from __future__ import annotations
@@ -15,33 +16,55 @@ from typing import Any, NamedTuple
 
 from penstock.engines.meter import Meter, Meters
 
-BLOCKS = 5  # fewer say nothing
-SECONDS = 0.05  # the same, of time
-HIGH = 0.75  # from here on a segment counts as busy throughout
-FULL = 0.9  # and this is as good as all of something
-WAITING = 0.3  # a segment with a smaller share of cpu waits for something else most of the time
-WORTH = 1.1  # a smaller gain is no advice: it drowns in the noise of a machine
-IDLE = 0.25  # of the time: from here on waiting for the order is what costs
-LEAP = 4  # what was measured says little about more than so many times the workers
-NEAR = 0.05  # of the time: waits closer to each other than this are the same
-LOCKED = (0.75, 1.1)  # cores that threads use between them where the interpreter lock lets only one run
-CROWD = 1.5  # times the cores: a load from here on is more than one run's
-WIDTH = 44  # of a segment's name in a table
+MIN_BLOCKS = 5  # fewer blocks tell nothing
+MIN_SECONDS = 0.05  # a shorter run tells nothing
+BUSY = 0.75  # a share of time from which on a segment counts as busy all the time
+SATURATED = 0.9  # a share of something that is as good as all of it
+WAITING = 0.3  # a segment whose busy time has a smaller share of cpu mostly waits
+MIN_GAIN = 1.1  # a smaller gain is within the noise of a machine
+MIN_BLOCKED = 0.25  # a share of time from which on waiting for the order is the problem
+MAX_GROWTH = 4  # the measurements say little about more than this many times the workers
+SAME_WAIT = 0.05  # waits whose shares of time differ by less count as equal
+ONE_CORE = (0.75, 1.1)  # cores that all threads use together where the interpreter lock lets only one run
+CROWDED = 1.5  # times the cores: a higher load of the machine is not this run's alone
+NAME_WIDTH = 44  # of a segment's name in a table
 
 READING = "reading"
-QUIET = ("read", "select", "drop", "rename", "to_tuple")  # stages that no sentence need name beside others
+LIGHT = ("read", "select", "drop", "rename", "to_tuple")  # stages that a sentence names only where there are no others
 _AS_COUNTED = ("name", "on", "least", "most", "items", "blocks", "retries", "skips", "deaths", "timeouts")
-CONSUMER, CORES, MOVER = "consumer", "cores", "mover"
-_LAST = {CONSUMER: "the consumer is", CORES: "the cores are", MOVER: "the thread that moves blocks is"}
+CONSUMER, CORES, DRIVER = "consumer", "cores", "driver"
+_SUBJECTS = {CONSUMER: "the consumer is", CORES: "the cores are", DRIVER: "the thread that moves blocks is"}
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentStats:
-    """What one segment did; rates are over the whole run, shares are of the time its workers existed."""
+    """What one segment did.
+
+    Attributes:
+        name: The segment, as it describes itself.
+        on: "threads", "processes", "actors" or "inline".
+        workers: How many workers it has now, or had last.
+        least: How few it may shrink to.
+        most: How many it may grow to.
+        samples_per_s: Items that came out, over the whole run.
+        mb_per_s: Megabytes (10^6 bytes) that came out, over the whole run.
+        busy: Share of the workers' time inside stages.
+        starved: Share of the workers' time without input.
+        blocked: Share of the workers' time in which finished blocks waited to be taken.
+        cpu_share: Share of the busy time that used a processor.
+        queue_fill: Blocks in flight now.
+        items: Items that came out.
+        blocks: Blocks that came out.
+        retries: Calls that were made again.
+        skips: Samples that failed and were skipped.
+        deaths: Workers that died and were replaced.
+        timeouts: Samples that took longer than ``timeout_s``.
+        sizes: (seconds since the run began, workers) at each change of ``workers``.
+    """
 
     name: str
-    on: str  # "threads", "processes", "actors" or "inline"
-    workers: int  # now; once the run is over, the last
+    on: str
+    workers: int
     least: int
     most: int
     samples_per_s: float
@@ -49,315 +72,357 @@ class SegmentStats:
     busy: float
     starved: float
     blocked: float
-    cpu_share: float  # of the busy time
-    queue_fill: int  # blocks under way now
+    cpu_share: float
+    queue_fill: int
     items: int
     blocks: int
     retries: int
     skips: int
     deaths: int
     timeouts: int
-    sizes: tuple[tuple[float, int], ...]  # (seconds since the begin, workers) at each change
+    sizes: tuple[tuple[float, int], ...]
 
     @property
     def faults(self) -> str:
-        """What went wrong, as in ``retries 3, deaths 1``; empty where nothing did."""
+        """What went wrong: ``retries 3, deaths 1``; empty where nothing did."""
         counts = {"retries": self.retries, "skips": self.skips, "deaths": self.deaths, "timeouts": self.timeouts}
-        return ", ".join(f"{what} {many:,}" for what, many in counts.items() if many)
+        return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a run did so far, or did."""
+    """What a run did, so far or in total.
+
+    Attributes:
+        engine: The name of the engine.
+        seconds: The duration of the run.
+        items: Items that were delivered.
+        samples_per_s: Items that were delivered, per second.
+        consumer: Share of the time in which the consumer did not wait for items.
+        segments: The segments, in the order of the plan.
+        bottleneck: What holds the run up and what would help, as a sentence.
+        running: Whether the run has not ended yet.
+    """
 
     engine: str
     seconds: float
-    items: int  # delivered
+    items: int
     samples_per_s: float
-    consumer: float  # share of the time in which the consumer was busy elsewhere
+    consumer: float
     segments: tuple[SegmentStats, ...]
     bottleneck: str
     running: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """Return the values as JSON can hold them."""
         segments = [{**asdict(segment), "sizes": [list(size) for size in segment.sizes]} for segment in self.segments]
         return {**asdict(replace(self, segments=())), "segments": segments}
 
     def __str__(self) -> str:
-        """A table: a line for each segment, then the sentence."""
+        """Return a table with a line for each segment, and the bottleneck after it."""
         table = _aligned([HEADINGS, *map(_cells, self.segments)]) if self.segments else []
         return "\n".join([self.summary, *table, self.bottleneck])
 
     @property
     def summary(self) -> str:
-        """The run as a whole, in a line."""
+        """The run as a whole, in one line."""
         state = "running" if self.running else "ended"
         delivered = f"{self.items:,} delivered, {number(self.samples_per_s)}/s"
         return f"{self.engine}, {state}, {self.seconds:.1f} s: {delivered}; consumer busy {percent(self.consumer)}"
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """What a run asks of one segment, on average over its time."""
+class SegmentLoad:
+    """The load of one segment, as means over the run.
+
+    Attributes:
+        name: The segment, as a sentence names it.
+        on: "threads", "processes", "actors" or "inline".
+        workers: How many workers it has now.
+        blocks: Blocks that came out.
+        bounds: The fewest and the most workers it may have.
+        mean_workers: How many workers it had.
+        busy: How many of them were busy.
+        blocked: How many of them waited for a finished block to be taken.
+        cpu: How many cores they used.
+        awaited: Share of the time in which everything after the segment waited for it.
+    """
 
     name: str
     on: str
-    workers: int  # now
+    workers: int
     blocks: int
-    bounds: tuple[int, int]  # of its workers
-    size: float  # workers there were
-    busy: float  # of those there were, at work
-    blocked: float  # of those there were, waiting for somebody to take what is finished
-    cpu: float  # cores they used
-    awaited: float  # share of the time in which everything behind waited for it
+    bounds: tuple[int, int]
+    mean_workers: float
+    busy: float
+    blocked: float
+    cpu: float
+    awaited: float
 
     @property
     def share(self) -> float:
-        """How much of its workers' time is work."""
-        return min(1.0, _per(self.busy, self.size))
+        """The share of the workers' time that is busy."""
+        return min(1.0, _ratio(self.busy, self.mean_workers))
 
     @property
     def waits(self) -> bool:
-        """Whether its work is mostly waiting, so that more workers need no more cores; no, where cpu is not counted."""
+        """Whether busy workers mostly wait, so that more of them need no more cores; False where cpu is unknown."""
         return 0 < self.cpu < WAITING * self.busy
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
-    """All that is known about what holds a run up."""
+class RunLoad:
+    """The load of a whole run: all that its bottleneck is derived from.
 
-    loads: tuple[Load, ...]
+    Attributes:
+        loads: The segments.
+        seconds: The duration of the run.
+        consumer: Share of the time in which the consumer did not wait.
+        cores: How many cores the run may use.
+        engine: The name of the engine.
+        items: Items that were delivered.
+        crowded: Other programs use the cores too, so that waiting for a core looks like any other waiting.
+    """
+
+    loads: tuple[SegmentLoad, ...]
     seconds: float
     consumer: float
     cores: float
     engine: str = "local"
     items: int = 0
-    crowded: bool = False  # other programs want the cores too, so that waiting for one looks like any waiting
+    crowded: bool = False
 
     @property
     def slowest(self) -> int:
-        """The segment that is waited for most, if it waits for no other itself; between equals the busier one."""
+        """The number of the segment that is waited for most, unless it waits itself; of equal ones, the busiest."""
         busiest = sorted(range(len(self.loads)), key=lambda at: -self.loads[at].share)
         most = max(load.awaited for load in self.loads)
-        first = next(at for at in busiest if self.loads[at].awaited >= most - NEAR)
-        waits = self.loads[first].share < HIGH and self.loads[first].blocked < IDLE * self.loads[first].size
+        first = next(at for at in busiest if self.loads[at].awaited >= most - SAME_WAIT)
+        waits = (
+            self.loads[first].share < BUSY and self.loads[first].blocked < MIN_BLOCKED * self.loads[first].mean_workers
+        )
         return busiest[0] if waits else first
 
     @property
     def inline(self) -> float:
-        """How busy the thread is that moves the blocks."""
+        """The share of the time in which the thread that moves blocks is busy."""
         return sum(load.busy for load in self.loads if load.on == "inline")
 
     @property
     def cpu(self) -> float:
-        """Cores in use."""
+        """How many cores are in use."""
         return sum(load.cpu for load in self.loads)
 
     @property
-    def locked(self) -> float:
-        """Cores in use by those who share the interpreter lock."""
+    def interpreter_cpu(self) -> float:
+        """How many cores are in use by threads that share the interpreter lock."""
         return sum(load.cpu for load in self.loads if load.on not in ("processes", "actors"))
 
 
 class Ceiling(NamedTuple):
-    """How many times its rate a run could reach, and what holds it then: a segment's number, or one of the rest."""
+    """The highest rate that a run can reach.
+
+    Attributes:
+        gain: The rate, as a multiple of the current one.
+        by: What is the limit then: the number of a segment, or CONSUMER, CORES or DRIVER.
+    """
 
     gain: float
     by: int | str
 
 
-def ceiling(picture: Picture, workers: Mapping[int, float] | None = None) -> Ceiling:
-    """The most a run can deliver, as a multiple of what it does.
+def ceiling(run: RunLoad, workers: Mapping[int, float] | None = None) -> Ceiling:
+    """Return the highest rate that a run can reach.
 
-    The consumer counts as if it used a core while it is busy: whether it does cannot be seen from here.
+    The consumer counts as using a core while it is busy: whether it does cannot be measured.
 
     Args:
-        picture: Of the run.
-        workers: Segments, by number, with the workers they would have instead of theirs.
+        run: The load of the run.
+        workers: Segments, by number, with the workers that they would have instead of theirs.
     """
     limits = [
-        Ceiling(_per(1, picture.consumer, inf), CONSUMER),
-        Ceiling(_per(picture.cores, picture.cpu + picture.consumer, inf), CORES),
-        Ceiling(_per(1, picture.inline, inf), MOVER),
+        Ceiling(_ratio(1, run.consumer, inf), CONSUMER),
+        Ceiling(_ratio(run.cores, run.cpu + run.consumer, inf), CORES),
+        Ceiling(_ratio(1, run.inline, inf), DRIVER),
     ]
-    pools = [(at, load) for at, load in enumerate(picture.loads) if load.on != "inline"]
-    limits += [Ceiling(_per((workers or {}).get(at, load.workers), load.busy, inf), at) for at, load in pools]
-    least = min(limits, key=lambda limit: limit.gain)
-    return least._replace(gain=max(1.0, least.gain))  # it does deliver what it does: less is noise
+    pools = [(at, load) for at, load in enumerate(run.loads) if load.on != "inline"]
+    limits += [Ceiling(_ratio((workers or {}).get(at, load.workers), load.busy, inf), at) for at, load in pools]
+    lowest = min(limits, key=lambda limit: limit.gain)
+    return lowest._replace(gain=max(1.0, lowest.gain))  # the run does reach its rate: less is noise
 
 
 def snapshot(meters: Meters, cores: float | None = None, crowded: bool | None = None) -> Stats:
-    """What the meters of a run say now; cheap, and safe while others write them.
+    """Return what the meters of a run say now; cheap, and safe while other threads write them.
 
     Args:
-        meters: Of the run.
-        cores: What the run may use; by default what this process may.
-        crowded: Whether other programs keep the machine busy; by default as its load says.
+        meters: The meters of the run.
+        cores: How many cores the run may use; by default those of this process.
+        crowded: Whether other programs keep the machine busy; by default derived from the load of the machine.
     """
     cores = _cores() if cores is None else cores
-    crowded = os.getloadavg()[0] > CROWD * (os.cpu_count() or 1) if crowded is None else crowded
+    crowded = os.getloadavg()[0] > CROWDED * (os.cpu_count() or 1) if crowded is None else crowded
     segments = [replace(meter, sizes=list(meter.sizes)) for meter in list(meters.segments)]
     running, seconds, items = meters.ended is None, meters.seconds, meters.items
     waited = meters.waiting() if running else meters.waited
-    consumer = min(1.0, max(0.0, 1 - _per(waited, seconds, 1.0)))
+    consumer = min(1.0, max(0.0, 1 - _ratio(waited, seconds, 1.0)))
     loads = tuple(_load(meter, seconds) for meter in segments)
-    picture = Picture(loads, seconds, consumer, cores, meters.engine, items, crowded)
+    run = RunLoad(loads, seconds, consumer, cores, meters.engine, items, crowded)
     stats = tuple(_segment(meter, seconds) for meter in segments)
-    return Stats(meters.engine, seconds, items, _per(items, seconds), consumer, stats, bottleneck(picture), running)
+    return Stats(meters.engine, seconds, items, _ratio(items, seconds), consumer, stats, bottleneck(run), running)
 
 
 def _segment(meter: Meter, seconds: float) -> SegmentStats:
     existed = _existed(meter, seconds)
     return SegmentStats(
         workers=_workers(meter),
-        samples_per_s=_per(meter.items, seconds),
-        mb_per_s=_per(meter.nbytes / 1e6, seconds),
-        busy=_per(meter.busy, existed),
-        starved=_per(meter.starved, existed),
-        blocked=_per(meter.blocked, existed),
-        cpu_share=_per(meter.cpu, meter.busy),
+        samples_per_s=_ratio(meter.items, seconds),
+        mb_per_s=_ratio(meter.nbytes / 1e6, seconds),
+        busy=_ratio(meter.busy, existed),
+        starved=_ratio(meter.starved, existed),
+        blocked=_ratio(meter.blocked, existed),
+        cpu_share=_ratio(meter.cpu, meter.busy),
         queue_fill=meter.pending,
         sizes=tuple(meter.sizes),
         **{name: getattr(meter, name) for name in _AS_COUNTED},
     )
 
 
-def _load(meter: Meter, seconds: float) -> Load:
+def _load(meter: Meter, seconds: float) -> SegmentLoad:
     sums = (_existed(meter, seconds), meter.busy, meter.blocked, meter.cpu, meter.awaited)
-    facts = (spoken(meter.name), meter.on, _workers(meter), meter.blocks, (meter.least, meter.most))
-    return Load(*facts, *(_per(many, seconds) for many in sums))
+    facts = (short_name(meter.name), meter.on, _workers(meter), meter.blocks, (meter.least, meter.most))
+    return SegmentLoad(*facts, *(_ratio(total, seconds) for total in sums))
 
 
 def _existed(meter: Meter, seconds: float) -> float:
-    """Worker-seconds there were; never less than what is accounted for."""
+    """Return the worker-seconds that the pool had; never less than those that are accounted for."""
     sizes = meter.sizes or [(0.0, meter.workers)]
     ends = [*(at for at, _ in sizes[1:]), seconds]
-    there = sum(workers * max(0.0, end - at) for (at, workers), end in zip(sizes, ends, strict=True))
-    return max(there, meter.busy + meter.starved + meter.blocked)
+    existed = sum(workers * max(0.0, end - at) for (at, workers), end in zip(sizes, ends, strict=True))
+    return max(existed, meter.busy + meter.starved + meter.blocked)
 
 
 def _workers(meter: Meter) -> int:
     return meter.workers or next((workers for _, workers in reversed(meter.sizes) if workers), 0)
 
 
-def _per(many: float, of: float, none: float = 0.0) -> float:
-    return many / of if of > 0 else none
+def _ratio(value: float, by: float, default: float = 0.0) -> float:
+    return value / by if by > 0 else default
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def bottleneck(picture: Picture) -> str:
-    """What holds a run up and what would help, in one sentence."""
-    sayings = (_too_little, _consumer, _machine, _moving, _order, _lock, _more)
-    return next(filter(None, (say(picture) for say in sayings)), None) or _unclear(picture)
+def bottleneck(run: RunLoad) -> str:
+    """Return what holds a run up and what would help, as one sentence."""
+    causes = (_too_little, _consumer, _machine, _driver, _order, _lock, _workers_missing)
+    return next(filter(None, (cause(run) for cause in causes)), None) or _unclear(run)
 
 
-def _too_little(picture: Picture) -> str | None:
-    blocks = max((load.blocks for load in picture.loads), default=0)
-    if not blocks and not picture.items:
+def _too_little(run: RunLoad) -> str | None:
+    blocks = max((load.blocks for load in run.loads), default=0)
+    if not blocks and not run.items:
         return "nothing has run yet"
-    if picture.seconds < SECONDS or (picture.loads and blocks < BLOCKS):
-        return "too little has run to tell what holds it up"
+    if run.seconds < MIN_SECONDS or (run.loads and blocks < MIN_BLOCKS):
+        return "too little has run to find the bottleneck"
     return None
 
 
-def _consumer(picture: Picture, sure: bool = False) -> str | None:
-    """A consumer that is slower than everything before it, or of which one is ``sure``."""
-    share = picture.consumer
-    busiest = max((load.share for load in picture.loads), default=0.0)
-    if not sure and (share <= 0.5 or share < min(FULL, busiest)):
-        return None if picture.loads else _unclear(picture)
+def _consumer(run: RunLoad, sure: bool = False) -> str | None:
+    """Name the consumer where it is slower than everything before it, or in any case with ``sure``."""
+    share = run.consumer
+    busiest = max((load.share for load in run.loads), default=0.0)
+    if not sure and (share <= 0.5 or share < min(SATURATED, busiest)):
+        return None if run.loads else _unclear(run)
     most = f"{1 / share:.2f}".rstrip("0").rstrip(".")
-    promise = "nothing" if most == "1" else f"at most {most}x"
-    return f"the consumer takes {percent(share)} of the time: a faster pipeline would give {promise}"
+    promise = "not help" if most == "1" else f"give at most {most}x"
+    return f"the consumer takes {percent(share)} of the time: a faster pipeline would {promise}"
 
 
-def _machine(picture: Picture) -> str | None:
-    if picture.cpu < FULL * picture.cores:
+def _machine(run: RunLoad) -> str | None:
+    if run.cpu < SATURATED * run.cores:
         return None
-    first = max(picture.loads, key=lambda load: load.cpu)
-    cores = "the one core is" if picture.cores == 1 else f"all {picture.cores:g} cores are"
+    first = max(run.loads, key=lambda load: load.cpu)
+    cores = "the only core is" if run.cores == 1 else f"all {run.cores:g} cores are"
     return f"{cores} in use, {first.cpu:.1f} by {first.name}: the machine is the limit, not a setting"
 
 
-def _moving(picture: Picture, sure: bool = False) -> str | None:
-    """Work in the one thread that moves blocks, if that is what holds the run up or one is ``sure`` of it."""
-    slowest = picture.loads[picture.slowest]
-    enough = WAITING if slowest.on == "inline" else max(HIGH, slowest.share)
-    if not sure and picture.inline < enough:
+def _driver(run: RunLoad, sure: bool = False) -> str | None:
+    """Name work in the thread that moves blocks where it holds the run up, or in any case with ``sure``."""
+    slowest = run.loads[run.slowest]
+    enough = WAITING if slowest.on == "inline" else max(BUSY, slowest.share)
+    if not sure and run.inline < enough:
         return None
-    load = max((load for load in picture.loads if load.on == "inline"), key=lambda load: load.busy)
+    load = max((load for load in run.loads if load.on == "inline"), key=lambda load: load.busy)
     takes = f"{load.name} takes {percent(min(1.0, load.busy))} of the time"
-    if picture.engine == "serial":
-        return takes + _serial(picture)
+    if run.engine == "serial":
+        return takes + _serial(run)
     if load.name != READING:
-        return f"{takes}, in the one thread that moves blocks: what a map before it can do is done by workers"
+        return f"{takes}, in the single thread that moves blocks: in a map before it, workers would share the work"
     if load.waits:
-        return f"{takes}, mostly waiting for storage: workers= at the source or a nearer copy would help"
-    return f"{takes}, in one thread"
+        return f"{takes}, mostly waiting for storage: workers= at the source or a closer copy would help"
+    return f"{takes}, in a single thread"
 
 
-def _serial(picture: Picture) -> str:
-    more = f', on("local") in {picture.cores:g} cores' if picture.cores > 1 else ""
-    return f": the serial engine does all in one thread{more}" if picture.engine == "serial" else ""
+def _serial(run: RunLoad) -> str:
+    more = f'; on("local") would use {run.cores:g} cores' if run.cores > 1 else ""
+    return f": the serial engine runs everything in one thread{more}" if run.engine == "serial" else ""
 
 
-def _order(picture: Picture) -> str | None:
-    """Workers with nothing to do, while all wait for a block of theirs."""
-    load, gain = picture.loads[picture.slowest], ceiling(picture).gain
-    idle = _per(load.blocked, load.size)
-    if load.share >= HIGH or idle < IDLE or load.awaited < IDLE or gain < WORTH:
+def _order(run: RunLoad) -> str | None:
+    """Name a segment whose workers are idle because one slow block must be delivered before their finished ones."""
+    load, gain = run.loads[run.slowest], ceiling(run).gain
+    idle = _ratio(load.blocked, load.mean_workers)
+    if load.share >= BUSY or idle < MIN_BLOCKED or load.awaited < MIN_BLOCKED or gain < MIN_GAIN:
         return None
     return (
-        f"{load.name} is held up by single slow blocks, its workers are busy {percent(load.share)} and wait "
-        f"{percent(idle)} for those to be taken: ordered=False would give up to {number(gain)}x"
+        f"{load.name} is held up by single slow blocks: its workers are busy {percent(load.share)} and wait "
+        f"{percent(idle)} for those to be delivered; ordered=False would give up to {number(gain)}x"
     )
 
 
-def _lock(picture: Picture) -> str | None:
-    """Threads that use one core between them."""
-    load = max(picture.loads, key=lambda load: load.cpu * (load.on == "threads"))
-    held = LOCKED[0] <= picture.locked <= LOCKED[1] and load.busy >= 1.5 * load.cpu >= 0.6 * picture.locked
-    if load.on != "threads" or load.share < 0.5 or not held or picture.crowded:
+def _lock(run: RunLoad) -> str | None:
+    """Name threads that use only one core together."""
+    load = max(run.loads, key=lambda load: load.cpu * (load.on == "threads"))
+    one_core = ONE_CORE[0] <= run.interpreter_cpu <= ONE_CORE[1]
+    held = one_core and load.busy >= 1.5 * load.cpu >= 0.6 * run.interpreter_cpu
+    if load.on != "threads" or load.share < 0.5 or not held or run.crowded:
         return None
-    gain = _apart(picture, load)
-    cure = f', and on="processes" would give up to {number(gain)}x' if gain >= WORTH else ""
-    says = "but the threads of this run use one core between them: it looks held by the interpreter lock"
-    return f"{load.name} is busy {percent(load.share)}, {says}{cure}"
+    gain = _gain_of_processes(run, load)
+    cure = f', and on="processes" would give up to {number(gain)}x' if gain >= MIN_GAIN else ""
+    finding = "but all threads of this run together use one core: the interpreter lock seems to be the limit"
+    return f"{load.name} is busy {percent(load.share)}, {finding}{cure}"
 
 
-def _apart(picture: Picture, load: Load) -> float:
-    """What a segment in processes of its own would give, where threads are only busy waiting for the lock."""
-    moved = replace(load, on="processes", workers=max(1, round(picture.cores)), busy=load.cpu)
-    rest = (each for each in picture.loads if each is not load)
+def _gain_of_processes(run: RunLoad, load: SegmentLoad) -> float:
+    """Return the gain of moving a segment to processes, where threads count as busy while they wait for the lock."""
+    moved = replace(load, on="processes", workers=max(1, round(run.cores)), busy=load.cpu)
+    rest = (each for each in run.loads if each is not load)
     freed = [replace(each, busy=each.cpu) if each.on == "threads" else each for each in rest]
-    apart = replace(picture, loads=(moved, *freed))
-    return min(ceiling(apart).gain, _per(1, apart.locked, inf))
+    changed = replace(run, loads=(moved, *freed))
+    return min(ceiling(changed).gain, _ratio(1, changed.interpreter_cpu, inf))
 
 
-def _more(picture: Picture) -> str | None:
-    """Too few workers, in one segment or in several that are equally busy."""
-    slowest, enough = picture.loads[picture.slowest], WORTH * ceiling(picture).gain
-    if slowest.share < HIGH:
+def _workers_missing(run: RunLoad) -> str | None:
+    """Name the segments that have too few workers: one, or several that are equally busy."""
+    slowest, enough = run.loads[run.slowest], MIN_GAIN * ceiling(run).gain
+    if slowest.share < BUSY:
         return None
-    raised = [picture.slowest] if slowest.workers < enough * slowest.busy else []  # else another one is too slow too
-    while (best := ceiling(picture, dict.fromkeys(raised, inf))).gain < enough:
+    raised = [run.slowest] if slowest.workers < enough * slowest.busy else []  # else another segment is as slow
+    while (best := ceiling(run, dict.fromkeys(raised, inf))).gain < enough:
         if not isinstance(best.by, int):
-            return _say_no_room(picture, raised or [picture.slowest], best.by)
+            return _no_room_text(run, raised or [run.slowest], best.by)
         raised.append(best.by)
-    return _say_more(picture, raised, best.gain)
+    return _more_workers_text(run, raised, best.gain)
 
 
-def _say_more(picture: Picture, raised: list[int], most: float) -> str:
-    loads = [picture.loads[at] for at in raised]
+def _more_workers_text(run: RunLoad, raised: list[int], most: float) -> str:
+    loads = [run.loads[at] for at in raised]
     wanted = [_wanted(load, most) for load in loads]
-    reached = ceiling(picture, dict(zip(raised, wanted, strict=True)))
+    reached = ceiling(run, dict(zip(raised, wanted, strict=True)))
     change = " and ".join(f"{load.workers} -> {workers}" for load, workers in zip(loads, wanted, strict=True))
-    gain = number(reached.gain / ceiling(picture).gain)
-    promise = f"would give about {gain}x{_then(picture, reached.by, raised)}{_unless(picture, loads)}"
+    gain = number(reached.gain / ceiling(run).gain)
+    promise = f"would give about {gain}x{_then(run, reached.by, raised)}{_unless(run, loads)}"
     first = loads[0]
     if len(loads) > 1:
         return f"{_busy(loads)}: more workers for all of them, {change}, {promise}"
@@ -365,67 +430,67 @@ def _say_more(picture: Picture, raised: list[int], most: float) -> str:
         return f"{_busy(loads)}: workers {change} {promise}"
     if first.workers < first.bounds[1]:
         return f"{_busy(loads)} and may grow to {first.bounds[1]} workers: {change} {promise}"
-    return f"{_busy(loads)} with the {first.bounds[1]} workers it may grow to: letting it grow to {wanted[0]} {promise}"
+    return f"{_busy(loads)} with its maximum of {first.bounds[1]} workers: a maximum of {wanted[0]} {promise}"
 
 
-def _wanted(load: Load, gain: float) -> int:
-    """Workers for so many times the rate; a pool with room to grow is asked for no more than that."""
-    most = min(LEAP * load.workers, load.bounds[1] if load.workers < load.bounds[1] else inf)
+def _wanted(load: SegmentLoad, gain: float) -> int:
+    """Return the workers for ``gain`` times the rate, within the bounds of a pool that can still grow."""
+    most = min(MAX_GROWTH * load.workers, load.bounds[1] if load.workers < load.bounds[1] else inf)
     return max(load.workers + 1, round(min(load.busy * gain, most)))
 
 
-def _say_no_room(picture: Picture, raised: list[int], by: str) -> str | None:
+def _no_room_text(run: RunLoad, raised: list[int], by: str) -> str | None:
     if by == CONSUMER:
-        return _consumer(picture, sure=True)
-    if by == MOVER:
-        return _moving(picture, sure=True)
-    used = f"{picture.cpu:.1f} of {picture.cores:g} are in use, and the consumer needs its own"
-    return f"{_busy([picture.loads[at] for at in raised])}, but more workers would find no free core: {used}"
+        return _consumer(run, sure=True)
+    if by == DRIVER:
+        return _driver(run, sure=True)
+    used = f"{run.cpu:.1f} of {run.cores:g} are in use, and the consumer needs one"
+    return f"{_busy([run.loads[at] for at in raised])}, but no core is free for more workers: {used}"
 
 
-def _busy(loads: list[Load]) -> str:
+def _busy(loads: list[SegmentLoad]) -> str:
     first = f"{loads[0].name} is busy {percent(loads[0].share)}"
     if len(loads) == 1:
         return f"{first}, mostly waiting" if loads[0].waits else first
     return " and ".join([first, *(f"{load.name} {percent(load.share)}" for load in loads[1:])])
 
 
-def _then(picture: Picture, by: int | str, raised: list[int]) -> str:
-    last = f"{picture.loads[by].name} is" if isinstance(by, int) else _LAST[by]
-    return "" if by in raised else f", then {last} the limit"
+def _then(run: RunLoad, by: int | str, raised: list[int]) -> str:
+    subject = f"{run.loads[by].name} is" if isinstance(by, int) else _SUBJECTS[by]
+    return "" if by in raised else f", then {subject} the limit"
 
 
-def _unless(picture: Picture, loads: list[Load]) -> str:
-    """What cannot be seen: who takes the cores, and, with few threads, whether they let go of the interpreter lock."""
-    if picture.crowded:
+def _unless(run: RunLoad, loads: list[SegmentLoad]) -> str:
+    """Return what may reduce a gain unseen: other programs, or with few threads the interpreter lock."""
+    if run.crowded:
         return " (perhaps less: other programs keep the machine busy)"
-    unseen = 0.5 <= picture.locked <= LOCKED[1] and any(load.on == "threads" for load in loads)
-    return ' (if the interpreter lock lets it: pure Python needs on="processes")' if unseen else ""
+    unseen = 0.5 <= run.interpreter_cpu <= ONE_CORE[1] and any(load.on == "threads" for load in loads)
+    return ' (if the functions release the interpreter lock: pure Python needs on="processes")' if unseen else ""
 
 
-def _unclear(picture: Picture) -> str:
-    waits = f"the consumer waits {percent(1 - picture.consumer)} of the time"
-    if not picture.loads:
-        return waits + _serial(picture)
-    busiest = max(picture.loads, key=lambda load: load.share)
-    return f"{waits}, but no segment is busy throughout: {busiest.name} is the busiest, with {percent(busiest.share)}"
+def _unclear(run: RunLoad) -> str:
+    waits = f"the consumer waits {percent(1 - run.consumer)} of the time"
+    if not run.loads:
+        return waits + _serial(run)
+    busiest = max(run.loads, key=lambda load: load.share)
+    return f"{waits}, but no segment is busy all the time: {busiest.name} is the busiest, at {percent(busiest.share)}"
 
 
-def spoken(name: str) -> str:
-    """A segment's name in a sentence: ``decode('rgb8')`` for ``read -> decode('rgb8') -> select('jpg')``."""
-    loud = [part for part in name.split(" -> ") if part.partition("(")[0] not in QUIET]
-    if loud:
-        return " -> ".join(loud)
+def short_name(name: str) -> str:
+    """Return how a sentence names a segment: ``decode('rgb8')`` for ``read -> decode('rgb8') -> select('jpg')``."""
+    heavy = [part for part in name.split(" -> ") if part.partition("(")[0] not in LIGHT]
+    if heavy:
+        return " -> ".join(heavy)
     return READING if name.partition(" ")[0] == "read" else name
 
 
 def percent(share: float) -> str:
-    """A share, as people write it."""
+    """Format a share: ``97%``."""
     return f"{100 * share:.0f}%"
 
 
 def number(value: float) -> str:
-    """A rate or a factor, with as many digits as mean something."""
+    """Format a rate or a factor: ``1.5``, ``12``, ``1,234``."""
     return f"{value:,.0f}" if value >= 9.95 or not value else f"{value:.1f}"
 
 
@@ -433,7 +498,7 @@ HEADINGS = ("segment", "on", "workers", "samples/s", "MB/s", "busy", "starved", 
 
 
 def _cells(segment: SegmentStats) -> tuple[str, ...]:
-    name = segment.name if len(segment.name) <= WIDTH else segment.name[: WIDTH - 3] + "..."
+    name = segment.name if len(segment.name) <= NAME_WIDTH else segment.name[: NAME_WIDTH - 3] + "..."
     shares = (segment.busy, segment.starved, segment.blocked, segment.cpu_share)
     rates = (number(segment.samples_per_s), number(segment.mb_per_s))
     faults = segment.faults or "none"
@@ -441,7 +506,7 @@ def _cells(segment: SegmentStats) -> tuple[str, ...]:
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Words to the left, numbers to the right."""
+    """Align words to the left and numbers to the right."""
     columns = []
     for heading, *cells in zip(*rows, strict=True):
         width = max(map(len, (heading, *cells)))

@@ -1,0 +1,100 @@
+"""The content of a local file is mapped; a compressed one is decompressed within limits first."""
+
+from __future__ import annotations
+
+import gzip
+import mmap
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from penstock.blobs.compression import ArchiveLimits
+from penstock.blobs.content import Content, open_content
+from penstock.errors import StorageError
+
+DATA = bytes(range(256)) * 4000
+
+
+def test_a_file_is_mapped_in_place(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(DATA)
+    content = open_content(str(path), "a")
+    assert isinstance(content.buffer, mmap.mmap)
+    assert content.buffer[:] == DATA
+    assert content.problem is None
+
+
+def test_an_empty_file_has_no_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert open_content(str(tmp_path / "a"), "a") == Content(b"")
+
+
+def test_a_compressed_file_is_decompressed_and_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spill))
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(DATA))
+    content = open_content(str(path), "a.gz")
+    assert content.buffer[:] == DATA
+    assert content.problem is None
+    assert list(spill.iterdir()) == []
+
+
+def test_compression_is_recognised_by_the_given_function(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(DATA))
+    content = open_content(str(path), "a.gz", detect=lambda head: None)
+    assert content.buffer[:] == path.read_bytes()
+
+
+def test_a_damaged_stream_keeps_the_bytes_before_the_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    packed = gzip.compress(DATA)
+    path.write_bytes(packed[: len(packed) // 2])
+    content = open_content(str(path), "a.gz")
+    assert 0 < len(content.buffer) < len(DATA)
+    assert DATA.startswith(content.buffer[:])
+    assert "the gz stream is damaged" in (content.problem or "")
+
+
+def test_a_stream_beyond_the_limits_has_no_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(DATA))
+    content = open_content(str(path), "a.gz", ArchiveLimits(max_bytes=600_000))
+    assert content == Content(b"", "refused: it decompresses to more than 600000 bytes")
+
+
+def test_a_missing_file_is_a_storage_error_with_its_url(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"cannot read the shard: No such file.*\(url: shown\.tar\)"):
+        open_content(str(tmp_path / "missing"), "shown.tar")
+
+
+def test_a_temporary_folder_that_is_full_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FullDisk:
+        def __enter__(self) -> FullDisk:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def write(self, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: FullDisk())
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(DATA))
+    with pytest.raises(StorageError, match=r"cannot decompress the shard to .*: No space left on device"):
+        open_content(str(path), "a.gz")
+
+
+def test_a_file_whose_size_changed_since_it_was_mapped_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(DATA)
+    content = open_content(str(path), "a")
+    assert not content.resized()
+    with open(path, "ab") as file:
+        file.write(b"more")
+    assert content.resized()
