@@ -27,7 +27,7 @@ def test_an_index_is_put_beside_its_shard(shard: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == f"{shard}: 2 samples\n"
     index = read_beside(str(shard))
     assert index is not None
-    assert len(index.grid) == 1
+    assert len(index.checksums) == 1
 
 
 def test_each_shard_is_a_line_of_json_on_request(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -274,7 +274,7 @@ def test_columns_choose_among_fields_and_bytes_have_a_place(shard: str, tmp_path
     assert main(["tsv", "-f", "none", "--noheader", "-c", "1", shard]) == 0
     assert capfdbinary.readouterr().out == b"k00\t\n"
     assert main(["tsv", "-f", "jpg", shard]) == 1
-    assert b"the field 'jpg' is no text" in capfdbinary.readouterr().err
+    assert b"the field 'jpg' is not text" in capfdbinary.readouterr().err
     assert main(["tsv", "-f", "jpg", "-c", "2", "--json", shard]) == 0
     assert b'{"__key__": "k01", "jpg": {"base64": "/w=="}}' in capfdbinary.readouterr().out
     assert main(["tsv", "-f", "jpg", "-o", str(tmp_path / "t.parquet"), shard]) == 0

@@ -128,11 +128,11 @@ def test_the_index_of_a_foreign_shard_has_a_grid(tmp_path: Path) -> None:
     path = foreign(tmp_path / "a.tar")
     assert wrong(path) == []
     index = make_index(str(path))
-    assert index.grid.tolist() == crcs(path.read_bytes())
+    assert index.checksums.tolist() == crcs(path.read_bytes())
     put_index(str(path), index)
     beside = read_beside(str(path))
     assert beside is not None
-    assert beside.grid.tolist() == index.grid.tolist()
+    assert beside.checksums.tolist() == index.checksums.tolist()
     assert load_index(str(path)).samples == 5
     assert wrong(path) == []
 
@@ -144,7 +144,7 @@ def test_a_shard_elsewhere_is_indexed_there(tmp_path: Path) -> None:
         upload.commit()
     put_index(url, make_index(url))
     index = Index.from_bytes(b"".join(Memory().stream(url + ".index")))
-    assert (index.samples, index.shard_size, index.grid.tolist()) == (5, len(data), crcs(data))
+    assert (index.samples, index.shard_size, index.checksums.tolist()) == (5, len(data), crcs(data))
     assert len(ps.read_tar(url)) == 5
 
 
@@ -162,4 +162,4 @@ def test_a_manifest_of_shards_that_are_all_gone_tells_of_each(tmp_path: Path) ->
 
 def test_the_grid_of_what_we_write_is_that_of_the_file(folder: Path) -> None:
     for path in folder.glob("*.tar"):
-        assert np.array_equal(load_index(str(path)).grid, crcs(path.read_bytes()))
+        assert np.array_equal(load_index(str(path)).checksums, crcs(path.read_bytes()))

@@ -55,7 +55,7 @@ def content(folder: str | Path) -> dict[str, bytes]:
     for name, data in found.items():
         if name.endswith(".index"):
             index = Index.from_bytes(data)
-            found[name] = index.stamped(Stamp(index.shard_size), index.grid).to_bytes()
+            found[name] = index.stamped(Stamp(index.shard_size), index.checksums).to_bytes()
     return found
 
 

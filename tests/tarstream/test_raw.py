@@ -1,4 +1,4 @@
-"""Samples are found where they lie, from anything that can be read, and copied byte for byte."""
+"""Samples are found in archives of any kind, and copied with their headers or with new ones."""
 
 from __future__ import annotations
 
@@ -6,61 +6,52 @@ import io
 import os
 import subprocess
 import tarfile
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pytest
 
 import penstock as ps
-from penstock.errors import DataError
+from penstock.errors import DataError, StorageError
 from penstock.formats.tar.grouper import Grouper
-from penstock.tarstream.gather import find_shards, gather, stretches
+from penstock.tarstream.gather import gather_samples
 from penstock.tarstream.raw import RawReader, RawSample, open_raw
-from penstock.tarstream.select import Selection
-from penstock.tarstream.stream_writer import StreamWriter, open_outlet
+from penstock.tarstream.stream_writer import DescriptorStreamWriter, open_stream_writer
+
+MakeArchive = Callable[..., str]
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
 LONG = "a" * 120 + "/" + "b" * 180
 HOSTILE = ["plain", "with space", "new\nline", "qu'o\"te", "ünïcode/键", LONG]
 
 
-def archive(path: Path, keys: list[str], format: int = tarfile.PAX_FORMAT, size: int = 700) -> None:
-    with tarfile.open(path, "w", format=format) as tar:
-        tar.addfile(tarfile.TarInfo("README"))
-        folder = tarfile.TarInfo("folder")
-        folder.type = tarfile.DIRTYPE
-        tar.addfile(folder)
-        for number, key in enumerate(keys):
-            for field, data in (("cls", b"%d" % number), ("jpg", bytes([number % 256]) * (size + number))):
-                member = tarfile.TarInfo(f"{key}.{field}")
-                member.size, member.mtime, member.mode = len(data), 1e9 + 0.5, 0o440
-                tar.addfile(member, io.BytesIO(data))
-
-
-def copied(path: Path, out: Path, mapped: bool) -> None:
-    with open(out, "wb") as file, StreamWriter(file.fileno()) as writer:
-        for raw in gather([str(path)], mapped=mapped):
-            writer.write_parts(raw.parts())
+def copy(path: str, out: Path, mapped: bool) -> None:
+    with open(out, "wb") as file, DescriptorStreamWriter(file.fileno()) as writer:
+        for raw in gather_samples([path], mapped=mapped):
+            writer.write_encoded(raw.encode())
 
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("mapped", [False, True])
-def test_members_are_copied_with_all_their_headers_say(format: str, mapped: bool, tmp_path: Path) -> None:
+def test_members_are_copied_with_their_headers(
+    format: str, mapped: bool, make_archive: MakeArchive, tmp_path: Path
+) -> None:
     keys = HOSTILE if format == "pax" else ["plain", "with space", "c" * 90]
-    archive(tmp_path / "in.tar", keys, FORMATS[format])
-    copied(tmp_path / "in.tar", tmp_path / "out.tar", mapped)
-    with tarfile.open(tmp_path / "in.tar") as before, tarfile.open(tmp_path / "out.tar") as after:
-        wanted = [m for m in before.getmembers() if "." in m.name]
+    path = make_archive("in.tar", keys, FORMATS[format])
+    copy(path, tmp_path / "out.tar", mapped)
+    with tarfile.open(path) as before, tarfile.open(tmp_path / "out.tar") as after:
+        want = [m for m in before.getmembers() if "." in m.name]
         got = after.getmembers()
-    assert [(m.name, m.size, m.mtime, m.mode) for m in got] == [(m.name, m.size, m.mtime, m.mode) for m in wanted]
+    assert [(m.name, m.size, m.mtime, m.mode) for m in got] == [(m.name, m.size, m.mtime, m.mode) for m in want]
     assert [s["__key__"] for s in ps.read_tar(str(tmp_path / "out.tar"))] == keys
 
 
 @pytest.mark.parametrize("compress", [None, "gz", "zst"])
 @pytest.mark.parametrize("step", [100, 70_000])
-def test_a_trickling_pipe_gives_all_samples(compress: str | None, step: int) -> None:
+def test_a_slow_pipe_yields_all_samples(compress: str | None, step: int) -> None:
     class Trickle(io.RawIOBase):
         def read(self, size: int = -1) -> bytes:
             return source.read(min(step, size) if size >= 0 else step)
@@ -81,29 +72,28 @@ def test_a_member_larger_than_a_chunk_is_whole(tmp_path: Path) -> None:
         writer.write({"__key__": "a", "bin": data, "txt": b"x"})
         writer.write({"__key__": "b", "bin": b"", "txt": b"y"})
     for mapped in (False, True):
-        first, second = gather([str(tmp_path / "a.tar")], mapped=mapped)
+        first, second = gather_samples([str(tmp_path / "a.tar")], mapped=mapped)
         assert (first.value("bin"), first.value("none"), second.fields()) == (data, None, {"bin": b"", "txt": b"y"})
 
 
-def test_records_for_all_members_are_worked_into_headers(tmp_path: Path) -> None:
+def test_a_global_record_becomes_part_of_each_header(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w", pax_headers={"path": "other.txt"}) as tar:
         member = tarfile.TarInfo("a.txt")
         member.size = 1
         tar.addfile(member, io.BytesIO(b"x"))
-    copied(tmp_path / "a.tar", tmp_path / "b.tar", mapped=True)
+    copy(str(tmp_path / "a.tar"), tmp_path / "b.tar", mapped=True)
     assert [s["__key__"] for s in ps.read_tar(str(tmp_path / "b.tar"))] == [
         s["__key__"] for s in ps.read_tar(str(tmp_path / "a.tar"))
     ]
 
 
-def test_other_keys_and_fewer_fields_keep_the_bytes_of_the_others(tmp_path: Path) -> None:
-    archive(tmp_path / "a.tar", ["one"])
-    (raw,) = gather([str(tmp_path / "a.tar")])
+def test_a_sample_can_be_encoded_with_another_key_and_fewer_fields(make_archive: MakeArchive, tmp_path: Path) -> None:
+    (raw,) = gather_samples([make_archive("a.tar", ["one"])])
     out = tmp_path / "b.tar"
-    with open_outlet(str(out)) as writer:
-        writer.write_parts(raw.changed("two", ["jpg"]))
+    with open_stream_writer(str(out)) as writer:
+        writer.write_encoded(raw.reencode("two", ["jpg"]))
     (sample,) = ps.read_tar(str(out)).take_all()
-    assert sample == {"__key__": "two", "__url__": str(out), "jpg": bytes(700 + 0)}
+    assert sample == {"__key__": "two", "__url__": str(out), "jpg": bytes(700)}
 
 
 def test_memory_does_not_grow_with_a_mapped_file(tmp_path: Path) -> None:
@@ -121,35 +111,13 @@ def test_memory_does_not_grow_with_a_mapped_file(tmp_path: Path) -> None:
 
 
 def _resident(path: Path) -> int | None:
-    """Kilobytes of a file that are mapped into this process; None where it is not mapped any more."""
+    """Return the kilobytes of a mapped file that are in memory; None if it is no longer mapped."""
     lines = Path("/proc/self/smaps").read_text().splitlines()
     at = next((number for number, line in enumerate(lines) if line.endswith(str(path))), None)
     return None if at is None else int(next(line for line in lines[at:] if line.startswith("Rss:")).split()[1])
 
 
-def test_several_archives_at_a_time_give_every_sample_once(tmp_path: Path) -> None:
-    for shard in range(5):
-        archive(tmp_path / f"s{shard}.tar", [f"{shard}-{number}" for number in range(40)], size=60_000)
-    urls = find_shards([str(tmp_path / "s{0..4}.tar")])
-    want = [raw.key for raw in gather(urls)]
-    assert sorted(raw.key for raw in gather(urls, workers=3)) == sorted(want)
-    some = gather(urls, workers=3)
-    assert next(some).key in want
-    some.close()  # type: ignore[attr-defined]
-
-
-def test_what_cannot_be_read_is_raised_from_any_worker(tmp_path: Path) -> None:
-    archive(tmp_path / "good.tar", ["a"])
-    (tmp_path / "bad.tar").write_bytes(b"junk" * 1000)
-    urls = [str(tmp_path / "good.tar"), str(tmp_path / "bad.tar")]
-    with pytest.raises(ps.errors.DataError, match=r"no tar archive.*bad\.tar"):
-        list(gather(urls, workers=2))
-    told: list[Any] = []
-    assert [raw.key for raw in gather(urls, bad=told.append)] == ["a"]
-    assert len(told) == 1
-
-
-def test_a_shard_with_the_source_that_others_note_is_read(tmp_path: Path) -> None:
+def test_the_source_that_tarproc_notes_is_not_a_field(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("k1.__source__", "k1.cls", "k2.__source__", "k2.cls"):
             tar.addfile(tarfile.TarInfo(name))
@@ -157,12 +125,12 @@ def test_a_shard_with_the_source_that_others_note_is_read(tmp_path: Path) -> Non
         subprocess.run(["gzip", "-c", tmp_path / "a.tar"], stdout=subprocess.PIPE, check=True).stdout
     )
     for name in ("a.tar", "a.tar.gz"):
-        assert [raw.kind for raw in gather([str(tmp_path / name)])] == [("cls",), ("cls",)]
+        assert [raw.kind for raw in gather_samples([str(tmp_path / name)])] == [("cls",), ("cls",)]
         assert len(ps.read_tar(str(tmp_path / name)).take_all()) == 2
 
 
-def _mixed(random: Random, path: Path) -> None:
-    """An archive of samples alike, with all that may lie between them, and sometimes a damage."""
+def _write_odd_archive(random: Random, path: Path) -> None:
+    """Write mostly similar samples with odd ones in between, and sometimes damage."""
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as tar:
         prefix = random.choice(["", "", "./", "deep/er/"])
         for number in range(80):
@@ -180,44 +148,38 @@ def _mixed(random: Random, path: Path) -> None:
         path.write_bytes(data[: random.randrange(len(data))] if random.random() < 0.3 else data)
 
 
-def _told(path: Path, mapped: bool) -> list[object]:
+def _content(path: Path, mapped: bool) -> list[object]:
+    """Return keys and fields of samples, and messages of losses."""
     with closing(open_raw(str(path), mapped=mapped)) as reader:
         return [str(item) if isinstance(item, DataError) else (item.key, item.fields()) for item in reader]
 
 
 @pytest.mark.parametrize("seed", range(400 if os.environ.get("PENSTOCK_FULL") else 25))
-def test_samples_taken_together_are_those_taken_one_by_one(
+def test_samples_grouped_in_runs_are_those_grouped_one_by_one(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _mixed(Random(seed), tmp_path / "a.tar")
-    together = [_told(tmp_path / "a.tar", mapped) for mapped in (False, True)]
-    monkeypatch.setattr(Grouper, "run", lambda *_: None)
-    alone = _told(tmp_path / "a.tar", True)
-    assert alone
-    assert together == [alone, alone]
+    _write_odd_archive(Random(seed), tmp_path / "a.tar")
+    in_runs = [_content(tmp_path / "a.tar", mapped) for mapped in (False, True)]
+    monkeypatch.setattr(Grouper, "push_run", lambda *_: None)
+    one_by_one = _content(tmp_path / "a.tar", True)
+    assert one_by_one
+    assert in_runs == [one_by_one, one_by_one]
 
 
-@pytest.mark.parametrize("mapped", [False, True])
-def test_samples_alike_are_copied_in_few_pieces(mapped: bool, tmp_path: Path) -> None:
-    archive(tmp_path / "a.tar", [f"k{n:04}" for n in range(2000)], tarfile.GNU_FORMAT, size=30)
-    parts = list(Selection().copies(stretches([str(tmp_path / "a.tar")], mapped=mapped)))
-    assert [key for some in parts for key in some.keys] == [f"k{n:04}" for n in range(2000)]
-    assert len(parts) < 100
-
-
-def test_a_slice_of_what_lies_together_is_that_slice(tmp_path: Path) -> None:
-    keys = [f"k{n:03}" for n in range(200)]
-    archive(tmp_path / "a.tar", keys, tarfile.GNU_FORMAT)
-    random = Random(5)
-    for _ in range(30):
-        start, stop = random.randrange(220), random.choice([None, random.randrange(220)])
-        chosen = Selection(start=start, stop=stop)
-        parts = chosen.copies(stretches([str(tmp_path / "a.tar")], mapped=True))
-        assert [key for some in parts for key in some.keys] == keys[start:stop]
-
-
-def test_few_samples_are_given_before_much_is_looked_at(tmp_path: Path) -> None:
-    archive(tmp_path / "a.tar", [f"k{n:03}" for n in range(500)], tarfile.GNU_FORMAT)
-    with closing(open_raw(str(tmp_path / "a.tar"), mapped=True)) as reader:
+def test_the_first_sample_is_yielded_before_many_headers_are_read(make_archive: MakeArchive) -> None:
+    path = make_archive("a.tar", [f"k{n:03}" for n in range(500)], tarfile.GNU_FORMAT)
+    with closing(open_raw(path, mapped=True)) as reader:
         next(iter(reader))
         assert reader._buffer.offset < 60_000
+
+
+def test_a_detached_sample_has_the_same_fields(make_archive: MakeArchive) -> None:
+    raw = next(gather_samples([make_archive("a.tar", ["a", "b"])]))
+    detached = raw.detached()
+    assert (detached.key, detached.fields()) == (raw.key, raw.fields())
+    assert b"".join(detached.encode().pieces) == b"".join(raw.encode().pieces)
+
+
+def test_a_missing_archive_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"No such file.*none\.tar"):
+        open_raw(str(tmp_path / "none.tar"))

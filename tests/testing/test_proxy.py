@@ -1,5 +1,8 @@
+"""The proxy forwards requests unchanged, except for the faults that its rules inject."""
+
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 import urllib.request
@@ -20,16 +23,16 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
 
 
 def _get(proxy: Proxy) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=5) as answer:
-        return bytes(answer.read())
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=20) as response:
+        return bytes(response.read())
 
 
-def test_without_rules_nothing_is_touched(proxy: Proxy) -> None:
+def test_without_rules_requests_are_forwarded_unchanged(proxy: Proxy) -> None:
     assert _get(proxy) == b"0123456789"
     assert proxy.requests[0].headers["Host"] == f"127.0.0.1:{proxy.port}"
 
 
-def test_a_rule_counts_its_requests(proxy: Proxy) -> None:
+def test_a_rule_applies_to_as_many_requests_as_it_says(proxy: Proxy) -> None:
     proxy.rule("GET /a", times=1, skip=1, status=418)
     assert _get(proxy) == b"0123456789"
     with pytest.raises(OSError, match="418"):
@@ -37,19 +40,40 @@ def test_a_rule_counts_its_requests(proxy: Proxy) -> None:
     assert _get(proxy) == b"0123456789"
 
 
-def test_a_rule_that_does_not_match_does_nothing(proxy: Proxy) -> None:
+def test_a_rule_that_does_not_match_has_no_effect(proxy: Proxy) -> None:
     proxy.rule("PUT", status=418)
     assert _get(proxy) == b"0123456789"
 
 
-def test_a_fault_nobody_knows_is_refused(proxy: Proxy) -> None:
+def test_an_unknown_fault_is_refused(proxy: Proxy) -> None:
     with pytest.raises(TypeError):
         proxy.rule(explode=True)
 
 
-def test_closing_ends_what_hangs(proxy: Proxy) -> None:
+def test_closing_ends_a_request_that_hangs(proxy: Proxy) -> None:
     proxy.rule(hang=True)
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as client:
         client.sendall(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
         threading.Timer(0.2, proxy.close).start()
         assert client.recv(100) == b""
+
+
+def test_a_body_can_be_cut_short(proxy: Proxy) -> None:
+    proxy.rule(truncate_after=4)
+    with pytest.raises(http.client.IncompleteRead) as caught:
+        _get(proxy)
+    assert caught.value.partial == b"0123"
+
+
+def test_headers_and_status_can_be_replaced(proxy: Proxy) -> None:
+    proxy.rule(headers={"Last-Modified": None, "X-Fault": "yes"}, as_status=203)
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=20) as response:
+        assert (response.status, response.headers["X-Fault"], response.headers["Last-Modified"]) == (203, "yes", None)
+
+
+def test_a_lost_response_was_still_requested(proxy: Proxy) -> None:
+    proxy.rule(deaf=True)
+    with pytest.raises(OSError, match="reset"):
+        _get(proxy)
+    assert [request.path for request in proxy.requests] == ["/a"]
+    assert _get(proxy) == b"0123456789"

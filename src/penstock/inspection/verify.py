@@ -46,11 +46,11 @@ class Sums:
 
     size: int
     sha256: str
-    grid: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    checksums: np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
 def make_index(url: str, storage: Storage | None = None) -> Index:
-    """Make the index of a shard anywhere, with the checksums of its grid; a good one beside a file is kept.
+    """Make the index of a shard anywhere, with its checksums; a good one beside a file is kept.
 
     Raises:
         StorageError: The shard cannot be read.
@@ -59,10 +59,10 @@ def make_index(url: str, storage: Storage | None = None) -> Index:
     with _here(url, storage) as (path, sums):
         if on_disk(url):
             index = load_index(path, shard=url)
-            return index.stamped(index.stamp, (sums or _sums(path)).grid)
+            return index.stamped(index.stamp, (sums or _sums(path)).checksums)
         content = open_archive(path, redacted(url))
         sums = sums or _sums(path)
-        return scan(content.buffer, content.problem).stamped(Stamp(sums.size), sums.grid)
+        return scan(content.buffer, content.problem).stamped(Stamp(sums.size), sums.checksums)
 
 
 def put_index(url: str, index: Index, storage: Storage | None = None) -> None:
@@ -94,7 +94,7 @@ def entry_of(url: str, storage: Storage | None = None) -> ShardEntry:
         index = scan(content.buffer, content.problem)
         stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(sums.size)
     if read_object(open_storage(url, storage), url + SUFFIX) is None:
-        put_index(url, index.stamped(stamp, sums.grid), storage)
+        put_index(url, index.stamped(stamp, sums.checksums), storage)
     return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), sums.size, sums.sha256)
 
 
@@ -254,7 +254,8 @@ def _against_index(shard: Listed, storage: Storage | None, fresh: Index, sums: S
         yield "its index lists other keys than it holds"
     elif not (_same(index.start, fresh.start) and _same(index.size, fresh.size) and index.bad == fresh.bad):
         yield "its index says other places than its samples have"
-    for cell in np.flatnonzero(index.grid != sums.grid).tolist() if len(index.grid) == len(sums.grid) else []:
+    recorded = index.checksums if len(index.checksums) == len(sums.checksums) else sums.checksums
+    for cell in np.flatnonzero(recorded != sums.checksums).tolist():
         yield f"bytes {cell * CELL:,} to {min((cell + 1) * CELL, sums.size):,} are not those the index was made of"
 
 
@@ -292,9 +293,9 @@ def _sums(path: str) -> Sums:
 
 
 def _summed(pieces: Iterable[bytes]) -> Sums:
-    hashed, grid, size = hashlib.sha256(), CellChecksums(), 0
+    hashed, checksums, size = hashlib.sha256(), CellChecksums(), 0
     for piece in pieces:
         hashed.update(piece)
-        grid.update(piece)
+        checksums.update(piece)
         size += len(piece)
-    return Sums(size, hashed.hexdigest(), grid.values())
+    return Sums(size, hashed.hexdigest(), checksums.values())

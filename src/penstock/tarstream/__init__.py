@@ -1,1 +1,1 @@
-"""Samples as they lie in archives, for pipes: what the tar tools work with."""
+"""Samples copied between archives as they are stored: the work of the tar tools, for files and pipes."""

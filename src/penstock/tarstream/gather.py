@@ -1,4 +1,4 @@
-"""Many archives as one stream of samples: one after the other, or several at a time as they come."""
+"""Many archives as one stream of samples: one after the other, or several at a time."""
 
 from __future__ import annotations
 
@@ -10,94 +10,98 @@ from random import Random
 from typing import Any
 
 from penstock.errors import DataError
+from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.storage import STDIN, expand, spell
 from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
-SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
-Bad = Callable[[DataError], object]
+OnError = Callable[[DataError], object]
 
-_BATCH = 1 << 20  # bytes that cross from a reader's thread at once
-_ROOM = 2  # batches that wait, for each reader
-_OVER = object()
+_BATCH_BYTES = 1 << 20  # passed from a reader thread at once
+_QUEUED_BATCHES = 2  # per thread
+_FINISHED = object()
 
 
-def find_shards(inputs: Iterable[str], storage: Storage | None = None) -> list[str]:
-    """List the archives that patterns mean, in order: braces, globs, folders, URLs; ``-`` is standard input.
+def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list[str]:
+    """Return the archives that patterns stand for, in order: braces, globs, folders, URLs; ``-`` is standard input.
 
     Raises:
-        StorageError: A folder or a glob holds nothing.
-        PlanError: Nothing is given.
+        StorageError: A folder or a glob holds no archive.
+        PlanError: A pattern is empty, or stands for more than a million names.
     """
     out: list[str] = []
-    for one in inputs:
-        out += [STDIN] if one == STDIN else expand(spell(one), SUFFIXES, storage)
+    for pattern in patterns:
+        out += [STDIN] if pattern == STDIN else expand(spell(pattern), TAR_SUFFIXES, storage)
     return out
 
 
-def refuse(error: DataError) -> None:
-    """Raise what is wrong with a sample."""
+def raise_error(error: DataError) -> None:
+    """Raise ``error``: the default for samples that cannot be read."""
     raise error
 
 
-def gather(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
-    """Give the samples of archives; with several workers in any order of the archives, each from front to back.
+def gather_samples(
+    urls: Iterable[str], *, on_error: OnError = raise_error, workers: int = 1, mapped: bool = False
+) -> Iterator[RawSample]:
+    """Yield the samples of archives; with several workers archives interleave, each in its own order.
 
     Args:
-        urls: What :func:`find_shards` gave.
-        bad: Told of samples that cannot be read; by default they are raised.
-        workers: Archives read at a time.
-        mapped: Map files instead of reading them, as :func:`open_raw` says.
+        urls: The archives, as :func:`find_shards` returns them.
+        on_error: Called for each sample that cannot be read; raises by default.
+        workers: The number of archives read at a time.
+        mapped: Map files instead of reading them, as :func:`open_raw` does; ignored with several workers.
 
     Raises:
         StorageError: An archive cannot be read.
-        DataError: One is damaged.
+        DataError: An archive is damaged, unless ``on_error`` accepts that.
     """
-    for stretch in stretches(urls, bad=bad, workers=workers, mapped=mapped):
-        yield from stretch
+    for run in gather_runs(urls, on_error=on_error, workers=workers, mapped=mapped):
+        yield from run
 
 
-def stretches(urls: Iterable[str], *, bad: Bad = refuse, workers: int = 1, mapped: bool = False) -> Iterator[RawRun]:
-    """Give the samples as :func:`gather` does, those together that lie together.
+def gather_runs(
+    urls: Iterable[str], *, on_error: OnError = raise_error, workers: int = 1, mapped: bool = False
+) -> Iterator[RawRun]:
+    """Yield the samples of archives as :func:`gather_samples` does, in runs with the same fields.
 
     Raises:
         StorageError: An archive cannot be read.
-        DataError: One is damaged.
+        DataError: An archive is damaged, unless ``on_error`` accepts that.
     """
     if workers > 1:
-        yield from _side_by_side(urls, bad, workers)
+        yield from _read_in_threads(urls, on_error, workers)
         return
     for url in urls:
         with closing(open_raw(url, mapped=mapped)) as reader:
-            yield from _good(reader.stretches(), bad)
+            yield from _good_runs(reader.runs(), on_error)
 
 
-def _good(items: Iterable[RawRun | DataError], bad: Bad) -> Iterator[RawRun]:
+def _good_runs(items: Iterable[RawRun | DataError], on_error: OnError) -> Iterator[RawRun]:
     for item in items:
         if isinstance(item, RawRun):
             yield item
         else:
-            bad(item)
+            on_error(item)
 
 
-def _side_by_side(urls: Iterable[str], bad: Bad, workers: int) -> Iterator[RawRun]:
+def _read_in_threads(urls: Iterable[str], on_error: OnError, workers: int) -> Iterator[RawRun]:
     waiting = list(urls)[::-1]
-    batches: queue.Queue[Any] = queue.Queue(workers * _ROOM)
+    batches: queue.Queue[Any] = queue.Queue(workers * _QUEUED_BATCHES)
     stopped = threading.Event()
     args = (waiting, batches, stopped)
     threads = [threading.Thread(target=_read, args=args, daemon=True) for _ in range(min(workers, len(waiting)))]
     for thread in threads:
         thread.start()
     try:
-        over = 0
-        while over < len(threads):
+        finished = 0
+        while finished < len(threads):
             batch = batches.get()
-            if batch is _OVER:
-                over += 1
+            if batch is _FINISHED:
+                finished += 1
             elif isinstance(batch, BaseException):
                 raise batch
             else:
-                yield from _good(batch, bad)
+                yield from _good_runs(batch, on_error)
     finally:
         stopped.set()
         while any(thread.is_alive() for thread in threads):
@@ -115,7 +119,7 @@ def _drain(batches: queue.Queue[Any]) -> None:
 
 
 def _read(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Event) -> None:
-    """Read archives until none waits; an error ends the reader and is handed over."""
+    """Read archives until none is waiting; an error ends this thread and goes to the consumer."""
     try:
         while not stopped.is_set():
             try:
@@ -126,35 +130,35 @@ def _read(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Even
                 if stopped.is_set():
                     break
                 batches.put(batch)
-    except BaseException as exc:  # raised again by whoever takes the batches
+    except BaseException as exc:  # raised again in the thread that takes the batches
         batches.put(exc)
-    batches.put(_OVER)
+    batches.put(_FINISHED)
 
 
 def _batched(reader: RawReader) -> Iterator[list[RawRun | DataError]]:
     batch: list[RawRun | DataError] = []
     size = 0
     with closing(reader):
-        for item in reader.stretches():
+        for item in reader.runs():
             batch.append(item)
             size += item.nbytes(len(item)) if isinstance(item, RawRun) else 0
-            if size >= _BATCH:
+            if size >= _BATCH_BYTES:
                 yield batch
                 batch, size = [], 0
     if batch:
         yield batch
 
 
-def mixed(
+def mix_streams(
     streams: list[Iterator[RawSample]], weights: list[float], random: Random, *, all: bool = False
 ) -> Iterator[RawSample]:
-    """Give samples of several streams at random, each as often as its weight says.
+    """Yield samples of several streams, choosing a stream at random by weight for each sample.
 
     Args:
         streams: The samples of each source.
-        weights: One for each.
-        random: Chooses.
-        all: Go on with the others when one is at its end; otherwise that ends the mixture.
+        weights: The weight of each source.
+        random: Chooses the stream.
+        all: Continue with the other streams when one is exhausted; by default the mixture ends.
     """
     left = list(zip(streams, weights, strict=True))
     while left:

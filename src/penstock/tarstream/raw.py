@@ -1,6 +1,6 @@
-"""Samples as they lie in an archive, found front to back, so that they can be copied without being taken apart.
+"""Samples as they are stored in an archive, found front to back, so that they can be copied with their headers.
 
-Gives what reading the archive gives, sample for sample and loss for loss, from a file, a pipe or any storage.
+Yields what reading the archive yields, sample for sample and loss for loss, from a file, a pipe or any storage.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan
 from penstock.storage import STDIN, Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
-Content = bytes | mmap.mmap
+ArchiveBytes = bytes | mmap.mmap
+
+_PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for
 
 
 class MappedFile(mmap.mmap):
-    """A file mapped to be read, that stays open under ``fd`` as long as it is."""
+    """A file mapped for reading, which stays open as ``fd`` for as long as the mapping lives."""
 
     fd = -1
 
@@ -36,76 +38,76 @@ class MappedFile(mmap.mmap):
 
 
 class RawSample:
-    """One sample of an archive, as it lies there.
+    """One sample of an archive, as it is stored.
 
     Attributes:
         key: Its key.
-        kind: Its fields, in the order of its members.
-        shard: The archive, as it may be shown.
-        spots: Where its members lie.
+        kind: Its fields, in member order.
+        shard: The archive, without credentials.
+        spans: Where its members lie in the archive.
     """
 
-    __slots__ = ("_base", "_data", "_exact", "key", "kind", "shard", "spots")
+    __slots__ = ("_base", "_data", "_exact", "key", "kind", "shard", "spans")
 
     def __init__(
         self,
         key: str,
         kind: tuple[str, ...],
-        spots: list[MemberSpan],
+        spans: list[MemberSpan],
         shard: str,
-        data: Content,
+        data: ArchiveBytes,
         base: int,
         exact: bool,
     ) -> None:
-        self.key, self.kind, self.spots, self.shard = key, kind, spots, shard
+        self.key, self.kind, self.spans, self.shard = key, kind, spans, shard
         self._data, self._base, self._exact = data, base, exact
 
     @property
     def nbytes(self) -> int:
-        """Bytes that its members take."""
-        return sum(padded(spot[3] - spot[0]) for spot in self.spots)
+        """The size of its members, headers and padding included."""
+        return sum(padded(span[3] - span[0]) for span in self.spans)
 
     @property
-    def span(self) -> tuple[int, int] | None:
-        """From where to where it lies in its archive, if it can be copied from there in one piece."""
-        return _span(self.spots) if self._exact else None
+    def extent(self) -> tuple[int, int] | None:
+        """Where it begins and ends in its archive, if it can be copied in one piece; None otherwise."""
+        return _extent(self.spans) if self._exact else None
 
     @property
     def file(self) -> MappedFile | None:
-        """The file it lies in, called ``shard``, if it was mapped: its spots are places there."""
+        """The mapped file that its spans refer to, with the path ``shard``; None if the archive was streamed."""
         return self._data if isinstance(self._data, MappedFile) else None
 
     def value(self, field: str) -> bytes | None:
-        """The bytes of a field; None where it has no such field."""
+        """Return the bytes of a field; None if the sample does not have it."""
         if field not in self.kind:
             return None
-        _, body, size, _ = self.spots[self.kind.index(field)]
+        _, body, size, _ = self.spans[self.kind.index(field)]
         return bytes(self._data[body - self._base : body - self._base + size])
 
     def fields(self) -> dict[str, bytes]:
-        """All fields and their bytes."""
+        """Return all fields and their bytes."""
         base = self._base
-        values = (bytes(self._data[body - base : body - base + size]) for _, body, size, _ in self.spots)
+        values = (bytes(self._data[body - base : body - base + size]) for _, body, size, _ in self.spans)
         return dict(zip(self.kind, values, strict=True))
 
     def sample(self) -> dict[str, str | bytes]:
-        """The sample as readers give it, undecoded."""
+        """Return the sample as ``read_tar`` yields it, undecoded."""
         return {"__key__": self.key, "__url__": self.shard, **self.fields()}
 
-    def own(self) -> RawSample:
-        """The same with bytes of its own, so that it can be kept without all that lies around it."""
-        begin, end = self.spots[0][0], self.spots[-1][3]
+    def detached(self) -> RawSample:
+        """Return a copy with bytes of its own, which does not keep the archive's buffer alive."""
+        begin, end = self.spans[0][0], self.spans[-1][3]
         data = bytes(self._data[begin - self._base : end - self._base])
-        return RawSample(self.key, self.kind, self.spots, self.shard, data, begin, self._exact)
+        return RawSample(self.key, self.kind, self.spans, self.shard, data, begin, self._exact)
 
-    def parts(self) -> EncodedSamples:
-        """The sample for a writer, headers and all as they are: left in its file if that was mapped, else a view."""
-        if (span := self.span) is None:
-            return self.changed()
-        return _copied([self.key], self.kind, self.spots, span, self._data, self._base)
+    def encode(self) -> EncodedSamples:
+        """Return the sample for a writer with its own headers: a range of the mapped file, or a view of the buffer."""
+        if (extent := self.extent) is None:
+            return self.reencode()
+        return _encode_as_stored([self.key], self.kind, self.spans, extent, self._data, self._base)
 
-    def changed(self, key: str | None = None, fields: Iterable[str] | None = None) -> EncodedSamples:
-        """The sample for a writer under another key, or with some of its fields; headers are made anew."""
+    def reencode(self, key: str | None = None, fields: Iterable[str] | None = None) -> EncodedSamples:
+        """Return the sample for a writer with new headers, under another key or with some of its fields."""
         name = self.key if key is None else key
         stem = name.encode("utf-8", "surrogateescape")
         chosen = [place for place, field in enumerate(self.kind) if fields is None or field in fields]
@@ -114,98 +116,106 @@ class RawSample:
         starts: list[int] = []
         at = 0
         for place in chosen:
-            _, body, size, _ = self.spots[place]
+            _, body, size, _ = self.spans[place]
             head = member_header(stem + b"." + self.kind[place].encode("utf-8", "surrogateescape"), size)
             pieces += (head, view[body - self._base : body - self._base + size], ZEROS[: -size % BLOCK])
             starts.append(at + len(head))
             at += len(head) + padded(size)
-        sizes = [self.spots[place][2] for place in chosen]
+        sizes = [self.spans[place][2] for place in chosen]
         return EncodedSamples([name], tuple(self.kind[place] for place in chosen), pieces, starts, sizes, at)
 
 
 class RawRun:
-    """Samples of an archive that have the same fields, as they lie there.
+    """Consecutive samples of an archive with the same fields, as they are stored.
 
     Attributes:
         keys: Their keys.
-        kind: Their fields, in the order of their members.
-        spots: Where the members of all of them lie.
-        shard: The archive, as it may be shown.
+        kind: Their fields, in member order.
+        spans: Where the members of all of them lie, in order.
+        shard: The archive, without credentials.
     """
 
-    __slots__ = ("_base", "_data", "_exact", "keys", "kind", "shard", "spots")
+    __slots__ = ("_base", "_data", "_exact", "keys", "kind", "shard", "spans")
 
     def __init__(
         self,
         keys: list[str],
         kind: tuple[str, ...],
-        spots: list[MemberSpan],
+        spans: list[MemberSpan],
         shard: str,
-        data: Content,
+        data: ArchiveBytes,
         base: int,
         exact: bool,
     ) -> None:
-        self.keys, self.kind, self.spots, self.shard = keys, kind, spots, shard
+        self.keys, self.kind, self.spans, self.shard = keys, kind, spans, shard
         self._data, self._base, self._exact = data, base, exact
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def __iter__(self) -> Iterator[RawSample]:
-        """Give the samples one by one."""
+        """Yield the samples."""
         fields, at = len(self.kind), 0
         for key in self.keys:
             yield RawSample(
-                key, self.kind, self.spots[at : at + fields], self.shard, self._data, self._base, self._exact
+                key, self.kind, self.spans[at : at + fields], self.shard, self._data, self._base, self._exact
             )
             at += fields
 
-    def cut(self, first: int, stop: int) -> RawRun:
-        """Some of its samples."""
+    def slice(self, first: int, stop: int) -> RawRun:
+        """Return the samples from ``first`` up to ``stop``."""
         fields = len(self.kind)
-        spots = self.spots[first * fields : stop * fields]
-        return RawRun(self.keys[first:stop], self.kind, spots, self.shard, self._data, self._base, self._exact)
+        spans = self.spans[first * fields : stop * fields]
+        return RawRun(self.keys[first:stop], self.kind, spans, self.shard, self._data, self._base, self._exact)
 
     def nbytes(self, count: int) -> int:
-        """Bytes from the beginning of the first sample to the end of the last of so many."""
-        return self.spots[count * len(self.kind) - 1][3] - self.spots[0][0]
+        """Return the bytes from the beginning of the first sample to the end of sample number ``count``."""
+        return self.spans[count * len(self.kind) - 1][3] - self.spans[0][0]
 
-    def parts(self) -> Iterator[EncodedSamples]:
-        """The samples for a writer as :meth:`Raw.parts` gives one, all at once if they lie one behind the other."""
-        if self._exact and (span := _span(self.spots)) is not None:
-            yield _copied(self.keys, self.kind, self.spots, span, self._data, self._base)
+    def encode(self) -> Iterator[EncodedSamples]:
+        """Yield the samples for a writer as :meth:`RawSample.encode` does, all at once if nothing lies between them."""
+        if self._exact and (extent := _extent(self.spans)) is not None:
+            yield _encode_as_stored(self.keys, self.kind, self.spans, extent, self._data, self._base)
         else:
-            yield from (raw.parts() for raw in self)
+            yield from (raw.encode() for raw in self)
 
 
-def _span(spots: list[MemberSpan]) -> tuple[int, int] | None:
-    """From where to where members lie, if there is nothing between them and they are padded."""
-    begin, end = spots[0][0], spots[-1][3]
-    gapless = sum([spot[3] - spot[0] for spot in spots]) == end - begin
+def _extent(spans: list[MemberSpan]) -> tuple[int, int] | None:
+    """Return where members begin and end, if nothing lies between them and the last one is padded."""
+    begin, end = spans[0][0], spans[-1][3]
+    gapless = sum([span[3] - span[0] for span in spans]) == end - begin
     return (begin, end) if gapless and not (end - begin) % BLOCK else None
 
 
-def _copied(
-    keys: list[str], kind: tuple[str, ...], spots: list[MemberSpan], span: tuple[int, int], data: Content, base: int
+def _encode_as_stored(
+    keys: list[str],
+    kind: tuple[str, ...],
+    spans: list[MemberSpan],
+    extent: tuple[int, int],
+    data: ArchiveBytes,
+    base: int,
 ) -> EncodedSamples:
-    begin, end = span
+    begin, end = extent
     piece = FileRange(data, data.fd, begin, end) if isinstance(data, MappedFile) else None
-    starts, sizes = [spot[1] - begin for spot in spots], [spot[2] for spot in spots]
+    starts, sizes = [span[1] - begin for span in spans], [span[2] for span in spans]
     pieces = [piece or memoryview(data)[begin - base : end - base]]
     return EncodedSamples(keys, kind, pieces, starts, sizes, end - begin)
 
 
 def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) -> RawReader:
-    """Open an archive anywhere, compressed or not; ``-`` is standard input.
+    """Open an archive on any storage, compressed or not; ``-`` is standard input.
 
-    ``mapped`` is for those who want to know where samples lie and not what they hold: files are mapped, of which only
-    the headers are touched. To read all of them it takes more time than reading.
+    Args:
+        url: The archive.
+        storage: Its storage; by default its scheme decides.
+        mapped: Map an uncompressed local file instead of reading it: quicker if only headers are needed and samples
+            are copied by the system, slower if all data is looked at.
 
     Raises:
-        StorageError: It cannot be opened.
+        StorageError: The archive cannot be opened.
     """
     if url == STDIN:
-        _widen(sys.stdin.buffer)
+        _enlarge_pipe(sys.stdin.buffer)
         return RawReader.of_stream(url, cast(BinaryIO, sys.stdin.buffer))
     if scheme(url) != "file":
         return RawReader.of_stream(redacted(url), cast(BinaryIO, _ChunkStream(open_storage(url, storage).stream(url))))
@@ -224,21 +234,21 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
     return RawReader.of_stream(path, cast(BinaryIO, file))
 
 
-def _widen(file: BinaryIO) -> None:
-    """Let a pipe hold more, so that both ends wait less; what is no pipe, or may not, stays as it is."""
-    with suppress(OSError):
-        fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
+def _enlarge_pipe(file: BinaryIO) -> None:
+    """Enlarge the buffer of a pipe, so that both ends wait less."""
+    with suppress(OSError):  # not a pipe, or not permitted
+        fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
 class _ChunkStream(io.RawIOBase):
-    """Bytes that come in chunks, as a file."""
+    """Chunks of bytes as a file that can be read."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._rest = memoryview(b"")
 
     def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, as many as are at hand; none at the end."""
+        """Return up to ``size`` bytes, without waiting for more than one chunk; none at the end."""
         if not self._rest:
             self._rest = memoryview(next(self._chunks, b""))
         found, self._rest = self._rest[:size], self._rest[size:]
@@ -246,16 +256,16 @@ class _ChunkStream(io.RawIOBase):
 
     def close(self) -> None:
         """End the transfer."""
-        if (end := getattr(self._chunks, "close", None)) is not None:
-            end()
+        if (close := getattr(self._chunks, "close", None)) is not None:
+            close()
         super().close()
 
 
 class RawReader:
-    """Iterates over the samples of an archive; what cannot be read is an error in its place.
+    """Iterates over the samples of an archive; a sample that cannot be read is an error in its place.
 
     Attributes:
-        shard: The archive, as it may be shown.
+        shard: The archive, without credentials.
     """
 
     def __init__(self, shard: str, buffer: ArchiveBuffer, stream: BinaryIO | None = None) -> None:
@@ -264,11 +274,11 @@ class RawReader:
 
     @classmethod
     def of_stream(cls, shard: str, stream: BinaryIO) -> RawReader:
-        """Read from a stream, which is closed at the end unless it is standard input."""
+        """Return a reader of a stream, which it closes at the end unless it is standard input."""
         return cls(shard, ArchiveBuffer(b"", archive_chunks(stream)), stream)
 
     def close(self) -> None:
-        """Stop reading; what was yielded stays readable."""
+        """Stop reading; the samples yielded so far stay readable."""
         if self._stream is not None and self.shard != STDIN:
             self._stream.close()
         self._stream = None
@@ -280,14 +290,14 @@ class RawReader:
             OSError: The archive cannot be read.
             MissingExtra: It is compressed by zstd and zstandard is not installed.
         """
-        for item in self.stretches():
+        for item in self.runs():
             if isinstance(item, RawRun):
                 yield from item
             else:
                 yield item
 
-    def stretches(self) -> Iterator[RawRun | DataError]:
-        """Yield the samples in order, as many at once as have the same fields.
+    def runs(self) -> Iterator[RawRun | DataError]:
+        """Yield the samples in order, in runs with the same fields.
 
         Raises:
             OSError: The archive cannot be read.

@@ -1,4 +1,4 @@
-"""Which samples of a stream go on, in which order, under which key and with which fields."""
+"""Which samples of a stream are written, in which order, under which keys and with which fields."""
 
 from __future__ import annotations
 
@@ -15,56 +15,64 @@ from penstock.formats.tar.archive import EncodedSamples, check_key
 from penstock.plan.expression_text import TextExpression
 from penstock.tarstream.raw import RawRun, RawSample
 
-_PLACE = re.compile(r"\{(\w*)(:[^{}]*)?\}")
+_PLACEHOLDER = re.compile(r"\{(\w*)(:[^{}]*)?\}")
 _NAMES = ("key", "name", "folder", "shard", "number")
 
 
 @dataclass(frozen=True, slots=True)
-class Rename:
-    """A template for keys: ``{key}``, its last part ``{name}`` and ``{folder}``, ``{shard}``, ``{number}``."""
+class KeyTemplate:
+    """A template for new keys.
+
+    Attributes:
+        template: Text with the placeholders ``{key}``, ``{folder}`` and ``{name}`` (the key up to its last slash and
+            behind it), ``{shard}`` and ``{number}``; each may have a format, as in ``{number:06d}``.
+
+    Raises:
+        PlanError: The template has an unknown placeholder or an invalid format.
+    """
 
     template: str
 
     def __post_init__(self) -> None:
-        for name, spec in _PLACE.findall(self.template):
+        for name, spec in _PLACEHOLDER.findall(self.template):
             if name not in _NAMES:
-                raise PlanError(f"{self.template!r} has {{{name}}}, which is none of {', '.join(_NAMES)}")
+                raise PlanError(f"{self.template!r} has {{{name}}}: use only {', '.join(_NAMES)}")
             try:
                 format(0 if name == "number" else "", spec[1:])
             except ValueError as exc:
                 raise PlanError(f"{self.template!r}: {exc}") from exc
 
     def key(self, raw: RawSample, number: int) -> str:
-        """Give the key that a sample gets.
+        """Return the new key of a sample, the ``number``-th that is written.
 
         Raises:
-            DataError: It cannot be a key.
+            DataError: The result is not a valid key.
         """
         folder, _, name = raw.key.rpartition("/")
         shard = os.path.basename(raw.shard).partition(".")[0]
-        known = {"key": raw.key, "name": name, "folder": folder, "shard": shard, "number": number}
-        made = _PLACE.sub(lambda match: format(known[match[1]], (match[2] or ":")[1:]), self.template)
+        values = {"key": raw.key, "name": name, "folder": folder, "shard": shard, "number": number}
+        key = _PLACEHOLDER.sub(lambda match: format(values[match[1]], (match[2] or ":")[1:]), self.template)
         try:
-            check_key(made)
+            check_key(key)
         except DataError as exc:
-            raise DataError(f"{exc.problem}: {made!r}", raw.shard, raw.key) from exc
-        return made
+            raise DataError(f"{exc.problem}: {key!r}", raw.shard, raw.key) from exc
+        return key
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is taken out of a stream: first the condition, then the shuffle, then the slice.
+    """What is selected from a stream: the condition is applied first, then the shuffle, then the slice.
 
     Attributes:
-        where: A condition on samples.
-        shuffle: Samples held in memory, one of which is taken at random; 0: the order stays.
-        seed: Decides that order.
-        start: Samples left out at the beginning.
-        stop: The number of the first sample that is not taken; None: to the end.
-        step: Every so many samples one is taken.
-        fields: Fields that are kept; all by default.
-        drop: Fields that are left out.
-        rename: Makes the keys.
+        where: The condition that samples must meet.
+        shuffle: The size of the shuffle buffer, in samples; 0 keeps the order.
+        seed: The seed of the shuffle.
+        start: The number of the first sample to select.
+        stop: The number after the last one; None: to the end.
+        step: Select every ``step``-th sample.
+        fields: The fields to keep; all by default.
+        drop: The fields to leave out.
+        rename: The template for new keys.
     """
 
     where: TextExpression | None = None
@@ -75,68 +83,68 @@ class Selection:
     step: int = 1
     fields: frozenset[str] | None = None
     drop: frozenset[str] = frozenset()
-    rename: Rename | None = None
+    rename: KeyTemplate | None = None
 
     @property
-    def as_they_are(self) -> bool:
-        """Whether all that is taken lies together, keeps its keys and fields, and nobody looks into it."""
+    def copies_runs(self) -> bool:
+        """Whether :meth:`encode_runs` may be used: the selection is a plain slice that changes no key and no field."""
         changed = self.fields is not None or self.drop or self.rename is not None
         return not (changed or self.where is not None or self.shuffle or self.step > 1)
 
-    def copies(self, stream: Iterable[RawRun]) -> Iterator[EncodedSamples]:
-        """Give the samples that are taken as they are, for a writer; reads no further than the last of them."""
+    def encode_runs(self, runs: Iterable[RawRun]) -> Iterator[EncodedSamples]:
+        """Yield the selected samples for a writer, many at once; reads no further than the last of them."""
         passed, stop = 0, sys.maxsize if self.stop is None else self.stop
         if self.start >= stop:
             return
-        for stretch in stream:
-            first, last = max(self.start - passed, 0), min(stop - passed, len(stretch))
+        for run in runs:
+            first, last = max(self.start - passed, 0), min(stop - passed, len(run))
             if first < last:
-                yield from (stretch if last - first == len(stretch) else stretch.cut(first, last)).parts()
-            passed += len(stretch)
+                yield from (run if last - first == len(run) else run.slice(first, last)).encode()
+            passed += len(run)
             if passed >= stop:
                 return
 
     def samples(self, stream: Iterable[RawSample]) -> Iterator[RawSample]:
-        """Give the samples that are taken; reads no further than the last of them."""
-        chosen: Iterable[RawSample] = stream if self.where is None else (raw for raw in stream if self._holds(raw))
+        """Return an iterator over the selected samples; reads no further than the last of them."""
+        chosen: Iterable[RawSample] = stream if self.where is None else (raw for raw in stream if self._matches(raw))
         if self.shuffle > 1:
-            chosen = shuffled(chosen, self.shuffle, random.Random(self.seed))
+            chosen = shuffle_buffered(chosen, self.shuffle, random.Random(self.seed))
         if (self.start, self.stop, self.step) == (0, None, 1):
             return iter(chosen)
         return islice(chosen, self.start, self.stop, self.step)
 
-    def parts(self, stream: Iterable[RawSample]) -> Iterator[EncodedSamples]:
-        """Give the samples that are taken, for a writer; those with no field left are left out.
+    def encode(self, stream: Iterable[RawSample]) -> Iterator[EncodedSamples]:
+        """Yield the selected samples for a writer; samples without a field to keep are left out.
 
         Raises:
-            DataError: A new key cannot be one.
+            DataError: A new key is not a valid key.
         """
-        if self.fields is None and not self.drop and self.rename is None:  # nothing to be made anew
-            yield from (raw.parts() for raw in self.samples(stream))
+        if self.fields is None and not self.drop and self.rename is None:  # the stored headers can be copied
+            yield from (raw.encode() for raw in self.samples(stream))
             return
         for number, raw in enumerate(self.samples(stream)):
             key = self.rename.key(raw, number) if self.rename is not None else None
-            kept = [field for field in raw.kind if self._keeps(field)]
-            if kept:
-                yield raw.changed(key, kept)
+            fields = [field for field in raw.kind if self._keeps(field)]
+            if fields:
+                yield raw.reencode(key, fields)
 
     def _keeps(self, field: str) -> bool:
         return (self.fields is None or field in self.fields) and field not in self.drop
 
-    def _holds(self, raw: RawSample) -> bool:
+    def _matches(self, raw: RawSample) -> bool:
         assert self.where is not None
         return bool(self.where.of(raw))
 
 
-def shuffled(stream: Iterable[RawSample], room: int, random: random.Random) -> Iterator[RawSample]:
-    """Give samples in another order, of which ``room`` are held in memory."""
-    held: list[RawSample] = []
+def shuffle_buffered(stream: Iterable[RawSample], size: int, random: random.Random) -> Iterator[RawSample]:
+    """Yield samples in random order, from a buffer of ``size`` samples."""
+    buffer: list[RawSample] = []
     for raw in stream:
-        if len(held) < room:
-            held.append(raw.own())
+        if len(buffer) < size:
+            buffer.append(raw.detached())
             continue
-        place = random.randrange(room)
-        held[place], raw = raw.own(), held[place]
+        place = random.randrange(size)
+        buffer[place], raw = raw.detached(), buffer[place]
         yield raw
-    random.shuffle(held)
-    yield from held
+    random.shuffle(buffer)
+    yield from buffer

@@ -1,7 +1,7 @@
-"""Samples in another order, however many: what is sorted is where they lie.
+"""Sorting any number of samples: an external merge sort of records that say where the samples lie.
 
-Samples of files stay where they are; those of pipes and compressed archives go to one temporary file first. Records of
-where they lie are sorted in memory, in runs that are merged where there are more than fit.
+Samples in files stay where they are; those of pipes and compressed archives are spilled to one temporary file first.
+Records are sorted in memory; more than fit are spilled as sorted runs and merged.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.tar.archive import EncodedSamples
 from penstock.tarstream.raw import RawSample
 
-Record = list[Any]  # value, source, begin, length, key, kind, starts, sizes
+SORT_TYPES = ("text", "int", "float", "shuffle")
+_Record = list[Any]  # value, source, begin, length, key, kind, starts, sizes
 _RECORDS = 200_000  # of one run: about 150 MB
 _CHUNK = 1000  # records read back from a run at once
-_AHEAD = 64  # samples the disk is told about before they are read
-_MOST_OPEN = 64  # files open at a time
-_SPOOL = -1
-TYPES = ("text", "int", "float", "shuffle")
+_READ_AHEAD = 64  # samples that the system is advised of before they are read
+_MAX_OPEN = 64  # files open at a time
+_SPILL = -1  # the source of samples in the temporary file
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +37,12 @@ class SortOrder:
 
     Attributes:
         by: ``key``, or the name of a field.
-        type: How its values compare: as "text", "int", "float"; "shuffle": by a hash of the key.
-        reverse: The largest first.
-        seed: Decides the order of a shuffle.
+        type: How values compare: as "text", "int" or "float"; "shuffle" sorts by a hash of the key.
+        reverse: Whether the largest come first.
+        seed: The seed of a shuffle.
+
+    Raises:
+        PlanError: The type is unknown.
     """
 
     by: str = "key"
@@ -48,14 +51,14 @@ class SortOrder:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.type not in TYPES:
-            raise PlanError(f"{self.type!r} is no way to compare values: one of {', '.join(TYPES)}")
+        if self.type not in SORT_TYPES:
+            raise PlanError(f"unknown sort type {self.type!r}: use one of {', '.join(SORT_TYPES)}")
 
     def value(self, raw: RawSample) -> Any:
-        """What a sample is sorted by.
+        """Return the value that a sample is sorted by.
 
         Raises:
-            DataError: It has no such field, or its value is no number.
+            DataError: The sample does not have the field, or its value is not a number.
         """
         if self.type == "shuffle":
             return hashlib.blake2b(f"{self.seed}/{raw.key}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -65,135 +68,136 @@ class SortOrder:
         try:
             number = int(text) if self.type == "int" else float(text)
         except ValueError:
-            raise DataError(f"{text[:40]!r} is no {self.type} to sort by", raw.shard, raw.key) from None
+            problem = f"cannot sort by the field {self.by!r}: {text[:40]!r} is not of type {self.type}"
+            raise DataError(problem, raw.shard, raw.key) from None
         if number != number:
-            raise DataError("it is not a number, and nothing can be sorted by that", raw.shard, raw.key)
+            raise DataError(f"cannot sort by the field {self.by!r}: its value is NaN", raw.shard, raw.key)
         return number
 
     def _text(self, raw: RawSample) -> str:
         data = raw.value(self.by)
         if data is None:
-            raise DataError(f"there is no field {self.by!r} to sort by", raw.shard, raw.key)
+            raise DataError(f"cannot sort by the field {self.by!r}: the sample does not have it", raw.shard, raw.key)
         return data.decode("utf-8", "surrogateescape")
 
 
-def ordered(stream: Iterable[RawSample], order: SortOrder, folder: str | None = None) -> Iterator[EncodedSamples]:
-    """Give samples in another order; equal ones as they came. Memory does not grow with the samples.
+def sort_samples(stream: Iterable[RawSample], order: SortOrder, folder: str | None = None) -> Iterator[EncodedSamples]:
+    """Yield samples in sorted order, equal ones in the order they came; memory does not grow with their number.
 
     Args:
         stream: The samples.
         order: What they are sorted by.
-        folder: Where temporary files go.
+        folder: Where temporary files go; the system's folder for them by default.
 
     Raises:
-        DataError: A sample has no value to be sorted by.
-        StorageError: There is no room for temporary files.
+        DataError: A sample has no value to sort by.
+        StorageError: A temporary file cannot be written, or an archive changed in the meantime.
     """
-    with _Places(folder) as places:
-        runs: list[Callable[[], Iterator[Record]]] = []
-        run: list[Record] = []
+    with _SampleStore(folder) as store:
+        runs: list[Callable[[], Iterator[_Record]]] = []
+        run: list[_Record] = []
         for raw in stream:
-            run.append([order.value(raw), *places.put(raw)])
+            run.append([order.value(raw), *store.add(raw)])
             if len(run) >= _RECORDS:
-                runs.append(places.spill(_sorted(run, order)))
+                runs.append(store.spill_records(_sorted(run, order)))
                 run = []
         last = _sorted(run, order)
         merged = heapq.merge(*(read() for read in runs), last, key=itemgetter(0), reverse=order.reverse)
-        yield from places.samples(merged if runs else iter(last))
+        yield from store.samples(merged if runs else iter(last))
 
 
-def _sorted(run: list[Record], order: SortOrder) -> list[Record]:
+def _sorted(run: list[_Record], order: SortOrder) -> list[_Record]:
     run.sort(key=itemgetter(0), reverse=order.reverse)
     return run
 
 
-class _Places:
-    """Where samples lie: in files that are there, or in a temporary one."""
+class _SampleStore:
+    """Finds samples again: in the files they came from, or in a temporary one."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
-        self._files: dict[str, int] = {}
-        self._names: list[str] = []
+        self._sources: dict[str, int] = {}
+        self._paths: list[str] = []
         self._kinds: dict[tuple[str, ...], int] = {}
         self._open: OrderedDict[int, int] = OrderedDict()
-        self._spool: IO[bytes] | None = None
-        self._end = 0
-        self._runs: list[IO[bytes]] = []
+        self._spill_file: IO[bytes] | None = None
+        self._spilled_bytes = 0
+        self._record_files: list[IO[bytes]] = []
 
-    def __enter__(self) -> _Places:
+    def __enter__(self) -> _SampleStore:
         return self
 
     def __exit__(self, *_: object) -> None:
         for fd in self._open.values():
             os.close(fd)
-        for file in (self._spool, *self._runs):
+        for file in (self._spill_file, *self._record_files):
             if file is not None:
                 file.close()
 
-    def put(self, raw: RawSample) -> Record:
-        """Give where a sample lies, after it was stored if it lies nowhere."""
-        parts = raw.parts()
-        kind = self._kinds.setdefault(parts.kind, len(self._kinds))
-        if raw.file is not None and (span := raw.span) is not None:
-            source = self._files.setdefault(raw.shard, len(self._files))
-            begin = span[0]
+    def add(self, raw: RawSample) -> _Record:
+        """Return where a sample lies, without its value; spills a sample that is not in a file."""
+        encoded = raw.encode()
+        kind = self._kinds.setdefault(encoded.kind, len(self._kinds))
+        if raw.file is not None and (extent := raw.extent) is not None:
+            source = self._sources.setdefault(raw.shard, len(self._sources))
+            begin = extent[0]
         else:
-            source, begin = _SPOOL, self._end
-            self._store(parts.pieces)
-            self._end += parts.nbytes
-        return [source, begin, parts.nbytes, raw.key, kind, parts.starts, parts.sizes]
+            source, begin = _SPILL, self._spilled_bytes
+            self._spill_sample(encoded.pieces)
+            self._spilled_bytes += encoded.nbytes
+        return [source, begin, encoded.nbytes, raw.key, kind, encoded.starts, encoded.sizes]
 
-    def _store(self, pieces: list[Any]) -> None:
+    def _spill_sample(self, pieces: list[Any]) -> None:
         try:
-            if self._spool is None:
-                self._spool = tempfile.TemporaryFile(prefix="penstock-sort-", dir=self._folder)  # noqa: SIM115
-            self._spool.writelines(pieces)
+            if self._spill_file is None:
+                self._spill_file = tempfile.TemporaryFile(prefix="penstock-sort-", dir=self._folder)  # noqa: SIM115
+            self._spill_file.writelines(pieces)
         except OSError as exc:
-            raise self._no_room(exc) from exc
+            raise self._cannot_write(exc) from exc
 
-    def spill(self, run: list[Record]) -> Callable[[], Iterator[Record]]:
-        """Store a sorted run of records; give what reads it back."""
+    def spill_records(self, run: list[_Record]) -> Callable[[], Iterator[_Record]]:
+        """Write a sorted run of records to a temporary file; return a function that reads it back."""
         try:
             file = tempfile.TemporaryFile(prefix="penstock-sort-", dir=self._folder)  # noqa: SIM115
-            self._runs.append(file)
+            self._record_files.append(file)
             for at in range(0, len(run), _CHUNK):
                 file.write(json.dumps(run[at : at + _CHUNK]).encode() + b"\n")
             file.seek(0)
         except OSError as exc:
-            raise self._no_room(exc) from exc
+            raise self._cannot_write(exc) from exc
         return lambda: (record for line in file for record in json.loads(line))
 
-    def _no_room(self, exc: OSError) -> StorageError:
-        where = self._folder or tempfile.gettempdir()
-        return StorageError(f"cannot write temporary files: {exc.strerror or exc}; name another folder", where)
+    def _cannot_write(self, exc: OSError) -> StorageError:
+        folder = self._folder or tempfile.gettempdir()
+        return StorageError(f"cannot write temporary files: {exc.strerror or exc}; name another folder", folder)
 
-    def samples(self, records: Iterator[Record]) -> Iterator[EncodedSamples]:
-        """Read the samples that records lead to."""
-        if self._spool is not None:
-            self._spool.flush()
-        self._names = list(self._files)
+    def samples(self, records: Iterator[_Record]) -> Iterator[EncodedSamples]:
+        """Yield the samples of records, in order."""
+        if self._spill_file is not None:
+            self._spill_file.flush()
+        self._paths = list(self._sources)
         kinds = list(self._kinds)
-        while batch := list(islice(records, _AHEAD)):
+        while batch := list(islice(records, _READ_AHEAD)):
             for _, source, begin, length, *_rest in batch:
                 os.posix_fadvise(self._fd(source), begin, length, os.POSIX_FADV_WILLNEED)
             for _, source, begin, length, key, kind, starts, sizes in batch:
                 data = os.pread(self._fd(source), length, begin)
                 if len(data) < length:
-                    raise StorageError("the shard has become shorter while it was sorted", self._names[source])
+                    raise StorageError("the shard became shorter while it was being sorted", self._paths[source])
                 yield EncodedSamples([key], kinds[kind], [data], starts, sizes, length)
 
     def _fd(self, source: int) -> int:
-        if source == _SPOOL:
-            assert self._spool is not None
-            return self._spool.fileno()
+        if source == _SPILL:
+            assert self._spill_file is not None
+            return self._spill_file.fileno()
         if source in self._open:
             self._open.move_to_end(source)
             return self._open[source]
-        if len(self._open) >= _MOST_OPEN:
+        if len(self._open) >= _MAX_OPEN:
             os.close(self._open.popitem(last=False)[1])
         try:
-            fd = os.open(self._names[source], os.O_RDONLY)
+            fd = os.open(self._paths[source], os.O_RDONLY)
         except OSError as exc:
-            raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._names[source]) from exc
+            raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._paths[source]) from exc
         self._open[source] = fd
         return fd

@@ -1,4 +1,4 @@
-"""Where copied samples go: standard output, one archive, or numbered shards."""
+"""Where copied samples are written: standard output, or one archive with an index."""
 
 from __future__ import annotations
 
@@ -14,26 +14,29 @@ from typing import Any, BinaryIO, Protocol, Self
 from penstock.blobs.background import BackgroundThread
 from penstock.blobs.file_range import FileRange, runs
 from penstock.errors import DataError, StorageError
-from penstock.formats.tar.archive import BLOCK, EncodedSamples
+from penstock.formats.tar.archive import END_MARKER, EncodedSamples
 from penstock.formats.tar.shard_names import on_disk
 from penstock.storage import local_path
 
 STDOUT = "-"
-_BATCH = 1 << 20  # bytes handed to the system at once: with more of them on their way a pipe takes twice the time
-_MOST_PIECES = 512  # of them; the system takes 1,024
-_ROOM = 2  # batches on their way
-_LIGHT = 8  # bytes that stay in their file weigh so much less: few large copies leave this process alone
+_BATCH_BYTES = 1 << 20  # written at once: larger batches take a pipe twice the time
+_BATCH_PIECES = 512  # writev takes at most 1,024
+_MAX_IOVECS = 1024
+_QUEUED_BATCHES = 2  # to a pipe
+_QUEUED_FILE_BATCHES = 16  # to a file, per thread
+_RANGE_WEIGHT = 8  # a byte that stays in its file counts 1/8: a few large copies leave this process idle
+_PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for
 
 
-class Outlet(Protocol):
-    """Takes samples one after the other; what has a name appears when all is well at the end."""
+class StreamWriter(Protocol):
+    """Writes samples one after the other; an archive with a name appears only if the ``with`` block succeeds."""
 
-    def write_parts(self, parts: EncodedSamples) -> int:
-        """Add samples, and give the number of bytes they take.
+    def write_encoded(self, encoded: EncodedSamples) -> int:
+        """Add samples and return the number of archive bytes they take.
 
         Raises:
             DataError: A key was written before.
-            OSError: They cannot be written.
+            OSError: These samples or earlier ones cannot be written.
         """
         ...
 
@@ -44,151 +47,146 @@ class Outlet(Protocol):
     ) -> None: ...
 
 
-def open_outlet(target: str, compress: str | None = None) -> Outlet:
-    """Open standard output (``-``), a path or a URL for one archive.
-
-    A path or URL gets an index beside it. Both are loaded when needed: they need numpy, and standard output does not.
+def open_stream_writer(target: str, compress: str | None = None) -> StreamWriter:
+    """Open standard output (``-``), a path or a URL for one archive; a path or URL gets an index beside it.
 
     Raises:
         PlanError: The compression is unknown.
-        StorageError: Nothing can be written there.
+        StorageError: The target cannot be written.
     """
     if target != STDOUT:
-        return _Named(target, compress)
+        return _ArchiveStreamWriter(target, compress)
     if compress is not None:
-        return _Named(sys.stdout.buffer, compress)
-    return StreamWriter(sys.stdout.fileno())
+        return _ArchiveStreamWriter(sys.stdout.buffer, compress)
+    return DescriptorStreamWriter(sys.stdout.fileno())
 
 
-class StreamWriter:
-    """Writes an archive to a file descriptor, in a thread of its own; what lies in files is copied by the system."""
+class DescriptorStreamWriter:
+    """Writes an archive to a file descriptor in a background thread; the system copies ranges of files.
+
+    Needs no numpy, so that a pipeline of tools starts quickly.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._keys: set[str] = set()
         self._pieces: list[Any] = []
-        self._waiting = 0
-        self._line = BackgroundThread("penstock-ink", _ROOM)
-        with suppress(OSError):  # no pipe, or not allowed: as it is
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+        self._pending_bytes = 0
+        self._write_thread = BackgroundThread("penstock-write", _QUEUED_BATCHES)
+        with suppress(OSError):  # not a pipe, or not permitted
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
-    def write_parts(self, parts: EncodedSamples) -> int:
-        """Add samples.
-
-        Raises:
-            DataError: A key was written before.
-            OSError: Earlier ones could not be written.
-        """
-        self._enter(parts.keys)
-        first = parts.pieces[0]
+    def write_encoded(self, encoded: EncodedSamples) -> int:
+        self._add_keys(encoded.keys)
+        first = encoded.pieces[0]
         if type(first) is not FileRange:
-            self._pieces += parts.pieces
-            self._grown(parts.nbytes)
-            return parts.nbytes
+            self._pieces += encoded.pieces
+            self._flush_if_full(encoded.nbytes)
+            return encoded.nbytes
         last = self._pieces[-1] if self._pieces else None
         if type(last) is not FileRange or not last.grow(first):
-            self._pieces.append(first)  # all of the samples, and made for them: it may grow
-        self._grown(parts.nbytes // _LIGHT)
-        return parts.nbytes
+            self._pieces.append(first)  # the only piece of these samples and used nowhere else: it may grow
+        self._flush_if_full(encoded.nbytes // _RANGE_WEIGHT)
+        return encoded.nbytes
 
-    def _enter(self, keys: list[str]) -> None:
+    def _add_keys(self, keys: list[str]) -> None:
         if not self._keys.isdisjoint(keys):
-            again = next(key for key in keys if key in self._keys)
-            raise DataError("the key was written before; --rename gives other keys", STDOUT, again)
+            repeated = next(key for key in keys if key in self._keys)
+            raise DataError("the key was written before; --rename gives other keys", STDOUT, repeated)
         self._keys.update(keys)
 
-    def _grown(self, nbytes: int) -> None:
-        self._waiting += nbytes
-        if self._waiting >= _BATCH or len(self._pieces) >= _MOST_PIECES:
+    def _flush_if_full(self, nbytes: int) -> None:
+        self._pending_bytes += nbytes
+        if self._pending_bytes >= _BATCH_BYTES or len(self._pieces) >= _BATCH_PIECES:
             self._flush()
 
     def _flush(self) -> None:
-        pieces, self._pieces, self._waiting = self._pieces, [], 0
-        self._line(partial(_write_all, self._fd, pieces))
+        pieces, self._pieces, self._pending_bytes = self._pieces, [], 0
+        self._write_thread(partial(_write_pieces, self._fd, pieces))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if kind is not None:
-            self._line.stop(after_all=issubclass(kind, Exception) and not issubclass(kind, BrokenPipeError))
+            self._write_thread.stop(after_all=issubclass(kind, Exception) and not issubclass(kind, BrokenPipeError))
             return
-        self._pieces.append(bytes(2 * BLOCK))
+        self._pieces.append(END_MARKER)
         try:
             self._flush()
         finally:
-            self._line.finish()
+            self._write_thread.finish()
 
 
-def _write_all(fd: int, pieces: list[Any]) -> None:
-    """Write all pieces, in order."""
+def _write_pieces(fd: int, pieces: list[Any]) -> None:
     for run in runs(pieces):
         if isinstance(run, FileRange):
             run.copy_to(fd)
         else:
-            _write_some(fd, [piece for piece in run if len(piece)])
+            _write_buffers(fd, [piece for piece in run if len(piece)])
 
 
-def _write_some(fd: int, rest: list[Any]) -> None:
-    """Write buffers, however few bytes the system takes at once."""
-    while rest:
-        wrote = os.writev(fd, rest[:1024])
+def _write_buffers(fd: int, buffers: list[Any]) -> None:
+    """Write all buffers, however few bytes the system takes at once."""
+    while buffers:
+        written = os.writev(fd, buffers[:_MAX_IOVECS])
         done = 0
-        while done < len(rest) and wrote >= len(rest[done]):
-            wrote -= len(rest[done])
+        while done < len(buffers) and written >= len(buffers[done]):
+            written -= len(buffers[done])
             done += 1
-        rest = rest[done:]
-        if wrote:
-            rest[0] = memoryview(rest[0])[wrote:]
+        buffers = buffers[done:]
+        if written:
+            buffers[0] = memoryview(buffers[0])[written:]
 
 
-class _Named:
-    """One archive, of a name with an index beside it; written, compressed and summed in the background."""
+class _ArchiveStreamWriter:
+    """Writes, compresses and hashes one archive in background threads; one with a name gets an index beside it."""
 
     def __init__(self, target: str | BinaryIO, compress: str | None) -> None:
-        lines = {"ink": 16, "sums": 16}
-        self._lines = {name: BackgroundThread(f"penstock-{name}", room) for name, room in lines.items()}
-        module = import_module("penstock.formats.tar.writer")
+        self._threads = {
+            f"{task}_thread": BackgroundThread(f"penstock-{task}", _QUEUED_FILE_BATCHES) for task in ("write", "hash")
+        }
+        module = import_module("penstock.formats.tar.writer")  # needs numpy, which standard output does not
         try:
             if isinstance(target, str):
                 _make_folder(target)
-            self._writer = module.TarWriter(target, compress=compress, **self._lines)
+            self._writer = module.TarWriter(target, compress=compress, **self._threads)
         except BaseException:
-            self._stop(False)
+            self._stop()
             raise
 
-    def write_parts(self, parts: EncodedSamples) -> int:
-        written: int = self._writer.write_parts(parts)
-        return written
+    def write_encoded(self, encoded: EncodedSamples) -> int:
+        nbytes: int = self._writer.write_encoded(encoded)
+        return nbytes
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         if kind is not None:
-            self._stop(False)
+            self._stop()
             self._writer.abort()
             return
         try:
             self._writer.close()
-            for line in self._lines.values():
-                line.finish()
+            for thread in self._threads.values():
+                thread.finish()
         except BaseException:
-            self._stop(False)
+            self._stop()
             self._writer.abort()
             raise
 
-    def _stop(self, after_all: bool) -> None:
-        for line in self._lines.values():
-            line.stop(after_all)
+    def _stop(self) -> None:
+        for thread in self._threads.values():
+            thread.stop(after_all=False)
 
 
 def _make_folder(target: str) -> None:
-    """Make the folder of a local path; elsewhere there are none to be made."""
+    """Create the folder of a local path; other storages need none."""
     if not on_disk(target):
         return
     folder = os.path.dirname(local_path(target))
     try:
         os.makedirs(folder or ".", exist_ok=True)
     except OSError as exc:
-        raise StorageError(f"the folder cannot be made: {exc.strerror or exc}", folder) from exc
+        raise StorageError(f"cannot create the folder: {exc.strerror or exc}", folder) from exc

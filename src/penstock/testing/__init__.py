@@ -1,4 +1,8 @@
-"""For tests: the laws as test classes, made-up shards, a corpus of plans, real servers and a proxy that breaks them."""
+"""Test kit for engines and storages: the laws as test classes, synthetic shards, a corpus of plans, servers and faults.
+
+``penstock.testing.storages`` has the tests that every storage must pass, ``penstock.testing.servers`` real S3 and HTTP
+servers, and ``penstock.testing.proxy`` a proxy that injects faults between a client and such a server.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws as test classes, for Penstock and for those who write an engine of their own.
+"""The laws of engines as test classes, for Penstock's engines and for yours.
 
 An engine's test file is a few lines::
 
@@ -26,19 +26,19 @@ from penstock.errors import PenstockError, StageError, StateError
 from penstock.feed import Loader
 from penstock.plan import Combination, Plan, Resources, Stage
 from penstock.testing.number_source import numbers
-from penstock.testing.plans import BASE, CORPUS, RECUT, UNORDERED_DIFFERS, fails, noise
+from penstock.testing.plans import BASE, CORPUS, ORDER_DEPENDENT, RECUT, fails, noise
 
 
-def on_resources(ds: Dataset, needs: Sequence[Resources]) -> Dataset:
-    """The dataset with these resources for its stages in turn, branches included; small stages stay as they are."""
-    turns = cycle(needs)
+def on_resources(ds: Dataset, resources: Sequence[Resources]) -> Dataset:
+    """Return a dataset whose stages get these resources in turn, branches included; stages without any keep none."""
+    following = cycle(resources)
 
     def rewritten(plan: Plan) -> Plan:
         source = plan.source
         if isinstance(source, Combination):
             source = replace(source, branches=tuple(map(rewritten, source.branches)))
         stages = tuple(
-            replace(stage, resources=next(turns)) if isinstance(stage, Stage) and stage.resources else stage
+            replace(stage, resources=next(following)) if isinstance(stage, Stage) and stage.resources else stage
             for stage in plan.stages
         )
         return replace(plan, source=source, stages=stages)
@@ -47,7 +47,7 @@ def on_resources(ds: Dataset, needs: Sequence[Resources]) -> Dataset:
 
 
 def fingerprint(value: Any) -> Any:
-    """A value that is equal exactly where values, types, dtypes and shapes are."""
+    """Return a hashable value that is equal for two items exactly if their values, types, dtypes and shapes are."""
     if isinstance(value, np.ndarray):
         return ("array", str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, dict):
@@ -60,12 +60,13 @@ def fingerprint(value: Any) -> Any:
 
 
 def outputs(ds: Iterable[Any]) -> list[Any]:
-    """The fingerprints of all items."""
+    """Return the fingerprints of all items."""
     return [fingerprint(item) for item in ds]
 
 
-def _load(ds: Dataset, state: Any, **where: Any) -> Loader:
-    loader = ds.loader(uneven="keep", **where)
+def _load(ds: Dataset, state: Any, **options: Any) -> Loader:
+    """Return a loader restored from one state, or from the states of all ranks, after a round trip through JSON."""
+    loader = ds.loader(uneven="keep", **options)
     if isinstance(state, list):
         loader.load_state_dict(states=json.loads(json.dumps(state)))
     elif state is not None:
@@ -74,20 +75,24 @@ def _load(ds: Dataset, state: Any, **where: Any) -> Loader:
 
 
 class UnorderedEngineTests(ABC):
-    """What every engine promises for every plan, in whatever order it delivers."""
+    """What every engine promises for every plan, in whatever order it delivers.
 
-    worlds: ClassVar[tuple[int, ...]] = (2, 3, 5)  # numbers of ranks that are tried; fewer where a run costs much
+    Attributes:
+        worlds: The numbers of ranks to try; override with fewer where a run is expensive.
+    """
+
+    worlds: ClassVar[tuple[int, ...]] = (2, 3, 5)
 
     @abstractmethod
     def on(self, ds: Dataset) -> Dataset:
-        """The dataset on the engine that is tested."""
+        """Return the dataset on the engine under test."""
 
-    def points(self, many: int) -> Iterable[int]:
-        """After which of ``many`` items a state is tried: all of them, unless a run costs too much for that."""
-        return range(many + 1)
+    def points(self, count: int) -> Iterable[int]:
+        """Return after which of ``count`` items a state is taken; all by default, override where a run is expensive."""
+        return range(count + 1)
 
     def same(self, got: list[Any], want: list[Any]) -> bool:
-        """Whether the engine delivered what it should."""
+        """Tell whether the engine delivered what it should."""
         return Counter(got) == Counter(want)
 
     @pytest.mark.parametrize("name", CORPUS)
@@ -96,28 +101,28 @@ class UnorderedEngineTests(ABC):
         ds = CORPUS[name]()
         for epoch in (0, 3):
             want = outputs(ds.epoch(epoch).on("serial"))
-            if name in UNORDERED_DIFFERS and type(self).same is UnorderedEngineTests.same:
+            if name in ORDER_DEPENDENT and type(self).same is UnorderedEngineTests.same:
                 assert len(outputs(self.on(ds.epoch(epoch)))) == len(want)
             else:
                 assert self.same(outputs(self.on(ds.epoch(epoch))), want)
 
-    @pytest.mark.parametrize("how", ["range", "step"])
+    @pytest.mark.parametrize("cut", ["range", "step"])
     @pytest.mark.parametrize("name", [name for name in RECUT if "late shuffle" not in name])
-    def test_ranks_share_the_epoch(self, name: str, how: Literal["range", "step"]) -> None:
-        """The ranks of a world together have every sample once; each has what serial says it has."""
+    def test_ranks_share_the_epoch(self, name: str, cut: Literal["range", "step"]) -> None:
+        """The ranks of a world together yield every sample once, and each yields what serial yields for it."""
         ds = CORPUS[name]()
         whole = Counter(outputs(ds.epoch(1).on("serial")))
         for world in self.worlds:
             parts: Counter[Any] = Counter()
             for rank in range(world):
-                part = ds.epoch(1).shard(rank, world, how)
+                part = ds.epoch(1).shard(rank, world, cut)
                 got = outputs(self.on(part))
                 assert self.same(got, outputs(part.on("serial")))
                 parts.update(got)
             assert parts == whole
 
     def test_a_failing_function_stops_the_run(self) -> None:
-        """Its error names stage, shard and key, and carries the exception."""
+        """The error names stage, shard and key, and its cause is the function's exception."""
         ds = self.on(numbers(BASE).shuffle().map(fails).map(noise))
         with pytest.raises(StageError, match=r"ZeroDivisionError.*map\(fails\).*shard-00.*key") as caught:
             list(ds)
@@ -130,12 +135,11 @@ class EngineTests(UnorderedEngineTests):
     """The laws: what every engine that keeps the order promises for every plan."""
 
     def same(self, got: list[Any], want: list[Any]) -> bool:
-        """Equal, in order."""
         return got == want
 
     @pytest.mark.parametrize("name", CORPUS)
     def test_a_state_restores_exactly_the_rest(self, name: str) -> None:
-        """Law 2a, at every point, on another engine too, and again from the restored run."""
+        """Law 2a, at every point, on another engine too, and again from the restored loader."""
         ds = CORPUS[name]()
         want = outputs(ds.epoch(0).on("serial"))
         loader = self.on(ds).loader()
@@ -150,20 +154,20 @@ class EngineTests(UnorderedEngineTests):
 
     def _check_rest(self, ds: Dataset, loader: Loader, done: int, want: list[Any]) -> None:
         again = _load(ds.on("serial") if done % 2 else self.on(ds), loader.state_dict())
-        if done % 7 == 3:  # a state of a restored run that has not begun is the same state
+        if done % 7 == 3:  # the state of a restored loader that has not begun is the same state
             again = _load(self.on(ds), again.state_dict())
         assert outputs(again) == want[done:], f"after {done} of {len(want)}"
 
     @pytest.mark.parametrize("name", [name for name in CORPUS if "flat_map" in name or "late" in name])
     def test_a_restored_run_can_be_restored_after_every_item(self, name: str) -> None:
-        """Law 2a again and again: a new loader at each point, also in the middle of what one sample gave."""
+        """Law 2a repeatedly: a new loader at each point, also in the middle of the outputs of one sample."""
         ds = CORPUS[name]()
         want = outputs(ds.epoch(0).on("serial"))
         state: Any = None
         done = 0
         for point in sorted({*self.points(len(want)), len(want)} - {0}):
             loader = _load(self.on(ds), state)
-            assert _some_of(loader, point - done) == want[done:point], f"items {done} to {point} of {len(want)}"
+            assert _first_items(loader, point - done) == want[done:point], f"items {done} to {point} of {len(want)}"
             state, done = loader.state_dict(), point
             loader.close()
         assert outputs(_load(self.on(ds), state)) == []
@@ -171,19 +175,19 @@ class EngineTests(UnorderedEngineTests):
     @pytest.mark.parametrize("seed", range(3))
     @pytest.mark.parametrize("name", RECUT)
     def test_other_worlds_take_over(self, name: str, seed: int) -> None:
-        """Law 2b: re-cut a few times, ranks drifted apart, both cuts: each output exactly once."""
+        """Law 2b: re-cut a few times, with ranks at different positions and both cuts: each output exactly once."""
         ds = CORPUS[name]()
-        dice = random.Random(f"{name} {seed}")
+        rng = random.Random(f"{name} {seed}")
         want = Counter(outputs(ds.epoch(0).on("serial")))
         got: Counter[Any] = Counter()
         states: list[Any] | None = None
-        most = max(self.worlds)
-        for _ in range(dice.randrange(1, most + 1)):
-            world, how = dice.randrange(1, most + 1), dice.choice(["range", "step"])
+        largest = max(self.worlds)
+        for _ in range(rng.randrange(1, largest + 1)):
+            world, cut = rng.randrange(1, largest + 1), rng.choice(["range", "step"])
             following = []
             for rank in range(world):
-                loader = _load(self.on(ds), states, rank=rank, world=world, cut=how)
-                got.update(_some_of(loader, dice.randrange(8)))
+                loader = _load(self.on(ds), states, rank=rank, world=world, cut=cut)
+                got.update(_first_items(loader, rng.randrange(8)))
                 following.append(loader.state_dict())
                 loader.close()
             states = following
@@ -191,7 +195,7 @@ class EngineTests(UnorderedEngineTests):
         assert got == want
 
     def test_what_came_before_an_error_is_delivered(self) -> None:
-        """A failing sample stops the run, after all before it and before all after it."""
+        """A failing sample stops the run after all samples before it and before any sample after it."""
         ds = numbers(BASE).shuffle().map(fails).map(noise).epoch(0)
         want = [fingerprint(item) for item in ds.on_error("skip").on("serial")]
         got, error = _until_error(self.on(ds))
@@ -199,7 +203,7 @@ class EngineTests(UnorderedEngineTests):
         assert got == want[: len(got)]
         assert "ZeroDivisionError" in error
 
-    def test_a_run_goes_on_at_the_sample_that_failed(self) -> None:
+    def test_a_run_resumes_at_the_sample_that_failed(self) -> None:
         """A state taken after an error begins with the failing sample."""
         ds = numbers(BASE).shuffle().map(fails)
         loader = self.on(ds).loader()
@@ -210,20 +214,20 @@ class EngineTests(UnorderedEngineTests):
         assert got + outputs(rest) == outputs(ds.on_error("skip").epoch(0).on("serial"))
         assert len(rest.skipped) == sum(x % 5 == 0 for x in range(sum(BASE)))
 
-    def test_a_plan_that_joins_items_is_not_cut_again(self) -> None:
-        """Plans that cannot be re-cut say so and name the stage."""
+    def test_a_plan_that_joins_items_refuses_to_be_recut(self) -> None:
+        """The error names the stage that joins them."""
         ds = self.on(numbers(BASE).batched(4).unbatched())
         states = [ds.loader(rank, 2, uneven="keep").state_dict() for rank in range(2)]
         with pytest.raises(StateError, match=r"batched\(4\)"):
             ds.loader(uneven="keep").load_state_dict(states=states)
 
 
-def _some_of(loader: Loader, many: int) -> Sequence[Any]:
+def _first_items(loader: Loader, count: int) -> Sequence[Any]:
     out: list[Any] = []
-    if many:
+    if count:
         for item in loader:
             out.append(fingerprint(item))
-            if len(out) == many:
+            if len(out) == count:
                 break
     return out
 

@@ -1,4 +1,4 @@
-"""The corpus: a plan of every kind, over made-up shards, tables and files of rows."""
+"""The corpus: a plan of every kind, over synthetic shards, tables and files of rows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ from penstock.formats.rows.tfrecord import example, framed
 from penstock.plan import col
 from penstock.testing.number_source import numbers
 
-_WRONG = 13  # the sample whose row in the CSV files is no row
+_MALFORMED = 13  # the sample whose line in the CSV files cannot be parsed
 
 
 @cache
 def _row_folder(counts: tuple[int, ...]) -> str:
+    """Write the samples as CSV, JSON lines and TFRecord to a temporary folder that is removed at exit."""
     folder = tempfile.mkdtemp(prefix="penstock-corpus-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     first = 0
     for shard, count in enumerate(counts):
         rows = [{"x": x, "text": f"row {x}\nof {count}"} for x in range(first, first + count)]
-        cells = ["oops" if row["x"] == _WRONG else f'{row["x"]},"{row["text"]}"' for row in rows]
+        cells = ["oops" if row["x"] == _MALFORMED else f'{row["x"]},"{row["text"]}"' for row in rows]
         _write(folder, f"{shard:04d}.csv", "\n".join(["x,text", *cells]).encode())
         _write(folder, f"{shard:04d}.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
         _write(folder, f"{shard:04d}.tfrecord", b"".join(framed([example(row) for row in rows])))
@@ -43,10 +44,10 @@ def _write(folder: str, name: str, data: bytes) -> None:
 
 
 def _row_plans(counts: Sequence[int]) -> dict[str, Callable[[], Dataset]]:
-    """Make plans over files of rows: CSV with a row that does not fit, JSON lines, TFRecord."""
+    """Return plans over files of rows: CSV with a malformed row, JSON lines, TFRecord."""
 
-    def at(kind: str) -> str:
-        return os.path.join(_row_folder(tuple(counts[:4])), f"*.{kind}")  # opening one parses rows: fewer say as much
+    def at(suffix: str) -> str:
+        return os.path.join(_row_folder(tuple(counts[:4])), f"*.{suffix}")  # four shards: opening one parses all rows
 
     return {
         "csv with a wrong row": lambda: read_csv(at("csv")).shuffle(9, shards=3).map(noise).on_error("skip"),
@@ -88,12 +89,12 @@ def _table_folder(counts: tuple[int, ...]) -> str:
 
 
 def _tables(counts: Sequence[int]) -> Dataset:
-    """A dataset of Parquet files with these counts: the fields of ``numbers``, text and lists."""
+    """Return a dataset of Parquet files with these counts: the fields of ``numbers``, text and lists."""
     return read_parquet(_table_folder(tuple(counts)))
 
 
 def _table_plans(counts: Sequence[int]) -> dict[str, Callable[[], Dataset]]:
-    """Make plans over Parquet files with row groups of a few rows, and over tables in memory."""
+    """Return plans over Parquet files with row groups of a few rows, and over tables in memory."""
     return {
         "tables": lambda: _tables(counts),
         "tables shuffled": lambda: _tables(counts).shuffle(7, shards=3).select("x", "ragged").map(noise),
@@ -111,7 +112,7 @@ def noise(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {**sample, "noise": int(rng.integers(1 << 40))}
 
 
-def _some(sample: dict[str, Any], rng: np.random.Generator) -> bool:
+def _random_most(sample: dict[str, Any], rng: np.random.Generator) -> bool:
     return bool(rng.random() < 0.7)
 
 
@@ -129,7 +130,7 @@ def _odd(sample: dict[str, Any]) -> bool:
 
 
 def fails(sample: dict[str, Any]) -> dict[str, Any]:
-    """Fail for every fifth sample."""
+    """Raise ZeroDivisionError for every fifth sample."""
     return {**sample, "inverse": 1 // (sample["x"] % 5)}
 
 
@@ -145,9 +146,10 @@ def _size(sample: dict[str, Any]) -> int:
     return int(sample["x"] % 7)
 
 
-BASE = (7, 0, 12, 5, 1, 9, 30, 3)
-OTHER = (4, 11, 6)
+BASE = (7, 0, 12, 5, 1, 9, 30, 3)  # samples of each shard, in most plans
+OTHER = (4, 11, 6)  # of the second branch, in plans that have one
 
+# Plans by name; each is built anew by a call, so that importing this module opens nothing.
 CORPUS: dict[str, Callable[[], Dataset]] = {
     "read": lambda: numbers(BASE),
     "shuffle": lambda: numbers(BASE).shuffle(),
@@ -158,10 +160,10 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     "map": lambda: numbers(BASE).shuffle().map(noise),
     "two pools": lambda: numbers(BASE).map(noise, workers=2).map(noise, workers=3),
     "filter": lambda: numbers(BASE).shuffle().filter(_odd),
-    "random filter": lambda: numbers(BASE).shuffle().map(noise).filter(_some),
+    "random filter": lambda: numbers(BASE).shuffle().map(noise).filter(_random_most),
     "flat_map": lambda: numbers(BASE).shuffle().flat_map(_copies),
     "random flat_map": lambda: numbers(BASE).shuffle().flat_map(_random_copies).map(noise),
-    "flat_map twice": lambda: numbers(BASE).flat_map(_copies).filter(_some).flat_map(_random_copies),
+    "flat_map twice": lambda: numbers(BASE).flat_map(_copies).filter(_random_most).flat_map(_random_copies),
     "skips": lambda: numbers(BASE, bad=(3, 20)).shuffle().map(fails).on_error("skip"),
     "skips and copies": lambda: numbers(BASE).shuffle().map(fails).flat_map(_copies).on_error("skip"),
     "limit": lambda: numbers(BASE).shuffle().limit(23),
@@ -193,7 +195,7 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
         numbers(BASE).shuffle().flat_map(_random_copies).shuffle(13).map(noise).flat_map(_copies)
     ),
     "late shuffle with skips": lambda: (
-        numbers(BASE).flat_map(_copies).shuffle(6).map(fails).filter(_some).on_error("skip")
+        numbers(BASE).flat_map(_copies).shuffle(6).map(fails).filter(_random_most).on_error("skip")
     ),
     "batches shuffled": lambda: numbers(BASE).shuffle().batched(4).shuffle(3),
     "batches mapped": lambda: numbers(BASE).shuffle().batched(4).map(_batch_sum, workers=2),
@@ -206,6 +208,7 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     **_table_plans(BASE),
     **_row_plans(BASE),
 }
+# The plans that can be restored under another number of ranks.
 RECUT = tuple(
     name
     for name in CORPUS
@@ -221,10 +224,10 @@ RECUT = tuple(
         "json lines in batches",
         "stream limit",
         "stream limit and batches",
-        "no counts, shuffled",  # more ranks than windows
+        "no counts, shuffled",  # it has fewer windows than the largest world has ranks
     }
 )
 
 
-# What a stage makes of its neighbours depends on who they are.
-UNORDERED_DIFFERS = frozenset(name for name in CORPUS if "batch" in name or "late" in name or "stream" in name)
+# The plans with a stage that joins neighbours: out of order, its outputs differ from those of serial.
+ORDER_DEPENDENT = frozenset(name for name in CORPUS if "batch" in name or "late" in name or "stream" in name)

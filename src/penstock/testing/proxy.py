@@ -1,4 +1,4 @@
-"""A proxy that stands before a real server and breaks what it is told to break."""
+"""An HTTP proxy that injects faults between a client and a real server."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-_PIECE = 1 << 16
-_TICK_S = 0.05
+_CHUNK = 1 << 16  # bytes forwarded at once
+_TICK_S = 0.05  # how often waits look whether the proxy is closing
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What happens to a request or its answer.
+    """What happens to a request or its response.
 
     Attributes:
-        latency: Seconds before the answer begins.
-        status: Answered in the server's stead, with an empty body.
-        retry_after: The header that goes with it.
-        refuse: The connection is reset before an answer.
-        hang: No answer comes at all.
-        garbage: The answer is no HTTP.
-        reset_after: The connection is reset after so many bytes of the body.
-        truncate_after: It ends after so many.
-        stall_after: It falls silent after so many.
-        trickle: Bytes a second.
-        ignore_range: The server does not hear of the range: all comes, with 200.
-        headers: Headers of the answer to replace; ``None`` removes one.
-        before: Called before the request goes on.
-        deaf: The request is done, its answer is lost.
-        as_status: The answer goes on under this status.
+        latency: Wait this many seconds before responding.
+        status: Respond with this status and an empty body instead of forwarding the request.
+        retry_after: The Retry-After header of that response.
+        refuse: Reset the connection before responding.
+        hang: Never respond.
+        garbage: Respond with bytes that are not HTTP.
+        reset_after: Reset the connection after this many bytes of the body.
+        truncate_after: Close the connection after this many bytes of the body.
+        stall_after: Send nothing more after this many bytes of the body.
+        trickle: Send the body at this many bytes per second.
+        ignore_range: Remove the Range header from the request, so that the whole object comes, with status 200.
+        headers: Headers of the response to replace; None removes one.
+        before: Called before the request is forwarded.
+        deaf: Forward the request, but drop the response and reset the connection.
+        as_status: Replace the status of the response.
     """
 
     latency: float = 0.0
@@ -57,14 +57,14 @@ class Fault:
 
     @property
     def cut(self) -> int | None:
-        """How much of the body comes through."""
+        """How many bytes of the body come through; None: all."""
         cuts = [cut for cut in (self.reset_after, self.truncate_after, self.stall_after) if cut is not None]
         return min(cuts, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for."""
+    """A request that a client sent."""
 
     method: str
     path: str
@@ -79,19 +79,30 @@ class _Rule:
     fault: Fault
 
 
-_WELL = Fault()
+_NO_FAULT = Fault()
 
 
 class Proxy:
-    """Passes HTTP/1.1 on to a server, byte for byte but for the rules given.
+    """Forwards HTTP/1.1 to a server unchanged, except for the faults that rules inject.
 
-    Signatures stay right when clients sign for the proxy's address: the Host header is passed on as it comes.
+    The Host header is forwarded as it is, so signatures are valid if clients sign for the proxy's address. Runs in
+    threads of this process, and can be used as a context manager.
+
+    Args:
+        upstream_host: The host of the server.
+        upstream_port: Its port.
+
+    Attributes:
+        upstream: The address of the server.
+        requests: The requests received so far.
+        accepted: The number of connections accepted so far.
+        closing: Set when the proxy is being closed.
     """
 
     def __init__(self, upstream_host: str, upstream_port: int) -> None:
         self.upstream = (upstream_host, upstream_port)
         self.requests: list[Request] = []
-        self.accepted = 0  # connections so far
+        self.accepted = 0
         self.closing = threading.Event()
         self._rules: list[_Rule] = []
         self._lock = threading.Lock()
@@ -102,7 +113,7 @@ class Proxy:
 
     @property
     def port(self) -> int:
-        """Where it listens on 127.0.0.1."""
+        """The port on 127.0.0.1 that the proxy listens on."""
         return int(self._server.server_address[1])
 
     def rule(
@@ -112,26 +123,29 @@ class Proxy:
         skip: int = 0,
         **fault: Any,
     ) -> None:
-        """Break requests; of several rules that match, the first one that is not used up.
+        """Inject a fault into matching requests; of several rules, the first that matches and is not used up applies.
 
         Args:
-            match: A part of ``"METHOD /path"``, or a function.
-            times: How often; ``None``: always.
-            skip: How many matching requests go well before.
-            fault: The fields of ``Fault``.
+            match: A part of ``"METHOD /path"``, or a function that tells whether a request matches.
+            times: How many requests get the fault; None: all.
+            skip: How many matching requests are forwarded unchanged first.
+            fault: The attributes of the :class:`Fault`.
+
+        Raises:
+            TypeError: A fault has no such attribute.
         """
         matches = match if callable(match) else lambda request: match in f"{request.method} {request.path}"
         with self._lock:
             self._rules.append(_Rule(matches, skip, times, Fault(**fault)))
 
     def clear(self) -> None:
-        """Forget all rules and requests."""
+        """Remove all rules and recorded requests."""
         with self._lock:
             self._rules.clear()
             self.requests.clear()
 
     def close(self) -> None:
-        """Stop listening, drop all connections, wait for the threads."""
+        """Stop listening, drop all connections and wait for the threads."""
         self.closing.set()
         self._server.shutdown()
         with self._lock:
@@ -148,7 +162,7 @@ class Proxy:
         self.close()
 
     def take(self, request: Request) -> Fault:
-        """What is to happen to a request."""
+        """Record a request and return the fault that applies to it."""
         with self._lock:
             self.requests.append(request)
             for rule in self._rules:
@@ -159,14 +173,16 @@ class Proxy:
                     continue
                 rule.times = None if rule.times is None else rule.times - 1
                 return rule.fault
-        return _WELL
+        return _NO_FAULT
 
     def opened(self, client: socket.socket) -> None:
+        """Register a connection, so that closing the proxy drops it."""
         with self._lock:
             self._clients.add(client)
             self.accepted += 1
 
     def closed(self, client: socket.socket) -> None:
+        """Unregister a connection."""
         with self._lock:
             self._clients.discard(client)
 
@@ -180,7 +196,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is nothing to talk about."""
+        """Stay silent: clients that disconnect are expected."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -200,9 +216,9 @@ class _Handler(BaseHTTPRequestHandler):
         _quietly(super().finish)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
-    def _pass_on(self) -> None:
+    def _respond(self) -> None:
         body = self._body()
         fault = self.server.proxy.take(Request(self.command, self.path, dict(self.headers.items())))
         if fault.before is not None:
@@ -213,50 +229,50 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.refuse:
             self._reset()
         elif fault.garbage:
-            self.wfile.write(b"\x16\x03\x01 this is no HTTP at all\r\n\r\n" * 3)
+            self.wfile.write(b"\x16\x03\x01 this is not HTTP at all\r\n\r\n" * 3)
             self.close_connection = True
         elif fault.status is not None:
-            self._answer(fault.status, fault)
+            self._send_status(fault.status, fault)
         else:
             self._forward(body, fault)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass_on
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _respond
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))
 
-    def _answer(self, status: int, fault: Fault) -> None:
+    def _send_status(self, status: int, fault: Fault) -> None:
         self.send_response_only(status)
-        told = [] if fault.retry_after is None else [("Retry-After", fault.retry_after)]
-        for name, value in _replaced([*told, ("Content-Length", "0")], fault.headers):
+        headers = [] if fault.retry_after is None else [("Retry-After", fault.retry_after)]
+        for name, value in _with_replaced([*headers, ("Content-Length", "0")], fault.headers):
             self.send_header(name, value)
         self.end_headers()
 
     def _forward(self, body: bytes, fault: Fault) -> None:
-        answer = self._ask(body, fault)
+        response = self._request_upstream(body, fault)
         if fault.deaf:
-            answer.read()
+            response.read()
             self._reset()
             return
-        chunked = answer.getheader("Transfer-Encoding", "").lower() == "chunked"
-        self.send_response_only(fault.as_status or answer.status)
-        for name, value in _replaced(answer.getheaders(), fault.headers):
+        chunked = response.getheader("Transfer-Encoding", "").lower() == "chunked"
+        self.send_response_only(fault.as_status or response.status)
+        for name, value in _with_replaced(response.getheaders(), fault.headers):
             self.send_header(name, value)
         self.end_headers()
         left = fault.cut
-        for piece in _pieces(answer, fault.trickle, self.server.proxy.closing):
-            part = piece if left is None else piece[:left]
+        for chunk in _chunks(response, fault.trickle, self.server.proxy.closing):
+            part = chunk if left is None else chunk[:left]
             self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked and part else part)
             if left is not None:
                 left -= len(part)
                 if left == 0:
-                    self._break(fault)
+                    self._cut_off(fault)
                     return
         if chunked:
             self.wfile.write(b"0\r\n\r\n")
 
-    def _ask(self, body: bytes, fault: Fault) -> http.client.HTTPResponse:
-        """Send the request to the server; a connection that it has closed meanwhile is made again."""
+    def _request_upstream(self, body: bytes, fault: Fault) -> http.client.HTTPResponse:
+        """Send the request to the server; reconnects if the server has closed the connection in the meantime."""
         for _ in range(2):
             if self._upstream is None:
                 self._upstream = http.client.HTTPConnection(*self.server.proxy.upstream, timeout=30)
@@ -270,10 +286,10 @@ class _Handler(BaseHTTPRequestHandler):
             except (http.client.HTTPException, OSError):
                 self._upstream.close()
                 self._upstream = None
-        raise ConnectionError("the server does not answer")
+        raise ConnectionError("the server does not respond")
 
-    def _break(self, fault: Fault) -> None:
-        if self._upstream is not None:  # the rest of its answer is not wanted
+    def _cut_off(self, fault: Fault) -> None:
+        if self._upstream is not None:  # the rest of the response is not read
             self._upstream.close()
             self._upstream = None
         if fault.stall_after is not None:
@@ -283,11 +299,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _hold(self) -> None:
-        """Stay silent until the client goes away."""
+        """Send nothing until the client disconnects or the proxy closes."""
         self.connection.settimeout(_TICK_S)
         while not self.server.proxy.closing.is_set():
             try:
-                if not self.connection.recv(_PIECE):
+                if not self.connection.recv(_CHUNK):
                     break
             except TimeoutError:
                 continue
@@ -296,7 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def _reset(self) -> None:
-        time.sleep(0.01)  # so that what was sent arrives before the reset
+        time.sleep(0.01)  # so that the bytes sent before arrive before the reset
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.server.proxy.closed(self.connection)
         _quietly(self.rfile.close)
@@ -304,17 +320,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
 
-def _replaced(headers: list[tuple[str, str]], by: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
-    names = {name.lower() for name in by}
+def _with_replaced(headers: list[tuple[str, str]], replacements: Mapping[str, str | None]) -> Iterator[tuple[str, str]]:
+    names = {name.lower() for name in replacements}
     yield from ((name, value) for name, value in headers if name.lower() not in names)
-    yield from ((name, value) for name, value in by.items() if value is not None)
+    yield from ((name, value) for name, value in replacements.items() if value is not None)
 
 
-def _pieces(answer: http.client.HTTPResponse, rate: float | None, closing: threading.Event) -> Iterator[bytes]:
-    most = _PIECE if rate is None else max(1, int(rate * _TICK_S))
-    while piece := answer.read(most):
-        yield piece
-        if rate is not None and closing.wait(_TICK_S):
+def _chunks(response: http.client.HTTPResponse, bytes_per_s: float | None, closing: threading.Event) -> Iterator[bytes]:
+    size = _CHUNK if bytes_per_s is None else max(1, int(bytes_per_s * _TICK_S))
+    while chunk := response.read(size):
+        yield chunk
+        if bytes_per_s is not None and closing.wait(_TICK_S):
             return
 
 

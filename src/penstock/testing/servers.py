@@ -1,4 +1,4 @@
-"""Real servers for the tests: S3 and HTTP by rclone, and one that knows no ranges."""
+"""Real servers for tests: S3 and HTTP by rclone, and an HTTP server without ranges."""
 
 from __future__ import annotations
 
@@ -18,12 +18,20 @@ from typing import Any
 
 ACCESS_KEY = "AKPENSTOCKTEST000000"
 SECRET_KEY = "never-to-be-seen-0123456789abcdefghij"
-_START_S = 20.0
+_START_TIMEOUT_S = 20.0
 
 
 @contextmanager
 def s3_server(folder: Path, keys: bool = True) -> Iterator[int]:
-    """Serve a folder, whose folders are buckets, over S3; without keys, to anybody."""
+    """Serve a folder over S3 and yield the port on 127.0.0.1; its subfolders are buckets.
+
+    Args:
+        folder: The folder.
+        keys: Whether clients must sign with ACCESS_KEY and SECRET_KEY.
+
+    Raises:
+        AssertionError: rclone is not installed, or does not start.
+    """
     auth = ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"] if keys else []
     with _rclone("s3", folder, *auth) as port:
         yield port
@@ -31,7 +39,11 @@ def s3_server(folder: Path, keys: bool = True) -> Iterator[int]:
 
 @contextmanager
 def http_server(folder: Path, *options: str) -> Iterator[int]:
-    """Serve a folder over HTTP, with ranges."""
+    """Serve a folder over HTTP with ranges and yield the port on 127.0.0.1; ``options`` are rclone's.
+
+    Raises:
+        AssertionError: rclone is not installed, or does not start.
+    """
     with _rclone("http", folder, "--dir-cache-time", "0s", "--poll-interval", "0", *options) as port:
         yield port
 
@@ -43,7 +55,7 @@ def _rclone(kind: str, folder: Path, *options: str) -> Iterator[int]:
     with log.open("wb") as out:
         server = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, "RCLONE_CONFIG": os.devnull})
     try:
-        yield _port(server, log)
+        yield _wait_for_port(server, log)
     finally:
         server.terminate()
         server.wait()
@@ -56,8 +68,8 @@ def _binary() -> str:
     return found
 
 
-def _port(server: subprocess.Popen[bytes], log: Path) -> int:
-    deadline = time.monotonic() + _START_S
+def _wait_for_port(server: subprocess.Popen[bytes], log: Path) -> int:
+    deadline = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < deadline and server.poll() is None:
         if match := re.search(r"http://127\.0\.0\.1:(\d+)", log.read_text()):
             return int(match[1])
@@ -66,21 +78,21 @@ def _port(server: subprocess.Popen[bytes], log: Path) -> int:
     raise AssertionError(f"rclone did not start: {log.read_text()}")
 
 
-class _NoRanges(SimpleHTTPRequestHandler):
+class _NoRangesHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def handle(self) -> None:
         try:
             super().handle()
-        except OSError:  # a client that has seen enough
+        except OSError:  # the client has disconnected
             self.close_connection = True
 
 
 @contextmanager
 def plain_server(folder: Path) -> Iterator[int]:
-    """Serve a folder with the standard library, which knows no ranges."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_NoRanges, directory=str(folder)))
+    """Serve a folder over HTTP without ranges and yield the port on 127.0.0.1."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_NoRangesHandler, directory=str(folder)))
     server.daemon_threads = False
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()

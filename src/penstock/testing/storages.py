@@ -1,4 +1,16 @@
-"""What every storage that can be written must keep: inherited by the tests of each."""
+"""The contract of writable storages as a test class, for Penstock's storages and for yours.
+
+A storage's test file is a few lines::
+
+    class TestMine(StorageTests):
+        @pytest.fixture
+        def storage(self):
+            return Mine()
+
+        @pytest.fixture
+        def root(self):
+            return f"mine://bucket/{uuid4().hex}"
+"""
 
 from __future__ import annotations
 
@@ -12,27 +24,31 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage import NotFound, Storage, exists
 
-DATA = bytes(range(256)) * 41
+DATA = bytes(range(256)) * 41  # 10,496 bytes, with every byte value
 
 
 def write(storage: Storage, url: str, data: bytes) -> None:
+    """Write an object."""
     with storage.put(url) as upload:
         upload.write(data)
         upload.commit()
 
 
 class StorageTests:
-    """A subclass gives the fixtures ``storage`` and ``root``: a folder's URL of its own for each test."""
+    """What every writable storage promises.
+
+    A subclass has two fixtures: ``storage``, and ``root``, the URL of an empty folder for each test.
+    """
 
     def test_what_is_written_is_read(self, storage: Storage, root: str) -> None:
         url = f"{root}/a/b.bin"
         with storage.put(url, size_hint=len(DATA)) as upload:
             for at in range(0, len(DATA), 1000):
                 upload.write(memoryview(DATA)[at : at + 1000])
-            told = upload.commit()
+            committed = upload.commit()
         info = storage.info(url)
-        assert (told.size, info.size) == (len(DATA), len(DATA))
-        assert told.tag == info.tag
+        assert (committed.size, info.size) == (len(DATA), len(DATA))
+        assert committed.tag == info.tag
         assert storage.read(url, 0, len(DATA)) == DATA
         assert b"".join(storage.stream(url)) == DATA
 
@@ -47,25 +63,25 @@ class StorageTests:
         assert buffer == DATA[start:stop]
 
     @pytest.mark.parametrize(("start", "stop"), [(0, len(DATA) + 1), (len(DATA), len(DATA) + 1), (10**6, 10**6 + 5)])
-    def test_a_range_behind_the_end_is_an_error(self, storage: Storage, root: str, start: int, stop: int) -> None:
+    def test_a_range_beyond_the_end_is_an_error(self, storage: Storage, root: str, start: int, stop: int) -> None:
         url = f"{root}/short"
         write(storage, url, DATA)
         with pytest.raises(StorageError, match=f"{len(DATA):,} bytes"):
             storage.read(url, start, stop)
 
-    @pytest.mark.parametrize(("start", "stop", "room"), [(-1, 4, 5), (4, 3, 0), (0, 4, 3)])
-    def test_a_range_without_sense_is_a_value_error(
-        self, storage: Storage, root: str, start: int, stop: int, room: int
+    @pytest.mark.parametrize(("start", "stop", "buffer_size"), [(-1, 4, 5), (4, 3, 0), (0, 4, 3)])
+    def test_an_invalid_range_is_a_value_error(
+        self, storage: Storage, root: str, start: int, stop: int, buffer_size: int
     ) -> None:
         with pytest.raises(ValueError, match="range"):
-            storage.read(f"{root}/any", start, stop, into=memoryview(bytearray(room)))
+            storage.read(f"{root}/any", start, stop, into=memoryview(bytearray(buffer_size)))
 
     def test_an_empty_object_is_an_object(self, storage: Storage, root: str) -> None:
         write(storage, f"{root}/empty", b"")
         assert storage.info(f"{root}/empty").size == 0
         assert list(storage.stream(f"{root}/empty")) == []
 
-    def test_what_is_not_there_is_not_found(self, storage: Storage, root: str) -> None:
+    def test_a_missing_object_is_not_found(self, storage: Storage, root: str) -> None:
         url = f"{root}/none"
         assert not exists(storage, url)
         for action in (lambda: storage.info(url), lambda: storage.read(url, 0, 1), lambda: list(storage.stream(url))):
@@ -75,7 +91,7 @@ class StorageTests:
             assert caught.value.url.endswith("/none")
         storage.delete(url)
 
-    def test_another_content_has_another_tag_and_is_refused(self, storage: Storage, root: str) -> None:
+    def test_changed_content_has_another_tag_and_is_refused(self, storage: Storage, root: str) -> None:
         url = f"{root}/changing"
         write(storage, url, DATA)
         tag = storage.info(url).tag
@@ -112,17 +128,17 @@ class StorageTests:
             write(storage, f"{root}/{name}", b"x" * number)
         want = sorted((f"{root}/{name}", number) for number, name in enumerate(names) if name.startswith("b/"))
         for prefix in (f"{root}/b", f"{root}/b/"):
-            assert [(one.url, one.size) for one in storage.list(prefix)] == want
+            assert [(found.url, found.size) for found in storage.list(prefix)] == want
         for url, size in want:
             assert storage.info(url).size == size
         assert list(storage.list(f"{root}/nothing")) == []
 
-    def test_what_is_deleted_is_gone(self, storage: Storage, root: str) -> None:
+    def test_a_deleted_object_is_gone(self, storage: Storage, root: str) -> None:
         write(storage, f"{root}/gone", DATA)
         storage.delete(f"{root}/gone")
         assert not exists(storage, f"{root}/gone")
 
-    def test_a_storage_is_a_value_that_crosses_processes(self, storage: Storage, root: str) -> None:
+    def test_a_storage_is_a_value_that_can_be_pickled(self, storage: Storage, root: str) -> None:
         write(storage, f"{root}/x", DATA)
         other: Storage = pickle.loads(pickle.dumps(storage))
         assert other == storage
@@ -131,7 +147,7 @@ class StorageTests:
 
     def test_threads_share_a_storage(self, storage: Storage, root: str) -> None:
         write(storage, f"{root}/shared", DATA)
-        wrong: list[object] = []
+        wrong: list[int] = []
 
         def work(number: int) -> None:
             for at in range(number, len(DATA) - 100, 997):
@@ -145,7 +161,7 @@ class StorageTests:
             thread.join()
         assert not wrong
 
-    def test_local_path_is_a_file_or_nothing(self, storage: Storage, root: str) -> None:
-        write(storage, f"{root}/here", DATA)
-        path = storage.local_path(f"{root}/here")
+    def test_a_local_path_is_a_file_or_none(self, storage: Storage, root: str) -> None:
+        write(storage, f"{root}/object", DATA)
+        path = storage.local_path(f"{root}/object")
         assert path is None or Path(path).read_bytes() == DATA

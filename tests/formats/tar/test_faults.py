@@ -1,4 +1,4 @@
-"""Epochs over shards of real servers that fail: every sample comes exactly once, or one sentence says what happened."""
+"""Epochs over shards on real servers that fail: every sample comes exactly once, or one error says what happened."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = [{"__key__": f"{i:03}", "bin": os.urandom(5_000), "cls": i % 5} for i 
 WANT = Counter((sample["__key__"], sample["bin"]) for sample in SAMPLES)
 QUICK = Retry(tries=4, base_s=0.01, most_s=0.2, stall_s=0.7, connect_s=1.0)
 
-# What happens to requests for shards (not for their indexes), how often, and what is then said; "": all heals.
+# The fault of requests for shards (not for their indexes), how often it happens, and the message; "": retries succeed.
 FAULTS: dict[str, tuple[dict[str, Any], int | None, str]] = {
     "latency": ({"latency": 0.1}, None, ""),
     "resets before the answer": ({"refuse": True}, 2, ""),
@@ -55,31 +55,31 @@ def ports(folder: Path) -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
-@pytest.mark.parametrize("what", FAULTS)
-def test_an_epoch_is_exact_or_says_what_happened(what: str, kind: str, ports: dict[str, int]) -> None:
-    fault, times, says = FAULTS[what]
-    begun = time.monotonic()
+@pytest.mark.parametrize("fault_name", FAULTS)
+def test_an_epoch_is_exact_or_says_what_happened(fault_name: str, kind: str, ports: dict[str, int]) -> None:
+    fault, times, message = FAULTS[fault_name]
+    started = time.monotonic()
     with Proxy("127.0.0.1", ports[kind]) as proxy:
-        hit: list[str] = []
+        hits: list[str] = []
 
         def on_shard(request: Request) -> bool:
-            """A read of a shard's bytes; what asks only what it is goes well."""
-            read = request.headers.get("Range", "bytes=0-0") != "bytes=0-0"
-            ours = read and request.path.partition("?")[0].endswith(".tar")
-            hit.extend([request.path] * ours)
-            return bool(ours)
+            """Match reads of a shard's bytes, but not requests for its size and tag."""
+            reads = request.headers.get("Range", "bytes=0-0") != "bytes=0-0"
+            matches = reads and request.path.partition("?")[0].endswith(".tar")
+            hits.extend([request.path] * matches)
+            return bool(matches)
 
         proxy.rule(on_shard, times=times, **fault)
         ds = _dataset(kind, proxy.port)
-        if not says:
+        if not message:
             assert Counter((sample["__key__"], sample["bin"]) for sample in ds) == WANT
         else:
-            with pytest.raises(PenstockError, match=says) as caught:
+            with pytest.raises(PenstockError, match=message) as caught:
                 list(ds)
             assert "shard-" in str(caught.value)
             assert SECRET_KEY not in f"{caught.value}{caught.value.__cause__}{caught.value.__context__}"
-        assert hit, "the fault did not happen"
-    assert time.monotonic() - begun < 20
+        assert hits, "the fault did not happen"
+    assert time.monotonic() - started < 20
 
 
 def _dataset(kind: str, port: int) -> ps.Dataset:

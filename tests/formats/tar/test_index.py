@@ -1,4 +1,4 @@
-"""The index survives its file form, is made again when the shard changes, and never points outside."""
+"""An index survives a round trip through its file, is rebuilt when the shard changes, and never points outside it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from penstock.errors import DataError
 from penstock.formats.tar import Index, TarWriter, load_index, scan
 from penstock.formats.tar.index import SUFFIX
 
-# Written before indexes had a grid: two samples, "a" with txt and "b" with cls and txt.
-BEFORE_GRIDS = (
+# A file of version 1, without checksums: two samples, "a" with txt and "b" with cls and txt.
+VERSION_1 = (
     "eJwLCA7x9owwMOxggIBqpezMvJRiJavoaKWSihKlWJ1opeScYiUdCC9WRykpMQUoC2Tk5BeXQFjF2ZkFBalAYQMdpeT8vJLUvJL4"
     "4syqVCUrEwNLM6B8SWJuAVApmGeqYwbSAhTJSQXaY6SjlJuam5RaBGQbA21JBVpjZVQLcgsjAwLA2UxQmg1Kc6EKM6IpQ9cPE09M"
     "clZfxwQAEeAvAw=="
@@ -45,7 +45,8 @@ def write(path: Path, count: int) -> Path:
     return path
 
 
-def told(index: Index) -> list[object]:
+def content_of(index: Index) -> list[object]:
+    """Return all attributes, for comparison."""
     arrays = [getattr(index, name).tolist() for name in ("kind", "first", "start", "size", "edges")]
     return [
         *arrays,
@@ -56,25 +57,25 @@ def told(index: Index) -> list[object]:
         index.skipped,
         index.content_size,
         index.stamp,
-        index.grid.tolist(),
+        index.checksums.tolist(),
     ]
 
 
-def test_the_file_form_comes_back_equal(shard: Path) -> None:
+def test_an_index_survives_a_round_trip(shard: Path) -> None:
     index = replace(load_index(str(shard)), skipped=3, stamp=Stamp(1, 2, 3)).expecting(12, "the manifest")
     again = Index.from_bytes(index.to_bytes())
-    assert told(again) == told(index)
+    assert content_of(again) == content_of(index)
     assert again.keys() == index.keys()
     assert [again.key(n) for n in range(12)] == index.keys()
     assert again.keys(slice(2, 4)) == index.keys(np.array([2, 3])) == index.keys()[2:4]
 
 
-def test_an_empty_index_comes_back_equal() -> None:
+def test_an_empty_index_survives_a_round_trip() -> None:
     index = scan.scan(bytes(1024))
-    assert told(Index.from_bytes(index.to_bytes())) == told(index)
+    assert content_of(Index.from_bytes(index.to_bytes())) == content_of(index)
 
 
-def test_any_damaged_byte_of_the_file_form_is_noticed(shard: Path) -> None:
+def test_any_damaged_byte_of_the_file_is_detected(shard: Path) -> None:
     data = load_index(str(shard)).to_bytes()
     for at in range(len(data)):
         with pytest.raises(DataError, match="index is"):
@@ -111,26 +112,26 @@ def test_an_index_that_points_outside_is_refused(shard: Path, name: str, place: 
         Index.from_bytes(forged.to_bytes())
 
 
-def test_a_header_that_makes_no_sense_is_a_data_error() -> None:
+def test_a_malformed_header_is_a_data_error() -> None:
     for head in (b"{}", b"[]", b"nonsense", b'{"samples":"x","members":1}', b'{"samples":-5,"members":-5}'):
         body = b"PSTKIX01" + len(head).to_bytes(8, "little") + head + bytes(-len(head) % 8)
         with pytest.raises(DataError, match="malformed"):
             Index.from_bytes(body + zlib.crc32(body).to_bytes(4, "little"))
 
 
-def test_a_scan_is_kept_in_the_users_cache_and_never_beside_a_foreign_shard(shard: Path) -> None:
+def test_a_scan_is_cached_and_never_written_beside_a_foreign_shard(shard: Path) -> None:
     before = sorted(shard.parent.iterdir())
     index = load_index(str(shard))
     assert sorted(shard.parent.iterdir()) == sorted([*before, shard.parent / "cache"])
-    kept = list((shard.parent / "cache" / "index").iterdir())
-    assert len(kept) == 1
-    assert told(Index.from_bytes(kept[0].read_bytes())) == told(index)
+    cached = list((shard.parent / "cache" / "index").iterdir())
+    assert len(cached) == 1
+    assert content_of(Index.from_bytes(cached[0].read_bytes())) == content_of(index)
 
 
-def test_a_kept_index_is_used(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_index_is_used(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = load_index(str(shard))
     monkeypatch.setattr(scan, "scan", lambda *_: pytest.fail("scanned again"))
-    assert told(load_index(str(shard))) == told(first)
+    assert content_of(load_index(str(shard))) == content_of(first)
 
 
 def test_a_shard_that_changed_is_scanned_again(shard: Path) -> None:
@@ -158,17 +159,17 @@ def test_a_shard_replaced_by_one_of_the_same_size_and_time_is_scanned_again(shar
     assert "d/x" in keys
 
 
-def test_a_damaged_kept_index_is_made_again(shard: Path) -> None:
+def test_a_damaged_cached_index_is_rebuilt(shard: Path) -> None:
     index = load_index(str(shard))
-    kept = next((shard.parent / "cache" / "index").iterdir())
-    kept.write_bytes(b"PSTKIX01 nonsense")
-    assert told(load_index(str(shard))) == told(index)
-    assert told(Index.from_bytes(kept.read_bytes())) == told(index)
+    cached = next((shard.parent / "cache" / "index").iterdir())
+    cached.write_bytes(b"PSTKIX01 nonsense")
+    assert content_of(load_index(str(shard))) == content_of(index)
+    assert content_of(Index.from_bytes(cached.read_bytes())) == content_of(index)
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_not_an_error(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocked = shard.with_name("file")
-    blocked.write_text("no folder")
+    blocked.write_text("not a folder")
     monkeypatch.setenv("PENSTOCK_CACHE", str(blocked))
     assert load_index(str(shard)).samples == 9
 
@@ -185,21 +186,21 @@ def test_an_index_beside_a_shard_that_has_grown_is_out_of_date(shard: Path) -> N
     assert (index.samples, index.bad) == (9, {})
 
 
-def test_an_index_from_before_grids_is_read_without_one() -> None:
-    index = Index.from_bytes(zlib.decompress(base64.b64decode(BEFORE_GRIDS)))
+def test_an_index_of_version_1_is_read_without_checksums() -> None:
+    index = Index.from_bytes(zlib.decompress(base64.b64decode(VERSION_1)))
     assert index.keys() == ["a", "b"]
     assert index.kinds == [("txt",), ("cls", "txt")]
-    assert (index.stamp, index.grid.tolist()) == (Stamp(4096, 5, 6), [])
+    assert (index.stamp, index.checksums.tolist()) == (Stamp(4096, 5, 6), [])
     again = Index.from_bytes(index.to_bytes())
-    assert told(again) == told(index)
+    assert content_of(again) == content_of(index)
 
 
-def test_a_grid_survives_the_file_form(shard: Path) -> None:
+def test_checksums_survive_a_round_trip(shard: Path) -> None:
     index = load_index(str(shard)).stamped(Stamp(2 * CELL + 1), np.array([1, 2**32 - 1, 3], np.uint32))
-    assert told(Index.from_bytes(index.to_bytes())) == told(index)
+    assert content_of(Index.from_bytes(index.to_bytes())) == content_of(index)
 
 
-def test_a_grid_of_another_size_than_the_shard_is_refused(shard: Path) -> None:
+def test_checksums_of_another_number_than_the_shard_needs_are_refused(shard: Path) -> None:
     index = load_index(str(shard)).stamped(Stamp(2 * CELL), np.array([1, 2, 3], np.uint32))
     with pytest.raises(DataError, match="points outside"):
         Index.from_bytes(index.to_bytes())

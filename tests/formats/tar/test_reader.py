@@ -1,4 +1,4 @@
-"""Reading samples by number: any order, any kinds, any compression, whoever wrote the shard."""
+"""Samples are read by number, in any order, with any fields and compression, from shards of any tool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Only:
-    """Which fields to read; all of them by default."""
+    """Wants some fields; all by default."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -40,7 +40,7 @@ class Only:
 
 
 def rows(shard: int, count: int) -> list[dict[str, Any]]:
-    """Samples of two kinds in turn."""
+    """Return samples whose fields vary."""
     other = "png" if shard % 2 else "jpg"
     return [
         {
@@ -92,23 +92,23 @@ def test_samples_come_in_the_order_asked_for_across_shards(tmp_path: Path) -> No
     assert [list(row or {})[:2] for row in found] == [["__key__", "__url__"]] * 250
 
 
-def test_taking_parts_gives_the_parts(tmp_path: Path) -> None:
+def test_some_of_the_located_samples_can_be_taken(tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "a.tar", rows(0, 40)), write(tmp_path / "b.tar", rows(1, 40)))
-    spots = reader.locate(np.repeat([1, 0], 40), np.tile(np.arange(40), 2), Only())
-    whole, _ = spots.read()
-    assert spots.take(slice(30, 50)).read()[0] == whole[30:50]
-    assert spots.take(np.array([70, 3, 41])).read()[0] == [whole[70], whole[3], whole[41]]
-    assert spots.take(slice(10, 60)).take(slice(5, 7)).read()[0] == whole[15:17]
-    assert spots.take(slice(0, 0)).read() == ([], {})
+    located = reader.locate(np.repeat([1, 0], 40), np.tile(np.arange(40), 2), Only())
+    whole, _ = located.read()
+    assert located.take(slice(30, 50)).read()[0] == whole[30:50]
+    assert located.take(np.array([70, 3, 41])).read()[0] == [whole[70], whole[3], whole[41]]
+    assert located.take(slice(10, 60)).take(slice(5, 7)).read()[0] == whole[15:17]
+    assert located.take(slice(0, 0)).read() == ([], {})
     payload = [sum(len(v) for k, v in (row or {}).items() if k[0] != "_") for row in whole]
-    assert spots.nbytes.tolist() == payload
+    assert located.nbytes.tolist() == payload
 
 
 @pytest.mark.parametrize("wanted", [("cls",), ("__key__",), ("__url__",), ("jpg", "__key__"), ("none",)])
 def test_only_wanted_fields_are_read(wanted: tuple[str, ...], tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "b.tar", rows(1, 10)))
-    spots = reader.locate(np.zeros(10, np.int64), np.arange(10), Only(*wanted))
-    found, errors = spots.read()
+    located = reader.locate(np.zeros(10, np.int64), np.arange(10), Only(*wanted))
+    found, errors = located.read()
     assert not errors
     full = [{**row, "__url__": "url:b.tar"} for row in rows(1, 10)]
     assert found == [{name: row[name] for name in wanted if name in row} for row in full]
@@ -119,7 +119,7 @@ def test_samples_with_many_fields_are_read(tmp_path: Path) -> None:
     assert read_all(write(tmp_path / "wide.tar", wide)) == wide
 
 
-def test_bad_samples_are_told_by_their_number_in_any_order(tmp_path: Path) -> None:
+def test_bad_samples_are_reported_by_position_in_any_order(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:
         for name in ("a.jpg", "b.jpg", "../c.jpg", "d.jpg", "d.jpg", "e.jpg"):
@@ -127,14 +127,14 @@ def test_bad_samples_are_told_by_their_number_in_any_order(tmp_path: Path) -> No
             info.size = 1
             archive.addfile(info, io.BytesIO(name[:1].encode()))
     reader = reader_of(path)
-    spots = reader.locate(np.zeros(5, np.int64), np.array([4, 3, 0, 2, 1]), Only())
-    found, errors = spots.read()
+    located = reader.locate(np.zeros(5, np.int64), np.array([4, 3, 0, 2, 1]), Only())
+    found, errors = located.read()
     assert [row and row["jpg"] for row in found] == [b"e", None, b"a", None, b"b"]
     assert {n: (error.key, error.shard) for n, error in errors.items()} == {
         1: ("d", "url:a.tar"),
         3: ("../c", "url:a.tar"),
     }
-    only_bad, errors = spots.take(np.array([3])).read()
+    only_bad, errors = located.take(np.array([3])).read()
     assert (only_bad, list(errors)) == ([None], [0])
     assert reader.key(0, 4) == "e"
 
@@ -149,12 +149,12 @@ def test_asking_beyond_a_shard_is_an_index_error(tmp_path: Path) -> None:
         reader.key(0, 3)
 
 
-def test_more_shards_than_stay_open_can_be_read(tmp_path: Path) -> None:
+def test_more_shards_can_be_read_than_stay_open(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.tar", rows(n % 256, 2)) for n in range(80)]
     reader = reader_of(*paths)
-    held: list[LocatedTar] = [reader.locate(np.array([n]), np.array([1]), Only()) for n in range(80)]
+    all_located: list[LocatedTar] = [reader.locate(np.array([n]), np.array([1]), Only()) for n in range(80)]
     assert len(reader._open) == 32
-    assert [spots.read()[0][0]["__key__"] for spots in held] == [f"{n}/1" for n in range(80)]  # type: ignore[index]
+    assert [located.read()[0][0]["__key__"] for located in all_located] == [f"{n}/1" for n in range(80)]  # type: ignore[index]
 
 
 def test_counts_of_a_manifest_are_taken_without_opening_a_shard(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_counts_of_a_manifest_are_taken_without_opening_a_shard(tmp_path: Path) 
         reader.locate(np.array([0]), np.array([0]), Only())
 
 
-def test_a_manifest_that_says_more_than_there_is_gives_bad_samples(tmp_path: Path) -> None:
+def test_samples_that_the_manifest_counts_but_the_shard_lacks_are_bad(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", rows(0, 5), index=False)
     reader = reader_of(path, counts=np.array([8]))
     found, errors = reader.locate(np.zeros(8, np.int64), np.arange(8), Only()).read()
@@ -175,13 +175,13 @@ def test_a_manifest_that_says_more_than_there_is_gives_bad_samples(tmp_path: Pat
     assert [row["__key__"] for row in found if row] == [f"0/{n}" for n in range(5)]
 
 
-def test_a_manifest_that_says_less_than_there_is_is_an_error(tmp_path: Path) -> None:
+def test_more_samples_than_in_the_manifest_are_an_error(tmp_path: Path) -> None:
     reader = reader_of(write(tmp_path / "a.tar", rows(0, 5)), counts=np.array([4]))
     with pytest.raises(DataError, match="says 4 samples, the shard holds 5"):
         reader.locate(np.array([0]), np.array([0]), Only())
 
 
-def test_a_shard_that_shrinks_under_the_reader_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_a_shard_that_shrinks_while_it_is_open_is_an_error_instead_of_a_crash(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", rows(0, 50))
     reader = reader_of(path)
     reader.locate(np.array([0]), np.array([49]), Only())
@@ -218,7 +218,7 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.zst", "a.tar.bz2", "a.tar.xz"])
-def test_compression_is_told_by_content_whatever_the_name(name: str, tmp_path: Path) -> None:
+def test_compression_is_recognised_by_content_whatever_the_name(name: str, tmp_path: Path) -> None:
     written = write(tmp_path / name, rows(0, 20))
     for other in (name, "other.tar"):
         path = tmp_path / "copy" / other
@@ -228,8 +228,8 @@ def test_compression_is_told_by_content_whatever_the_name(name: str, tmp_path: P
 
 
 def test_a_tar_whose_first_name_looks_like_a_magic_number_is_a_tar(tmp_path: Path) -> None:
-    rows_ = [{"__key__": "BZh9", "txt": b"x"}]
-    assert read_all(write(tmp_path / "a.tar", rows_, index=False)) == rows_
+    samples = [{"__key__": "BZh9", "txt": b"x"}]
+    assert read_all(write(tmp_path / "a.tar", samples, index=False)) == samples
 
 
 def test_several_compressed_streams_in_a_row_are_one_archive(tmp_path: Path) -> None:
@@ -242,7 +242,9 @@ def test_several_compressed_streams_in_a_row_are_one_archive(tmp_path: Path) -> 
         assert read_all(path) == rows(0, 20)
 
 
-def test_counting_a_compressed_shard_again_does_not_unpack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_shard_is_not_decompressed_to_be_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
     assert reader_of(path).count(0) == 20
     monkeypatch.setattr(scan, "open_archive", lambda *_: pytest.fail("decompressed again"))
@@ -256,17 +258,17 @@ def test_limits_hold_for_compressed_shards(tmp_path: Path) -> None:
     assert "decompresses to more than 4096 bytes" in str(errors[0])
 
 
-def test_an_xz_that_asks_for_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:
+def test_an_xz_stream_that_needs_gigabytes_of_memory_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.xz"
-    squeezed = subprocess.run(
+    compressed = subprocess.run(
         ["xz", "--lzma2=preset=0,dict=1GiB", "-T1", "-c"], input=b"x" * 1000, capture_output=True, check=True
     )
-    path.write_bytes(squeezed.stdout)
+    path.write_bytes(compressed.stdout)
     _, errors = reader_of(path).locate(np.array([0]), np.array([0]), Only()).read()
     assert "xz stream is damaged" in str(errors[0])
 
 
-def test_no_room_to_unpack_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_decompressing_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.tar.gz", rows(0, 20), index=False)
 
     def full(*_: Any) -> None:

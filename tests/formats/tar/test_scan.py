@@ -1,4 +1,4 @@
-"""Damaged, hostile and odd archives: what is good is read, what is lost has a place, nothing hangs."""
+"""Damaged, hostile and odd archives: good samples are read, losses have a place, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.formats.tar.scan import scan
 from penstock.tarstream.raw import RawSample, open_raw
 
 KEYS = [f"d/{number:03d}" for number in range(6)]
-TRIPLES = 3 * (512 + 512)  # what one sample of three small fields takes
+SAMPLE = 3 * (512 + 512)  # bytes of one sample with three small fields
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ class Everything:
 
 
 def member(name: str | bytes, data: bytes = b"data", kind: bytes = b"0", size: bytes | None = None) -> bytes:
-    """One member as plainly as can be: header and padded data; the size field may lie."""
+    """Return one member: a plain header and padded data; ``size`` replaces the size field."""
     raw = name.encode() if isinstance(name, str) else name
     front = (
         raw.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + (size or b"%011o\0" % len(data)) + b"00000000000\0"
@@ -69,15 +69,14 @@ def flipped(at: int, data: bytes = GOOD) -> bytes:
 
 
 def between(extra: bytes) -> bytes:
-    """The six samples, with something after the third."""
-    return GOOD[: 3 * TRIPLES] + extra + GOOD[3 * TRIPLES :]
+    """Return the six samples, with ``extra`` after the third."""
+    return GOOD[: 3 * SAMPLE] + extra + GOOD[3 * SAMPLE :]
 
 
 def from_file(path: Path) -> tuple[list[str], list[tuple[int, DataError]]]:
     reader = TarReader([str(path)], [path.name], [str(path)], None)
     count = reader.count(0)
-    spots = reader.locate(np.zeros(count, np.int64), np.arange(count), Everything())
-    found, errors = spots.read()
+    found, errors = reader.locate(np.zeros(count, np.int64), np.arange(count), Everything()).read()
     good = [row for row in found if row is not None]
     for row in good:
         fields = {name: value for name, value in row.items() if not name.startswith("__")}
@@ -95,7 +94,7 @@ def from_stream(data: bytes, url: str) -> tuple[list[str], list[tuple[int, DataE
 
 @dataclass(frozen=True)
 class Case:
-    """A bad archive: the keys read all the same, and for each loss its place and words of its message."""
+    """A bad archive: the keys that can be read, and the position of each loss and a part of its message."""
 
     data: bytes | Callable[[], bytes]
     good: list[str]
@@ -113,51 +112,51 @@ LAST = KEYS[-1]
 CASES = {
     "empty file": Case(b"", [], [(0, "empty")]),
     "one byte": Case(b"x", [], [(0, "inside a header at offset 1")]),
-    "not a tar": Case(b"<html>not found</html>" * 100, [], [(0, "offset 0: no tar archive?")]),
+    "not a tar": Case(b"<html>not found</html>" * 100, [], [(0, "offset 0: not a tar archive?")]),
     "cut inside the first header": Case(GOOD[:300], [], [(0, "inside a header at offset 300")]),
-    "cut inside a later header": Case(GOOD[: 3 * TRIPLES + 100], KEYS[:3], [(3, "inside a header")], KEYS[2]),
+    "cut inside a later header": Case(GOOD[: 3 * SAMPLE + 100], KEYS[:3], [(3, "inside a header")], KEYS[2]),
     "cut between header and data": Case(
-        GOOD[: 3 * TRIPLES + 512], KEYS[:3], [(3, "declares 8 bytes, 0 are left")], KEYS[2]
+        GOOD[: 3 * SAMPLE + 512], KEYS[:3], [(3, "declares 8 bytes, 0 are left")], KEYS[2]
     ),
-    "cut inside data": Case(GOOD[: 3 * TRIPLES + 515], KEYS[:3], [(3, "declares 8 bytes, 3 are left")], KEYS[2]),
-    "cut inside padding": Case(GOOD[: 3 * TRIPLES - 100], KEYS[:3], [(3, "without an end marker")], KEYS[2]),
-    "cut between samples": Case(GOOD[: 3 * TRIPLES], KEYS[:3], [(3, "without an end marker at offset 9216")], KEYS[2]),
+    "cut inside data": Case(GOOD[: 3 * SAMPLE + 515], KEYS[:3], [(3, "declares 8 bytes, 3 are left")], KEYS[2]),
+    "cut inside padding": Case(GOOD[: 3 * SAMPLE - 100], KEYS[:3], [(3, "without an end marker")], KEYS[2]),
+    "cut between samples": Case(GOOD[: 3 * SAMPLE], KEYS[:3], [(3, "without an end marker at offset 9216")], KEYS[2]),
     "cut between members of a sample": Case(
-        GOOD[: 3 * TRIPLES + 1024], KEYS[:3], [(3, "without an end marker")], KEYS[2]
+        GOOD[: 3 * SAMPLE + 1024], KEYS[:3], [(3, "without an end marker")], KEYS[2]
     ),
     "no end marker": Case(GOOD[:-1024], KEYS, [(6, "without an end marker")], LAST),
     "cut inside the end marker": Case(GOOD[:-1000], KEYS, [(6, "inside a header")], LAST),
     "bit flip in a first name": Case(
-        flipped(3 * TRIPLES + 2), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]
+        flipped(3 * SAMPLE + 2), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]
     ),
     "bit flip in a last name": Case(
-        flipped(4 * TRIPLES - 1022), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 11264")], KEYS[2]
+        flipped(4 * SAMPLE - 1022), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 11264")], KEYS[2]
     ),
     "bit flip in a size": Case(
-        flipped(3 * TRIPLES + 1024 + 130),
+        flipped(3 * SAMPLE + 1024 + 130),
         KEYS[:3] + KEYS[4:],
         [(3, "damaged header at offset 10240")],
         KEYS[2],
     ),
     "bit flip in a checksum": Case(
-        flipped(3 * TRIPLES + 150), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]
+        flipped(3 * SAMPLE + 150), KEYS[:3] + KEYS[4:], [(3, "damaged header at offset 9216")], KEYS[2]
     ),
-    "bit flip in a type": Case(flipped(3 * TRIPLES + 156), KEYS[:3] + KEYS[4:], [(3, "damaged header")], KEYS[2]),
+    "bit flip in a type": Case(flipped(3 * SAMPLE + 156), KEYS[:3] + KEYS[4:], [(3, "damaged header")], KEYS[2]),
     "bit flip in the very first header": Case(flipped(5), KEYS[1:], [(0, "damaged header at offset 0")]),
-    "bit flip in the very last header": Case(flipped(6 * TRIPLES - 1020), KEYS[:5], [(5, "damaged header")], KEYS[4]),
+    "bit flip in the very last header": Case(flipped(6 * SAMPLE - 1020), KEYS[:5], [(5, "damaged header")], KEYS[4]),
     "two samples damaged": Case(
-        flipped(4 * TRIPLES + 10, flipped(2 * TRIPLES + 10)),
+        flipped(4 * SAMPLE + 10, flipped(2 * SAMPLE + 10)),
         [*KEYS[:2], KEYS[3], KEYS[5]],
         [(2, "offset 6144"), (4, "offset 12288")],
     ),
     "a hole of zeros": Case(
-        GOOD[:TRIPLES] + bytes(TRIPLES) + GOOD[2 * TRIPLES :],
+        GOOD[:SAMPLE] + bytes(SAMPLE) + GOOD[2 * SAMPLE :],
         KEYS[:1],
         [(1, "follow the end marker")],
         KEYS[0],
     ),
     "noise over two samples": Case(
-        GOOD[: 2 * TRIPLES] + bytes(range(256)) * 24 + GOOD[4 * TRIPLES :],
+        GOOD[: 2 * SAMPLE] + bytes(range(256)) * 24 + GOOD[4 * SAMPLE :],
         KEYS[:2] + KEYS[4:],
         [(2, "offset 6144")],
         KEYS[1],
@@ -166,14 +165,14 @@ CASES = {
         GOOD + b"".join(map(sample, ["x", "y"])) + END, KEYS, [(6, "concatenated archives")], LAST
     ),
     "bytes after the end": Case(GOOD + bytes(9000) + b"!", KEYS, [(6, "follow the end marker")], LAST),
-    "a size that is no number": Case(
-        between(member("bad.jpg", b"", size=b"00000x00000\0")), KEYS, [(3, "its size is no number")], KEYS[2]
+    "a size that is not a number": Case(
+        between(member("bad.jpg", b"", size=b"00000x00000\0")), KEYS, [(3, "its size is not a number")], KEYS[2]
     ),
     "a negative size": Case(
-        between(member("bad.jpg", b"", size=b"-0000000010\0")), KEYS, [(3, "its size is no number")], KEYS[2]
+        between(member("bad.jpg", b"", size=b"-0000000010\0")), KEYS, [(3, "its size is not a number")], KEYS[2]
     ),
     "a negative base-256 size": Case(
-        between(member("bad.jpg", b"", size=b"\xff" * 12)), KEYS, [(3, "its size is no number")], KEYS[2]
+        between(member("bad.jpg", b"", size=b"\xff" * 12)), KEYS, [(3, "its size is not a number")], KEYS[2]
     ),
     "an overflowing base-256 size": Case(
         between(member("bad.jpg", b"", size=b"\x80" + b"\xff" * 11)),
@@ -196,7 +195,7 @@ CASES = {
         [(3, "declares 999999999999")],
         KEYS[2],
     ),
-    "a PAX size that is no number": Case(
+    "a PAX size that is not a number": Case(
         between(pax({"size": "-5"}) + member("bad.jpg")), KEYS, [(3, "malformed PAX size")], KEYS[2]
     ),
     "a PAX size of many digits": Case(
@@ -230,9 +229,9 @@ CASES = {
     "a duplicate field in other case": Case(
         between(member("d/dup.jpg") + member("d/dup.JPG")), KEYS, [(3, "appears twice")], "d/dup"
     ),
-    "a key that comes back": Case(between(sample(KEYS[0])), KEYS, [(3, "the key comes back")], KEYS[0]),
-    "a key that comes back with another field": Case(
-        between(member("d/001.txt")), KEYS, [(3, "the key comes back")], KEYS[1]
+    "a key that appears again": Case(between(sample(KEYS[0])), KEYS, [(3, "the key appears again")], KEYS[0]),
+    "a key that appears again with another field": Case(
+        between(member("d/001.txt")), KEYS, [(3, "the key appears again")], KEYS[1]
     ),
     "an absolute path": Case(between(member("/etc/pass.jpg")), KEYS, [(3, "absolute paths are refused")], "/etc/pass"),
     "a path with ..": Case(between(member("../../up.jpg")), KEYS, [(3, "'..' are refused")], "../../up"),
@@ -271,7 +270,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_archive_gives_its_good_samples_and_a_clear_error(name: str, tmp_path: Path) -> None:
+def test_a_bad_archive_yields_its_good_samples_and_a_clear_error(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     data = case.data() if callable(case.data) else case.data
     path = tmp_path / "bad.tar"
@@ -291,18 +290,18 @@ def test_a_bad_archive_gives_its_good_samples_and_a_clear_error(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_archive_gives_the_same_from_a_stream(name: str, tmp_path: Path) -> None:
+def test_a_bad_archive_yields_the_same_from_a_stream(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     data = case.data() if callable(case.data) else case.data
     path = tmp_path / "bad.tar"
     path.write_bytes(data)
     good, losses = from_file(path)
-    streamed, troubles = from_stream(data, str(path))
-    if "bomb" in name:  # a stream has given what came before it was found out
-        assert "1000 times" in str(troubles[-1][1])
+    streamed, streamed_losses = from_stream(data, str(path))
+    if "bomb" in name:  # a stream yields samples before the bomb is detected
+        assert "1000 times" in str(streamed_losses[-1][1])
         return
     assert streamed == good
-    assert [(place, str(error)) for place, error in troubles] == [(place, str(error)) for place, error in losses]
+    assert [(place, str(error)) for place, error in streamed_losses] == [(place, str(error)) for place, error in losses]
 
 
 def test_there_are_at_least_25_kinds_of_bad_archives() -> None:
@@ -310,40 +309,41 @@ def test_there_are_at_least_25_kinds_of_bad_archives() -> None:
 
 
 @pytest.mark.parametrize("at", range(0, len(GOOD) - 1024, 512))
-def test_truncation_at_any_block_is_never_quiet(at: int) -> None:
+def test_truncation_at_any_block_is_reported(at: int) -> None:
     index = scan(GOOD[:at])
-    whole = at // TRIPLES if at >= TRIPLES + 1024 else 0  # nothing vouches for a first sample that may be cut
+    # The first sample counts as complete only once a second key shows that it was not cut.
+    whole = at // SAMPLE if at >= SAMPLE + 1024 else 0
     assert index.keys()[:-1] == KEYS[:whole]
     assert list(index.bad) == [whole]
 
 
-def test_every_single_bit_flip_in_headers_is_noticed() -> None:
-    start = 3 * TRIPLES
-    for offset in {*range(start, start + 512)} - {start + 155}:  # the byte behind the checksum means nothing
+def test_every_bit_flip_in_a_header_is_detected() -> None:
+    start = 3 * SAMPLE
+    for offset in {*range(start, start + 512)} - {start + 155}:  # the byte after the checksum is not used
         index = scan(flipped(offset))
         assert len(index.bad) == 1, offset
         assert index.samples == len(KEYS), offset
 
 
-def test_crowds_of_damaged_headers_take_time_in_proportion() -> None:
+def test_many_damaged_headers_take_linear_time() -> None:
     pair = member("a.jpg", b"") + b"\1" * 512
-    index = scan(GOOD[: 3 * TRIPLES] + pair * 3000 + GOOD[3 * TRIPLES :])
+    index = scan(GOOD[: 3 * SAMPLE] + pair * 3000 + GOOD[3 * SAMPLE :])
     assert index.keys()[:3] == KEYS[:3]
     assert index.keys()[-3:] == KEYS[3:]
 
 
-def test_a_sample_next_to_damage_is_good_only_with_the_fields_of_an_earlier_one() -> None:
+def test_a_sample_next_to_damage_is_good_only_if_an_earlier_one_had_its_fields() -> None:
     odd = member("d/odd.jpg") + member("d/odd.txt")
     intact = between(odd)
     assert scan(intact).samples == 7
-    damaged = flipped(3 * TRIPLES + len(odd) + 3, intact)  # the header behind the odd sample
+    damaged = flipped(3 * SAMPLE + len(odd) + 3, intact)  # the header after the odd sample
     index = scan(damaged)
     assert [key for number, key in enumerate(index.keys()) if number not in index.bad] == KEYS[:3] + KEYS[4:]
     assert len(index.bad) == 1
 
 
 @pytest.mark.parametrize("padding", [0, 512, 1024, 9216, 10240, 123, 1 << 20])
-def test_padding_of_any_size_is_fine(padding: int) -> None:
+def test_padding_of_any_size_is_accepted(padding: int) -> None:
     assert not scan(GOOD + bytes(padding)).bad
 
 
@@ -351,7 +351,7 @@ def test_a_lone_zero_block_ends_an_archive() -> None:
     assert not scan(GOOD[:-512]).bad
 
 
-def test_more_padding_than_any_tape_needs_is_reported_without_reading_it(tmp_path: Path) -> None:
+def test_excessive_padding_is_reported_without_being_read(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(GOOD)
     os.truncate(path, 1 << 40)
@@ -392,7 +392,7 @@ def test_grouping_follows_the_first_dot_of_the_base_name() -> None:
     assert [index.kinds[kind] for kind in index.kind] == [("seg.jpg", "cls"), ("d.e",), (".y",)]
 
 
-def test_a_member_that_belongs_to_nothing_does_not_split_a_sample() -> None:
+def test_a_member_that_belongs_to_no_sample_does_not_split_one() -> None:
     index = scan(member("a.jpg") + member("README") + member("d", b"", b"5") + member("a.cls") + END)
     assert index.keys() == ["a"]
     assert index.kinds == [("jpg", "cls")]
@@ -400,7 +400,7 @@ def test_a_member_that_belongs_to_nothing_does_not_split_a_sample() -> None:
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 40, 700, 1500])
 @pytest.mark.parametrize("fields", [("jpg",), ("cls", "jpg"), ("a", "b.c", "d", "e", "f")])
-def test_runs_of_any_length_and_width_are_grouped_alike(count: int, fields: tuple[str, ...]) -> None:
+def test_runs_of_any_length_and_number_of_fields_are_grouped_the_same(count: int, fields: tuple[str, ...]) -> None:
     data = b"".join(member(f"v1.0/{number}.{field}") for number in range(count) for field in fields)
     index = scan(data + END)
     assert index.keys() == [f"v1.0/{number}" for number in range(count)]
@@ -411,17 +411,17 @@ def test_runs_of_any_length_and_width_are_grouped_alike(count: int, fields: tupl
 
 
 @pytest.mark.parametrize("odd", ["dup.jpg", "5.jpg", "/a.jpg", "../a.jpg", ".a.jpg", "x", "700.txt", "a.b/c.jpg"])
-def test_an_odd_member_inside_a_long_run_gives_the_same_as_among_few(odd: str) -> None:
-    def tell(numbers: range) -> list[tuple[str, str | None]]:
+def test_an_odd_member_in_a_long_run_has_the_same_effect_as_among_a_few(odd: str) -> None:
+    def entries(numbers: range) -> list[tuple[str, str | None]]:
         half = len(numbers) // 2
         first = b"".join(member(f"{n}.jpg") + member(f"{n}.txt") for n in numbers[:half])
         last = b"".join(member(f"{n}.jpg") + member(f"{n}.txt") for n in numbers[half:])
         index = scan(first + member("dup.txt") + member("dup.jpg") + member(odd) + last + END)
-        told = [(key, index.bad.get(n)) for n, key in enumerate(index.keys())]
-        return [entry for entry in told if not entry[0].isdigit() or entry[1]]
+        found = [(key, index.bad.get(n)) for n, key in enumerate(index.keys())]
+        return [entry for entry in found if not entry[0].isdigit() or entry[1]]
 
-    assert tell(range(3, 9)) == tell(range(3, 9))
-    assert tell(range(2000, 3600)) == [e for e in tell(range(2000, 2006)) if e[0] not in ("5", "700")]
+    assert entries(range(3, 9)) == entries(range(3, 9))
+    assert entries(range(2000, 3600)) == [e for e in entries(range(2000, 2006)) if e[0] not in ("5", "700")]
 
 
 def test_pax_and_gnu_names_and_sizes_are_read() -> None:
@@ -463,11 +463,11 @@ def test_a_missing_shard_is_a_storage_error(tmp_path: Path) -> None:
         load_index(str(tmp_path / "none.tar"))
 
 
-def test_the_index_beside_tells_what_a_truncated_shard_has_lost(tmp_path: Path) -> None:
+def test_the_index_beside_a_truncated_shard_says_what_is_lost(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(GOOD)
     write_beside(str(path), load_index(str(path)))
-    path.write_bytes(GOOD[: 2 * TRIPLES])
+    path.write_bytes(GOOD[: 2 * SAMPLE])
     index = load_index(str(path))
     assert index.samples == 6
     assert list(index.bad) == [2, 3, 4, 5]
@@ -475,15 +475,15 @@ def test_the_index_beside_tells_what_a_truncated_shard_has_lost(tmp_path: Path) 
     assert "the index beside it says 6 samples, 2 were found" in index.bad[5]
 
 
-def test_samples_keep_their_numbers_behind_a_damage_when_the_count_is_known(tmp_path: Path) -> None:
+def test_samples_after_damage_keep_their_numbers_if_the_count_is_known(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
-    path.write_bytes(GOOD[: 2 * TRIPLES] + bytes(range(256)) * 24 + GOOD[4 * TRIPLES :])
+    path.write_bytes(GOOD[: 2 * SAMPLE] + bytes(range(256)) * 24 + GOOD[4 * SAMPLE :])
     index = load_index(str(path), expected=6)
     assert list(index.bad) == [2, 3]
     assert index.key(5) == KEYS[5]
 
 
-def test_a_loss_that_took_no_sample_is_no_loss_when_the_count_is_known(tmp_path: Path) -> None:
+def test_damage_that_lost_no_sample_is_ignored_if_the_count_is_known(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(GOOD[:-1024])
     assert load_index(str(path)).samples == 7
@@ -502,7 +502,7 @@ def test_a_trusted_index_is_used_without_reading_headers(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_all_formats_of_pythons_tarfile_are_read(format: int, tmp_path: Path) -> None:
+def test_all_formats_of_python_tarfile_are_read(format: int, tmp_path: Path) -> None:
     names = ["a.jpg", "a.cls", "\u00fcber/b.jpg", "x" * 80 + "/" + "y" * 90 + ".jpg"]
     if format != tarfile.USTAR_FORMAT:
         names += ["z" * 150 + "/" + "y" * 200 + ".jpg"]
@@ -517,7 +517,7 @@ def test_all_formats_of_pythons_tarfile_are_read(format: int, tmp_path: Path) ->
     assert index.size.tolist() == list(range(len(names)))
 
 
-def test_a_sparse_file_of_gnu_tar_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_sparse_file_of_gnu_tar_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"plain")
     hole: Any = tmp_path / "b.jpg"
     with open(hole, "wb") as file:
@@ -536,13 +536,13 @@ def test_a_sparse_file_of_gnu_tar_is_refused_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if "bomb" not in name])
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_bad_archive_gives_the_same_when_it_is_copied(name: str, mapped: bool, tmp_path: Path) -> None:
-    made = CASES[name].data
-    data = made() if callable(made) else made
+def test_a_bad_archive_yields_the_same_when_it_is_copied(name: str, mapped: bool, tmp_path: Path) -> None:
+    case = CASES[name]
+    data = case.data() if callable(case.data) else case.data
     path = tmp_path / "bad.tar"
     path.write_bytes(data)
     found = list(open_raw(str(path), mapped=mapped))
     losses = [(place, str(item)) for place, item in enumerate(found) if isinstance(item, DataError)]
-    keys, wanted = from_stream(data, str(path))
+    keys, streamed_losses = from_stream(data, str(path))
     assert [item.key for item in found if isinstance(item, RawSample)] == keys
-    assert losses == [(place, str(error)) for place, error in wanted]
+    assert losses == [(place, str(error)) for place, error in streamed_losses]

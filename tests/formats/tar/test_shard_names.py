@@ -1,11 +1,11 @@
-"""What a user writes for a target is a folder, a pattern or one archive."""
+"""A writer's target is a folder, a pattern or one archive."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.errors import PlanError
-from penstock.formats.tar.shard_names import named, on_disk, suffix_compression
+from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compression
 
 
 @pytest.mark.parametrize(
@@ -19,20 +19,20 @@ from penstock.formats.tar.shard_names import named, on_disk, suffix_compression
         ("d/a.tar", "xz", ("d", "a.tar.xz", True)),
     ],
 )
-def test_a_target_is_taken_apart(path: str, compress: str | None, want: tuple[str, str, bool]) -> None:
-    assert named(path, compress) == want
+def test_a_target_is_parsed(path: str, compress: str | None, want: tuple[str, str, bool]) -> None:
+    assert parse_target(path, compress) == want
 
 
-def test_a_pattern_needs_its_number() -> None:
-    with pytest.raises(PlanError, match="no pattern"):
-        named("x-%s-%s.tar", None)
+def test_a_pattern_needs_exactly_one_number() -> None:
+    with pytest.raises(PlanError, match="is not a pattern"):
+        parse_target("x-%s-%s.tar", None)
 
 
-def test_suffixes_mean_compression() -> None:
+def test_a_suffix_stands_for_a_compression() -> None:
     assert [suffix_compression(name) for name in ("a.tar", "a.tgz", "a.tar.bz2")] == [None, "gz", "bz2"]
 
 
-def test_paths_are_on_disk() -> None:
+def test_only_paths_and_file_urls_are_on_disk() -> None:
     assert [on_disk(url) for url in ("a/b", "/a", "file:/a", "memory://a", "s3://b/c")] == [
         True,
         True,

@@ -1,4 +1,4 @@
-"""A line does its jobs in order, holds back whoever is too quick, and tells of the first failure."""
+"""A sink computes checksums in a background thread, which runs jobs in order and reports its first failure."""
 
 from __future__ import annotations
 
@@ -11,82 +11,82 @@ import pytest
 
 from penstock.blobs.background import BackgroundThread
 from penstock.blobs.checksums import CELL
-from penstock.formats.tar.sink import Sink
+from penstock.formats.tar.sink import HashingSink
 
 
-def test_jobs_are_done_in_order_by_one_thread() -> None:
+def test_jobs_run_in_order() -> None:
     done: list[int] = []
-    line = BackgroundThread("line", 3)
+    thread = BackgroundThread("test", 3)
     for number in range(100):
-        line(lambda number=number: done.append(number))  # type: ignore[misc]
-    line.finish()
+        thread(lambda number=number: done.append(number))  # type: ignore[misc]
+    thread.finish()
     assert done == list(range(100))
 
 
-def test_after_a_failure_nothing_is_done_and_nobody_waits_for_ever() -> None:
+def test_after_a_failure_no_job_runs_and_submitting_raises() -> None:
     done: list[int] = []
-    line = BackgroundThread("line", 2)
-    line(lambda: 1 / 0)
+    thread = BackgroundThread("test", 2)
+    thread(lambda: 1 / 0)
 
-    def give() -> None:
+    def submit() -> None:
         for number in range(1000):
-            line(lambda number=number: done.append(number))  # type: ignore[misc]
+            thread(lambda number=number: done.append(number))  # type: ignore[misc]
             time.sleep(0.0001)
 
     with pytest.raises(ZeroDivisionError):
-        give()
+        submit()
     with pytest.raises(ZeroDivisionError):
-        line.finish()
+        thread.finish()
     assert done == []
 
 
-def test_a_full_line_holds_back_who_gives_more() -> None:
+def test_submitting_to_a_full_queue_waits() -> None:
     go = threading.Event()
-    line = BackgroundThread("line", 1)
-    line(go.wait)
-    line(time.time)
-    given = threading.Event()
+    thread = BackgroundThread("test", 1)
+    thread(go.wait)
+    thread(time.time)
+    submitted = threading.Event()
 
-    def give() -> None:
-        line(time.time)
-        given.set()
+    def submit() -> None:
+        thread(time.time)
+        submitted.set()
 
-    other = threading.Thread(target=give)
+    other = threading.Thread(target=submit)
     other.start()
-    assert not given.wait(0.1)
+    assert not submitted.wait(0.1)
     go.set()
     other.join()
-    line.finish()
-    assert given.is_set()
+    thread.finish()
+    assert submitted.is_set()
 
 
-def test_a_stopped_line_leaves_what_waits_undone() -> None:
+def test_stopping_skips_the_jobs_that_wait() -> None:
     go, done = threading.Event(), []
-    line = BackgroundThread("line", 5)
-    line(go.wait)
-    line(lambda: done.append(1))
+    thread = BackgroundThread("test", 5)
+    thread(go.wait)
+    thread(lambda: done.append(1))
     threading.Timer(0.05, go.set).start()
-    line.stop()
+    thread.stop()
     assert done == []
 
 
-def test_a_line_may_end_after_all_that_waits_and_tells_no_failure() -> None:
+def test_stopping_after_all_runs_the_jobs_that_wait_and_raises_nothing() -> None:
     done: list[int] = []
-    for after_all, many in ((True, 3), (False, 0)):
-        line, gate = BackgroundThread("line", 5), threading.Event()
-        line(gate.wait)
+    for after_all, count in ((True, 3), (False, 0)):
+        thread, gate = BackgroundThread("test", 5), threading.Event()
+        thread(gate.wait)
         for number in range(3):
-            line(lambda number=number: done.append(number))  # type: ignore[misc]
+            thread(lambda number=number: done.append(number))  # type: ignore[misc]
         threading.Timer(0.05, gate.set).start()
-        line.stop(after_all=after_all)
-        assert len(done) == many
+        thread.stop(after_all=after_all)
+        assert len(done) == count
         done.clear()
-    line = BackgroundThread("line", 1)
-    line(lambda: 1 / 0)
-    line.stop(after_all=True)
+    thread = BackgroundThread("test", 1)
+    thread(lambda: 1 / 0)
+    thread.stop(after_all=True)
 
 
-def test_checksums_are_those_of_what_was_written_whoever_makes_them() -> None:
+def test_checksums_are_those_of_the_bytes_written() -> None:
     got: list[bytes] = []
 
     class Kept:
@@ -97,13 +97,13 @@ def test_checksums_are_those_of_what_was_written_whoever_makes_them() -> None:
 
         def drop(self) -> None: ...
 
-    line = BackgroundThread("line", 5)
-    sink, buffer = Sink(Kept(), line), bytearray(b"a" * 2_000_000)
+    thread = BackgroundThread("test", 5)
+    sink, buffer = HashingSink(Kept(), thread), bytearray(b"a" * 2_000_000)
     sink.write(memoryview(buffer))
-    buffer[:] = b"b" * len(buffer)  # as a compressor does that uses its buffer again
+    buffer[:] = b"b" * len(buffer)  # as a compressor that reuses its buffer does
     sink.write(b"end")
-    line.finish()
+    thread.finish()
     want = b"a" * 2_000_000 + b"end"
     assert b"".join(got) == want
-    assert (sink.count, sink.hash.hexdigest()) == (len(want), hashlib.sha256(want).hexdigest())
-    assert sink.grid.values().tolist() == [zlib.crc32(want[at : at + CELL]) for at in range(0, len(want), CELL)]
+    assert (sink.nbytes, sink.sha256.hexdigest()) == (len(want), hashlib.sha256(want).hexdigest())
+    assert sink.checksums.values().tolist() == [zlib.crc32(want[at : at + CELL]) for at in range(0, len(want), CELL)]

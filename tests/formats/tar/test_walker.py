@@ -1,4 +1,4 @@
-"""A stream gives what a file gives, one sample at a time."""
+"""A stream yields what a file yields, as it arrives and in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from penstock.formats.tar import ShardWriter, TarWriter, samples
 
 
 class Only:
+    """Wants some fields; all by default."""
+
     def __init__(self, *names: str) -> None:
         self._names = names
 
@@ -36,24 +38,24 @@ def archive(compress: str | None = None) -> bytes:
 
 
 class Trickle(io.RawIOBase):
-    """A pipe that gives a few bytes at a time."""
+    """A pipe that returns a few bytes at a time."""
 
     def __init__(self, data: bytes, step: int) -> None:
-        self._data, self._step, self.given = data, step, 0
+        self._data, self._step, self.consumed = data, step, 0
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        piece = self._data[self.given : self.given + min(self._step, len(buffer))]
+        piece = self._data[self.consumed : self.consumed + min(self._step, len(buffer))]
         buffer[: len(piece)] = piece
-        self.given += len(piece)
+        self.consumed += len(piece)
         return len(piece)
 
 
 @pytest.mark.parametrize("compress", [None, "gz", "bz2", "xz", "zst"])
 @pytest.mark.parametrize("step", [1009, 70_000])
-def test_a_trickling_pipe_gives_all_samples(compress: str | None, step: int) -> None:
+def test_a_slow_pipe_yields_all_samples(compress: str | None, step: int) -> None:
     stream = cast(BinaryIO, Trickle(archive(compress), step))
     found = list(samples(stream, "-", Only()))
     assert found == [({**row, "__url__": "-"}, None) for row in ROWS]
@@ -77,7 +79,7 @@ def test_memory_is_bounded_by_one_sample() -> None:
     trickle = Trickle(archive(), 4096)
     stream = samples(cast(BinaryIO, trickle), "-", Only())
     next(stream)
-    assert trickle.given <= 300_000
+    assert trickle.consumed <= 300_000
 
 
 def test_unwanted_fields_are_dropped() -> None:
@@ -85,7 +87,7 @@ def test_unwanted_fields_are_dropped() -> None:
     assert found == [{"cls": row["cls"]} for row in ROWS]
 
 
-def test_a_member_too_large_for_memory_is_refused_and_the_rest_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_too_large_for_memory_is_refused_and_the_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.formats.tar.walker.MAX_MEMBER", 50_000)
     found = list(samples(io.BytesIO(archive()), "-", Only()))
     assert [n for n, (row, _) in enumerate(found) if row is None] == [17, 18, 19]
@@ -104,5 +106,5 @@ def test_standard_input_of_a_process_is_read(tmp_path: Path) -> None:
         "sys.stdout.write(' '.join(row['__key__'] for row, _ in samples(sys.stdin.buffer, '-', All())))"
     )
     with open(tmp_path / "a.tar.gz", "rb") as file:
-        told = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True)
-    assert told.stdout.split() == [row["__key__"] for row in ROWS]
+        done = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True)
+    assert done.stdout.split() == [row["__key__"] for row in ROWS]

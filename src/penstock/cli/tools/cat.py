@@ -51,13 +51,13 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = flow.selection(args)
     with flow.outlet(args) as out:
-        if chosen.as_they_are:
-            parts = chosen.copies(flow.stretches(args, args.parallel, mapped=args.compress is None))
+        if chosen.copies_runs:
+            parts = chosen.encode_runs(flow.stretches(args, args.parallel, mapped=args.compress is None))
         else:
-            parts = chosen.parts(flow.stream(args, args.parallel))
+            parts = chosen.encode(flow.stream(args, args.parallel))
         written = 0
         for some in parts:
-            out.write_parts(some)
+            out.write_encoded(some)
             written += len(some.keys)
     if args.verbose:
         sys.stderr.write(f"{written:,} samples\n")

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
                 else:
                     fields[name] = cell.encode("utf-8", "surrogateescape")
             try:
-                out.write_parts(encode_sample(key, fields))
+                out.write_encoded(encode_sample(key, fields))
             except DataError as exc:
                 raise DataError(f"line {number}: {exc.problem}", args.plan, exc.key) from exc
     return 0
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 def _rows(plan: str, delim: str | None) -> Iterator[tuple[int, list[str]]]:
     """Read the cells of a plan, each row with the number of its line."""
     from penstock.errors import DataError, StorageError
-    from penstock.tarstream.table import unescaped
+    from penstock.tarstream.table import unescape_tsv
 
     comma = delim == "," if delim is not None else plan.lower().endswith(".csv")
     try:
@@ -96,7 +96,7 @@ def _rows(plan: str, delim: str | None) -> Iterator[tuple[int, list[str]]]:
                 return
             for number, line in enumerate(file, 1):
                 if text := line.rstrip("\r\n"):
-                    yield number, [unescaped(cell) for cell in text.split(delim or "\t")]
+                    yield number, [unescape_tsv(cell) for cell in text.split(delim or "\t")]
     except csv.Error as exc:
         raise DataError(f"the plan is no CSV: {exc}", plan) from exc
     except UnicodeDecodeError as exc:

@@ -45,15 +45,15 @@ examples:
 def run(args: argparse.Namespace) -> int:
     """Mix until a source is at its end."""
     from penstock.cli.tools import streams as flow
-    from penstock.tarstream.gather import find_shards, gather, mixed, refuse
+    from penstock.tarstream.gather import find_shards, gather_samples, mix_streams, raise_error
 
     sources, weights = _described(args)
-    bad = flow.told if args.on_error == "skip" else refuse
-    streams = [gather(find_shards(source), bad=bad) for source in sources]
-    stream = mixed(streams, weights, random.Random(args.seed), all=args.stop == "all")
+    bad = flow.told if args.on_error == "skip" else raise_error
+    streams = [gather_samples(find_shards(source), on_error=bad) for source in sources]
+    stream = mix_streams(streams, weights, random.Random(args.seed), all=args.stop == "all")
     with flow.outlet(args) as out:
-        for parts in flow.selection(args).parts(stream):
-            out.write_parts(parts)
+        for parts in flow.selection(args).encode(stream):
+            out.write_encoded(parts)
     return 0
 
 

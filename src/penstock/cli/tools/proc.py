@@ -123,7 +123,7 @@ def _over_stream(args: argparse.Namespace) -> int:
     counts = _Counts()
     with flow.outlet(args) as out:
         for parts in _progress(_parts(args, flow.shards(args), counts)):
-            out.write_parts(parts)
+            out.write_encoded(parts)
     if args.verbose or counts.failed or counts.gone:
         sys.stderr.write(f"penstock: {counts}\n")
     return 0
@@ -162,9 +162,11 @@ def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterat
         return
     from penstock.cli.tools import streams as flow
     from penstock.cli.tools.shell_command import Workplace, each
-    from penstock.tarstream.gather import gather, refuse
+    from penstock.tarstream.gather import gather_samples, raise_error
 
-    stream = flow.selection(args).samples(gather(urls, bad=flow.told if args.on_error == "skip" else refuse))
+    stream = flow.selection(args).samples(
+        gather_samples(urls, on_error=flow.told if args.on_error == "skip" else raise_error)
+    )
     with Workplace(_command(args), args.working_dir) as place:
         for done in each(stream, place, args.parallel, not args.unordered):
             if (now := _outcome(done, args, counts)) is not None:
@@ -179,8 +181,8 @@ def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> EncodedSa
     if done.problem is None:
         if not args.silent:
             echo(done.printed)
-        counts.gone += done.parts is None
-        return done.parts
+        counts.gone += done.encoded is None
+        return done.encoded
     counts.failed += 1
     if args.on_failure == "abort":
         printed = done.printed.decode("utf-8", "replace").strip()
@@ -188,7 +190,7 @@ def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> EncodedSa
     echo(done.printed)
     what = "kept as it was" if args.on_failure == "keep" else "left out"
     sys.stderr.write(f"penstock: {what}: {done.problem} (shard: {done.raw.shard}, key: {done.raw.key})\n")
-    return done.raw.parts() if args.on_failure == "keep" else None
+    return done.raw.encode() if args.on_failure == "keep" else None
 
 
 def _command(args: argparse.Namespace) -> Any:
@@ -217,7 +219,7 @@ class Convert:
             os.makedirs(os.path.dirname(local_path(target)) or ".", exist_ok=True)
         with TarWriter(target, compress=self.args.compress) as writer:
             for parts in _parts(self.args, [source], counts):
-                writer.write_parts(parts)
+                writer.write_encoded(parts)
         if counts.failed or counts.gone or self.args.verbose:
             sys.stderr.write(f"penstock: {source}: {counts}\n")
         assert writer.entry is not None

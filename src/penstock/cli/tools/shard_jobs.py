@@ -13,9 +13,9 @@ from typing import Any
 
 from penstock.errors import PenstockError, PlanError, StorageError
 from penstock.formats.manifest import ShardEntry, read_manifest_at, write_manifest, write_manifest_at
-from penstock.formats.tar.shard_names import on_disk
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.storage import braces, exists, local_path, open_storage, redacted
-from penstock.tarstream.gather import SUFFIXES, find_shards
+from penstock.tarstream.gather import find_shards
 
 PLACE = "{}"
 _OFTEN_S = 10.0  # seconds between two writings of the manifest
@@ -58,7 +58,7 @@ def _named(pattern: str) -> Iterator[tuple[str, str]]:
         return
     for url in find_shards([pattern]):
         name = url.rpartition("/")[2]
-        ending = next((suffix for suffix in sorted(SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), "")
+        ending = next((suffix for suffix in sorted(TAR_SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), "")
         yield url, name.removesuffix(ending)
 
 

@@ -55,13 +55,13 @@ class Done:
 
     Attributes:
         raw: The sample as it was.
-        parts: The sample as it is now; None where nothing is left of it.
+        encoded: The sample as it is now; None where nothing is left of it.
         printed: What the command printed, the last of it.
         problem: Why it failed, if it did.
     """
 
     raw: RawSample
-    parts: EncodedSamples | None
+    encoded: EncodedSamples | None
     printed: bytes
     problem: str | None = None
 

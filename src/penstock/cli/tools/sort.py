@@ -36,11 +36,11 @@ def temporary(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Sort."""
     from penstock.cli.tools import streams as flow
-    from penstock.tarstream.sort import SortOrder, ordered
+    from penstock.tarstream.sort import SortOrder, sort_samples
 
     order = SortOrder(args.by, args.type, args.reverse, args.seed)
     chosen = flow.selection(args)
     with flow.outlet(args) as out:
-        for parts in ordered(chosen.samples(flow.stream(args, mapped=True)), order, args.tmp):
-            out.write_parts(parts)
+        for parts in sort_samples(chosen.samples(flow.stream(args, mapped=True)), order, args.tmp):
+            out.write_encoded(parts)
     return 0

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 full += 1
                 if full == args.maxshards:
                     break
-            writer.write_parts(parts)
+            writer.write_encoded(parts)
     return 0
 
 
@@ -97,7 +97,7 @@ def _cut(stretches: Iterator[RawRun], fits: Callable[[int, int], bool]) -> Itera
     for stretch in stretches:
         at = 0
         while at < len(stretch):
-            left = stretch.cut(at, len(stretch))
+            left = stretch.slice(at, len(stretch))
             count = bisect_left(range(1, len(left) + 1), True, key=lambda some: not fits(some, left.nbytes(some)))
             at += max(count, 1)
-            yield from left.cut(0, max(count, 1)).parts()
+            yield from left.slice(0, max(count, 1)).encode()

@@ -12,10 +12,10 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.plan.expression_text import TextExpression
 from penstock.storage import STDIN, redacted
 from penstock.tarstream import gather
-from penstock.tarstream.gather import find_shards, refuse
+from penstock.tarstream.gather import find_shards, raise_error
 from penstock.tarstream.raw import RawRun, RawSample
-from penstock.tarstream.select import Rename, Selection
-from penstock.tarstream.stream_writer import STDOUT, Outlet, open_outlet
+from penstock.tarstream.select import KeyTemplate, Selection
+from penstock.tarstream.stream_writer import STDOUT, StreamWriter, open_stream_writer
 
 # glibc keeps as much freed memory as the largest piece it saw freed says; else a stream is read into pages that are
 # touched afresh again and again, a third of the time that copying a pipe takes. Nobody touches this one.
@@ -56,7 +56,7 @@ def stream(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> 
         StorageError: A shard cannot be read.
         DataError: One is damaged, unless such samples are left out.
     """
-    return gather.gather(shards(args), bad=_bad(args), workers=workers, mapped=mapped)
+    return gather.gather_samples(shards(args), on_error=_bad(args), workers=workers, mapped=mapped)
 
 
 def stretches(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[RawRun]:
@@ -66,11 +66,11 @@ def stretches(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -
         StorageError: A shard cannot be read.
         DataError: One is damaged, unless such samples are left out.
     """
-    return gather.stretches(shards(args), bad=_bad(args), workers=workers, mapped=mapped)
+    return gather.gather_runs(shards(args), on_error=_bad(args), workers=workers, mapped=mapped)
 
 
-def _bad(args: argparse.Namespace) -> gather.Bad:
-    return told if args.on_error == "skip" else refuse
+def _bad(args: argparse.Namespace) -> gather.OnError:
+    return told if args.on_error == "skip" else raise_error
 
 
 def told(error: DataError) -> None:
@@ -88,7 +88,7 @@ def selection(args: argparse.Namespace) -> Selection:
         stop = last if stop is None else min(stop, last)
     try:
         where = TextExpression(args.where) if args.where else None
-        rename = Rename(args.rename) if getattr(args, "rename", None) else None
+        rename = KeyTemplate(args.rename) if getattr(args, "rename", None) else None
     except PlanError as exc:
         wrong(str(exc))
     return Selection(
@@ -105,14 +105,14 @@ def selection(args: argparse.Namespace) -> Selection:
 
 
 @contextmanager
-def outlet(args: argparse.Namespace) -> Iterator[Outlet]:
+def outlet(args: argparse.Namespace) -> Iterator[StreamWriter]:
     """Open what a tool writes to, never a terminal; it appears if all is well.
 
     Raises:
         StorageError: It cannot be written.
     """
     no_terminal(args.output)
-    with failures_at(args.output), open_outlet(args.output, args.compress) as out:
+    with failures_at(args.output), open_stream_writer(args.output, args.compress) as out:
         yield out
 
 

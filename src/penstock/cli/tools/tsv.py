@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.cli.tools import choose, take_inputs, wrong
 
 if TYPE_CHECKING:
-    from penstock.tarstream.table import Write
+    from penstock.tarstream.table import WriteBytes
 
 _FORMATS = ("tsv", "csv", "jsonl", "parquet")
 
@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> int:
     from penstock.tarstream import table as tabulating
 
     format = "jsonl" if args.json else args.format or _by_name(args.output)
-    chosen = tabulating.columns(args.fields) if args.fields else ()
+    chosen = tabulating.parse_columns(args.fields) if args.fields else ()
     if args.fields and not chosen:
         wrong("no field is named")
     if format == "parquet":
         flow.no_terminal(args.output)
-    table: tabulating.Table | None = None
+    table: tabulating.SampleTable | None = None
     with _written(args.output) as write:
         for raw in flow.selection(args).samples(flow.stream(args)):
             if table is None:
@@ -65,7 +65,7 @@ def _by_name(output: str) -> str:
 
 
 @contextmanager
-def _written(output: str) -> Iterator[Write]:
+def _written(output: str) -> Iterator[WriteBytes]:
     from penstock.storage import open_storage
 
     if output == "-":

@@ -1,6 +1,7 @@
-"""Tar shards: read in place through an index, front to back from a stream, and written.
+"""Tar shards: read in place through an index, read front to back from a stream, and written.
 
-Names are loaded when they are first used: whoever only copies samples needs no numpy."""
+Names are loaded on first use, so that tools which only copy samples do not import numpy.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tar archives: headers read and written, and which names and values a member can have."""
+"""The tar format: reading headers, writing headers, and samples encoded as members.
+
+Reading tolerates what other tools write (v7, ustar, GNU, PAX); writing uses plain ustar headers, with a PAX record only
+where they do not suffice. Needs no numpy, so that tools which only copy samples start quickly.
+"""
 
 from __future__ import annotations
 
@@ -11,43 +15,41 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from penstock.blobs.compression import detect
 from penstock.errors import DataError
 
-BLOCK = 512
+BLOCK = 512  # bytes; headers take one block, data is padded to whole blocks
 ZEROS = bytes(BLOCK)
-REGULAR = frozenset(b"0\x007")
-EMPTY = frozenset(b"123456")  # links, devices, folders, pipes: nothing follows their header
-EXTENDING = frozenset(b"xXgLK")  # PAX and GNU records about the member that comes next
-GLOBAL = ord("g")
-REFUSED = {ord("S"): "sparse members are not supported", ord("M"): "multi-volume members are not supported"}
-MAX_EXTENSION = 1 << 20  # a name never needs a megabyte: a larger record is damage or an attack
-MAX_PADDING = 64 << 20  # more padding than any tape needs is not read through, but reported
+END_MARKER = bytes(2 * BLOCK)
+MAX_PADDING = 64 << 20  # bytes after the end marker; more than any tape needs is reported instead of read
 
+# Member types, as in the header's typeflag.
+_REGULAR_TYPES = frozenset(b"0\x007")
+_DATALESS_TYPES = frozenset(b"123456")  # links, devices, folders, pipes: nothing follows their header
+_EXTENSION_TYPES = frozenset(b"xXgLK")  # PAX and GNU records about the member that comes next
+_GLOBAL_PAX_TYPE = ord("g")
+_UNSUPPORTED_TYPES = {
+    ord("S"): "sparse members are not supported",
+    ord("M"): "multi-volume members are not supported",
+}
+_MAX_EXTENSION = 1 << 20  # bytes; a name never needs a megabyte: a larger record is damage or an attack
 
-V = TypeVar("V")
-V_co = TypeVar("V_co", covariant=True)
-Member = tuple[bytes, V, str | None]
-"""Name, the member's value, and what is wrong with it."""
-
-_MAX_OCTAL = 8**11
-_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_PLAIN_FIELD = re.compile(r"[a-z0-9_-]+")
-_PAX_NAME = b"././@PaxHeader"
-_MIDDLE = b"0000644\0" + b"0000000\0" * 2  # mode, user, group
-_TIME = b"00000000000\0"
-_TAIL = b"ustar\00000" + bytes(64) + b"0000000\0" * 2  # magic, version, names of user and group, device
-_FIXED = sum(_MIDDLE) + sum(_TIME) + sum(_TAIL) + 8 * 32  # what is in every header; the checksum counts as spaces
-_PLAIN = b"0" + bytes(100) + _TAIL + bytes(155 + 12)
+ValueT = TypeVar("ValueT")
+_ValueT_co = TypeVar("_ValueT_co", covariant=True)
+Member = tuple[bytes, ValueT, str | None]
+"""A member: its name, the value that stands for it, and what is wrong with it."""
 
 
 def padded(size: int) -> int:
-    """Give the room that ``size`` bytes take in an archive."""
+    """Return the size of ``size`` bytes in an archive, padding included."""
     return (size + BLOCK - 1) & -BLOCK
 
 
-def number(field: bytes) -> int:
-    """Read a numeric header field: octal, or base 256 when its first bit is set.
+# Reading headers
+
+
+def parse_number(field: bytes) -> int:
+    """Parse a numeric header field: octal, or base 256 if its first bit is set.
 
     Raises:
-        ValueError: It is neither, or negative.
+        ValueError: The field is neither, or the number is negative.
     """
     if field[0] & 0x80:
         if field[0] != 0x80:
@@ -60,10 +62,10 @@ def number(field: bytes) -> int:
 
 
 def checksum_holds(head: bytes) -> bool:
-    """Tell whether a header block carries its own checksum, of unsigned or (old tars) of signed bytes."""
+    """Tell whether a header block matches its checksum, computed from unsigned or (old tars) signed bytes."""
     own = head[148:156]
     try:
-        declared = number(own)
+        declared = parse_number(own)
     except ValueError:
         return False
     # The low half of an Adler-32 is one plus the sum of the bytes, modulo 65,521: the fastest sum there is.
@@ -74,74 +76,78 @@ def checksum_holds(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Recognise how an archive is compressed by its first block; a good tar header is never taken for compression."""
+    """Recognise the compression of an archive by its first block; a valid tar header is never taken for one."""
     return None if len(head) >= BLOCK and checksum_holds(head[:BLOCK]) else detect(head)
 
 
 def header_name(head: bytes) -> bytes:
-    """Give the path in a header; the prefix belongs to it in POSIX headers only (GNU keeps times there)."""
+    """Return the path in a header; only POSIX headers have a prefix (GNU stores times in its place)."""
     name = head[:100].partition(b"\0")[0]
     prefix = head[345:500].partition(b"\0")[0] if head[257:263] == b"ustar\0" else b""
     return prefix + b"/" + name if prefix else name
 
 
 class Extensions:
-    """PAX and GNU records that wait for the member they describe."""
+    """The PAX and GNU records read so far that apply to the next member.
 
-    __slots__ = ("_always", "pending", "records")
+    Attributes:
+        pending: Whether any record applies to the next member.
+        records: Those records, by name.
+    """
+
+    __slots__ = ("_global", "pending", "records")
 
     def __init__(self) -> None:
-        self._always: dict[bytes, bytes] = {}
-        self.forget()
+        self._global: dict[bytes, bytes] = {}
+        self.clear()
 
-    def forget(self) -> None:
-        """Drop what waits: its member has come, or is lost."""
-        self.records = dict(self._always)
-        self.pending = bool(self._always)
+    def clear(self) -> None:
+        """Drop the records for one member, after that member or its loss; global records stay."""
+        self.records = dict(self._global)
+        self.pending = bool(self._global)
 
     @property
     def orphaned(self) -> bool:
-        """Tell whether records wait for a member."""
-        return self.pending and self.records != self._always
+        """Whether records for one member are waiting for it."""
+        return self.pending and self.records != self._global
 
-    def read(self, kind: int, body: bytes) -> None:
-        """Take in the body of an extension header.
+    def add(self, typeflag: int, body: bytes) -> None:
+        """Add the records in the body of an extension header.
 
         Raises:
             ValueError: The records are malformed.
         """
-        if kind == ord("L"):
+        if typeflag == ord("L"):
             self.records[b"path"] = body.partition(b"\0")[0]
-        elif kind != ord("K"):
-            found = _pax(body)
-            if kind == GLOBAL:
-                self._always |= found
+        elif typeflag != ord("K"):
+            found = _parse_pax(body)
+            if typeflag == _GLOBAL_PAX_TYPE:
+                self._global |= found
             self.records |= found
         self.pending = True
 
     def path(self) -> bytes | None:
-        """Give the path these records set, if they set one."""
+        """Return the path that the records set, if any."""
         return self.records.get(b"path")
 
-    def size(self, otherwise: int) -> int:
-        """Give the size these records set, or the one in the header."""
-        return int(self.records.get(b"size", otherwise))
+    def size(self, default: int) -> int:
+        """Return the size that the records set, or ``default``."""
+        return int(self.records.get(b"size", default))
 
     def problem(self) -> str | None:
-        """Say why the member they describe cannot be read, if it cannot."""
+        """Return why the member cannot be read, if the records say so."""
         if any(name.startswith(b"GNU.sparse.") for name in self.records):
-            return REFUSED[ord("S")]
+            return _UNSUPPORTED_TYPES[ord("S")]
         return "the path holds a NUL byte" if b"\0" in self.records.get(b"path", b"") else None
 
 
-def matters(body: bytes) -> bool:
-    """Tell whether a PAX header says anything of interest here; most hold finer times and nothing else."""
+def has_relevant_records(body: bytes) -> bool:
+    """Tell whether a PAX header may affect how its member is read; most only hold precise times."""
     return b"path=" in body or b"size=" in body or b"GNU.sparse." in body
 
 
-def _pax(body: bytes) -> dict[bytes, bytes]:
-    """Read the PAX records that matter here."""
-    if not matters(body):
+def _parse_pax(body: bytes) -> dict[bytes, bytes]:
+    if not has_relevant_records(body):
         return {}
     found = {}
     at = 0
@@ -161,137 +167,162 @@ def _pax(body: bytes) -> dict[bytes, bytes]:
     return found
 
 
-class HeaderStream(Protocol[V_co]):
-    """An archive that is read front to back."""
+class HeaderStream(Protocol[_ValueT_co]):
+    """An archive that is read front to back.
+
+    Attributes:
+        offset: Where the next read begins, in the archive.
+    """
 
     offset: int
 
     def take(self, size: int) -> bytes:
-        """Give the next bytes; fewer where the archive ends."""
+        """Return the next ``size`` bytes; fewer where the archive ends."""
 
-    def value(self, size: int, name: bytes) -> V_co | None:
-        """Step over a member's bytes and their padding and give what stands for it; None if it is cut off."""
+    def value(self, size: int, name: bytes) -> _ValueT_co | None:
+        """Skip the data and padding of a member and return the value that stands for it; None if it is cut off."""
 
     def resync(self) -> bool:
-        """Go on to the next good header, if there is one."""
+        """Skip to the next valid header; False if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """The walk cannot simply go on.
+    """Reading stops at the end marker or at damage.
 
     Attributes:
         problem: What is wrong; None at the end marker.
-        goes_on: Good headers may follow.
+        recoverable: Valid headers may follow the damage.
     """
 
     problem: str | None
-    goes_on: bool = False
+    recoverable: bool = False
 
 
-def step(source: HeaderStream[V], extensions: Extensions) -> Member[V] | Halt | None:
-    """Read one header and what belongs to it; None where there is nothing to tell."""
+def read_member(source: HeaderStream[ValueT], extensions: Extensions) -> Member[ValueT] | Halt | None:
+    """Read the next header and step over its data; None if it was an extension header.
+
+    The name of a member that cannot belong to a sample (a folder, a link) is empty.
+    """
     offset = source.offset
     head = source.take(BLOCK)
     if len(head) < BLOCK:
-        return Halt(cut_short(offset, source.offset))
+        return Halt(truncated_archive(offset, source.offset))
     if head == ZEROS:
         return Halt(None)
     if not checksum_holds(head):
-        return Halt(damaged(offset), goes_on=True)
-    kind = head[156]
+        return Halt(damaged_header(offset), recoverable=True)
+    typeflag = head[156]
     try:
-        size = 0 if kind in EMPTY else number(head[124:136])
+        size = 0 if typeflag in _DATALESS_TYPES else parse_number(head[124:136])
     except ValueError:
-        return Halt(f"damaged header at offset {offset}: its size is no number", goes_on=True)
-    if kind in EXTENDING:
-        return _extend(source, extensions, kind, size, offset)
-    name = (extensions.path() or header_name(head)) if kind in REGULAR or kind in REFUSED else b""
-    problem = extensions.problem() or REFUSED.get(kind)
-    size = extensions.size(size) if kind not in EMPTY else 0
-    extended = kind == ord("S") and head[482] != 0
-    while extended:  # old GNU sparse maps go on in further blocks
+        return Halt(f"damaged header at offset {offset}: its size is not a number", recoverable=True)
+    if typeflag in _EXTENSION_TYPES:
+        return _read_extension(source, extensions, typeflag, size, offset)
+    is_file = typeflag in _REGULAR_TYPES or typeflag in _UNSUPPORTED_TYPES
+    name = (extensions.path() or header_name(head)) if is_file else b""
+    problem = extensions.problem() or _UNSUPPORTED_TYPES.get(typeflag)
+    size = extensions.size(size) if typeflag not in _DATALESS_TYPES else 0
+    extended = typeflag == ord("S") and head[482] != 0
+    while extended:  # old GNU sparse maps continue in further blocks
         more = source.take(BLOCK)
         extended = len(more) == BLOCK and more[504] != 0
-    extensions.forget()
+    extensions.clear()
     value = source.value(size, b"" if problem else name)
     if value is None:
-        return Halt(beyond(size, offset, source.offset))
+        return Halt(truncated_member(size, offset, source.offset))
     return name, value, problem if name else None
 
 
-def _extend(source: HeaderStream[V], extensions: Extensions, kind: int, size: int, offset: int) -> Halt | None:
-    if size > MAX_EXTENSION:
-        return Halt(f"damaged header at offset {offset}: an extension of {size} bytes", goes_on=True)
+def _read_extension(
+    source: HeaderStream[ValueT], extensions: Extensions, typeflag: int, size: int, offset: int
+) -> Halt | None:
+    if size > _MAX_EXTENSION:
+        return Halt(f"damaged header at offset {offset}: an extension of {size} bytes", recoverable=True)
     body = source.take(padded(size))
     if len(body) < size:
-        return Halt(beyond(size, offset, source.offset))
+        return Halt(truncated_member(size, offset, source.offset))
     try:
-        extensions.read(kind, body[:size])
+        extensions.add(typeflag, body[:size])
     except ValueError as exc:
-        return Halt(f"damaged header at offset {offset}: {exc}", goes_on=True)
+        return Halt(f"damaged header at offset {offset}: {exc}", recoverable=True)
     return None
 
 
-def damaged(offset: int) -> str:
-    """Say that the header at ``offset`` is damaged."""
-    return f"damaged header at offset {offset}" if offset else "damaged header at offset 0: no tar archive?"
+def damaged_header(offset: int) -> str:
+    """Return the message for a header at ``offset`` whose checksum is wrong."""
+    return f"damaged header at offset {offset}" if offset else "damaged header at offset 0: not a tar archive?"
 
 
-def cut_short(offset: int, total: int) -> str:
-    """Say that an archive of ``total`` bytes ends where a header should begin."""
+def truncated_archive(offset: int, total: int) -> str:
+    """Return the message for an archive of ``total`` bytes that ends where a header should be, at ``offset``."""
     if not total:
         return "the shard is empty (0 bytes)"
     where = "without an end marker" if offset >= total else "inside a header"
     return f"truncated: the archive ends {where} at offset {total}"
 
 
-def beyond(size: int, offset: int, total: int) -> str:
-    """Say that the member with its header at ``offset`` goes beyond the end of the archive."""
+def truncated_member(size: int, offset: int, total: int) -> str:
+    """Return the message for a member of ``size`` bytes, its header at ``offset``, in an archive of ``total`` bytes."""
     left = max(total - offset - BLOCK, 0)
     return f"truncated: the member at offset {offset} declares {size} bytes, {left} are left"
 
 
-def trailing(offset: int) -> str:
-    """Say that there is more behind an end marker than padding."""
-    why = "bytes follow the end marker, as in concatenated archives: only the first was read"
-    return f"{why}; it ends at offset {offset}"
+def orphaned_extension(offset: int) -> str:
+    """Return the message for an extension header that ends at ``offset``, at the end marker."""
+    return f"an extension header has no member: the archive ends at offset {offset}"
 
 
-def overpadded(offset: int) -> str:
-    """Say that there are more zeros behind an end marker than anybody writes."""
+def trailing_bytes(offset: int) -> str:
+    """Return the message for data after the end marker at ``offset``."""
+    problem = "bytes follow the end marker, as in concatenated archives: only the first was read"
+    return f"{problem}; it ends at offset {offset}"
+
+
+def excess_padding(offset: int) -> str:
+    """Return the message for too many zeros after the end marker at ``offset``."""
     return f"more than {MAX_PADDING} bytes follow the end marker at offset {offset}"
 
 
+# Writing headers
+
+_MAX_OCTAL_SIZE = 8**11  # a header holds 11 octal digits
+_PAX_NAME = b"././@PaxHeader"
+_OWNER = b"0000644\0" + b"0000000\0" * 2  # mode, user, group
+_TIME = b"00000000000\0"
+_MAGIC = b"ustar\00000" + bytes(64) + b"0000000\0" * 2  # magic, version, names of user and group, device
+_FIXED_SUM = sum(_OWNER) + sum(_TIME) + sum(_MAGIC) + 8 * 32  # of every header; the checksum counts as spaces
+_PLAIN_TAIL = b"0" + bytes(100) + _MAGIC + bytes(155 + 12)
+
+
 def member_header(name: bytes, size: int) -> bytes:
-    """Make the header of a member, with a PAX record before it for what a POSIX header cannot say."""
-    if len(name) <= 100 and size < _MAX_OCTAL and name.isascii():  # nearly always
+    """Return the header of a member, preceded by a PAX header if a POSIX header cannot hold the name or the size."""
+    if len(name) <= 100 and size < _MAX_OCTAL_SIZE and name.isascii():  # nearly always
         digits = b"%011o\0" % size
-        total = _FIXED + 48 + sum(name) + sum(digits)
-        return b"%b%b%b%b%06o\0 %b" % (name.ljust(100, b"\0"), _MIDDLE, digits, _TIME, total, _PLAIN)
+        total = _FIXED_SUM + 48 + sum(name) + sum(digits)
+        return b"%b%b%b%b%06o\0 %b" % (name.ljust(100, b"\0"), _OWNER, digits, _TIME, total, _PLAIN_TAIL)
     records = []
-    place = _placed(name)
+    place = _split_name(name)
     if place is None:
-        records.append(_record(b"path", name))
+        records.append(_pax_record(b"path", name))
         place = b"", name[:100]
-    if size >= _MAX_OCTAL:
-        records.append(_record(b"size", b"%d" % size))
+    if size >= _MAX_OCTAL_SIZE:
+        records.append(_pax_record(b"size", b"%d" % size))
     if not records:
-        return _header(place[1], size, prefix=place[0])
+        return _ustar_header(place[1], size, prefix=place[0])
     body = b"".join(records)
-    pax = _header(_PAX_NAME, len(body), b"x") + body + bytes(padded(len(body)) - len(body))
-    return pax + _header(place[1], size if size < _MAX_OCTAL else 0, prefix=place[0])
+    pax = _ustar_header(_PAX_NAME, len(body), b"x") + body + bytes(padded(len(body)) - len(body))
+    return pax + _ustar_header(place[1], size if size < _MAX_OCTAL_SIZE else 0, prefix=place[0])
 
 
-def _header(name: bytes, size: int, kind: bytes = b"0", prefix: bytes = b"") -> bytes:
-    """Make a POSIX header block that says nothing but name and size."""
-    front = name.ljust(100, b"\0") + _MIDDLE + b"%011o\0" % size + _TIME
-    back = kind + bytes(100) + _TAIL + prefix.ljust(155, b"\0") + bytes(12)
+def _ustar_header(name: bytes, size: int, typeflag: bytes = b"0", prefix: bytes = b"") -> bytes:
+    front = name.ljust(100, b"\0") + _OWNER + b"%011o\0" % size + _TIME
+    back = typeflag + bytes(100) + _MAGIC + prefix.ljust(155, b"\0") + bytes(12)
     return b"%b%06o\0 %b" % (front, sum(front) + sum(back) + 8 * 32, back)
 
 
-def _placed(name: bytes) -> tuple[bytes, bytes] | None:
-    """Split a name into prefix and name as POSIX headers hold them, if they can."""
+def _split_name(name: bytes) -> tuple[bytes, bytes] | None:
+    """Split a path into the prefix and name of a POSIX header; None if it does not fit."""
     if not name.isascii():
         return None
     if len(name) <= 100:
@@ -300,19 +331,24 @@ def _placed(name: bytes) -> tuple[bytes, bytes] | None:
     return (name[:cut], name[cut + 1 :]) if cut > 0 and len(name) - cut - 1 <= 100 else None
 
 
-def _record(name: bytes, value: bytes) -> bytes:
-    """Make a PAX record, whose length counts its own digits."""
+def _pax_record(name: bytes, value: bytes) -> bytes:
     length = bare = len(name) + len(value) + 3
-    while length != bare + len(str(length)):
+    while length != bare + len(str(length)):  # the length counts its own digits
         length = bare + len(str(length))
     return b"%d %b=%b\n" % (length, name, value)
 
 
+# Samples as members
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_PLAIN_FIELD = re.compile(r"[a-z0-9_-]+")
+
+
 def check_key(key: Any) -> None:
-    """Refuse keys that would be read back as another one, or lead outside of a folder.
+    """Refuse keys that would be read back as another key, or that lead out of a folder.
 
     Raises:
-        DataError: It is such a key.
+        DataError: The key is one of those, or is not text.
     """
     if isinstance(key, str) and _PLAIN_KEY.fullmatch(key):  # nearly always
         return
@@ -334,30 +370,30 @@ def check_key(key: Any) -> None:
         raise DataError(problem, key=key)
 
 
-def checked(value: Any, field: str, key: str) -> Any:
-    """Give the bytes of a field, refusing names and values that cannot be stored.
+def field_bytes(value: Any, field: str, key: str) -> bytes:
+    """Return the bytes of a field, refusing names and values that cannot be stored.
 
     Raises:
-        DataError: It is such a field.
+        DataError: The name is not a valid field name, or the value is not bytes.
     """
     if not _PLAIN_FIELD.fullmatch(field) and (
         not field or field[0] == "." or field != field.lower() or "/" in field or "\0" in field
     ):
-        raise DataError(f"{field!r} cannot be the name of a field: lower case, no slash, no leading dot", key=key)
+        raise DataError(f"{field!r} cannot be a field name: use lower case, without a slash or a leading dot", key=key)
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):
-        return bytes(value)  # a copy: the caller may go on with its buffer before it is written
+        return bytes(value)  # a copy: the caller may reuse the buffer before it is written
     raise DataError(f"the field {field!r} must be bytes, not {type(value).__name__}", key=key)
 
 
-def encoded(value: Any, field: str, key: str) -> bytes:
-    """A value by its field's extension.
+def encode_value(value: Any, field: str, key: str) -> bytes:
+    """Encode a value by the extension of its field.
 
     Raises:
-        DataError: It cannot be stored there.
+        DataError: The extension cannot store the value.
     """
-    from penstock.codecs import encode  # whoever writes bytes needs none of it
+    from penstock.codecs import encode  # imported here so that writers of bytes do not load the codecs
 
     try:
         return encode(field, value)
@@ -366,7 +402,16 @@ def encoded(value: Any, field: str, key: str) -> bytes:
 
 
 class EncodedSamples(NamedTuple):
-    """Samples of the same fields ready to be written: their pieces, and where from their beginning the fields lie."""
+    """Samples with the same fields, ready to be written: headers, data and padding.
+
+    Attributes:
+        keys: Their keys.
+        kind: Their fields, in member order.
+        pieces: Their bytes: buffers and ranges of files, to be written one after the other.
+        starts: Where the data of each field begins, from the first byte of the first piece.
+        sizes: The size of each field.
+        nbytes: The size of all pieces.
+    """
 
     keys: list[str]
     kind: tuple[str, ...]
@@ -377,7 +422,7 @@ class EncodedSamples(NamedTuple):
 
 
 def encode_sample(key: str, fields: Mapping[str, bytes]) -> EncodedSamples:
-    """Make the headers of a sample; fields in the order of their names.
+    """Encode a sample, with its fields in the order of their names.
 
     Raises:
         DataError: The key or a field cannot be stored as it is.
@@ -391,7 +436,7 @@ def encode_sample(key: str, fields: Mapping[str, bytes]) -> EncodedSamples:
     starts: list[int] = []
     at = 0
     for field in kind:
-        data = checked(fields[field], field, key)
+        data = field_bytes(fields[field], field, key)
         head = member_header(stem + b"." + field.encode("utf-8", "surrogateescape"), len(data))
         pieces += (head, data, ZEROS[: -len(data) % BLOCK])
         starts.append(at + len(head))

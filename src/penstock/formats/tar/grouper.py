@@ -1,100 +1,108 @@
-"""Which members of an archive make a sample, and where losses stand among them.
+"""Which members of an archive form a sample, and where losses stand among them.
 
-Both readers group members here: the scan of a file and the front-to-back walk over a stream. So a shard gives the
-same samples and the same losses, however it arrives.
+Both readers group members here, the scan of a file and the front-to-back walk over a stream, so that a shard gives the
+same samples and the same losses either way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic
 
-SOURCE = "__source__"  # tarproc's tools write where a sample came from beside its fields: it is not a field
-GAP = b""  # the name of an item that is not a member but a loss
-END = b"\0"  # the name of an item that is not a member but the end of the archive, where something is wrong
-_RUN = 4  # samples that are worth grouping at once
+from penstock.formats.tar.archive import ValueT
 
-V = TypeVar("V")
-Entry = tuple[bytes, tuple[str, ...], list[V], str | None, bool]
+LOST_RANGE = b""  # in place of a member's name: samples were lost here
+BAD_END = b"\0"  # in place of a member's name: the archive ends, and something is wrong with its end
+_SOURCE_FIELD = "__source__"  # tarproc's tools note here where a sample came from: it is not a field
+_MIN_RUN = 4  # fewer samples than these are quicker to group one by one
+_RETRY_AFTER = 64  # members after which a run is looked for again
+
+SampleEntry = tuple[bytes, tuple[str, ...], list[ValueT], str | None, bool]
 """Key, fields, their values, what is wrong with the sample, and whether it stands for a lost range of samples."""
 
 
-class Grouper(Generic[V]):
-    """Puts consecutive members with one key together, and gives every loss a place.
+class Grouper(Generic[ValueT]):
+    """Joins consecutive members with one key into a sample, and gives every loss a place.
 
-    A sample next to a damage may have lost fields to it. It counts as whole only when an earlier sample of
-    the shard had just the same set of fields; otherwise the entry that stands for the loss covers it too.
+    A sample next to damage may have lost fields. It counts as complete only if an earlier sample of the shard had
+    exactly the same set of fields; otherwise the entry that stands for the loss covers it too.
 
     Attributes:
-        skipped: Members that belong to no sample: folders, links, names without a field.
+        skipped: The number of members that belong to no sample: folders, links, names without a field.
     """
 
     def __init__(self) -> None:
         self.skipped = 0
-        self._raw = b""  # the key of the open sample as the archive writes it; empty when none is open
+        self._raw_key = b""  # the key of the open sample as the archive writes it; empty when none is open
         self._key = b""
-        self._sample: dict[str, V] = {}
+        self._sample: dict[str, ValueT] = {}
         self._problem: str | None = None
-        self._seen: set[bytes] = set()
-        self._whole: set[tuple[str, ...]] = set()  # fields of samples known to be complete, in member order
-        self._sets: set[frozenset[str]] = set()  # the same without the order
-        self._last = b""
+        self._seen_keys: set[bytes] = set()
+        self._complete_kinds: set[tuple[str, ...]] = set()  # fields of complete samples, in member order
+        self._complete_sets: set[frozenset[str]] = set()  # the same in any order
+        self._last_good_key = b""
         self._loss: str | None = None
-        self._names: dict[bytes, str] = {}
-        self._barren = 0
+        self._field_names: dict[bytes, str] = {}
+        self._no_run_before = 0
 
     @property
-    def first(self) -> V | None:
-        """The first value of the sample that is open; None where none is."""
-        return next(iter(self._sample.values()), None) if self._raw else None
+    def first(self) -> ValueT | None:
+        """The first value of the open sample; None if no sample is open."""
+        return next(iter(self._sample.values()), None) if self._raw_key else None
 
-    def push(self, name: bytes, value: V, trouble: str | None = None) -> list[Entry[V]]:
-        """Take the next member, or a GAP or END; give the entries that are complete by that."""
+    def push(self, name: bytes, value: ValueT, problem: str | None = None) -> list[SampleEntry[ValueT]]:
+        """Add the next member, or a LOST_RANGE or BAD_END with its problem; return the entries this completes."""
         slash = name.rfind(b"/") + 1
         dot = name.find(b".", slash)
-        if dot <= slash or not (field := self._names.get(name[dot + 1 :]) or self._field(name[dot + 1 :])):
-            return self._aside(name, trouble)
-        closed = self._begin(name[:dot]) if name[:dot] != self._raw else []
+        if dot <= slash or not (field := self._field_names.get(name[dot + 1 :]) or self._field(name[dot + 1 :])):
+            return self._push_other(name, problem)
+        closed = self._open(name[:dot]) if name[:dot] != self._raw_key else []
         if field in self._sample:
-            trouble = trouble or f"the field {field!r} appears twice"
-        self._problem = self._problem or trouble
+            problem = problem or f"the field {field!r} appears twice"
+        self._problem = self._problem or problem
         self._sample[field] = value
         return closed
 
-    def run(
-        self, names: list[bytes], values: Sequence[V], at: int
-    ) -> tuple[list[bytes], tuple[str, ...], list[V]] | None:
-        """Take samples with the fields of the open one at once, if whole ones are all that follows: mostly they are.
+    def push_run(
+        self, names: list[bytes], values: Sequence[ValueT], at: int
+    ) -> tuple[list[bytes], tuple[str, ...], list[ValueT]] | None:
+        """Add many samples at once, where all that follow are complete and have the fields of the open one.
 
         Args:
             names: Names of members.
             values: Their values.
-            at: Where to begin among them.
+            at: The first member to add.
 
         Returns:
-            The keys of the samples this completes (the open one first), their fields and their values; None
-            when members have to be taken one by one.
+            The keys of the samples this completes (the open one first), their fields and their values; None if
+            members have to be added one by one.
         """
         kind = tuple(self._sample)
         count = (len(names) - at) // len(kind) if kind else 0
-        if count < _RUN or at < self._barren or kind not in self._whole or self._problem or self._loss is not None:
+        if (
+            count < _MIN_RUN
+            or at < self._no_run_before
+            or kind not in self._complete_kinds
+            or self._problem
+            or self._loss is not None
+        ):
             return None
-        self._barren = 0
+        self._no_run_before = 0
         stop = at + count * len(kind)
         last = stop - len(kind)
-        keys = self._alike(names[at:stop], [b"." + name.encode("utf-8", "surrogateescape") for name in kind])
+        keys = self._new_keys(names[at:stop], [b"." + name.encode("utf-8", "surrogateescape") for name in kind])
         if keys is None:
-            self._barren = at + 64  # mixed shards: do not look at the rest of the names again for each sample
+            self._no_run_before = at + _RETRY_AFTER  # mixed shards: do not compare all remaining names for each sample
             return None
         taken = [*self._sample.values(), *values[at:last]]
         done = [self._key, *keys[:-1]]
-        self._raw = self._key = keys[-1]
-        self._last = done[-1]
+        self._raw_key = self._key = keys[-1]
+        self._last_good_key = done[-1]
         self._sample = dict(zip(kind, values[last:stop], strict=True))
         return done, kind, taken
 
-    def _alike(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:
-        """Give the keys, if the names are those of new samples with clean keys and these endings."""
+    def _new_keys(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:
+        """Return the keys of the names if they are samples with these endings and with clean, new keys; else None."""
         step = len(endings)
         keys = [name[: -len(endings[0])] for name in names[::step]]
         for place, ending in enumerate(endings):
@@ -105,81 +113,81 @@ class Grouper(Generic[V]):
             return None
         if b"." in lines and b"." in b"".join([key.rpartition(b"/")[2] for key in keys]):
             return None
-        fresh = set(keys)
-        if len(fresh) < len(keys) or not fresh.isdisjoint(self._seen):
+        distinct = set(keys)
+        if len(distinct) < len(keys) or not distinct.isdisjoint(self._seen_keys):
             return None
-        self._seen |= fresh
+        self._seen_keys |= distinct
         return keys
 
-    def finish(self) -> list[Entry[V]]:
-        """Give what is left when there are no more members."""
-        left = self._closed(torn=False) if self._raw else []
-        return left if self._loss is None else [*left, self._lost()]
+    def finish(self) -> list[SampleEntry[ValueT]]:
+        """Return the remaining entries, after the last member."""
+        left = self._close(torn=False) if self._raw_key else []
+        return left if self._loss is None else [*left, self._lost_entry()]
 
-    def _aside(self, name: bytes, trouble: str | None) -> list[Entry[V]]:
-        """Take what belongs to no sample."""
-        if trouble is None or name not in (GAP, END):
+    def _push_other(self, name: bytes, problem: str | None) -> list[SampleEntry[ValueT]]:
+        """Add a loss, or a member that belongs to no sample."""
+        if problem is None or name not in (LOST_RANGE, BAD_END):
             self.skipped += 1
             return []
-        closed = self._closed(torn=name == GAP) if self._raw else []
-        self._raw, self._loss = b"", self._loss or trouble
+        closed = self._close(torn=name == LOST_RANGE) if self._raw_key else []
+        self._raw_key, self._loss = b"", self._loss or problem
         return closed
 
-    def _begin(self, start: bytes) -> list[Entry[V]]:
-        """Open the sample of a key, unless it is the open one under another spelling."""
-        key, problem = (start, None) if start[0] > 47 and b".." not in start else _cleaned(start)
-        closed: list[Entry[V]] = []
-        if not self._raw or key != self._key:
-            closed = self._closed(torn=False) if self._raw else []
+    def _open(self, raw_key: bytes) -> list[SampleEntry[ValueT]]:
+        """Open the sample of a key, unless it is the open one in another spelling."""
+        key, problem = (raw_key, None) if raw_key[0] > 47 and b".." not in raw_key else _clean_key(raw_key)
+        closed: list[SampleEntry[ValueT]] = []
+        if not self._raw_key or key != self._key:
+            closed = self._close(torn=False) if self._raw_key else []
             self._key, self._sample, self._problem = key, {}, problem
-            if key in self._seen:
-                self._problem = problem or "the key comes back after other samples"
-            self._seen.add(key)
-        self._raw = start
+            if key in self._seen_keys:
+                self._problem = problem or "the key appears again after other samples"
+            self._seen_keys.add(key)
+        self._raw_key = raw_key
         return closed
 
     def _field(self, extension: bytes) -> str:
-        """Name the field of an extension; each is worked out once a shard."""
+        """Return the field of an extension, computed once per shard; empty if it is not a field."""
         name = extension.decode("utf-8", "surrogateescape").lower()
-        if name == SOURCE:
+        if name == _SOURCE_FIELD:
             return ""
         if name:
-            self._names[extension] = name
+            self._field_names[extension] = name
         return name
 
-    def _closed(self, torn: bool) -> list[Entry[V]]:
-        """End the open sample; ``torn`` when a damage is what ended it."""
+    def _close(self, torn: bool) -> list[SampleEntry[ValueT]]:
+        """End the open sample; ``torn`` if damage ended it."""
         kind, problem, loss = tuple(self._sample), self._problem, self._loss
-        if problem is None and kind not in self._whole:
+        if problem is None and kind not in self._complete_kinds:
             reserved = [name for name in kind if name.startswith("__") and name.endswith("__")]
             problem = f"the field name {reserved[0]!r} is reserved" if reserved else None
-        if (torn or loss is not None) and (problem is not None or frozenset(kind) not in self._sets):
+        if (torn or loss is not None) and (problem is not None or frozenset(kind) not in self._complete_sets):
             if loss is not None:
-                return [] if torn else [self._lost()]
+                return [] if torn else [self._lost_entry()]
             if problem is None:
                 return []
-        before = [] if loss is None else [self._lost()]
+        before = [] if loss is None else [self._lost_entry()]
         if problem is not None:
             return [*before, (self._key, (), [], problem, False)]
-        self._last = self._key
-        if kind not in self._whole:
-            self._whole.add(kind)
-            self._sets.add(frozenset(kind))
+        self._last_good_key = self._key
+        if kind not in self._complete_kinds:
+            self._complete_kinds.add(kind)
+            self._complete_sets.add(frozenset(kind))
         return [*before, (self._key, kind, list(self._sample.values()), None, False)]
 
-    def _lost(self) -> Entry[V]:
-        """Make the entry that stands for a lost stretch."""
-        last = repr(self._last.decode("utf-8", "replace")) if self._last else "none"
+    def _lost_entry(self) -> SampleEntry[ValueT]:
+        """Return the entry that stands for a lost range."""
+        last = repr(self._last_good_key.decode("utf-8", "replace")) if self._last_good_key else "none"
         problem, self._loss = f"{self._loss}; last good key: {last}", None
-        return self._last, (), [], problem, True
+        return self._last_good_key, (), [], problem, True
 
 
-def _cleaned(start: bytes) -> tuple[bytes, str | None]:
-    """Drop a leading ``./`` from a key, and say what is wrong with a path that leaves its folder."""
-    while start.startswith(b"./"):
-        start = start[2:].lstrip(b"/")
-    if start.startswith(b"/"):
-        return start, "absolute paths are refused"
-    if b".." in start.split(b"/"):
-        return start, "paths with '..' are refused"
-    return start, None
+def _clean_key(raw_key: bytes) -> tuple[bytes, str | None]:
+    """Return a key without a leading ``./``, and what is wrong with a path that leaves its folder."""
+    while raw_key.startswith(b"./"):
+        raw_key = raw_key[2:].lstrip(b"/")
+    if raw_key.startswith(b"/"):
+        return raw_key, "absolute paths are refused"
+    if b".." in raw_key.split(b"/"):
+        return raw_key, "paths with '..' are refused"
+    return raw_key, None

@@ -1,4 +1,4 @@
-"""Where each sample of a shard lies: the value, its file form, and the user's cache of it."""
+"""The index of a shard, which says where each sample lies: its value, its file format, and its places on disk."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ I32 = npt.NDArray[np.int32]
 
 SUFFIX = ".index"
 _FAMILY = "index"
-_UNKNOWN = Stamp()
+_NO_STAMP = Stamp()
 _MAGIC = b"PSTKIX02"
-_BEFORE_GRIDS = b"PSTKIX01"
-_ARRAYS: dict[str, type[np.generic]] = {
+_MAGIC_V1 = b"PSTKIX01"  # without checksums
+_ARRAYS: dict[str, type[np.generic]] = {  # attributes, in the order in which the file holds them
     "kind": np.int32,
     "first": np.int64,
     "start": np.int64,
     "size": np.int64,
     "edges": np.int64,
-    "grid": np.uint32,
+    "checksums": np.uint32,
 }
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """Where the fields of every sample of one shard lie; arrays, no Python object per sample.
+    """Where the fields of every sample of one shard lie, in arrays without a Python object per sample.
 
-    A sample that cannot be read is an entry too, with no fields and its reason in ``bad``: the others keep
+    A sample that cannot be read is an entry too, without fields and with its reason in ``bad``: the other samples keep
     their numbers, and a loss is counted where it happened.
 
     Attributes:
-        kinds: The different tuples of field names, each in member order.
-        kind: For each sample its number in ``kinds``.
-        first: For each sample the row of its first field in ``start`` and ``size``.
-        start: For each field where its bytes begin, in the (decompressed) archive.
-        size: For each field how many bytes it has.
-        text: All keys, one after the other.
+        kinds: The distinct tuples of field names, each in member order.
+        kind: For each sample, its position in ``kinds``.
+        first: For each sample, the row of its first field in ``start`` and ``size``.
+        start: For each field, where its bytes begin in the (decompressed) archive.
+        size: For each field, its size in bytes.
+        text: All keys, concatenated.
         edges: Where each key begins in ``text``, and the end of the last one.
-        bad: What is wrong with the samples that cannot be read.
-        lost: Those of ``bad`` that stand for a lost stretch, which may have held any number of samples.
-        skipped: How many members belong to no sample.
-        content_size: Bytes of the archive, decompressed.
-        stamp: The file this index was made of.
-        grid: CRC-32 of every MiB of the file as it is stored, so that any part can be checked as it
-            arrives; empty where nobody has made it.
+        bad: By number, what is wrong with each sample that cannot be read.
+        lost: The samples of ``bad`` that stand for a lost range, which may have held any number of samples.
+        skipped: The number of members that belong to no sample.
+        content_size: The size of the archive in bytes, decompressed.
+        stamp: The file that the index was built from.
+        checksums: CRC-32 of every MiB of the file as stored, so that any part can be verified as it arrives; empty
+            where they were not computed.
     """
 
     kinds: list[tuple[str, ...]]
@@ -75,48 +75,48 @@ class Index:
     lost: frozenset[int] = frozenset()
     skipped: int = 0
     content_size: int = 0
-    stamp: Stamp = _UNKNOWN
-    grid: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    stamp: Stamp = _NO_STAMP
+    checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
 
     @property
     def samples(self) -> int:
-        """The number of entries, bad ones too."""
+        """The number of samples, bad ones included."""
         return len(self.kind)
 
     @property
     def shard_size(self) -> int:
-        """Bytes of the shard file."""
+        """The size of the shard file in bytes."""
         return self.stamp.size
 
     def begin(self, i: int) -> int:
-        """Give where the bytes of sample ``i`` begin; 0 if it has none."""
+        """Return where the bytes of sample ``i`` begin; 0 if it has none."""
         row = int(self.first[i])
         return int(self.start[row]) if row < len(self.start) else 0
 
     def key(self, i: int) -> str:
-        """Give the key of sample ``i``; of an entry for a lost stretch, the last good key before it."""
+        """Return the key of sample ``i``; for a lost range, the last good key before it."""
         return self.text[self.edges[i] : self.edges[i + 1]]
 
     def keys(self, sel: slice | I64 | None = None) -> list[str]:
-        """Give the keys of the chosen samples, all by default."""
+        """Return the keys of the selected samples, all by default."""
         rows = np.arange(self.samples)[slice(None) if sel is None else sel]
         text = self.text
         return [text[i:j] for i, j in zip(self.edges[rows].tolist(), self.edges[rows + 1].tolist(), strict=True)]
 
-    def stamped(self, stamp: Stamp, grid: U32 | None = None) -> Index:
-        """Give this index with the stamp of its file, and the checksums where they are known."""
-        return replace(self, stamp=stamp, grid=np.zeros(0, np.uint32) if grid is None else grid)
+    def stamped(self, stamp: Stamp, checksums: U32 | None = None) -> Index:
+        """Return this index with the stamp of its file, and with its checksums if they are known."""
+        return replace(self, stamp=stamp, checksums=np.zeros(0, np.uint32) if checksums is None else checksums)
 
     def expecting(self, count: int | None, source: str) -> Index:
-        """Give an index of ``count`` entries, where the shard was known to have as many.
+        """Return an index of ``count`` samples, for a shard that is known to have had as many.
 
-        Missing samples become bad entries, where the last loss was or else at the end. Entries for lost
-        stretches are dropped as far as all samples are there without them. A shard that holds more good
-        samples than ``count`` is left as it is: what was said is out of date.
+        Missing samples become bad entries, after the last loss or else at the end. Entries for lost ranges are dropped
+        while all samples are there without them. The index of a shard that holds more good samples than ``count`` is
+        returned unchanged: the count is out of date.
 
         Args:
-            count: The samples there should be; None when nobody knows.
-            source: Who says so, for the message.
+            count: The expected number of samples; None if it is unknown.
+            source: Where the count comes from, for the message.
         """
         if count is None or count == self.samples or count < self.samples - len(self.lost):
             return self
@@ -132,10 +132,10 @@ class Index:
         place = np.cumsum(keep) - 1
         return replace(
             self,
-            **_key_arrays_of(self.keys(np.flatnonzero(keep))),
+            **_text_key_arrays(self.keys(np.flatnonzero(keep))),
             kind=self.kind[keep],
             first=self.first[keep],
-            bad={int(place[i]): why for i, why in self.bad.items() if keep[i]},
+            bad={int(place[i]): problem for i, problem in self.bad.items() if keep[i]},
             lost=frozenset(int(place[i]) for i in self.lost if keep[i]),
         )
 
@@ -143,10 +143,10 @@ class Index:
         kinds = self.kinds if () in self.kinds else [*self.kinds, ()]
         key = self.key(place - 1) if place else ""
         keys = self.keys()
-        moved = {i + count if i >= place else i: why for i, why in self.bad.items()}
+        moved = {i + count if i >= place else i: text for i, text in self.bad.items()}
         return replace(
             self,
-            **_key_arrays_of([*keys[:place], *[key] * count, *keys[place:]]),
+            **_text_key_arrays([*keys[:place], *[key] * count, *keys[place:]]),
             kinds=kinds,
             kind=np.insert(self.kind, place, [kinds.index(())] * count),
             first=np.insert(self.first, place, [0] * count),
@@ -155,7 +155,7 @@ class Index:
         )
 
     def to_bytes(self) -> bytes:
-        """Give the file form: magic, a JSON header, the arrays as they are, a checksum."""
+        """Encode the index as a file: magic, a JSON header, the arrays, the keys, a CRC-32."""
         text = self.text.encode("utf-8", "surrogatepass")
         about = {
             "kinds": self.kinds,
@@ -167,7 +167,7 @@ class Index:
             "samples": self.samples,
             "members": len(self.start),
             "text": len(text),
-            "grid": len(self.grid),
+            "grid": len(self.checksums),
         }
         head = json.dumps(about, separators=(",", ":")).encode()
         arrays = [getattr(self, name).astype(np.dtype(kind).newbyteorder("<")) for name, kind in _ARRAYS.items()]
@@ -177,13 +177,13 @@ class Index:
 
     @classmethod
     def from_bytes(cls, data: bytes, shard: str | None = None) -> Index:
-        """Read the file form back; the arrays are views of ``data``.
+        """Decode an index file; the arrays are views of ``data``.
 
         Raises:
-            DataError: The bytes are no index, are damaged, or point outside the shard.
+            DataError: The bytes are not an index, are damaged, or point outside the shard.
         """
         if (
-            data[:8] not in (_MAGIC, _BEFORE_GRIDS)
+            data[:8] not in (_MAGIC, _MAGIC_V1)
             or len(data) < 24
             or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little")
         ):
@@ -201,7 +201,7 @@ class Index:
         about: dict[str, Any] = json.loads(data[16 : 16 + length])
         samples, members = about["samples"], about["members"]
         counts = {"kind": samples, "first": samples, "start": members, "size": members, "edges": samples + 1}
-        counts["grid"] = 0 if data[:8] == _BEFORE_GRIDS else about["grid"]
+        counts["checksums"] = 0 if data[:8] == _MAGIC_V1 else about["grid"]
         at = 16 + length + -length % 8
         arrays: dict[str, Any] = {}
         for name, kind in _ARRAYS.items():
@@ -211,7 +211,7 @@ class Index:
         return cls(
             kinds=[tuple(map(str, kind)) for kind in about["kinds"]],
             text=data[at : at + about["text"]].decode("utf-8", "surrogatepass"),
-            bad={int(i): str(why) for i, why in about["bad"]},
+            bad={int(i): str(problem) for i, problem in about["bad"]},
             lost=frozenset(map(int, about["lost"])),
             skipped=int(about["skipped"]),
             content_size=int(about["content_size"]),
@@ -220,7 +220,7 @@ class Index:
         )
 
     def _check(self, shard: str | None) -> None:
-        """Refuse an index whose numbers point outside of the shard or of itself."""
+        """Refuse an index whose numbers point outside the shard or the index itself."""
         lengths = np.array([len(kind) for kind in self.kinds] or [0])
         fits = (
             bool((self.kind >= 0).all() and (self.kind < len(self.kinds)).all())
@@ -231,14 +231,14 @@ class Index:
             and (self.edges[0], self.edges[-1]) == (0, len(self.text))
             and all(0 <= i < self.samples and not lengths[self.kind[i]] for i in self.bad)
             and self.lost <= self.bad.keys()
-            and len(self.grid) in (0, -(-self.stamp.size // CELL))
+            and len(self.checksums) in (0, -(-self.stamp.size // CELL))
         )
         if not fits:
-            raise DataError("the index points outside of its shard", shard)
+            raise DataError("the index points outside its shard", shard)
 
 
 class IndexBuilder:
-    """Collects the entries of an index, one sample after the other."""
+    """Collects the samples of an index, in order."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, ...], int] = {}
@@ -248,24 +248,31 @@ class IndexBuilder:
         self._lost: list[int] = []
 
     def add(self, key: bytes, kind: tuple[str, ...]) -> None:
-        """Add a good sample; its fields are the next rows of ``start`` and ``size``."""
+        """Add a good sample, whose fields are the next rows of ``start`` and ``size``."""
         self._keys.append(key)
         self._kind.append(self._kinds.setdefault(kind, len(self._kinds)))
 
     def add_all(self, keys: list[bytes], kind: tuple[str, ...]) -> None:
-        """Add good samples that have the same fields."""
+        """Add good samples with the same fields."""
         self._keys += keys
         self._kind += [self._kinds.setdefault(kind, len(self._kinds))] * len(keys)
 
     def add_bad(self, key: bytes, problem: str, lost: bool) -> None:
-        """Add a sample that cannot be read, or (``lost``) the entry for a lost stretch."""
+        """Add a sample that cannot be read, or (``lost``) the entry for a lost range."""
         if lost:
             self._lost.append(len(self._keys))
         self._bad[len(self._keys)] = problem
         self.add(key, ())
 
     def build(self, start: I64, size: I64, skipped: int, content_size: int) -> Index:
-        """Give the index of all that was added."""
+        """Return the index of all samples added.
+
+        Args:
+            start: Where the data of each field begins.
+            size: The size of each field.
+            skipped: The number of members that belong to no sample.
+            content_size: The size of the archive, decompressed.
+        """
         kind = np.array(self._kind, np.int32)
         lengths = np.array([len(names) for names in self._kinds] or [0], np.int64)[kind]
         return Index(
@@ -286,10 +293,10 @@ def _key_arrays(keys: Sequence[bytes]) -> dict[str, Any]:
     joined = b"".join(keys)
     if joined.isascii():
         return {"text": joined.decode("ascii"), "edges": _edges(map(len, keys), len(keys))}
-    return _key_arrays_of([key.decode("utf-8", "surrogateescape") for key in keys])
+    return _text_key_arrays([key.decode("utf-8", "surrogateescape") for key in keys])
 
 
-def _key_arrays_of(keys: Sequence[str]) -> dict[str, Any]:
+def _text_key_arrays(keys: Sequence[str]) -> dict[str, Any]:
     return {"text": "".join(keys), "edges": _edges(map(len, keys), len(keys))}
 
 
@@ -300,7 +307,7 @@ def _edges(lengths: Iterable[int], count: int) -> I64:
 
 
 def read_beside(path: str) -> Index | None:
-    """Read the index beside a shard, be it up to date or not; None without a usable one."""
+    """Return the index beside a shard, even if it is out of date; None if there is no valid one."""
     return _read(Path(path + SUFFIX), path)
 
 
@@ -314,19 +321,19 @@ def write_beside(path: str, index: Index) -> None:
 
 
 def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
-    """Remove shards and their indexes; those that are not there are fine.
+    """Remove shards and their indexes; missing ones are ignored.
 
     Raises:
-        StorageError: One cannot be removed.
+        StorageError: A file cannot be removed.
     """
-    place = open_storage(folder, storage)
+    target = open_storage(folder, storage)
     for name in names:
-        place.delete(f"{folder}/{name}")
-        place.delete(f"{folder}/{name}{SUFFIX}")
+        target.delete(f"{folder}/{name}")
+        target.delete(f"{folder}/{name}{SUFFIX}")
 
 
 def read_cached(path: str, stamp: Stamp) -> Index | None:
-    """Return the cached index of a shard, unless the shard has changed since."""
+    """Return the cached index of a shard; None if there is none or the shard has changed since."""
     try:
         index = _read(cached_path(_FAMILY, os.path.abspath(path)), path)
     except RuntimeError:

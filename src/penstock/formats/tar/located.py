@@ -1,4 +1,4 @@
-"""Where samples lie in open shards; reading them needs nothing else."""
+"""Samples that have been located in open shards and can be read without the reader."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from penstock.formats.tar.index import I64, Index
 
 BAD = -1  # the kind of a sample that cannot be read
 _PAGE = mmap.PAGESIZE
-_STEP = 1 << 20  # what a shard lets go of at once
+_MIN_RELEASE = 1 << 20  # bytes: releasing fewer pages is not worth the call
 
 
 @dataclass(slots=True, eq=False)
 class OpenShard:
-    """One open shard; the map lives as long as a Spots of it."""
+    """One open shard, which stays mapped as long as a :class:`LocatedTar` refers to it.
+
+    Attributes:
+        url: What the shard is called in samples and errors.
+        index: Its index.
+        content: Its bytes.
+        released: Up to where its pages have been given back to the system.
+    """
 
     url: str
     index: Index
@@ -28,22 +35,36 @@ class OpenShard:
     released: int = 0
 
     def release(self, upto: int | None = None) -> None:
-        """Let go of the pages before ``upto``: they count as the process's memory until somebody says so.
+        """Give the pages before ``upto`` back to the system, by default all: until then they count as process memory.
 
-        Reading them again is allowed: they come back from the page cache.
+        They can still be read: the page cache supplies them again.
         """
         data = self.content.bytes
         upto = (len(data) if upto is None else upto) // _PAGE * _PAGE
-        if upto - self.released >= _STEP and isinstance(data, mmap.mmap):
+        if upto - self.released >= _MIN_RELEASE and isinstance(data, mmap.mmap):
             data.madvise(mmap.MADV_DONTNEED, self.released, upto - self.released)
             self.released = upto
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatedTar:
-    """Where samples lie, in the order they were asked for; reading them needs nothing else.
+    """Where samples lie, in the order in which they were asked for.
 
-    Safe to read from any thread. Holds maps of files, so it stays in its process.
+    Safe to read from any thread. Holds mapped files, so it cannot leave its process.
+
+    Attributes:
+        nbytes: The size of each sample's wanted fields.
+        _shards: The open shards.
+        _slot: For each sample, its shard in ``_shards``.
+        _index: For each sample, its number in the shard.
+        _kinds: The distinct tuples of wanted fields.
+        _kind: For each sample, its position in ``_kinds``, or BAD.
+        _first: For each sample, the row of its first field in ``_start`` and ``_stop``.
+        _start: For each field, where its bytes begin.
+        _stop: For each field, where they end.
+        _keys: For each sample, where its key begins and ends in the index's text; None if keys are not wanted.
+        _with_url: Whether ``__url__`` is wanted.
+        _ascending: Whether samples lie in the order in which they will be read, so that pages before them can go.
     """
 
     nbytes: I64
@@ -63,7 +84,7 @@ class LocatedTar:
         return len(self._index)
 
     def take(self, sel: slice | I64) -> LocatedTar:
-        """Give the spots of some of the samples; a slice costs about a microsecond."""
+        """Return some of the samples; a slice costs about a microsecond."""
         keys = self._keys
         return LocatedTar(
             self.nbytes[sel],
@@ -84,12 +105,11 @@ class LocatedTar:
         """Read the samples, in order.
 
         Returns:
-            The samples, None in the place of one that cannot be read; and by their numbers, what is wrong
-            with those.
+            The samples, with None in place of each that cannot be read; and what is wrong with those, by position.
         """
         try:
             return self._read()
-        except DataError:  # bytes that arrive damaged: whose they are shows when each is read alone
+        except DataError:  # bytes arrived damaged: reading each sample alone shows which ones
             return self._one_by_one()
 
     def _one_by_one(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
@@ -97,12 +117,12 @@ class LocatedTar:
         errors: dict[int, DataError] = {}
         for place in range(len(self)):
             try:
-                some, wrong = self.take(slice(place, place + 1))._read()
-                if wrong:
-                    errors[place] = wrong[0]
+                sample, error = self.take(slice(place, place + 1))._read()
+                if error:
+                    errors[place] = error[0]
             except DataError as exc:
-                some, errors[place] = [None], exc
-            samples += some
+                sample, errors[place] = [None], exc
+            samples += sample
         return samples, errors
 
     def _read(self) -> tuple[list[dict[str, Any] | None], dict[int, DataError]]:
@@ -120,7 +140,7 @@ class LocatedTar:
         return samples, errors
 
     def _rows(self, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Read samples that all have the same fields: column by column, then one dict a row."""
+        """Read samples that all have the same fields: field by field, then one dict per sample."""
         slots = self._slot.tolist()
         if self._ascending and fields:
             for shard in self._shards[: slots[0]]:
@@ -140,10 +160,10 @@ class LocatedTar:
         for number, field in enumerate(fields):
             names.append(field)
             rows = self._first + number
-            spots = zip(maps, self._start[rows].tolist(), self._stop[rows].tolist(), strict=False)
-            columns.append([content[i:j] for content, i, j in spots])
+            spans = zip(maps, self._start[rows].tolist(), self._stop[rows].tolist(), strict=False)
+            columns.append([content[i:j] for content, i, j in spans])
         if not any(isinstance(column, list) for column in columns):
-            columns.append(slots)  # nothing, or the same for all: there are as many samples nonetheless
+            columns.append(slots)  # every column is endless: this one sets the number of rows
         return _dicts(names, columns)
 
     def _error(self, place: int) -> DataError:
@@ -152,12 +172,12 @@ class LocatedTar:
 
 
 def _per_row(values: list[Any], slots: list[int]) -> Any:
-    """The value of each row's shard; ``repeat`` where all rows lie in one."""
+    """Return the value of each row's shard; an endless ``repeat`` if all rows lie in one shard."""
     return repeat(values[slots[0]]) if slots.count(slots[0]) == len(slots) else list(map(values.__getitem__, slots))
 
 
 def _dicts(names: list[str], columns: list[Any]) -> list[dict[str, Any]]:
-    """Turn columns into rows; usual widths by a dict display, at a third of the cost of ``dict(zip())``."""
+    """Turn columns into rows; common widths use dict displays, at a third of the cost of ``dict(zip())``."""
     if len(names) == 1:
         return [{names[0]: row[0]} for row in zip(*columns, strict=False)]
     if len(names) == 3:

@@ -1,4 +1,4 @@
-"""Shards to samples: spots of many samples are found at once, and read when their block is due."""
+"""Tar shards read by sample number: many samples are located at once, and read when their block is due."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,33 +20,27 @@ from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
 from penstock.formats.tar.scan import open_shard
+from penstock.formats.tar.walker import FieldFilter
 from penstock.storage import Storage, open_storage
 from penstock.storage.protocol import scheme
 
-_OPEN_SHARDS = 32  # a window reads 16 at once, and the next one may be begun
-
-
-class Fields(Protocol):
-    """Which fields the reader of a sample wants."""
-
-    def wants(self, name: str) -> bool:
-        """Tell whether a field (or ``__key__``, ``__url__``) is wanted."""
+_OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
 
 
 class TarReader:
-    """Finds and reads the samples of tar shards by number.
+    """Locates and reads the samples of tar shards by number.
 
-    Opens a shard when a sample of it is first asked for and keeps the last 32 open. Safe to use from several
-    threads; pickles as its arguments.
+    Opens a shard when one of its samples is first asked for, and keeps the 32 most recently used open. Safe to use
+    from several threads; pickles as its arguments.
 
     Args:
         urls: What the shards are called in samples and errors.
         names: What they are called in the dataset's identity.
-        paths: Where they are: local files, or URLs.
-        counts: How many samples each has, where a manifest says so for all.
-        limits: How far compressed shards may unpack.
-        storage: Where those lie that are URLs; ``None``: as their schemes say.
-        manifests: Those of remote folders, where they are known.
+        paths: Where they are: local paths or URLs.
+        counts: How many samples each has, if manifests say so for all.
+        limits: How large compressed shards may become.
+        storage: The storage of URLs; None: chosen by their schemes.
+        manifests: The manifests of remote folders, as far as they have been read.
     """
 
     def __init__(
@@ -64,62 +58,66 @@ class TarReader:
         self._fetcher = Fetcher()
         self._manifests = dict(manifests or {})
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
-        self._given = counts
-        self._found: dict[int, int] = {}
+        self._manifest_counts = counts
+        self._index_counts: dict[int, int] = {}
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
-        self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted and not yet opened
+        self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted but not opened yet
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TarReader, (self._urls, self.names, self._paths, self._given, self._limits, self._storage)
+        return TarReader, (self._urls, self.names, self._paths, self._manifest_counts, self._limits, self._storage)
 
     def counts(self, scan: bool) -> I64 | None:
-        """Give the number of samples of every shard; None where one is unknown and may not be looked for.
+        """Return the number of samples of every shard; None if one is unknown and must not be scanned.
 
         Args:
-            scan: Load or make the index of every shard whose count is unknown.
+            scan: Load or build the index of every shard whose count is unknown.
 
         Raises:
             StorageError: A shard cannot be read.
         """
-        if self._given is not None:
-            return self._given
+        if self._manifest_counts is not None:
+            return self._manifest_counts
         shards = range(len(self._paths))
-        if not scan and not all(shard in self._found for shard in shards):
+        if not scan and not all(shard in self._index_counts for shard in shards):
             return None
         return np.array([self.count(shard) for shard in shards], np.int64)
 
     def count(self, shard: int) -> int:
-        """Give the number of samples of one shard, bad ones too.
+        """Return the number of samples of one shard, bad ones included.
 
         Raises:
             StorageError: The shard cannot be read.
         """
-        if self._given is not None:
-            return int(self._given[shard])
-        if shard not in self._found:
-            self._keep(shard, self._load(shard, mapped=False))
-        return self._found[shard]
+        if self._manifest_counts is not None:
+            return int(self._manifest_counts[shard])
+        if shard not in self._index_counts:
+            self._remember(shard, self._load(shard, mapped=False))
+        return self._index_counts[shard]
 
     def countable(self) -> bool:
-        """Tell whether all counts can be had without fetching a shard just for that; indexes of remote ones are."""
-        if self._given is not None or not self.remote:
+        """Tell whether all counts can be had without fetching a whole shard; fetches the indexes of remote shards."""
+        if self._manifest_counts is not None or not self.remote:
             return True
-        unknown = [n for n in range(len(self._paths)) if n not in self._found and scheme(self._paths[n]) != "file"]
+        unknown = [
+            shard
+            for shard, path in enumerate(self._paths)
+            if shard not in self._index_counts and scheme(path) != "file"
+        ]
         with ThreadPoolExecutor(CONNECTIONS, "penstock count") as pool:
             for shard, index in zip(unknown, pool.map(self._index_beside, unknown), strict=True):
                 if index is None:
                     pool.shutdown(cancel_futures=True)
                     return False
-                self._keep(shard, (index, None))
+                self._remember(shard, (index, None))
         return True
 
     def _index_beside(self, shard: int) -> Index | None:
-        place = self._paths[shard]
-        return remote_index(place, open_storage(place, self._storage))
+        url = self._paths[shard]
+        return remote_index(url, open_storage(url, self._storage))
 
     def sizes(self) -> list[int]:
-        """Give the file sizes: as the manifest says, else as they are on disk.
+        """Return the file sizes: those in the manifest, else those in the storage; -1 if it does not know.
 
         Raises:
             StorageError: A shard is missing.
@@ -127,82 +125,82 @@ class TarReader:
         return [self._size(shard) for shard in range(len(self._paths))]
 
     def url(self, shard: int) -> str:
-        """Give what the shard is called in samples and errors."""
         return self._urls[shard]
 
     def folders(self) -> set[str]:
-        """Give the local folders the shards lie in."""
+        """Return the local folders that hold the shards."""
         return {os.path.dirname(path) or "." for path in self._paths if scheme(path) == "file"}
 
     @property
     def remote(self) -> bool:
-        """Whether a shard is no file of this machine."""
+        """Whether a shard is not a file of this machine."""
         return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
 
     def rest(self) -> None:
-        """Fetch nothing ahead any more; whoever reads after this opens remote shards anew."""
+        """Stop prefetching and close remote shards; later reads open them again."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, Fetcher()
-            for number in [n for n, shard in self._open.items() if isinstance(shard.content.bytes, PrefetchedBytes)]:
-                del self._open[number]
+            remote = [shard for shard, open_ in self._open.items() if isinstance(open_.content.bytes, PrefetchedBytes)]
+            for shard in remote:
+                del self._open[shard]
         fetcher.rest()
 
     def key(self, shard: int, index: int) -> str:
-        """Give the key of a sample.
+        """Return the key of a sample.
 
         Raises:
             StorageError: The shard cannot be read.
-            IndexError: It has fewer samples.
+            IndexError: The shard has fewer samples.
         """
         found = self._shard(shard).index
         if not 0 <= index < found.samples:
             raise IndexError(f"sample {index} of {found.samples} in {self._urls[shard]}")
         return found.key(index)
 
-    def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTar:
-        """Find many samples at once, in any order.
+    def locate(self, shard: I64, index: I64, fields: FieldFilter) -> LocatedTar:
+        """Locate many samples at once, in any order.
 
         Args:
             shard: The number of each sample's shard.
-            index: Its number in the shard.
-            fields: What to read of it.
+            index: Each sample's number in its shard.
+            fields: The fields to read.
 
         Raises:
-            StorageError: A shard cannot be read, or has changed under the reader.
+            StorageError: A shard cannot be read, or changed while it was being read.
             DataError: A shard does not hold what its manifest says.
-            IndexError: A number is beyond its shard.
+            IndexError: A shard has fewer samples.
         """
         few = len(self._paths) < 1 << 15  # 16-bit numbers are sorted by radix, five times as fast
         order = np.argsort(shard.astype(np.int16) if few else shard, kind="stable")
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
-        chart = _Chart(len(index), fields, _as_they_lie(order, shard, index))
+        locator = _Locator(len(index), fields, _is_sequential(order, shard, index))
         groups = np.split(order, cuts) if len(order) else []
-        for which, found, places in self._opened([(int(shard[places[0]]), places) for places in groups]):
+        for number, found, places in self._with_shards([(int(shard[places[0]]), places) for places in groups]):
             rows = index[places]
             if not (int(rows.min()) >= 0 and int(rows.max()) < found.index.samples):
-                raise IndexError(f"sample {int(rows.max())} of {found.index.samples} in {self._urls[which]}")
-            chart.add(found, places, rows)
+                raise IndexError(f"sample {int(rows.max())} of {found.index.samples} in {self._urls[number]}")
+            locator.add(found, places, rows)
             found.release(found.index.begin(int(rows.min())))
-        self._release_others(chart)
-        return chart.spots(index)
+        self._release_others(locator)
+        return locator.located(index)
 
-    def _opened(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[int, OpenShard, I64]]:
-        """The groups with their open shards; remote ones are opened side by side, since each takes a few trips."""
-        closed = [which for which, _ in groups if which not in self._open and scheme(self._paths[which]) != "file"]
+    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[int, OpenShard, I64]]:
+        """Yield the groups with their open shards; remote shards are opened concurrently: each takes round trips."""
+        closed = [number for number, _ in groups if number not in self._open and scheme(self._paths[number]) != "file"]
         if len(closed) < 2:
-            yield from ((which, self._shard(which), places) for which, places in groups)
+            yield from ((number, self._shard(number), places) for number, places in groups)
             return
-        self._entry(closed[0])  # the manifest, once for all
+        self._entry(closed[0])  # reads the manifest, once for all
         with ThreadPoolExecutor(min(len(closed), CONNECTIONS), "penstock open") as pool:
-            opening = {which: pool.submit(self._shard, which) for which in closed[:_OPEN_SHARDS]}
-            for which, places in groups:
-                yield which, opening[which].result() if which in opening else self._shard(which), places
+            opening = {number: pool.submit(self._shard, number) for number in closed[:_OPEN_SHARDS]}
+            for number, places in groups:
+                yield number, opening[number].result() if number in opening else self._shard(number), places
 
-    def _release_others(self, chart: _Chart) -> None:
-        """Let go of the shards that are open and not being read."""
+    def _release_others(self, locator: _Locator) -> None:
+        """Release the pages of open shards that are not being read."""
         with self._lock:
-            idle = [shard for shard in self._open.values() if not chart.holds(shard)]
-        for shard in idle:
+            unused = [shard for shard in self._open.values() if not locator.holds(shard)]
+        for shard in unused:
             shard.release()
 
     def _size(self, shard: int) -> int:
@@ -210,8 +208,8 @@ class TarReader:
         if entry is not None:
             return entry.bytes
         if scheme(self._paths[shard]) != "file":
-            place = self._paths[shard]
-            size = open_storage(place, self._storage).info(place).size
+            url = self._paths[shard]
+            size = open_storage(url, self._storage).info(url).size
             return -1 if size is None else size
         try:
             return os.stat(self._paths[shard]).st_size
@@ -219,7 +217,7 @@ class TarReader:
             raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._urls[shard]) from exc
 
     def _entry(self, shard: int) -> ShardEntry | None:
-        """What a manifest says about the shard."""
+        """Return the shard's entry in the manifest of its folder, if there is one."""
         path = self._paths[shard]
         if scheme(path) == "file":
             manifest = read_manifest(os.path.dirname(path) or ".")
@@ -231,32 +229,33 @@ class TarReader:
         return manifest.entry(name) if manifest is not None else None
 
     def _shard(self, shard: int) -> OpenShard:
-        """Give an open shard, opening it if need be."""
+        """Return an open shard; opens it if necessary."""
         with self._lock:
             found = self._open.get(shard)
             if found is not None:
                 self._open.move_to_end(shard)
         if found is None:
-            found = self._keep(shard, self._load(shard, mapped=True))
+            found = self._remember(shard, self._load(shard, mapped=True))
             assert found is not None
         if found.content.resized():
             raise StorageError("the shard was changed while it was being read", found.url)
         return found
 
     def _load(self, shard: int, mapped: bool) -> tuple[Index, Content | None]:
-        """Load the index of a shard, and its content if it is asked for or had to be looked at."""
+        """Load the index of a shard, and its content if it is ``mapped`` or had to be scanned."""
         url = self._urls[shard]
-        expected = self._found.get(shard) if self._given is None else int(self._given[shard])
-        place, known = self._paths[shard], self._indexes.pop(shard, None)
-        if scheme(place) == "file":
+        counts = self._manifest_counts
+        expected = self._index_counts.get(shard) if counts is None else int(counts[shard])
+        path, known = self._paths[shard], self._indexes.pop(shard, None)
+        if scheme(path) == "file":
             index, content = open_shard(
-                place, expected=expected, shard=url, mapped=mapped, limits=self._limits, known=known
+                path, expected=expected, shard=url, mapped=mapped, limits=self._limits, known=known
             )
         else:
             entry = self._entry(shard)
             index, content = open_remote(
-                place,
-                open_storage(place, self._storage),
+                path,
+                open_storage(path, self._storage),
                 self._fetcher,
                 expected=expected,
                 sha256=entry.sha256 if entry is not None else None,
@@ -265,16 +264,16 @@ class TarReader:
                 known=known,
             )
         if expected is not None and index.samples != expected:
-            told = "the manifest" if self._given is not None else "the first look"
-            problem = f"{told} says {expected} samples, the shard holds {index.samples}: index it again"
+            source = "the manifest" if counts is not None else "its earlier index"
+            problem = f"{source} says {expected} samples, the shard holds {index.samples}: index it again"
             raise DataError(problem, url)
         return index, content
 
-    def _keep(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | None:
-        """Remember the count of a shard, and the shard itself where it is open."""
+    def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | None:
+        """Remember the count of a shard, and the open shard if its content was loaded."""
         index, content = loaded
         with self._lock:
-            self._found[shard] = index.samples
+            self._index_counts[shard] = index.samples
             if content is None:
                 self._indexes[shard] = index
                 if len(self._indexes) > _OPEN_SHARDS:
@@ -282,26 +281,26 @@ class TarReader:
                 return None
             if shard in self._open:  # another thread was faster
                 return self._open[shard]
-            kept = OpenShard(self._urls[shard], index, content)
+            opened = OpenShard(self._urls[shard], index, content)
             if isinstance(content.bytes, PrefetchedBytes) and content.bytes.fetcher.over:
-                return kept
-            self._open[shard] = kept
-            gone = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
-        if gone is not None and isinstance(gone.content.bytes, PrefetchedBytes):
-            gone.content.bytes.close()
-        return kept
+                return opened
+            self._open[shard] = opened
+            evicted = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
+        if evicted is not None and isinstance(evicted.content.bytes, PrefetchedBytes):
+            evicted.content.bytes.close()
+        return opened
 
 
-def _as_they_lie(order: I64, shard: I64, index: I64) -> bool:
-    """Whether samples are asked for front to back, one shard after the other; ``order`` sorts them by shard."""
+def _is_sequential(order: I64, shard: I64, index: I64) -> bool:
+    """Tell whether samples are asked for front to back, shard after shard; ``order`` sorts them by shard."""
     inside = np.diff(index) > 0
     return bool((np.diff(order) == 1).all() and (inside | (np.diff(shard) != 0)).all())
 
 
-class _Chart:
-    """Gathers the spots of samples, shard by shard."""
+class _Locator:
+    """Collects where samples lie, shard by shard."""
 
-    def __init__(self, count: int, fields: Fields, ascending: bool) -> None:
+    def __init__(self, count: int, fields: FieldFilter, ascending: bool) -> None:
         self._fields = fields
         self._ascending = ascending
         self._shards: list[OpenShard] = []
@@ -317,7 +316,7 @@ class _Chart:
         self._keys = (np.zeros(count, np.int64), np.zeros(count, np.int64)) if keys else None
 
     def add(self, shard: OpenShard, places: I64, rows: I64) -> None:
-        """Find the samples ``rows`` of a shard, asked for at ``places``; what is not here is sent for."""
+        """Locate the samples ``rows`` of a shard, asked for at ``places``, and prefetch them from a remote one."""
         index = shard.index
         self._slot[places] = len(self._shards)
         self._shards.append(shard)
@@ -336,7 +335,7 @@ class _Chart:
         index = shard.index
         names = index.kinds[kind]
         if not names:
-            return  # a sample without fields is a bad one
+            return  # only bad samples have no fields
         wanted = [column for column, name in enumerate(names) if self._fields.wants(name)]
         fields = tuple(names[column] for column in wanted)
         members = (index.first[rows][:, None] + np.array(wanted, np.int64)).ravel()
@@ -352,10 +351,10 @@ class _Chart:
 
     def holds(self, shard: OpenShard) -> bool:
         """Tell whether samples of a shard were added."""
-        return any(shard is one for one in self._shards)
+        return any(shard is other for other in self._shards)
 
-    def spots(self, index: I64) -> LocatedTar:
-        """Give the spots of all that was added."""
+    def located(self, index: I64) -> LocatedTar:
+        """Return all samples added; ``index`` holds their numbers in their shards."""
         none = np.zeros(0, np.int64)
         return LocatedTar(
             self._nbytes,

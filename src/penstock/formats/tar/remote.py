@@ -1,7 +1,7 @@
-"""Shards that are no files of this machine: their index is fetched from beside them, their samples by ranges.
+"""Remote shards: the index is fetched from beside the shard, the samples as byte ranges.
 
-A shard without an index, a compressed one and one whose server gives no ranges is fetched whole, once, to an unlinked
-temporary file, and then read like any file.
+A shard without an index, a compressed shard and one whose server does not support ranges are fetched whole, once, to an
+unlinked temporary file, and read like a local file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def open_remote(
-    place: str,
+    url: str,
     storage: Storage,
     fetcher: Fetcher,
     *,
@@ -38,103 +38,104 @@ def open_remote(
     limits: ArchiveLimits = LIMITS,
     known: Index | None = None,
 ) -> tuple[Index, Content | None]:
-    """Give the index of a remote shard and (``mapped``) its content.
+    """Return the index of a remote shard, and its content.
 
     Args:
-        place: Its URL.
-        storage: Where it lies.
-        fetcher: What brings its bytes.
-        expected: How many samples the manifest says there are.
-        sha256: The checksum the manifest says it has.
-        mapped: Whether its samples are wanted too.
-        limits: How far a compressed shard may unpack.
-        known: Its index from a moment ago.
+        url: The shard.
+        storage: Its storage.
+        fetcher: Fetches its bytes.
+        expected: The number of samples in the manifest; missing ones become bad entries.
+        sha256: The checksum in the manifest.
+        mapped: Whether the content is wanted; without, it is returned only if the shard had to be fetched.
+        limits: How large a compressed shard may become.
+        known: An index loaded before.
 
     Raises:
-        StorageError: It cannot be read.
-        DataError: It is not what the manifest says.
+        StorageError: The shard cannot be read.
+        DataError: Its checksum is not the one in the manifest.
     """
-    if not mapped and (index := known or remote_index(place, storage)) is not None:
+    if not mapped and (index := known or remote_index(url, storage)) is not None:
         return index.expecting(expected, "the manifest"), None
-    with ThreadPoolExecutor(1, "penstock open") as aside:  # each is a trip to the server
-        looking = aside.submit(_look, place, storage)
-        index = known or remote_index(place, storage)
-        path, info = looking.result()
-    if path is not None:  # a cache has it
+    with ThreadPoolExecutor(1, "penstock open") as pool:  # both at once: each is a round trip to the server
+        lookup = pool.submit(_look_up, url, storage)
+        index = known or remote_index(url, storage)
+        path, info = lookup.result()
+    if path is not None:  # the cache holds the shard
         if index is None:
-            return open_shard(path, expected=expected, shard=redacted(place), limits=limits)
-        content = open_archive(path, redacted(place), limits)
+            return open_shard(path, expected=expected, shard=redacted(url), limits=limits)
+        content = open_archive(path, redacted(url), limits)
         if len(content.bytes) != index.content_size:
             index = scan(content.buffer, content.problem).stamped(Stamp(len(content.bytes)))
         return index.expecting(expected, "the manifest"), content
-    if index is not None and _fits(index, info):
-        arriving = PrefetchedBytes(fetcher, storage, place, redacted(place), info, index.grid)
-        return index.expecting(expected, "the manifest"), Content(arriving)
-    content = _fetched(place, storage, fetcher, info, sha256, limits)
+    if index is not None and _readable_by_ranges(index, info):
+        prefetched = PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums)
+        return index.expecting(expected, "the manifest"), Content(prefetched)
+    content = _fetch_whole(url, storage, fetcher, info, sha256, limits)
     if index is None or len(content.bytes) != index.content_size:
         index = scan(content.buffer, content.problem).stamped(Stamp(info.size or len(content.bytes)))
     return index.expecting(expected, "the manifest"), content
 
 
-def _look(place: str, storage: Storage) -> tuple[str | None, Info]:
-    """Where the shard is on this machine, and what it is."""
-    path = storage.local_path(place)
-    return path, Info(None, None, False) if path is not None else storage.info(place)
+def _look_up(url: str, storage: Storage) -> tuple[str | None, Info]:
+    """Return the local path of a cached shard, or else what the storage knows about the shard."""
+    path = storage.local_path(url)
+    return path, Info(None, None, False) if path is not None else storage.info(url)
 
 
-def _fits(index: Index, info: Info) -> bool:
-    """Whether ranges of the object are what the index speaks of."""
+def _readable_by_ranges(index: Index, info: Info) -> bool:
+    """Tell whether the offsets in the index are offsets in the object: it is not compressed and has the same size."""
     return info.ranges and info.size is not None and index.shard_size == info.size == index.content_size
 
 
-def remote_index(place: str, storage: Storage) -> Index | None:
-    """Fetch the index beside a shard; ``None`` where there is none.
+def remote_index(url: str, storage: Storage) -> Index | None:
+    """Fetch the index beside a shard; None if there is no valid one.
 
     Raises:
-        StorageError: it cannot be known whether there is one.
+        StorageError: The storage cannot tell whether there is one.
     """
-    data = read_object(storage, beside(place), optional=True)
+    data = read_object(storage, index_url(url), optional=True)
     if data is None:
         return None
     try:
-        return Index.from_bytes(data, redacted(place))
+        return Index.from_bytes(data, redacted(url))
     except DataError as exc:
-        log.warning("%s: the index beside it is not used: %s", redacted(place), exc.problem)
+        log.warning("%s: the index beside it is not used: %s", redacted(url), exc.problem)
         return None
 
 
-def beside(place: str) -> str:
-    """The URL of the index that belongs to a shard; what stands in a query stays there."""
-    if scheme(place) not in ("http", "https"):
-        return place + SUFFIX
-    path, mark, query = place.partition("?")
+def index_url(url: str) -> str:
+    """Return the URL of the index of a shard; the query of an HTTP URL is kept."""
+    if scheme(url) not in ("http", "https"):
+        return url + SUFFIX
+    path, mark, query = url.partition("?")
     return path + SUFFIX + mark + query
 
 
-def _fetched(
-    place: str, storage: Storage, fetcher: Fetcher, info: Info, sha256: str | None, limits: ArchiveLimits
+def _fetch_whole(
+    url: str, storage: Storage, fetcher: Fetcher, info: Info, sha256: str | None, limits: ArchiveLimits
 ) -> Content:
-    """Fetch a whole shard; one whose checksum is wrong is fetched once more."""
-    with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
+    """Fetch a whole shard; if its checksum is wrong, once more."""
+    with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
         for attempt in range(2):
-            spool.seek(0)
-            spool.truncate()
-            found = _spooled(read_whole(storage, place, redacted(place), info, fetcher), spool, place)
+            file.seek(0)
+            file.truncate()
+            found = _write_all(read_whole(storage, url, redacted(url), info, fetcher), file, url)
             if sha256 is None or found == sha256:
-                return open_archive(spool.name, redacted(place), limits)
+                return open_archive(file.name, redacted(url), limits)
             if not attempt:
-                log.warning("%s: its checksum is not the manifest's; fetched again", redacted(place))
-    raise DataError("its checksum is not the one in the manifest", redacted(place))
+                log.warning("%s: its checksum is not the one in the manifest; fetching it again", redacted(url))
+    raise DataError("its checksum is not the one in the manifest", redacted(url))
 
 
-def _spooled(chunks: Iterator[bytes], spool: IO[bytes], place: str) -> str:
-    hashed = hashlib.sha256()
+def _write_all(chunks: Iterator[bytes], file: IO[bytes], url: str) -> str:
+    """Write a shard to a temporary file and return its SHA-256."""
+    sha256 = hashlib.sha256()
     for chunk in chunks:
-        hashed.update(chunk)
+        sha256.update(chunk)
         try:
-            spool.write(chunk)
+            file.write(chunk)
         except OSError as exc:
             problem = f"cannot keep the shard in {tempfile.gettempdir()}: {exc.strerror or exc}"
-            raise StorageError(problem, redacted(place)) from exc
-    spool.flush()
-    return hashed.hexdigest()
+            raise StorageError(problem, redacted(url)) from exc
+    file.flush()
+    return sha256.hexdigest()

@@ -1,4 +1,4 @@
-"""Headers to an index: one walk over the headers of a shard, and the index at hand where there is one."""
+"""The index of a shard: loaded from beside it or from the cache, else scanned from its headers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from penstock.formats.tar.archive import (
     Member,
     checksum_holds,
     compression_of,
+    excess_padding,
+    has_relevant_records,
     header_name,
-    matters,
-    overpadded,
+    orphaned_extension,
     padded,
-    step,
-    trailing,
+    read_member,
+    trailing_bytes,
 )
-from penstock.formats.tar.grouper import END, GAP, Entry, Grouper
+from penstock.formats.tar.grouper import BAD_END, LOST_RANGE, Grouper, SampleEntry
 from penstock.formats.tar.index import (
     I64,
     Index,
@@ -40,25 +41,28 @@ from penstock.formats.tar.index import (
 U8 = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 
-_AHEAD = 512  # headers tested together: a quarter of a megabyte, which stays in the processor's cache
-_CALM = 3  # ordinary steps in a row before the next leap: a leap over nothing costs as much as ten steps
-_RESYNC_BLOCKS = (1 << 30) // BLOCK  # after a damage, the next header is looked for within a gigabyte
-_DENSE = 4  # blocks a member, up to which reading all blocks is quicker than stepping from one to the next
-_DIGITS = 8 ** np.arange(5, -1, -1)
-_SIZE_DIGITS = 8.0 ** np.arange(10, -1, -1)
+_MAX_HEADERS = 512  # headers tested together: a quarter of a megabyte, which stays in the processor's cache
+_MIN_HEADERS = 16  # in the first batch, and in the next after one that held anything unusual
+_STEPS_BEFORE_BATCH = 3  # ordinary members in a row before the next batch: an empty batch costs as much as ten steps
+_RESYNC_BLOCKS = (1 << 30) // BLOCK  # after damage, the next valid header is searched for within a gigabyte
+_DENSE_BLOCKS = 4  # blocks per member up to which parsing every block is quicker than stepping from header to header
+_CHECKSUM_WEIGHTS = 8 ** np.arange(5, -1, -1)  # of octal digits
+_SIZE_WEIGHTS = 8.0 ** np.arange(10, -1, -1)
 
 
 def load_index(path: str, *, expected: int | None = None, shard: str | None = None) -> Index:
-    """Give the index of the shard at ``path``: the one beside it, the one kept from last time, or a new scan.
+    """Return the index of a shard: the one beside it, the cached one, or that of a new scan.
+
+    An index is used only while it belongs to the file as it is now. A new scan is cached.
 
     Args:
         path: A local file.
-        expected: How many samples the manifest says there are. Missing ones become bad entries.
+        expected: The number of samples in the manifest; missing ones become bad entries.
         shard: What to call the shard in errors; its path by default.
 
     Raises:
         StorageError: The file cannot be read.
-        MissingExtra: It is compressed by zstd and there is no zstandard.
+        MissingExtra: The shard is compressed by zstd and zstandard is not installed.
     """
     return open_shard(path, expected=expected, shard=shard, mapped=False)[0]
 
@@ -72,13 +76,19 @@ def open_shard(
     limits: ArchiveLimits = LIMITS,
     known: Index | None = None,
 ) -> tuple[Index, Content | None]:
-    """Give the index of a shard and (``mapped``) its content; a compressed one is unpacked at most once.
+    """Return the index of a shard as :func:`load_index` does, and its content; decompresses it at most once.
 
-    ``known`` is its index from a moment ago, taken if the file is still the same.
+    Args:
+        path: A local file.
+        expected: The number of samples in the manifest; missing ones become bad entries.
+        shard: What to call the shard in errors; its path by default.
+        mapped: Whether the content is wanted; without, it is returned only if the shard had to be scanned.
+        limits: How large a compressed shard may become.
+        known: An index loaded before, used if the file has not changed since.
 
     Raises:
         StorageError: The file cannot be read.
-        MissingExtra: It is compressed by zstd and there is no zstandard.
+        MissingExtra: The shard is compressed by zstd and zstandard is not installed.
     """
     name = shard or path
     try:
@@ -101,66 +111,66 @@ def open_shard(
 
 
 def open_archive(path: str, shard: str, limits: ArchiveLimits = LIMITS) -> Content:
-    """Map the archive at ``path``, decompressed.
+    """Map the archive at ``path``; a compressed one is decompressed to an unlinked temporary file first.
 
     Raises:
         StorageError: The file cannot be read, or the temporary file cannot be written.
-        MissingExtra: It is compressed by zstd and zstandard is not installed.
+        MissingExtra: The archive is compressed by zstd and zstandard is not installed.
     """
     return open_content(path, shard, limits, compression_of)
 
 
 def scan(content: Buffer, problem: str | None = None) -> Index:
-    """Make the index of an archive from its headers.
+    """Build the index of an archive from its headers.
 
     Args:
-        content: The whole archive, uncompressed.
-        problem: Why there is no more of it, where that is known.
+        content: The whole archive, decompressed.
+        problem: Why the archive ends early, if its compressed stream is damaged.
     """
-    walk = _Walk(content)
-    samples = _Samples()
+    walk = _HeaderWalk(content)
+    samples = _SampleCollector()
     extensions = Extensions()
-    calm = _CALM
+    plain_steps = _STEPS_BEFORE_BATCH
     while True:
-        if calm >= _CALM:
-            calm = 0
-            for leap in walk.leaps():
-                samples.push_all(*leap)
-        item = step(walk, extensions)
-        calm = calm + 1 if item is not None and not extensions.pending else 0
+        if plain_steps >= _STEPS_BEFORE_BATCH:
+            plain_steps = 0
+            for batch in walk.batches():
+                samples.push_all(*batch)
+        item = read_member(walk, extensions)
+        plain_steps = plain_steps + 1 if item is not None and not extensions.pending else 0
         if isinstance(item, Halt):
             if item.problem is None:
-                for trouble in walk.behind_end(extensions, problem):
-                    samples.push(*trouble)
+                for loss in walk.check_end(extensions, problem):
+                    samples.push(*loss)
                 break
-            samples.push(GAP, 0, item.problem if item.goes_on else problem or item.problem)
-            extensions.forget()
-            if not item.goes_on or not walk.resync():
+            samples.push(LOST_RANGE, 0, item.problem if item.recoverable else problem or item.problem)
+            extensions.clear()
+            if not item.recoverable or not walk.resync():
                 break
         elif item is not None:
             samples.push(*item)
     return samples.index(walk)
 
 
-class _Samples:
-    """The samples of a shard as they are found, on their way to an index."""
+class _SampleCollector:
+    """Groups members into samples and collects their rows for an index."""
 
     def __init__(self) -> None:
         self._grouper: Grouper[int] = Grouper()
         self._builder = IndexBuilder()
         self._rows: list[int] = []
 
-    def push(self, name: bytes, row: int, trouble: str | None = None) -> None:
-        """Take one member, or a loss."""
-        self._add(self._grouper.push(name, row, trouble))
+    def push(self, name: bytes, row: int, problem: str | None = None) -> None:
+        """Add one member, or a loss."""
+        self._add(self._grouper.push(name, row, problem))
 
     def push_all(self, names: list[bytes], base: int, skipped: int) -> None:
-        """Take members that lie in neighbouring rows of the table, mostly by runs of samples alike."""
+        """Add members of consecutive rows, mostly as runs of samples with the same fields."""
         self._grouper.skipped += skipped
         rows = range(base, base + len(names))
         at = 0
         while at < len(names):
-            run = self._grouper.run(names, rows, at)
+            run = self._grouper.push_run(names, rows, at)
             if run is None:
                 self.push(names[at], rows[at])
                 at += 1
@@ -170,104 +180,106 @@ class _Samples:
             self._rows += taken
             at += len(keys) * len(kind)
 
-    def index(self, walk: _Walk) -> Index:
-        """Give the index of all samples."""
+    def index(self, walk: _HeaderWalk) -> Index:
+        """Return the index of all samples."""
         self._add(self._grouper.finish())
         start, size = walk.table()
         rows = np.array(self._rows, np.int64)
         return self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
 
-    def _add(self, entries: list[Entry[int]]) -> None:
-        for key, kind, rows, trouble, lost in entries:
-            if trouble is None:
+    def _add(self, entries: list[SampleEntry[int]]) -> None:
+        for key, kind, rows, problem, lost in entries:
+            if problem is None:
                 self._builder.add(key, kind)
                 self._rows += rows
             else:
-                self._builder.add_bad(key, trouble, lost)
+                self._builder.add_bad(key, problem, lost)
 
 
-class _Walk:
-    """The way from header to header. ``leaps`` take many ordinary members at once, ``step`` anything else."""
+class _HeaderWalk:
+    """Walks from header to header, with a table of where the data of members lies.
+
+    ``batches`` steps over many ordinary members at once; ``read_member`` steps over anything else.
+    """
 
     def __init__(self, content: Buffer) -> None:
         self._content, self.total = content, len(content)
         blocks = self.total // BLOCK
         self._blocks: U8 = np.frombuffer(content, np.uint8, blocks * BLOCK).reshape(blocks, BLOCK)
-        self._heads = np.empty((_AHEAD, BLOCK), np.uint8)
-        self._ahead = 16
+        self._heads = np.empty((_MAX_HEADERS, BLOCK), np.uint8)
+        self._headers_ahead = _MIN_HEADERS
         self._dense = False
-        self._pattern: I64 | None = None  # blocks of the members to come, where they repeat themselves
+        self._pattern: I64 | None = None  # blocks that the next members will take, if the sizes repeat
         self._starts: list[I64] = []
         self._sizes: list[I64] = []
         self._members = 0
         self.offset = 0
 
     def table(self) -> tuple[I64, I64]:
-        """Give where the bytes of members begin and how many they are, by row."""
+        """Return the start and the size of each member's data, by row."""
         none = np.zeros(0, np.int64)
         return np.concatenate([none, *self._starts]), np.concatenate([none, *self._sizes])
 
     def take(self, size: int) -> bytes:
-        """Give the next bytes; fewer where the archive ends."""
         found = self._content[self.offset : self.offset + size]
         self.offset += len(found)
         return found
 
     def value(self, size: int, name: bytes) -> int | None:
-        """Step over the bytes of a member; its row in the table stands for it."""
+        """Skip the data of a member and return its row in the table."""
         start = self.offset
         if start + size > self.total:
             self.offset = self.total
             return None
         self.offset = min(start + padded(size), self.total)
-        return self._listed(np.array([start]), np.array([size]))
+        return self._add_rows(np.array([start]), np.array([size]))
 
-    def _listed(self, starts: I64, sizes: I64) -> int:
+    def _add_rows(self, starts: I64, sizes: I64) -> int:
         self._starts.append(starts)
         self._sizes.append(sizes)
         self._members += len(starts)
         return self._members - len(starts)
 
-    def leaps(self) -> Iterator[tuple[list[bytes], int, int]]:
-        """Go over ordinary members, up to the first header that needs a closer look.
+    def batches(self) -> Iterator[tuple[list[bytes], int, int]]:
+        """Step over ordinary members, up to the first header that needs ``read_member``.
 
         Yields:
-            Names of members, the row of the first, and how many headers between them are of no interest.
+            Names of members, the row of the first, and the number of folders among them.
         """
         whole = True
         while whole:
-            offsets, sizes = self._guessed()
+            offsets, sizes = self._guess()
             if not len(offsets):
                 return
             heads = self._heads[: len(offsets)]
             np.take(self._blocks, offsets // BLOCK, axis=0, out=heads, mode="clip")
-            member, idle = self._sorted(heads, offsets, sizes)
-            fine = member | idle
+            member, ignorable = self._classify(heads, offsets, sizes)
+            fine = member | ignorable
             whole = bool(fine.all())
             good = len(fine) if whole else int(fine.argmin())
-            self._ahead = min(self._ahead * 2, _AHEAD) if whole else 16
+            self._headers_ahead = min(self._headers_ahead * 2, _MAX_HEADERS) if whole else _MIN_HEADERS
             if not good:
                 return
-            self._dense = int(offsets[good - 1] - offsets[0]) <= good * _DENSE * BLOCK
+            self._dense = int(offsets[good - 1] - offsets[0]) <= good * _DENSE_BLOCKS * BLOCK
             if not whole or self._pattern is None:
-                self._pattern = _repeating(sizes[:good]) if self._dense else None
+                self._pattern = _repeating_blocks(sizes[:good]) if self._dense else None
             self.offset = min(int(offsets[good - 1]) + BLOCK + padded(int(sizes[good - 1])), self.total)
             chosen = slice(good) if member[:good].all() else np.flatnonzero(member[:good])
-            base = self._listed(offsets[chosen] + BLOCK, sizes[chosen])
-            folders = idle[:good] & (heads[:good, 156] == ord("5"))
-            yield _names(heads[chosen]), base, int(folders.sum())
+            base = self._add_rows(offsets[chosen] + BLOCK, sizes[chosen])
+            folders = ignorable[:good] & (heads[:good, 156] == ord("5"))
+            yield _member_names(heads[chosen]), base, int(folders.sum())
 
-    def _guessed(self) -> tuple[I64, I64]:
-        """Walk on as if all members were ordinary; the guess is tested afterwards, for all together."""
+    def _guess(self) -> tuple[I64, I64]:
+        """Return the offsets and sizes of the next members, as if all were ordinary; checked afterwards, together."""
         if self._pattern is not None:
-            return self._guessed_alike(self._pattern)
+            return self._guess_repeating(self._pattern)
         if self._dense:
-            return self._guessed_densely()
+            return self._guess_dense()
         offsets: list[int] = []
         sizes: list[int] = []
         content, offset = self._content, self.offset
         try:
-            for _ in range(self._ahead):
+            for _ in range(self._headers_ahead):
                 size = int(content[offset + 124 : offset + 135], 8)
                 if size < 0:
                     break
@@ -275,73 +287,73 @@ class _Walk:
                 sizes.append(size)
                 offset += BLOCK + ((size + 511) & -512)
         except ValueError:
-            pass  # an end marker, another kind of number, or no header at all: step() will tell
+            pass  # an end marker, another number format or not a header: left to read_member()
         if offsets and offsets[-1] + BLOCK > self.total:
             offsets.pop()
         return np.array(offsets, np.int64), np.array(sizes[: len(offsets)], np.int64)
 
-    def _guessed_alike(self, pattern: I64) -> tuple[I64, I64]:
-        """Walk like ``_guessed`` where sizes repeat themselves: all at once, up to the first that is another."""
-        steps = np.tile(pattern, -(-self._ahead // len(pattern)))
+    def _guess_repeating(self, pattern: I64) -> tuple[I64, I64]:
+        """Do the same where sizes repeat: for all members at once, up to the first that breaks the pattern."""
+        steps = np.tile(pattern, -(-self._headers_ahead // len(pattern)))
         places = self.offset // BLOCK + np.cumsum(steps) - steps
         places = places[places < len(self._blocks)]
         digits = self._blocks[places, 124:135] - np.uint8(48)
-        sizes = (digits.astype(np.float64) @ _SIZE_DIGITS).astype(np.int64)
+        sizes = (digits.astype(np.float64) @ _SIZE_WEIGHTS).astype(np.int64)
         fine: Bools = np.all(digits <= 7, axis=1)
-        alike = fine & (_blocks_of(sizes) == steps[: len(places)])
+        alike = fine & (_blocks_taken(sizes) == steps[: len(places)])
         good = len(places) if alike.all() else int(alike.argmin())
-        good += good < len(places) and bool(fine[good])  # the other one is where it should be; what follows is not
+        good += good < len(places) and bool(fine[good])  # the one that breaks it is still where it was expected
         return places[:good] * BLOCK, sizes[:good]
 
-    def _guessed_densely(self) -> tuple[I64, I64]:
-        """Walk like ``_guessed`` where headers are close: read every block's size as if it were a header."""
+    def _guess_dense(self) -> tuple[I64, I64]:
+        """Do the same where headers are close: parse the size in every block as if it were a header."""
         at = self.offset // BLOCK
-        digits = np.ascontiguousarray(self._blocks[at : at + self._ahead * _DENSE, 124:135]) - np.uint8(48)
-        sizes = (digits.astype(np.float64) @ _SIZE_DIGITS).astype(np.int64)
+        stop = at + self._headers_ahead * _DENSE_BLOCKS
+        digits = np.ascontiguousarray(self._blocks[at:stop, 124:135]) - np.uint8(48)
+        sizes = (digits.astype(np.float64) @ _SIZE_WEIGHTS).astype(np.int64)
         after = np.arange(1, len(sizes) + 1) + (sizes + BLOCK - 1) // BLOCK
         after[(digits > 7).any(axis=1)] = -1
         following = after.tolist()
         places: list[int] = []
         place = 0
-        while place < len(following) and len(places) < self._ahead and following[place] > 0:
+        while place < len(following) and len(places) < self._headers_ahead and following[place] > 0:
             places.append(place)
             place = following[place]
         chosen = np.array(places, np.int64)
         return (chosen + at) * BLOCK, sizes[chosen]
 
-    def _sorted(self, heads: U8, offsets: I64, sizes: I64) -> tuple[Bools, Bools]:
-        """Tell which headers are of ordinary members, and which are fine but of no interest."""
+    def _classify(self, heads: U8, offsets: I64, sizes: I64) -> tuple[Bools, Bools]:
+        """Tell which headers belong to ordinary members, and which are valid but can be ignored."""
         kinds = heads[:, 156]
-        fine = checksums_hold(heads) & (heads[:, 135] < 33) & (offsets + BLOCK + sizes <= self.total)
+        fine = _checksums_hold(heads) & (heads[:, 135] < 33) & (offsets + BLOCK + sizes <= self.total)
         member = fine & ((kinds == ord("0")) | (kinds == 0))
-        idle = fine & (kinds == ord("5")) & (sizes == 0)
+        ignorable = fine & (kinds == ord("5")) & (sizes == 0)
         records = np.flatnonzero(fine & (kinds == ord("x")) & (sizes <= BLOCK))
         if len(records):
             bodies = self._blocks[np.minimum(offsets[records] // BLOCK + 1, len(self._blocks) - 1)]
-            idle[records] = [not matters(body) for body in bodies.view(f"S{BLOCK}").ravel().tolist()]
-        return member, idle
+            ignorable[records] = [not has_relevant_records(body) for body in bodies.view(f"S{BLOCK}").ravel().tolist()]
+        return member, ignorable
 
-    def behind_end(self, extensions: Extensions, problem: str | None) -> Iterator[Member[int]]:
-        """Tell what is wrong behind the end marker, if anything."""
+    def check_end(self, extensions: Extensions, problem: str | None) -> Iterator[Member[int]]:
+        """Yield what is wrong after the end marker, if anything."""
         offset = self.offset - BLOCK
         if problem:
-            yield END, 0, problem
+            yield BAD_END, 0, problem
         elif extensions.orphaned:
-            yield GAP, 0, f"an extension header has no member at offset {offset}"
+            yield LOST_RANGE, 0, orphaned_extension(offset)
         stride = 1 << 20
         for at in range(self.offset, min(self.total, self.offset + MAX_PADDING), stride):
             if self._content[at : at + stride].strip(b"\0"):
-                yield END, 0, trailing(offset)
+                yield BAD_END, 0, trailing_bytes(offset)
                 return
         if self.total - self.offset > MAX_PADDING:
-            yield END, 0, overpadded(offset)
+            yield BAD_END, 0, excess_padding(offset)
 
     def resync(self) -> bool:
-        """Go on to the next good header; the search widens, so that near ones are found cheaply."""
-        at, width = -(-self.offset // BLOCK), 16
+        at, width = -(-self.offset // BLOCK), 16  # the search widens, so that near headers are found cheaply
         stop = min(len(self._blocks), at + _RESYNC_BLOCKS)
         while at < stop:
-            holds = checksums_hold(self._blocks[at : min(at + width, stop)])
+            holds = _checksums_hold(self._blocks[at : min(at + width, stop)])
             if holds.any():
                 self.offset = (at + int(holds.argmax())) * BLOCK
                 return True
@@ -350,22 +362,22 @@ class _Walk:
         return False
 
 
-def _blocks_of(sizes: I64) -> I64:
-    """How many blocks members of these sizes take with their headers."""
+def _blocks_taken(sizes: I64) -> I64:
+    """Return the number of blocks that members of these sizes take, headers included."""
     return 1 + (sizes + BLOCK - 1) // BLOCK
 
 
-def _repeating(sizes: I64) -> I64 | None:
-    """The blocks that members take, where they repeat themselves every few members: what is to be expected next."""
-    taken = _blocks_of(sizes)
+def _repeating_blocks(sizes: I64) -> I64 | None:
+    """Return the period in the blocks that members take, if they repeat every few members."""
+    taken = _blocks_taken(sizes)
     for period in range(1, 9):
         if len(taken) >= 4 * period and bool((taken[period:] == taken[:-period]).all()):
             return taken[-period:]
     return None
 
 
-def _names(heads: U8) -> list[bytes]:
-    """Read the paths of many headers at once, without a leading ``./``."""
+def _member_names(heads: U8) -> list[bytes]:
+    """Return the paths of many headers at once, without a leading ``./``."""
     names: list[bytes] = np.ascontiguousarray(heads[:, :100]).view("S100").ravel().tolist()
     if b"\0" in b"".join(names):
         names = [name.partition(b"\0")[0] for name in names]
@@ -376,12 +388,12 @@ def _names(heads: U8) -> list[bytes]:
     return names
 
 
-def checksums_hold(heads: U8) -> Bools:
-    """Test the checksums of many header blocks at once."""
+def _checksums_hold(heads: U8) -> Bools:
+    """Tell for many header blocks at once whether their checksums are right."""
     own = heads[:, 148:156]
     total = heads.sum(axis=1, dtype=np.uint32).astype(np.int64) - own.sum(axis=1, dtype=np.int64) + 8 * 32
     digits = (own >= 48) & (own <= 55)
-    declared = (own[:, :6].astype(np.int64) - 48) @ _DIGITS
+    declared = (own[:, :6].astype(np.int64) - 48) @ _CHECKSUM_WEIGHTS
     usual = digits[:, :6].all(axis=1) & (own[:, 6] == 0) & (own[:, 7] == 32)
     holds: Bools = usual & (declared == total)
     if not holds.all():

@@ -1,4 +1,4 @@
-"""What shards are called: a folder, a pattern or one archive; compression by suffix."""
+"""Names of shards: the target of a writer as a folder, a pattern or one archive, and compression by suffix."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from penstock.blobs.compression import SUFFIXES
 from penstock.errors import PlanError
 from penstock.storage.protocol import scheme
 
-_SHARD = "shard-%06d.tar"
+TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
+_DEFAULT_PATTERN = "shard-%06d.tar"
 
 
-def named(path: str, compress: str | None) -> tuple[str, str, bool]:
-    """Give the folder, the name or pattern of shards, and whether there is but one.
+def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
+    """Return the folder of a target, the name or pattern of its shards, and whether it is a single archive.
 
     Raises:
-        PlanError: It has a ``%`` and is no pattern for numbers.
+        PlanError: The name has a ``%`` but is not a pattern for numbered shards.
     """
     folder, name = os.path.split(path)
-    single = "%" not in name and _is_archive(name)
+    single = "%" not in name and name.endswith(TAR_SUFFIXES)
     if "%" not in name and not single:
-        folder, name = path, _SHARD
+        folder, name = path, _DEFAULT_PATTERN
     if compress is not None and suffix_compression(name) is None:
         name += SUFFIXES[compress]
     if not single:
@@ -29,19 +30,15 @@ def named(path: str, compress: str | None) -> tuple[str, str, bool]:
 
 
 def on_disk(url: str) -> bool:
-    """Whether it is a path of this machine, which is written without a storage between."""
+    """Tell whether a URL is a local path, which is written without going through a storage."""
     return scheme(url) == "file"
 
 
 def suffix_compression(name: str) -> str | None:
-    """Give the compression that a name's suffix means."""
+    """Return the compression that the suffix of a name stands for."""
     if name.endswith(".tgz"):
         return "gz"
     return next((kind for kind, suffix in SUFFIXES.items() if name.endswith(suffix)), None)
-
-
-def _is_archive(name: str) -> bool:
-    return name.endswith((".tar", ".tgz", *(f".tar{suffix}" for suffix in SUFFIXES.values())))
 
 
 def _check_pattern(name: str) -> None:
@@ -50,4 +47,4 @@ def _check_pattern(name: str) -> None:
     except (TypeError, ValueError):
         distinct = False
     if not distinct:
-        raise PlanError(f"{name!r} is no pattern for numbered shards: write it like 'train-%06d.tar'")
+        raise PlanError(f"{name!r} is not a pattern for numbered shards: write it like 'train-%06d.tar'")

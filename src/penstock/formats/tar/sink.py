@@ -1,4 +1,4 @@
-"""Where the bytes of an archive go: through a compressor, past the checksums, into a draft."""
+"""Where the bytes of an archive go: into a draft, with their checksums computed on the way."""
 
 from __future__ import annotations
 
@@ -12,75 +12,78 @@ from penstock.blobs.background import Submit
 from penstock.blobs.checksums import CellChecksums
 from penstock.blobs.draft import Draft, FileDraft
 from penstock.blobs.file_range import FileRange, runs
-from penstock.formats.tar.archive import BLOCK, padded
-
-END = bytes(2 * BLOCK)  # of every archive
+from penstock.formats.tar.archive import BLOCK, END_MARKER, padded
 
 
 def sample_size(sizes: Iterable[int]) -> int:
-    """How many bytes of an archive a sample takes whose fields have these sizes, with ordinary names."""
+    """Return the archive bytes of a sample whose fields have these sizes, if their names fit plain headers."""
     return sum(BLOCK + padded(size) for size in sizes)
 
 
 def file_size(nbytes: int, compress: str | None = None) -> int:
-    """The most bytes a shard file has, whose members take ``nbytes``."""
-    size = nbytes + len(END)
-    return size + size // 64 + 4096 if compress else size  # what cannot be compressed grows, but never by as much
+    """Return an upper bound for the size of a shard file whose members take ``nbytes``; exact if uncompressed."""
+    size = nbytes + len(END_MARKER)
+    return size + size // 64 + 4096 if compress else size  # incompressible data grows, but never by as much
 
 
-class Sink(io.RawIOBase):
-    """A draft that keeps the checksums and the number of its bytes.
+class HashingSink(io.RawIOBase):
+    """Writes to a draft, counts the bytes and computes their checksums.
 
     Args:
         draft: Where the bytes go.
-        sums: Who makes the checksums, which take longer than to write; whoever writes, by default. They are those of
-            all bytes only when it has done what it was given.
+        hash_thread: Runs the checksum work, which takes longer than the writing. The checksums are complete only when
+            all work submitted to it is done.
+
+    Attributes:
+        nbytes: The number of bytes written.
+        sha256: Their SHA-256.
+        checksums: The CRC-32 of every MiB of them.
     """
 
-    def __init__(self, draft: Draft, sums: Submit) -> None:
-        self._sums = sums
+    def __init__(self, draft: Draft, hash_thread: Submit) -> None:
+        self._hash_thread = hash_thread
         self._draft = draft
-        self.hash = hashlib.sha256()
-        self.grid = CellChecksums()
-        self.count = 0
-        self._buffer = bytearray(1 << 18)  # which stays in the processor's cache
+        self.sha256 = hashlib.sha256()
+        self.checksums = CellChecksums()
+        self.nbytes = 0
+        self._buffer = bytearray(1 << 18)  # small enough to stay in the processor's cache
 
     def writable(self) -> bool:
-        """Tell that it can be written."""
+        """Return True."""
         return True
 
     def write(self, data: Any) -> int:
-        """Write it all."""
-        kept = bytes(data)  # no copy of what is bytes; a compressor may use its buffer again
-        self._sums(partial(self._sum, kept))
-        self._draft.write(kept)
-        self.count += len(kept)
-        return len(kept)
+        """Write all of ``data``."""
+        owned = bytes(data)  # bytes are not copied; a compressor may reuse its buffer
+        self._hash_thread(partial(self._hash, owned))
+        self._draft.write(owned)
+        self.nbytes += len(owned)
+        return len(owned)
 
     def write_pieces(self, pieces: list[Any]) -> None:
-        """Write all of them; ranges of files are copied by the system where the draft is a file."""
+        """Write buffers and ranges of files; if the draft is a file, the system copies the ranges."""
         for run in runs(pieces):
             if not isinstance(run, FileRange):
                 self.write(b"".join(run))
             elif isinstance(self._draft, FileDraft):
                 run.copy_to(self._draft.fileno())
-                self._sums(partial(self._sum_range, run))
-                self.count += len(run)
+                self._hash_thread(partial(self._hash_range, run))
+                self.nbytes += len(run)
             else:
                 for chunk in run.chunks():
                     self.write(chunk)
 
-    def _sum_range(self, range: FileRange) -> None:
+    def _hash_range(self, range: FileRange) -> None:
         for chunk in range.chunks(self._buffer):
-            self._sum(chunk)
+            self._hash(chunk)
 
-    def _sum(self, data: bytes | memoryview) -> None:
-        self.hash.update(data)
-        self.grid.update(data)
+    def _hash(self, data: bytes | memoryview) -> None:
+        self.sha256.update(data)
+        self.checksums.update(data)
 
 
-class OpenFile:
-    """A file of the user's as a draft: it is written to as it is, and stays."""
+class OpenFileDraft:
+    """A file that the user has opened, as a draft: written to directly, and left open and in place."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -91,7 +94,7 @@ class OpenFile:
             left = left[self._file.write(left) :]
 
     def publish(self) -> None:
-        """It is where it should be."""
+        """Do nothing: the bytes are where they belong."""
 
     def drop(self) -> None:
-        """What it has got stays there."""
+        """Do nothing: the bytes written so far stay."""

@@ -15,6 +15,7 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.reader import TarReader
+from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.formats.tar.walker import samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
@@ -22,12 +23,23 @@ from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted
 from penstock.storage.cache import through
 from penstock.storage.protocol import check_storage, scheme
 
-SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
+SUFFIXES = TAR_SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)
 class TarSource:
-    """Tar shards: paths as the user wrote them."""
+    """Tar shards, as the user wrote them.
+
+    Attributes:
+        patterns: Paths, URLs and patterns.
+        workers: The size of the pool that reads; None: no pool of its own.
+        limits: How large compressed shards may become.
+        storage: The storage of URLs; None: chosen by their schemes.
+        cache: Keeps remote shards on disk.
+
+    Raises:
+        PlanError: The storage or the cache is not one.
+    """
 
     patterns: tuple[str, ...]
     workers: int | tuple[int, int] | None = None
@@ -44,23 +56,24 @@ class TarSource:
 
     @property
     def streams(self) -> bool:
-        """Whether it can only be read once, front to back."""
+        """Whether the source can only be read once, front to back."""
         return self.patterns == (STDIN,)
 
     @property
     def resources(self) -> Resources | None:
-        """A pool of its own only if asked for: reading in place is cheaper than handing over."""
+        """The resources of a pool that reads, only if ``workers`` is given: reading in place is cheaper."""
         return None if self.workers is None else Resources(self.workers)
 
     def open(self) -> TarReader | StdinReader:
-        """List the shards; those that a manifest names are not touched.
+        """List the shards and return their reader; shards in a manifest are not touched.
 
         Raises:
-            StorageError: one is missing.
+            StorageError: A shard is missing, or a folder cannot be listed.
         """
         if self.streams:
             return StdinReader()
-        urls = expand([one for pattern in self.patterns for one in self._listed(pattern)], SUFFIXES, self.storage)
+        patterns = [url for pattern in self.patterns for url in self._resolve_http_folder(pattern)]
+        urls = expand(patterns, TAR_SUFFIXES, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = through(self.cache, paths, self.storage)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
@@ -70,21 +83,21 @@ class TarSource:
         return TarReader([redacted(url) for url in urls], relative(paths), paths, counts, self.limits, storage, remote)
 
     def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
-        """A folder holds every shard that its manifest names."""
+        """Check that each folder holds every shard in its manifest."""
         for pattern in self.patterns:
-            if glob.has_magic(pattern) or pattern.endswith(SUFFIXES) or "{" in pattern or "?" in pattern:
+            if glob.has_magic(pattern) or pattern.endswith(TAR_SUFFIXES) or "{" in pattern or "?" in pattern:
                 continue
             folder = (local_path(pattern) if scheme(pattern) == "file" else pattern).rstrip("/")
             manifest = manifests.get(folder)
             for entry in manifest.shards if manifest is not None else ():
                 if f"{folder}/{entry.name}" not in paths:
                     raise StorageError(
-                        "the manifest names a shard that is not there", redacted(f"{folder}/{entry.name}")
+                        "the manifest names a shard that does not exist", redacted(f"{folder}/{entry.name}")
                     )
 
-    def _listed(self, pattern: str) -> list[str]:
-        """The shards of a folder that can only be listed by its manifest; anything else as it is."""
-        if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(SUFFIXES):
+    def _resolve_http_folder(self, pattern: str) -> list[str]:
+        """Return the shards of an HTTP folder, which only its manifest lists; any other pattern unchanged."""
+        if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(TAR_SUFFIXES):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage)
             if manifest is None:
                 raise StorageError(
@@ -94,13 +107,12 @@ class TarSource:
         return [pattern]
 
     def describe(self) -> str:
-        """The call that made it."""
-        some = ", ".join(repr(redacted(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
-        return f"read_tar({some})"
+        shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
+        return f"read_tar({shown}{', ...' if len(self.patterns) > 3 else ''})"
 
 
 def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manifest | None]) -> I64 | None:
-    """What manifests say; files that none names must at least be there."""
+    """Return the counts in the manifests, if they list all shards; checks that the other local shards exist."""
     counts: list[int] = []
     for url, path in zip(urls, paths, strict=True):
         manifest = manifests[_folder(path)]
@@ -123,8 +135,7 @@ def _manifest(folder: str, storage: Storage | None) -> Manifest | None:
 
 
 class StdinReader:
-    """Standard input: front to back, once."""
+    """Reads standard input once, front to back."""
 
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
-        """The samples as they come."""
         return samples(sys.stdin.buffer, STDIN, fields)

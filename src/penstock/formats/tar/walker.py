@@ -1,6 +1,6 @@
 """Archives walked front to back without an index: standard input, pipes, and files whose samples are copied.
 
-A walker gives what the scan of the same bytes gives, sample for sample and loss for loss.
+A walker yields what the scan of the same bytes finds, sample for sample and loss for loss.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Generic, Protocol, cast
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits, CountingReader, decompressed
 from penstock.errors import DataError
@@ -20,65 +20,72 @@ from penstock.formats.tar.archive import (
     MAX_PADDING,
     Extensions,
     Halt,
+    ValueT,
     checksum_holds,
     compression_of,
-    overpadded,
+    excess_padding,
+    orphaned_extension,
     padded,
-    step,
-    trailing,
+    read_member,
+    trailing_bytes,
 )
-from penstock.formats.tar.grouper import END, GAP, Entry, Grouper
+from penstock.formats.tar.grouper import BAD_END, LOST_RANGE, Grouper, SampleEntry
 
-V = TypeVar("V")
 MemberSpan = tuple[int, int, int, int]
-"""Where a member lies in its archive: its first record or header, its bytes, how many, and the end of their padding."""
-Run = tuple[list[str], tuple[str, ...], list[V]]
-"""Neighbouring samples with the same fields: their keys, their fields, and the values of all their members in order."""
+"""Where a member lies in its archive: the offset of its first header, the offset and size of its data, and the offset
+after its padding."""
+SampleRun = tuple[list[str], tuple[str, ...], list[ValueT]]
+"""Consecutive samples with the same fields: their keys, their fields, and the values of all their members in order."""
 
-MAX_MEMBER = 4 << 30  # of a stream: a sample is held in memory there
+MAX_MEMBER = 4 << 30  # bytes, in a stream: its samples are held in memory
 _CHUNK = 1 << 20  # bytes of a stream read at once: as many as a pipe holds
 _STRIDE = 32 << 20  # bytes of a mapped file that stay mapped behind the reader
-_PLAIN = (0x30, 0)  # types of ordinary members
-_FIRST = 16  # members looked at before the first sample is yielded; then twice as many, up to
-_MOST = 512
-_DROPPED = -1  # in the place of where a member's bytes lie: they were not kept
+_PLAIN_TYPES = (0x30, 0)  # of ordinary members
+_FIRST_HEADERS = 16  # headers read before the first samples are yielded; the number doubles, up to
+_MAX_HEADERS = 512
+_DROPPED = -1  # in place of the offset of a member's data: the data was not kept
 
 
 class ArchiveBuffer:
-    """The part of an archive that is in memory: all of a mapped file, or what came of a stream and is still needed.
+    """The part of an archive that is in memory: all of a mapped file, or the part of a stream that is still needed.
+
+    Args:
+        data: A whole file; empty for a stream.
+        chunks: The chunks of a stream; None for a file.
 
     Attributes:
-        data: Its bytes.
+        data: The bytes in memory.
         base: Where they begin in the archive.
-        stop: How many they are.
-        offset: Where reading stands, in the archive.
-        begin: Where the records and the header of the next member begin.
-        exact: Headers say all there is to say about their members.
-        problem: Why there is no more, where the stream is damaged.
-        max_member: The most bytes a member may have to be kept.
+        size: How many they are.
+        offset: Where the next read begins, in the archive.
+        begin: Where the extension headers or the header of the next member begin.
+        exact: Whether each member can be copied with its headers alone, without records for all members.
+        problem: Why the stream ends early, if it is damaged.
+        max_member: The size up to which members are kept.
+        first_needed: Returns the offset from which on the archive must stay in memory.
+        wanted: Tells by its name whether the data of a member will be read.
     """
 
     def __init__(self, data: bytes | mmap.mmap, chunks: Iterator[bytes] | None = None) -> None:
-        """Begin with all of a file, or with nothing and the chunks of a stream."""
-        self.data, self.base, self.stop = data, 0, len(data)
+        self.data, self.base, self.size = data, 0, len(data)
         self.offset = self.begin = 0
         self.exact = True
         self.problem: str | None = None
         self.max_member = sys.maxsize if chunks is None else MAX_MEMBER
-        self.keeps: Callable[[], int] = lambda: self.begin  # from where on the archive is still needed
-        self.wanted: Callable[[bytes], bool] = lambda name: True  # members whose bytes somebody will read
+        self.first_needed: Callable[[], int] = lambda: self.begin
+        self.wanted: Callable[[bytes], bool] = lambda name: True
         self._chunks = chunks
         self._released = 0
         self._release_at = _STRIDE if isinstance(data, mmap.mmap) else sys.maxsize
 
-    def more(self, offset: int, size: int) -> bool:
-        """Have ``size`` bytes from ``offset`` on in memory; False where there are not so many."""
+    def load(self, offset: int, size: int) -> bool:
+        """Load ``size`` bytes from ``offset`` on into memory; False if the archive ends before that."""
         self.offset = offset
-        if offset + size <= self.base + self.stop:
+        if offset + size <= self.base + self.size:
             return True
         if self._chunks is None:
             return False
-        keep = min(self.keeps(), offset, self.begin)
+        keep = min(self.first_needed(), offset, self.begin)
         parts = [self.data[keep - self.base :]]
         have = len(parts[0])
         while keep + have < offset + size:
@@ -91,35 +98,33 @@ class ArchiveBuffer:
                 break
             parts.append(chunk)
             have += len(chunk)
-        self.data, self.base, self.stop = b"".join(parts), keep, have
+        self.data, self.base, self.size = b"".join(parts), keep, have
         return offset + size <= keep + have
 
-    def passed(self) -> None:
-        """Note that what lies behind belongs to no member to come."""
+    def mark_consumed(self) -> None:
+        """Note that the bytes before ``offset`` are no longer needed."""
         self.begin = self.offset
 
     def take(self, size: int) -> bytes:
-        """Return the next bytes; fewer where the archive ends."""
-        self.more(self.offset, size)
+        self.load(self.offset, size)
         at = self.offset - self.base
         found = bytes(self.data[at : at + size])
         self.offset += len(found)
         return found
 
     def drops(self, size: int, name: bytes) -> bool:
-        """Tell whether the bytes of a member are skipped: they are too many, or long and unwanted."""
+        """Tell whether the data of a member is skipped without being kept: it is too large, or large and unwanted."""
         return size > self.max_member or (size > _CHUNK and self._chunks is not None and not self.wanted(name))
 
     def value(self, size: int, name: bytes) -> MemberSpan | None:
-        """Step over the bytes of a member and return where it lies."""
         begin, body = self.begin, self.offset
         if self.drops(size, name):
             return self._skip(size)
-        if not self.more(body, size):
-            self.offset = self.begin = self.base + self.stop
+        if not self.load(body, size):
+            self.offset = self.begin = self.base + self.size
             return None
-        self.more(body, padded(size))
-        self.offset = self.begin = min(body + padded(size), self.base + self.stop)
+        self.load(body, padded(size))
+        self.offset = self.begin = min(body + padded(size), self.base + self.size)
         return begin, body, size, self.offset
 
     def _skip(self, size: int) -> MemberSpan | None:
@@ -134,7 +139,6 @@ class ArchiveBuffer:
         return None if left > padded(size) - size else (self.begin, _DROPPED, size, self.begin)
 
     def resync(self) -> bool:
-        """Go on to the next good header, if there is one."""
         self.take(-self.offset % BLOCK)
         while True:
             self.begin = self.offset
@@ -146,7 +150,7 @@ class ArchiveBuffer:
                 return True
 
     def only_zeros(self) -> bool:
-        """Read to the end and tell whether that was padding; stops at the first byte that is not."""
+        """Read up to the most padding allowed and tell whether it is all zeros; stops at the first byte that is not."""
         left = MAX_PADDING
         while left > 0 and (found := self.take(min(left, _CHUNK))):
             self.begin = self.offset
@@ -156,11 +160,11 @@ class ArchiveBuffer:
         return True
 
     def release(self) -> None:
-        """Unmap what lies far behind, so that memory does not grow with the file."""
+        """Give pages far behind the reader back to the system, so that memory does not grow with the file."""
         if self.offset <= self._release_at:
             return
         assert isinstance(self.data, mmap.mmap)
-        stop = self.keeps() & -mmap.PAGESIZE
+        stop = self.first_needed() & -mmap.PAGESIZE
         if stop - self._released > _STRIDE:
             self.data.madvise(mmap.MADV_DONTNEED, self._released, stop - self._released - (_STRIDE // 2))
             self._released = stop - _STRIDE // 2
@@ -168,8 +172,14 @@ class ArchiveBuffer:
 
 
 def archive_chunks(stream: BinaryIO, limits: ArchiveLimits = LIMITS) -> Iterator[bytes]:
-    """Read an archive in chunks, decompressed where it is compressed."""
-    read = getattr(stream, "read1", stream.read)  # read() would wait for all of it
+    """Read an archive in chunks, decompressed if it is compressed.
+
+    Raises:
+        OSError: The stream cannot be read.
+        DataError: The compressed stream is damaged or exceeds the limits.
+        MissingExtra: It is compressed by zstd and zstandard is not installed.
+    """
+    read = getattr(stream, "read1", stream.read)  # read() would wait until all bytes asked for have come
     head = b""
     while len(head) < BLOCK and (more := read(BLOCK - len(head))):
         head += more
@@ -184,32 +194,32 @@ def archive_chunks(stream: BinaryIO, limits: ArchiveLimits = LIMITS) -> Iterator
     yield from decompressed(file, kind, lambda: counted.count, limits)
 
 
-class ArchiveWalker(Generic[V]):
-    """Walks over the samples of an archive; what cannot be read is an error in its place.
+class ArchiveWalker(Generic[ValueT]):
+    """Walks over the samples of an archive; a sample that cannot be read is an error in its place.
 
     Args:
         shard: What to call the archive in errors.
-        buffer: Its bytes.
-        value: Makes what stands for a member, from its name and where it lies in the buffer. By default it is where
-            it lies, and the bytes of a sample stay in the buffer until the sample was yielded.
+        buffer: The archive.
+        value: Returns the value that stands for a member, given its name and span. By default the value is the span,
+            and the bytes of a sample stay in the buffer until the sample has been yielded.
     """
 
     def __init__(
-        self, shard: str, buffer: ArchiveBuffer, value: Callable[[bytes, MemberSpan], V] | None = None
+        self, shard: str, buffer: ArchiveBuffer, value: Callable[[bytes, MemberSpan], ValueT] | None = None
     ) -> None:
         self.shard, self.buffer = shard, buffer
         self._value = value
-        self._grouper: Grouper[V] = Grouper()
-        self._ahead = _FIRST
+        self._grouper: Grouper[ValueT] = Grouper()
+        self._headers_ahead = _FIRST_HEADERS
         if value is None:
-            buffer.keeps = self._first_needed
+            buffer.first_needed = self._first_needed
 
     def _first_needed(self) -> int:
         first = cast("MemberSpan | None", self._grouper.first)
         return self.buffer.begin if first is None else first[0]
 
-    def runs(self) -> Iterator[Run[V] | DataError]:
-        """Yield the samples in order, as many at once as have the same fields.
+    def runs(self) -> Iterator[SampleRun[ValueT] | DataError]:
+        """Yield the samples in order, in runs with the same fields.
 
         Raises:
             OSError: The archive cannot be read.
@@ -219,16 +229,16 @@ class ArchiveWalker(Generic[V]):
         while True:
             if not extensions.pending:
                 yield from self._ordinary()
-            item = step(buffer, extensions)
+            item = read_member(buffer, extensions)
             if isinstance(item, Halt):
                 if item.problem is None:
                     yield from self._checked(self._ending(extensions))
                     break
-                buffer.passed()
-                why = item.problem if item.goes_on else buffer.problem or item.problem
-                yield from self._checked(self._lost(GAP, why))
-                extensions.forget()
-                if not item.goes_on or not buffer.resync():
+                buffer.mark_consumed()
+                loss = item.problem if item.recoverable else buffer.problem or item.problem
+                yield from self._checked(self._lost(LOST_RANGE, loss))
+                extensions.clear()
+                if not item.recoverable or not buffer.resync():
                     break
             elif item is not None:
                 name, span, problem = item
@@ -238,37 +248,37 @@ class ArchiveWalker(Generic[V]):
                 yield from self._checked(grouper.push(name, self._values([name], [span])[0], problem))
         yield from self._checked(grouper.finish())
 
-    def _values(self, names: list[bytes], spans: list[MemberSpan]) -> list[V]:
+    def _values(self, names: list[bytes], spans: list[MemberSpan]) -> list[ValueT]:
         value = self._value
-        return cast("list[V]", spans) if value is None else list(map(value, names, spans))
+        return cast("list[ValueT]", spans) if value is None else list(map(value, names, spans))
 
-    def _ordinary(self) -> Iterator[Run[V] | DataError]:
-        """Walk over members whose headers say nothing unusual; the first other one is left to :func:`step`."""
+    def _ordinary(self) -> Iterator[SampleRun[ValueT] | DataError]:
+        """Walk over members with plain headers, up to the first that needs :func:`read_member`."""
         buffer = self.buffer
         while True:
             names, spans, needed = self._headers()
             yield from self._grouped(names, self._values(names, spans))
             buffer.release()
-            if needed is None or not buffer.more(buffer.offset, needed):
+            if needed is None or not buffer.load(buffer.offset, needed):
                 return
 
     def _headers(self) -> tuple[list[bytes], list[MemberSpan], int | None]:
-        """Step over the ordinary members in memory.
+        """Step over the members with plain headers that are in memory.
 
         Returns:
-            Their names, where they lie, and how many bytes the next one needs; None where :func:`step` must look at it.
+            Their names, their spans, and how many bytes the next one needs; None if it needs :func:`read_member`.
         """
         buffer, adler32 = self.buffer, zlib.adler32
-        data, base, stop, offset, most = buffer.data, buffer.base, buffer.stop, buffer.offset, buffer.max_member
+        data, base, stop, offset, most = buffer.data, buffer.base, buffer.size, buffer.offset, buffer.max_member
         names: list[bytes] = []
         spans: list[MemberSpan] = []
         needed: int | None = BLOCK
-        while (at := offset - base) + BLOCK <= stop and len(names) < self._ahead:
+        while (at := offset - base) + BLOCK <= stop and len(names) < self._headers_ahead:
             head = data[at : at + BLOCK]
             size = _size(head[124:136])
             if (
                 not 0 <= size <= most
-                or head[156] not in _PLAIN
+                or head[156] not in _PLAIN_TYPES
                 or head[345]
                 or adler32(head) & 0xFFFF != _sum(head[148:156])
             ):
@@ -284,13 +294,13 @@ class ArchiveWalker(Generic[V]):
             spans.append((offset, offset + BLOCK, size, end))
             offset = end
         buffer.offset = buffer.begin = offset
-        self._ahead = min(2 * self._ahead, _MOST)
+        self._headers_ahead = min(2 * self._headers_ahead, _MAX_HEADERS)
         return names, spans, needed
 
-    def _grouped(self, names: list[bytes], values: list[V]) -> Iterator[Run[V] | DataError]:
+    def _grouped(self, names: list[bytes], values: list[ValueT]) -> Iterator[SampleRun[ValueT] | DataError]:
         at = 0
         while at < len(names):
-            if (run := self._grouper.run(names, values, at)) is None:
+            if (run := self._grouper.push_run(names, values, at)) is None:
                 yield from self._checked(self._grouper.push(names[at], values[at]))
                 at += 1
                 continue
@@ -298,25 +308,25 @@ class ArchiveWalker(Generic[V]):
             yield [key.decode("utf-8", "surrogateescape") for key in keys], kind, taken
             at += len(taken)
 
-    def _ending(self, extensions: Extensions) -> list[Entry[V]]:
-        """Read on behind the end marker: padding, else a loss."""
+    def _ending(self, extensions: Extensions) -> list[SampleEntry[ValueT]]:
+        """Read what follows the end marker; anything but padding is a loss."""
         buffer, out = self.buffer, []
         end, orphaned = buffer.offset - BLOCK, extensions.orphaned
         padding = buffer.only_zeros()
         if buffer.problem:
-            out += self._lost(END, buffer.problem)
+            out += self._lost(BAD_END, buffer.problem)
         elif orphaned:
-            out += self._lost(GAP, f"an extension header has no member at offset {end}")
+            out += self._lost(LOST_RANGE, orphaned_extension(end))
         if not padding:
-            out += self._lost(END, trailing(end))
+            out += self._lost(BAD_END, trailing_bytes(end))
         elif buffer.take(1):
-            out += self._lost(END, overpadded(end))
+            out += self._lost(BAD_END, excess_padding(end))
         return out
 
-    def _lost(self, where: bytes, problem: str) -> list[Entry[V]]:
-        return self._grouper.push(where, cast(V, None), problem)
+    def _lost(self, kind: bytes, problem: str) -> list[SampleEntry[ValueT]]:
+        return self._grouper.push(kind, cast(ValueT, None), problem)
 
-    def _checked(self, entries: list[Entry[V]]) -> Iterator[Run[V] | DataError]:
+    def _checked(self, entries: list[SampleEntry[ValueT]]) -> Iterator[SampleRun[ValueT] | DataError]:
         for key, kind, values, problem, _ in entries:
             name = key.decode("utf-8", "surrogateescape")
             yield ([name], kind, values) if problem is None else DataError(problem, self.shard, name or None)
@@ -324,7 +334,7 @@ class ArchiveWalker(Generic[V]):
 
 @lru_cache(1 << 12)
 def _size(field: bytes) -> int:
-    """Read the size in a header where it is in plain digits; -1 where it is not."""
+    """Return the size in a header; -1 if it is not in plain digits."""
     try:
         return int(field[:11], 8) if field[:11].isdigit() and field[11] <= 32 else -1
     except ValueError:
@@ -333,7 +343,7 @@ def _size(field: bytes) -> int:
 
 @lru_cache(1 << 12)
 def _sum(field: bytes) -> int:
-    """Compute the low half of the Adler-32 of a header with this checksum: 1 + the sum of its bytes, modulo 65,521."""
+    """Return the low half of the Adler-32 of a header with this checksum: 1 + the sum of its bytes, modulo 65,521."""
     try:
         plain = field[:6].isdigit() and field[6] <= 32
         return (1 + int(field[:6], 8) + sum(field) - 256) % 65521 if plain else -1
@@ -341,26 +351,29 @@ def _sum(field: bytes) -> int:
         return -1
 
 
-class Fields(Protocol):
-    """Which fields the reader of a sample wants."""
+class FieldFilter(Protocol):
+    """Chooses the fields that are read of a sample."""
 
     def wants(self, name: str) -> bool:
         """Tell whether a field (or ``__key__``, ``__url__``) is wanted."""
 
 
 def samples(
-    stream: BinaryIO, url: str, fields: Fields, limits: ArchiveLimits = LIMITS
+    stream: BinaryIO, url: str, fields: FieldFilter, limits: ArchiveLimits = LIMITS
 ) -> Iterator[tuple[dict[str, Any] | None, DataError | None]]:
-    """Read the samples of an archive, compressed or not, as they come, with one of them in memory.
+    """Yield the samples of an archive, compressed or not, as they arrive.
 
-    Yields what reading the same bytes from a file gives, in the same order: the sample, or None and what is wrong
-    with it.
+    They are those that reading the same bytes from a file yields, in the same order. Memory is bounded by the
+    largest sample and a few chunks.
 
     Args:
-        stream: Something to read from; its ``read(n)`` may return fewer bytes, none only at the end.
-        url: What to call it in samples and errors.
-        fields: Which fields to keep.
-        limits: How large it may become when it is decompressed.
+        stream: The archive; its ``read(n)`` may return fewer bytes, none only at the end.
+        url: What to call the archive in samples and errors.
+        fields: The fields to read.
+        limits: How large the archive may become when it is decompressed.
+
+    Yields:
+        A sample and None; or None and what is wrong with the sample.
 
     Raises:
         OSError: The stream cannot be read.
@@ -386,7 +399,7 @@ def samples(
             yield from ((sample, None) for sample in _rows(run, url, fields))
 
 
-def _rows(run: Run[bytes], url: str, fields: Fields) -> Iterator[dict[str, Any]]:
+def _rows(run: SampleRun[bytes], url: str, fields: FieldFilter) -> Iterator[dict[str, Any]]:
     keys, kind, values = run
     chosen = [(place, field) for place, field in enumerate(kind) if fields.wants(field)]
     with_key, with_url = fields.wants("__key__"), fields.wants("__url__")

@@ -1,0 +1,82 @@
+"""A source lists its shards, takes counts from manifests, and reports what is missing before anything is read."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.errors import PlanError, StorageError
+from penstock.formats.tar import ShardWriter, TarReader
+from penstock.formats.tar.source import StdinReader, TarSource
+from penstock.plan import Fields
+from penstock.testing.servers import plain_server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with ShardWriter(tmp_path / "shards", max_samples=3) as writer:
+        for number in range(8):
+            writer.write({"__key__": f"k{number}", "txt": b"x"})
+    return tmp_path / "shards"
+
+
+def opened(*patterns: str, **options: Any) -> TarReader:
+    reader = TarSource(patterns, **options).open()
+    assert isinstance(reader, TarReader)
+    return reader
+
+
+def test_counts_come_from_the_manifest_without_a_scan(folder: Path) -> None:
+    reader = opened(str(folder))
+    counts = reader.counts(scan=False)
+    assert counts is not None
+    assert counts.tolist() == [3, 3, 2]
+    assert reader.names == ["shard-000000.tar", "shard-000001.tar", "shard-000002.tar"]
+    (folder / "manifest.json").unlink()
+    assert opened(str(folder)).counts(scan=False) is None
+
+
+def test_a_missing_shard_is_an_error_when_the_source_is_opened(folder: Path) -> None:
+    with pytest.raises(StorageError, match=r"no such shard.*none\.tar"):
+        opened(str(folder / "none.tar"))
+
+
+def test_a_folder_must_hold_every_shard_of_its_manifest(folder: Path) -> None:
+    (folder / "shard-000001.tar").unlink()
+    with pytest.raises(StorageError, match=r"the manifest names a shard that does not exist.*shard-000001\.tar"):
+        opened(str(folder))
+    assert opened(str(folder / "shard-00000{0,2}.tar")).counts(scan=False) is not None
+
+
+def test_an_http_folder_is_listed_by_its_manifest(folder: Path) -> None:
+    with plain_server(folder) as port:
+        reader = opened(f"http://127.0.0.1:{port}")
+        assert len(reader.names) == 3
+        (folder / "manifest.json").unlink()
+        with pytest.raises(StorageError, match="cannot be listed by HTTP"):
+            opened(f"http://127.0.0.1:{port}")
+
+
+def test_a_description_shows_three_patterns_and_no_password() -> None:
+    source = TarSource(("https://me:secret@host/a.tar", "b.tar", "c.tar", "d.tar"))
+    assert source.describe() == "read_tar('https://host/a.tar', 'b.tar', 'c.tar', ...)"
+
+
+def test_a_cache_must_be_one() -> None:
+    with pytest.raises(PlanError, match=r"ps\.Cache"):
+        TarSource(("a.tar",), cache="folder")  # type: ignore[arg-type]
+
+
+def test_standard_input_is_a_stream(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = TarSource(("-",))
+    reader = source.open()
+    assert source.streams
+    assert isinstance(reader, StdinReader)
+    data = (folder / "shard-000002.tar").read_bytes()
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    assert [sample["__key__"] for sample, _ in reader.stream(Fields())] == ["k6", "k7"]

@@ -1,0 +1,98 @@
+"""Samples are sorted by key or field, in memory or through spilled runs, from files and from pipes."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock.errors import DataError, PlanError, StorageError
+from penstock.tarstream import sort
+from penstock.tarstream.gather import gather_samples
+from penstock.tarstream.sort import SortOrder, sort_samples
+
+MakeArchive = Callable[..., str]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Thirty samples whose ``num`` repeats, with the keys in another order than the numbers."""
+    with ps.TarWriter(tmp_path / "in.tar") as writer:
+        for number in range(30):
+            writer.write({"__key__": f"k{number * 7 % 30:02}", "num": b"%d" % (number % 6 * 5), "txt": b"x" * number})
+    return str(tmp_path / "in.tar")
+
+
+def sorted_keys(path: str, order: SortOrder, mapped: bool = True) -> list[str]:
+    return [encoded.keys[0] for encoded in sort_samples(gather_samples([path], mapped=mapped), order)]
+
+
+@pytest.mark.parametrize("records", [200_000, 4])
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_sort_is_stable(
+    records: int, mapped: bool, reverse: bool, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sort, "_RECORDS", records)
+    numbers = {sample["__key__"]: int(sample["num"]) for sample in ps.read_tar(path)}
+    want = sorted(numbers, key=lambda key: numbers[key], reverse=reverse)
+    assert sorted_keys(path, SortOrder("num", "int", reverse), mapped) == want
+    assert sorted_keys(path, SortOrder(reverse=reverse), mapped) == sorted(numbers, reverse=reverse)
+
+
+def test_numbers_are_not_compared_as_text(path: str) -> None:
+    numbers = {sample["__key__"]: int(sample["num"]) for sample in ps.read_tar(path)}
+    by_text = [numbers[key] for key in sorted_keys(path, SortOrder("num"))]
+    assert by_text == sorted(by_text, key=str) != sorted(by_text)
+
+
+def test_a_shuffle_depends_on_its_seed_alone(path: str) -> None:
+    first, again, other = (sorted_keys(path, SortOrder(type="shuffle", seed=seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert sorted(first) == sorted(other)
+
+
+def test_samples_of_a_compressed_archive_keep_their_bytes(path: str, tmp_path: Path) -> None:
+    (tmp_path / "in.tar.gz").write_bytes(gzip.compress(Path(path).read_bytes()))
+    got = [
+        b"".join(encoded.pieces)
+        for encoded in sort_samples(gather_samples([str(tmp_path / "in.tar.gz")]), SortOrder(), str(tmp_path))
+    ]
+    stored = {raw.key: b"".join(raw.encode().pieces) for raw in gather_samples([path])}
+    assert got == [stored[key] for key in sorted(stored)]
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (SortOrder("none"), "'none': the sample does not have it"),
+        (SortOrder("txt", "int"), "'txt': '' is not of type int"),
+        (SortOrder("nan", "float"), "'nan': its value is NaN"),
+    ],
+)
+def test_a_sample_without_a_sortable_value_is_a_data_error(order: SortOrder, message: str, tmp_path: Path) -> None:
+    with ps.TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "k", "txt": b"", "nan": b"nan"})
+    with pytest.raises(DataError, match=f"cannot sort by the field {message}.*key: k"):
+        sorted_keys(str(tmp_path / "a.tar"), order)
+
+
+def test_an_unknown_type_is_a_plan_error() -> None:
+    with pytest.raises(PlanError, match="unknown sort type 'size'"):
+        SortOrder(type="size")
+
+
+def test_a_folder_that_cannot_be_written_is_a_storage_error(path: str, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot write temporary files"):
+        list(sort_samples(gather_samples([path]), SortOrder(), str(tmp_path / "none")))
+
+
+def test_an_archive_that_shrinks_is_a_storage_error(path: str) -> None:
+    samples = list(gather_samples([path], mapped=True))
+    os.truncate(path, 4096)
+    with pytest.raises(StorageError, match=r"shorter while it was being sorted.*in\.tar"):
+        list(sort_samples(samples, SortOrder()))
