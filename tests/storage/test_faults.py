@@ -1,4 +1,4 @@
-"""Scripted faults before real servers: the bytes are exact, or the error says what happened; nothing hangs."""
+"""Scripted faults in front of real servers: reads are exact, or the error says what happened; nothing hangs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, plain_
 
 QUICK = Retry(tries=3, base_s=0.01, most_s=0.3, stall_s=1.0, connect_s=1.0)
 DATA = os.urandom(300_000)
-PART = (1_000, 290_000)
+RANGE = (1_000, 290_000)
 KINDS = ("s3", "http")
 
-# Each list is what happens to the first requests, one after another; those behind go well.
-HEALED: dict[str, list[dict[str, Any]]] = {
+# Each list is what happens to the first requests, in order; later ones succeed.
+RECOVERABLE: dict[str, list[dict[str, Any]]] = {
     "latency": [{"latency": 0.3}],
-    "reset before the answer": [{"refuse": True}, {"refuse": True}],
+    "reset before the response": [{"refuse": True}, {"refuse": True}],
     "reset before the body": [{"reset_after": 0}],
     "reset in the body": [{"reset_after": 100_000}, {"reset_after": 70_000}],
     "cut short": [{"truncate_after": 1_000}],
-    "cut short at the last byte": [{"truncate_after": PART[1] - PART[0] - 1}],
-    "silent before the answer": [{"hang": True}],
+    "cut short at the last byte": [{"truncate_after": RANGE[1] - RANGE[0] - 1}],
+    "silent before the response": [{"hang": True}],
     "silent in the body": [{"stall_after": 50_000}],
     "a trickle": [{"trickle": 2_000}],
-    "no HTTP": [{"garbage": True}],
+    "not HTTP": [{"garbage": True}],
     "500": [{"status": 500}],
     "502, 504": [{"status": 502}, {"status": 504}],
     "503 twice": [{"status": 503}, {"status": 503}],
@@ -40,8 +40,8 @@ HEALED: dict[str, list[dict[str, Any]]] = {
     "408": [{"status": 408}],
     "another range": [{"headers": {"Content-Range": "bytes 5-288999/300000"}}],
     "a range with a wrong end": [{"headers": {"Content-Range": "bytes 1000-2000/300000"}}],
-    "a range that is no range": [{"headers": {"Content-Range": "lines 1-2"}}],
-    "one thing after another": [{"status": 503}, {"reset_after": 200_000}, {"garbage": True}],
+    "an invalid range": [{"headers": {"Content-Range": "lines 1-2"}}],
+    "several faults": [{"status": 503}, {"reset_after": 200_000}, {"garbage": True}],
 }
 FATAL: dict[str, tuple[dict[str, Any], str]] = {
     "503 for ever": ({"status": 503}, "answers 503"),
@@ -51,9 +51,9 @@ FATAL: dict[str, tuple[dict[str, Any], str]] = {
     "silence for ever": ({"hang": True}, "stalled"),
     "silence in the body for ever": ({"stall_after": 1_000}, "stalled"),
     "a trickle for ever": ({"trickle": 2_000}, "stalled"),
-    "no HTTP for ever": ({"garbage": True}, "no HTTP"),
+    "not HTTP for ever": ({"garbage": True}, "not HTTP"),
     "cut short for ever": ({"truncate_after": 1_000}, "early"),
-    "another range for ever": ({"headers": {"Content-Range": "bytes 5-9/300000"}}, "another part"),
+    "another range for ever": ({"headers": {"Content-Range": "bytes 5-9/300000"}}, "another range"),
 }
 
 
@@ -101,48 +101,50 @@ def _script(proxy: Proxy, faults: list[dict[str, Any]]) -> None:
         proxy.rule("GET", **fault)
 
 
-@pytest.mark.parametrize("what", HEALED)
-def test_a_read_is_exact_in_spite_of(what: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
-    _script(proxy, HEALED[what])
+@pytest.mark.parametrize("fault", RECOVERABLE)
+def test_a_read_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+    _script(proxy, RECOVERABLE[fault])
     begin = time.monotonic()
-    assert storage.read(url, *PART) == DATA[slice(*PART)]
+    assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
     assert time.monotonic() - begin < 10
-    assert len(proxy.requests) >= len(HEALED[what])
+    assert len(proxy.requests) >= len(RECOVERABLE[fault])
 
 
-@pytest.mark.parametrize("what", ["reset in the body", "silent in the body", "503 twice"])
-def test_a_stream_is_exact_in_spite_of(what: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
-    _script(proxy, HEALED[what])
+@pytest.mark.parametrize("fault", ["reset in the body", "silent in the body", "503 twice"])
+def test_a_stream_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+    _script(proxy, RECOVERABLE[fault])
     assert b"".join(storage.stream(url)) == DATA
 
 
-@pytest.mark.parametrize("faults", [[{}], [{"reset_after": 1_000}, {}]], ids=["at once", "after a break"])
-@pytest.mark.parametrize("kind", ["unlocked s3", "http"])  # where ranges are signed, no proxy can take them away
-def test_a_server_that_sends_all_instead_of_a_range_is_read(
+@pytest.mark.parametrize("faults", [[{}], [{"reset_after": 1_000}, {}]], ids=["from the start", "after a break"])
+@pytest.mark.parametrize("kind", ["unlocked s3", "http"])  # a proxy cannot remove a range header that is signed
+def test_a_server_that_ignores_ranges_is_read(
     faults: list[dict[str, Any]], kind: str, proxy: Proxy, storage: S3 | Http, url: str
 ) -> None:
     _script(proxy, [*faults[:-1], {"ignore_range": True}])
-    assert storage.read(url, *PART) == DATA[slice(*PART)]
+    assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
     proxy.clear()
     _script(proxy, [*faults[:-1], {"ignore_range": True}])
     assert b"".join(storage.stream(url)) == DATA
 
 
-@pytest.mark.parametrize("what", ["silent before the answer", "503 twice", "429", "no HTTP", "reset before the answer"])
-def test_info_is_right_in_spite_of(what: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
-    for fault in HEALED[what]:
-        proxy.rule(**fault)
+@pytest.mark.parametrize(
+    "fault", ["silent before the response", "503 twice", "429", "not HTTP", "reset before the response"]
+)
+def test_info_is_correct_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+    for rule in RECOVERABLE[fault]:
+        proxy.rule(**rule)
     assert storage.info(url).size == len(DATA)
 
 
-@pytest.mark.parametrize("what", FATAL)
-def test_an_error_says_what_happened(what: str, proxy: Proxy, kind: str, url: str) -> None:
-    fault, sentence = FATAL[what]
+@pytest.mark.parametrize("name", FATAL)
+def test_an_error_says_what_happened(name: str, proxy: Proxy, kind: str, url: str) -> None:
+    fault, problem = FATAL[name]
     proxy.rule(times=None, **fault)
-    retry = replace(QUICK, tries=2, stall_s=0.5 if sentence == "stalled" else 1.0)
+    retry = replace(QUICK, tries=2, stall_s=0.5 if problem == "stalled" else 1.0)
     begin = time.monotonic()
-    with pytest.raises(StorageError, match=sentence) as caught:
-        _storage(kind, proxy.port, retry).read(url, *PART)
+    with pytest.raises(StorageError, match=problem) as caught:
+        _storage(kind, proxy.port, retry).read(url, *RANGE)
     assert time.monotonic() - begin < 10
     assert len(proxy.requests) == 2
     assert "a.bin" in str(caught.value)
@@ -150,54 +152,54 @@ def test_an_error_says_what_happened(what: str, proxy: Proxy, kind: str, url: st
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 501])
-def test_what_no_second_try_mends_is_asked_once(status: int, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_final_statuses_are_not_retried(status: int, proxy: Proxy, storage: S3 | Http, url: str) -> None:
     proxy.rule(times=None, status=status)
     with pytest.raises(StorageError):
-        storage.read(url, *PART)
+        storage.read(url, *RANGE)
     assert len(proxy.requests) == 1
 
 
-def test_progress_goes_on_where_it_broke(proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_a_read_resumes_where_it_broke(proxy: Proxy, storage: S3 | Http, url: str) -> None:
     proxy.rule("GET", reset_after=100_000)
-    assert storage.read(url, *PART) == DATA[slice(*PART)]
-    first, second = (_asked(request.headers) for request in proxy.requests)
+    assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
+    first, second = (_requested_start(request.headers) for request in proxy.requests)
     assert first == 1_000
     assert 1_000 < second <= 101_000
 
 
-def _asked(headers: Any) -> int:
-    told = {name.lower(): value for name, value in headers.items()}["range"]
-    return int(told.removeprefix("bytes=").partition("-")[0])
+def _requested_start(headers: Any) -> int:
+    value = {name.lower(): value for name, value in headers.items()}["range"]
+    return int(value.removeprefix("bytes=").partition("-")[0])
 
 
 def test_failures_between_good_progress_do_not_add_up(ports: dict[str, int], kind: str, proxy: Proxy, url: str) -> None:
     proxy.rule("GET", times=9, reset_after=30_000)
-    patient = replace(QUICK, floor=10_000)  # 10,000 bytes are progress
-    assert _storage(kind, proxy.port, patient).read(url, *PART) == DATA[slice(*PART)]
+    retry = replace(QUICK, floor=10_000)  # 10,000 bytes reset the failures
+    assert _storage(kind, proxy.port, retry).read(url, *RANGE) == DATA[slice(*RANGE)]
 
 
-def test_another_tag_after_a_break_is_an_error_not_a_mixture(proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_another_tag_after_a_break_is_an_error(proxy: Proxy, storage: S3 | Http, url: str) -> None:
     proxy.rule("GET", reset_after=1_000)
     proxy.rule("GET", headers={"ETag": '"another"'})
     with pytest.raises(StorageError, match="changed while it was being read"):
-        storage.read(url, *PART)
+        storage.read(url, *RANGE)
 
 
 def test_another_size_after_a_break_is_an_error(proxy: Proxy, storage: S3 | Http, url: str) -> None:
     same = {"ETag": '"same"'}
     proxy.rule("GET", reset_after=1_000, headers=same)
-    # The proxy answers any place: this is what a server would say of a longer object.
+    # What a server would answer for a longer object.
     proxy.rule(lambda request: True, ignore_range=True, headers={**same, "Content-Length": "300001"})
     with pytest.raises(StorageError, match="changed while it was being read"):
-        storage.read(url, *PART)
+        storage.read(url, *RANGE)
 
 
-def test_a_stream_of_an_object_that_is_replaced_is_an_error(
+def test_a_stream_whose_object_is_replaced_is_an_error(
     ports: dict[str, int], kind: str, proxy: Proxy, storage: S3 | Http, url: str, folder: Path
 ) -> None:
     direct = _storage("s3", ports["s3"])
 
-    def replace_it() -> None:
+    def replace_object() -> None:
         with direct.put("s3://bucket/replaced.bin") as upload:
             upload.write(DATA[::-1] + b"more")
             upload.commit()
@@ -206,12 +208,12 @@ def test_a_stream_of_an_object_that_is_replaced_is_an_error(
         upload.write(DATA)
         upload.commit()
     proxy.rule("GET", reset_after=100_000)
-    proxy.rule("GET", before=replace_it)
+    proxy.rule("GET", before=replace_object)
     with pytest.raises(StorageError, match="changed while it was being read"):
         list(storage.stream(url.replace("a.bin", "replaced.bin")))
 
 
-def test_a_wish_to_wait_is_granted_within_limits(proxy: Proxy, kind: str, url: str) -> None:
+def test_retry_after_is_honoured_up_to_most_s(proxy: Proxy, kind: str, url: str) -> None:
     storage = _storage(kind, proxy.port, replace(QUICK, most_s=0.8))
     storage.info(url)
     proxy.rule(status=429, retry_after="0.5")
@@ -224,25 +226,25 @@ def test_a_wish_to_wait_is_granted_within_limits(proxy: Proxy, kind: str, url: s
     assert 0.8 <= time.monotonic() - begin < 5
 
 
-def test_a_second_request_overtakes_a_silent_one(proxy: Proxy, kind: str, url: str) -> None:
+def test_a_hedged_request_overtakes_a_silent_one(proxy: Proxy, kind: str, url: str) -> None:
     storage = _storage(kind, proxy.port, replace(QUICK, stall_s=2.5, hedge=0.4))
     storage.info(url)
     for fault in ({"hang": True}, {"latency": 2.0}, {"stall_after": 0}):
         proxy.clear()
         proxy.rule("GET", **fault)
         begin = time.monotonic()
-        assert storage.read(url, *PART) == DATA[slice(*PART)]
+        assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
         assert time.monotonic() - begin < 2.0
         assert len(proxy.requests) == 2
 
 
-def test_no_second_request_is_sent_when_the_first_is_quick(proxy: Proxy, kind: str, url: str) -> None:
+def test_no_hedged_request_is_sent_when_the_first_is_quick(proxy: Proxy, kind: str, url: str) -> None:
     storage = _storage(kind, proxy.port, replace(QUICK, hedge=5.0))
-    assert storage.read(url, *PART) == DATA[slice(*PART)]
+    assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
     assert len(proxy.requests) == 1
 
 
-def test_a_server_that_is_gone_is_an_error_in_time(kind: str) -> None:
+def test_a_server_that_is_down_is_an_error_soon(kind: str) -> None:
     url = "s3://bucket/a.bin" if kind == "s3" else "http://127.0.0.1:1/a.bin"
     begin = time.monotonic()
     with pytest.raises(StorageError, match="refuses connections"):
@@ -250,20 +252,20 @@ def test_a_server_that_is_gone_is_an_error_in_time(kind: str) -> None:
     assert time.monotonic() - begin < 5
 
 
-def test_an_answer_without_length_or_tag_is_read_again_from_the_start(folder: Path) -> None:
+def test_without_a_tag_a_read_restarts_and_a_stream_fails(folder: Path) -> None:
     with plain_server(folder) as port, Proxy("127.0.0.1", port) as proxy:
         proxy.rule("GET", times=None, skip=1, headers={"Last-Modified": None})
         proxy.rule("GET", times=1, reset_after=50_000, headers={"Last-Modified": None})
         storage, url = Http(retry=QUICK), f"http://127.0.0.1:{proxy.port}/bucket/a.bin"
-        assert storage.read(url, *PART) == DATA[slice(*PART)]
+        assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
         proxy.clear()
         proxy.rule("GET", reset_after=50_000, headers={"Last-Modified": None})
-        with pytest.raises(StorageError, match="without an ETag it cannot go on"):
+        with pytest.raises(StorageError, match="sends no ETag, so the read cannot resume"):
             list(storage.stream(url))
 
 
 class TestUploads:
-    """S3 alone can be written."""
+    """Uploads, which S3 supports and HTTP does not."""
 
     SIZE = 17 * 2**20
 
@@ -281,7 +283,7 @@ class TestUploads:
             ("POST", {"garbage": True}),
         ],
     )
-    def test_an_upload_in_parts_survives(
+    def test_a_multipart_upload_survives(
         self, match: str, fault: dict[str, Any], proxy: Proxy, storage: S3, folder: Path
     ) -> None:
         data = os.urandom(self.SIZE)
@@ -291,7 +293,9 @@ class TestUploads:
             assert upload.commit().size == self.SIZE
         assert (folder / "bucket" / "up.bin").read_bytes() == data
 
-    def test_a_lost_answer_to_the_last_request_is_no_loss(self, proxy: Proxy, storage: S3, folder: Path) -> None:
+    def test_an_upload_succeeds_although_the_last_response_is_lost(
+        self, proxy: Proxy, storage: S3, folder: Path
+    ) -> None:
         data = os.urandom(self.SIZE)
         proxy.rule(lambda request: request.method == "POST" and "uploadId=" in request.path, deaf=True)
         with storage.put("s3://bucket/lost.bin", size_hint=self.SIZE) as upload:
@@ -300,7 +304,7 @@ class TestUploads:
         assert (folder / "bucket" / "lost.bin").read_bytes() == data
 
     @pytest.mark.parametrize("size", [1_000, SIZE])
-    def test_an_upload_that_cannot_be_done_leaves_nothing(self, size: int, proxy: Proxy, storage: S3) -> None:
+    def test_a_failed_upload_leaves_nothing(self, size: int, proxy: Proxy, storage: S3) -> None:
         proxy.rule("PUT", times=None, status=503)
         with storage.put("s3://bucket/never.bin", size_hint=size) as upload:
             upload.write(bytes(size))

@@ -11,7 +11,7 @@ from penstock.testing.storages import DATA, StorageTests, write
 
 
 class TestFsspec(StorageTests):
-    """fsspec's own memory file system: the one that needs no server."""
+    """Uses fsspec's memory file system, which needs no server."""
 
     @pytest.fixture
     def storage(self) -> Storage:
@@ -22,7 +22,7 @@ class TestFsspec(StorageTests):
         return f"memory://{secrets.token_hex(4)}"
 
 
-def test_a_scheme_nobody_knows_is_named() -> None:
+def test_an_unknown_scheme_is_named() -> None:
     with pytest.raises(StorageError, match="no storage for nfs9"):
         open_storage("nfs9://bucket/a").info("nfs9://bucket/a")
 
@@ -33,11 +33,11 @@ def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         open_storage("dropbox9://a/b").info("dropbox9://a/b")
 
 
-def test_options_are_not_shown() -> None:
-    assert "seen" not in repr(FsspecStorage(options=(("token", "never-to-be-seen"),)))
+def test_the_repr_does_not_show_options() -> None:
+    assert "secret" not in repr(FsspecStorage(options=(("token", "secret"),)))
 
 
-def test_a_stream_of_several_pieces_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.storage.fsspec._PIECE", 1000)
+def test_a_stream_of_several_pieces_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.storage.fsspec._PIECE_BYTES", 1000)
     write(FsspecStorage(), "memory://pieces/a", DATA)
     assert b"".join(FsspecStorage().stream("memory://pieces/a")) == DATA

@@ -40,19 +40,19 @@ def test_a_file_that_changes_while_it_is_streamed_is_an_error(tmp_path: Path) ->
         list(stream)
 
 
-def test_no_file_is_left_by_an_upload_that_was_dropped(tmp_path: Path) -> None:
+def test_an_aborted_upload_leaves_no_file(tmp_path: Path) -> None:
     with Local().put(str(tmp_path / "a")) as upload:
         upload.write(DATA)
         assert len(list(tmp_path.iterdir())) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_no_object(tmp_path: Path) -> None:
+def test_a_folder_is_not_an_object(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="folder"):
         Local().info(str(tmp_path))
 
 
-def test_a_place_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError) as caught:
         Local().put(str(tmp_path / "file" / "below"))

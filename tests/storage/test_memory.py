@@ -18,7 +18,7 @@ class TestMemory(StorageTests):
         return f"memory://{secrets.token_hex(4)}"
 
 
-def test_the_objects_belong_to_the_process_not_to_the_value() -> None:
+def test_all_instances_share_the_objects_of_the_process() -> None:
     write(Memory(), "memory://shared/a", DATA)
     assert Memory().read("memory://shared/a", 0, 3) == DATA[:3]
     Memory().delete("memory://shared/a")

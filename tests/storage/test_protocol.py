@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import PlanError, StorageError
 from penstock.storage import (
     S3,
     FsspecStorage,
@@ -37,18 +37,23 @@ from penstock.storage import (
         ("gs://bucket/a", FsspecStorage),
     ],
 )
-def test_the_scheme_chooses_the_storage(url: str, kind: type) -> None:
+def test_the_scheme_selects_the_storage(url: str, kind: type) -> None:
     assert type(open_storage(url)) is kind
 
 
-def test_every_storage_keeps_the_protocol() -> None:
+def test_every_storage_has_the_methods_of_the_protocol() -> None:
     for storage in (Local(), Memory(), Http(), S3(), FsspecStorage()):
         assert isinstance(storage, Storage)
 
 
-def test_a_given_storage_wins() -> None:
-    given = S3(region="eu-north-1")
-    assert open_storage("memory://a", given) is given
+def test_a_storage_that_is_given_is_used() -> None:
+    storage = S3(region="eu-north-1")
+    assert open_storage("memory://a", storage) is storage
+
+
+def test_a_value_that_is_not_a_storage_is_refused() -> None:
+    with pytest.raises(PlanError, match="storage=3 is not a storage"):
+        open_storage("memory://a", 3)  # type: ignore[arg-type]
 
 
 def test_a_registered_scheme_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,12 +64,12 @@ def test_a_registered_scheme_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_entry_point_serves_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint("lab9", "penstock.storage.memory:Memory", "penstock.storages")
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda **asked: EntryPoints([point]).select(**asked))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **params: EntryPoints([point]).select(**params))
     assert isinstance(open_storage("lab9://a"), Memory)
 
 
 @pytest.mark.parametrize(
-    ("url", "seen"),
+    ("url", "want"),
     [
         ("https://user:pw@host:8/a.tar?X-Amz-Signature=pw#pw", "https://host:8/a.tar?..."),
         ("https://pw@host/a@b", "https://host/a@b"),
@@ -75,11 +80,11 @@ def test_an_entry_point_serves_a_scheme(monkeypatch: pytest.MonkeyPatch) -> None
         ("file:///a?b", "file:///a?b"),
     ],
 )
-def test_a_url_is_shown_without_what_is_secret(url: str, seen: str) -> None:
-    assert redacted(url) == seen
+def test_secrets_are_removed_from_urls(url: str, want: str) -> None:
+    assert redacted(url) == want
 
 
-def test_not_found_is_a_storage_error_that_crosses_processes() -> None:
+def test_not_found_is_a_storage_error_that_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(NotFound("there is no such object", "s3://a/b")))
     assert isinstance(error, StorageError)
     assert (type(error), error.url) == (NotFound, "s3://a/b")
@@ -98,11 +103,11 @@ def test_an_upload_that_cannot_be_committed_is_aborted(tmp_path: Path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_process_made_is_made_once_and_again_in_a_child() -> None:
-    made: list[int] = []
+def test_a_value_is_made_once_per_process_and_again_in_a_child() -> None:
+    maker_pids: list[int] = []
 
     def make() -> object:
-        made.append(os.getpid())
+        maker_pids.append(os.getpid())
         return object()
 
     key = object()
@@ -111,9 +116,9 @@ def test_what_a_process_made_is_made_once_and_again_in_a_child() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert made == [os.getpid()]
+    assert maker_pids == [os.getpid()]
     child = os.fork()
     if not child:
         protocol.own(key, make)
-        os._exit(0 if made[1:] == [os.getpid()] else 1)
+        os._exit(0 if maker_pids[1:] == [os.getpid()] else 1)
     assert os.waitpid(child, 0)[1] == 0

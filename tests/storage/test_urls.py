@@ -25,9 +25,9 @@ def _bash(pattern: str) -> list[str]:
 
 
 def test_braces_expand_as_in_bash() -> None:
-    # One shell for all: each pattern ends with a word that no pattern holds.
-    told = _bash(" == ".join(PATTERNS))
-    want = " ".join(told).split(" == ")
+    # One shell for all patterns, separated by a word that none of them contains.
+    output = _bash(" == ".join(PATTERNS))
+    want = " ".join(output).split(" == ")
     assert {p: " ".join(braces(p)) for p in PATTERNS} == dict(zip(PATTERNS, want, strict=True))
 
 
@@ -37,25 +37,25 @@ def test_random_patterns_expand_as_in_bash() -> None:
 
     @given(words)
     def collect(parts: list[str]) -> None:
-        # A lone "{}" and empty words are a matter of a shell's quoting, not of names.
+        # "{}" and empty words depend on how the shell quotes, and mean nothing in names.
         pattern = "w" + "".join(parts)
         if "{}" not in pattern:
             patterns.append(pattern)
 
     collect()
-    told = " ".join(_bash(" == ".join(patterns))).split(" == ")
-    assert [" ".join(braces(p)) for p in patterns] == told
+    want = " ".join(_bash(" == ".join(patterns))).split(" == ")
+    assert [" ".join(braces(p)) for p in patterns] == want
 
 
-def test_a_pattern_of_far_too_many_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(urls, "_MOST", 1000)
+def test_a_pattern_that_expands_to_too_many_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_MAX_NAMES", 1000)
     assert len(list(braces("{0..999}"))) == 1000
     with pytest.raises(PlanError, match="more than 1,000 names"):
         list(braces("{0..999}{0..9}"))
 
 
 @pytest.mark.parametrize(
-    ("written", "read"),
+    ("urls", "patterns"),
     [
         ("a.tar", ("a.tar",)),
         ("a.tar::b.tar", ("a.tar", "b.tar")),
@@ -65,14 +65,16 @@ def test_a_pattern_of_far_too_many_names_is_refused(monkeypatch: pytest.MonkeyPa
         ("-", ("-",)),
     ],
 )
-def test_places_are_read_as_patterns(written: str | Path | list[str | Path], read: tuple[str, ...]) -> None:
-    assert spell(written) == read
+def test_paths_lists_and_double_colons_are_split_into_patterns(
+    urls: str | Path | list[str | Path], patterns: tuple[str, ...]
+) -> None:
+    assert spell(urls) == patterns
 
 
-@pytest.mark.parametrize("written", ["", [], "::", 3, b"a.tar", None, [3]])
-def test_what_names_no_place_is_refused(written: object) -> None:
+@pytest.mark.parametrize("value", ["", [], "::", 3, b"a.tar", None, [3]])
+def test_values_that_are_not_paths_or_urls_are_refused(value: object) -> None:
     with pytest.raises(PlanError):
-        spell(written)  # type: ignore[arg-type]
+        spell(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,7 @@ def test_file_urls_are_local_paths(url: str, path: str) -> None:
     assert local_path(url) == path
 
 
-def test_a_scheme_without_storage_is_named() -> None:
+def test_a_url_that_is_not_local_is_refused() -> None:
     with pytest.raises(StorageError, match="nfs9") as caught:
         local_path("nfs9://bucket/a.tar")
     assert caught.value.url == "nfs9://bucket/a.tar"
@@ -103,20 +105,20 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_lists_its_shards_by_name(folder: Path) -> None:
+def test_the_files_of_a_folder_are_sorted_by_name(folder: Path) -> None:
     found = expand([str(folder)], (".tar", ".tgz"))
     assert [os.path.basename(path) for path in found] == ["a.tar", "b.tar", "c.tgz"]
 
 
-def test_a_glob_lists_files_by_name(folder: Path) -> None:
+def test_the_files_of_a_glob_are_sorted_by_name(folder: Path) -> None:
     assert expand([f"{folder}/*.tar"], (".tar",)) == [f"{folder}/a.tar", f"{folder}/b.tar"]
 
 
-def test_patterns_keep_the_order_they_were_given_in(folder: Path) -> None:
+def test_patterns_keep_their_order(folder: Path) -> None:
     assert expand([f"{folder}/b.tar", f"{folder}/a.tar"], ()) == [f"{folder}/b.tar", f"{folder}/a.tar"]
 
 
-def test_names_spelled_out_are_not_looked_for() -> None:
+def test_names_without_a_glob_are_not_looked_up() -> None:
     assert expand(["nowhere/x-{0..1}.tar"], ()) == ["nowhere/x-0.tar", "nowhere/x-1.tar"]
 
 
@@ -126,7 +128,7 @@ def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["*.parquet", ""])
-def test_a_glob_or_folder_without_shards_is_an_error(tmp_path: Path, pattern: str) -> None:
+def test_a_glob_or_folder_without_matching_files_is_an_error(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "a.txt").touch()
     with pytest.raises(StorageError, match="nothing is there"):
         expand([f"{tmp_path}/{pattern}"], (".tar",))
@@ -138,5 +140,5 @@ def test_names_are_relative_to_the_common_root() -> None:
     assert relative(["/d/a.tar"]) == ["a.tar"]
 
 
-def test_a_name_that_comes_twice_gets_a_number() -> None:
+def test_repeated_names_get_a_number() -> None:
     assert relative(["/d/a.tar", "/d/a.tar", "/d/a.tar"]) == ["a.tar", "a.tar#2", "a.tar#3"]

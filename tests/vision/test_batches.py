@@ -1,4 +1,4 @@
-"""Batches whose images and labels are mixed."""
+"""MixUp and CutMix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LABELS = np.array([0, 1, 2, 3, 4, 0])
 ONE_HOT = np.eye(5, dtype=np.float32)[LABELS]
 
 
-def test_mixup_mixes_each_with_the_one_before_it() -> None:
+def test_mixup_blends_each_image_with_the_one_before_it() -> None:
     share = float(np.random.default_rng(4).beta(0.4, 0.4))
     batch = vision.MixUp(0.4, 5)({"jpg": IMAGES, "cls": LABELS, "txt": ["x"] * 6}, np.random.default_rng(4))
     want = share * IMAGES + (1 - share) * IMAGES[[5, 0, 1, 2, 3, 4]].astype(float)
@@ -27,34 +27,34 @@ def test_mixup_mixes_each_with_the_one_before_it() -> None:
 
 
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
-def test_cutmix_puts_a_part_of_the_one_before_it_into_each(layout: Any) -> None:
+def test_cutmix_replaces_a_box_by_that_of_the_image_before_it(layout: Any) -> None:
     images = IMAGES if layout == "HWC" else IMAGES.transpose(0, 3, 1, 2)
     cut = vision.CutMix(1.0, 5, layout=layout)
     for seed in range(6):
         mixed, labels = cut((images, LABELS), np.random.default_rng(seed))
         mixed = mixed if layout == "HWC" else mixed.transpose(0, 2, 3, 1)
-        other = (mixed != IMAGES).any(axis=3).any(axis=0)
-        share = 1 - other.mean()
-        assert np.array_equal(mixed[:, other], np.roll(IMAGES, 1, axis=0)[:, other])
+        replaced = (mixed != IMAGES).any(axis=3).any(axis=0)
+        share = 1 - replaced.mean()
+        assert np.array_equal(mixed[:, replaced], np.roll(IMAGES, 1, axis=0)[:, replaced])
         assert np.allclose(labels, share * ONE_HOT + (1 - share) * np.roll(ONE_HOT, 1, axis=0), atol=0.01)
 
 
-def test_the_share_that_is_cut_has_torchvisions_distribution() -> None:
+def test_the_area_of_cutmix_has_torchvisions_distribution() -> None:
     rng = np.random.default_rng(0)
     image = np.zeros((2, 40, 40, 1), np.uint8)
-    kept = [vision.CutMix(1.0, 2)((image, np.array([0, 1])), rng)[1][0, 0] for _ in range(800)]
-    dice = np.random.default_rng(9)
+    shares = [vision.CutMix(1.0, 2)((image, np.array([0, 1])), rng)[1][0, 0] for _ in range(800)]
+    reference = np.random.default_rng(9)
     want = []
     for _ in range(800):
-        reach = 0.5 * np.sqrt(1 - dice.beta(1, 1))
-        y, x, half = int(dice.integers(40)), int(dice.integers(40)), int(reach * 40)
+        half_side = 0.5 * np.sqrt(1 - reference.beta(1, 1))
+        y, x, half = int(reference.integers(40)), int(reference.integers(40)), int(half_side * 40)
         box = (min(40, y + half) - max(0, y - half)) * (min(40, x + half) - max(0, x - half))
         want.append(1 - box / 1600)
-    assert abs(np.mean(kept) - np.mean(want)) < 0.03
-    assert abs(np.std(kept) - np.std(want)) < 0.03
+    assert abs(np.mean(shares) - np.mean(want)) < 0.03
+    assert abs(np.std(shares) - np.std(want)) < 0.03
 
 
-def test_tensors_stay_tensors_and_soft_labels_are_taken() -> None:
+def test_tensors_stay_tensors_and_soft_labels_are_accepted() -> None:
     images, labels = vision.MixUp(1.0)((torch.from_numpy(IMAGES) / 255, torch.from_numpy(ONE_HOT)))
     assert isinstance(images, torch.Tensor)
     assert isinstance(labels, torch.Tensor)
@@ -63,15 +63,15 @@ def test_tensors_stay_tensors_and_soft_labels_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "said"),
+    ("batch", "problem"),
     [
-        ((IMAGES, LABELS), "say classes="),
+        ((IMAGES, LABELS), "set classes="),
         (({"a": 1}), "which field is the image"),
-        ((list(IMAGES), LABELS), "no batch of one size"),
+        ((list(IMAGES), LABELS), "images of one size"),
     ],
 )
-def test_a_batch_that_cannot_be_mixed_is_an_error(batch: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_batch_that_cannot_be_mixed_is_an_error(batch: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         vision.MixUp()(batch)
     with pytest.raises(ValueError, match="from 0 to 3"):
         vision.MixUp(classes=4)((IMAGES, LABELS))
@@ -79,10 +79,10 @@ def test_a_batch_that_cannot_be_mixed_is_an_error(batch: Any, said: str) -> None
         vision.MixUp()(3)
 
 
-def test_batches_are_mixed_the_same_way_every_time() -> None:
+def test_the_same_epoch_mixes_batches_in_the_same_way() -> None:
     ds = ps.from_items([{"image": image, "label": int(label)} for image, label in zip(IMAGES, LABELS, strict=True)])
     mixed = ds.batched(3).map(vision.CutMix(1.0, 5))
-    for one, other in zip(mixed.epoch(1), mixed.epoch(1).on("serial"), strict=True):
-        assert np.array_equal(one["image"], other["image"])
+    for batch, again in zip(mixed.epoch(1), mixed.epoch(1).on("serial"), strict=True):
+        assert np.array_equal(batch["image"], again["image"])
     first, second = (next(iter(mixed.epoch(epoch)))["label"] for epoch in (1, 2))
     assert not np.array_equal(first, second)

@@ -1,4 +1,4 @@
-"""Colours, blur and erasing, against the definitions in the plainest numpy."""
+"""Colour, blur and erasing, compared with their definitions in plain numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GRAY = IMAGE @ np.array([0.299, 0.587, 0.114])
 
 
 def near(got: Pixels, want: Pixels, levels: float = 1.0) -> bool:
-    """Whether uint8 pixels are those of a formula in floats, but for rounding."""
+    """Return whether uint8 pixels are those of a formula in floats, up to rounding."""
     return got.dtype == np.uint8 and bool(np.abs(got - np.clip(want, 0, 255)).max() <= levels)
 
 
@@ -31,7 +31,7 @@ def test_brightness_contrast_and_saturation_are_blends(factor: float) -> None:
 
 
 @pytest.mark.parametrize("turn", [-0.5, -0.2, 0.1, 0.37])
-def test_hue_turns_the_colour_circle(turn: float) -> None:
+def test_hue_is_rotated_on_the_colour_circle(turn: float) -> None:
     flat = [colorsys.rgb_to_hsv(*pixel) for pixel in (IMAGE.reshape(-1, 3) / 255).tolist()]
     want = [colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in flat]
     assert near(vision.adjust_hue(IMAGE, turn), np.array(want).reshape(IMAGE.shape) * 255)
@@ -51,12 +51,12 @@ def test_gray_is_one_channel_or_three() -> None:
 
 @pytest.mark.parametrize(("size", "sigma"), [(3, 0.5), (5, 1.3), (9, 2.0)])
 def test_a_blur_is_a_gaussian_of_the_mirrored_image(size: int, sigma: float) -> None:
-    reach = size // 2
-    line = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
-    line /= line.sum()
-    padded = np.pad(IMAGE.astype(float), ((reach, reach), (reach, reach), (0, 0)), "reflect")
-    rows = sum(weight * padded[number : number + 24] for number, weight in enumerate(line))
-    want = sum(weight * rows[:, number : number + 32] for number, weight in enumerate(line))
+    radius = size // 2
+    kernel = np.exp(-0.5 * (np.arange(-radius, radius + 1) / sigma) ** 2)
+    kernel /= kernel.sum()
+    padded = np.pad(IMAGE.astype(float), ((radius, radius), (radius, radius), (0, 0)), "reflect")
+    rows = sum(weight * padded[number : number + 24] for number, weight in enumerate(kernel))
+    want = sum(weight * rows[:, number : number + 32] for number, weight in enumerate(kernel))
     assert near(vision.gaussian_blur(IMAGE, size, sigma), np.asarray(want), 1.5)
 
 
@@ -66,7 +66,7 @@ def test_jitter_draws_an_order_and_a_factor_for_each() -> None:
         draws = np.random.default_rng(seed)
         order = draws.permutation(4)
         ranges = ((0.6, 1.4), (0.5, 0.8), (0.1, 1.9), (-0.2, 0.2))
-        factors = [draws.uniform(*range) for range in ranges]
+        factors = [draws.uniform(*limits) for limits in ranges]
         want = IMAGE
         for number in order:
             name = ("brightness", "contrast", "saturation", "hue")[number]
@@ -75,20 +75,20 @@ def test_jitter_draws_an_order_and_a_factor_for_each() -> None:
     assert np.array_equal(vision.ColorJitter()(IMAGE), IMAGE)
 
 
-def test_what_is_erased_has_torchvisions_distribution() -> None:
+def test_erased_rectangles_have_torchvisions_distribution() -> None:
     erase = vision.RandomErasing(0.5, value=7)
     image = np.full((100, 100, 3), 200, np.uint8)
     rng = np.random.default_rng(0)
     masks = [(erase(image, rng) == 7).all(axis=2) for _ in range(1500)]
-    hit = [mask for mask in masks if mask.any()]
-    assert abs(len(hit) / 1500 - 0.5) < 0.05
+    erased = [mask for mask in masks if mask.any()]
+    assert abs(len(erased) / 1500 - 0.5) < 0.05
     assert (image == 200).all()
-    areas = np.array([mask.mean() for mask in hit])
+    areas = np.array([mask.mean() for mask in erased])
     assert areas.min() > 0.015
     assert areas.max() < 0.34
-    shapes = [math.log(mask.any(axis=1).sum() / mask.any(axis=0).sum()) for mask in hit]
+    shapes = [math.log(mask.any(axis=1).sum() / mask.any(axis=0).sum()) for mask in erased]
     assert abs(np.mean(shapes)) < 0.1
-    assert all(mask.sum() == mask.any(axis=1).sum() * mask.any(axis=0).sum() for mask in hit[:50])
+    assert all(mask.sum() == mask.any(axis=1).sum() * mask.any(axis=0).sum() for mask in erased[:50])
 
 
 def test_erased_pixels_become_colours_or_noise() -> None:
@@ -111,5 +111,5 @@ def test_normalize_is_the_formula() -> None:
     assert np.array_equal(
         vision.Normalize(mean, std, layout="CHW")(IMAGE), vision.normalize(IMAGE, mean, std).transpose(2, 0, 1)
     )
-    with pytest.raises(ValueError, match="3 means and the image 1 channels"):
+    with pytest.raises(ValueError, match="3 means, but the image has 1 channels"):
         vision.Normalize(mean, std)(IMAGE[:, :, :1])

@@ -1,4 +1,4 @@
-"""Images of every kind, odd and damaged ones: each does what docs/guide/vision.md says."""
+"""Images of every kind, also unusual and damaged ones, behave as docs/guide/vision.md says."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 import penstock as ps
 from penstock import vision
 from penstock.codecs import Limits, OverLimit
-from penstock.vision.decoding import Box, Truncated, open_picture, orientation
+from penstock.vision.decoding import Box, Truncated, exif_orientation, open_encoded
 from penstock.vision.resampling import Pixels
 
 
@@ -39,9 +39,9 @@ def rgb(image: Image.Image) -> Pixels:
     return np.asarray(image.convert("RGB"))
 
 
-def exif(turned: int, byte_order: str = "<") -> bytes:
+def exif(orientation: int, byte_order: str = "<") -> bytes:
     head = b"II*\0" if byte_order == "<" else b"MM\0*"
-    entry = struct.pack(f"{byte_order}HHIHH", 0x0112, 3, 1, turned, 0)
+    entry = struct.pack(f"{byte_order}HHIHH", 0x0112, 3, 1, orientation, 0)
     return b"Exif\0\0" + head + struct.pack(f"{byte_order}IH", 8, 1) + entry + b"\0" * 4
 
 
@@ -99,7 +99,7 @@ FINE: dict[str, tuple[bytes, Callable[[], Pixels]]] = {
 }
 
 REFUSED: dict[str, tuple[bytes, str]] = {
-    "nothing": (b"", "no image: the field is empty"),
+    "nothing": (b"", "not an image: the field is empty"),
     "text": (b"<html>not found</html>", "not an image"),
     "a jpeg cut short": (JPEG[: len(JPEG) - 200], "damaged or truncated JPEG.*[Pp]remature end"),
     "a jpeg cut in its header": (JPEG[:60], "damaged or truncated JPEG"),
@@ -112,7 +112,7 @@ REFUSED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("kind", FINE)
-def test_an_odd_image_is_read(kind: str) -> None:
+def test_an_unusual_image_is_read(kind: str) -> None:
     data, want = FINE[kind]
     got = vision.read_image(data)
     assert got.dtype == np.uint8
@@ -121,16 +121,16 @@ def test_an_odd_image_is_read(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FINE)
-def test_an_odd_image_is_cut_under_a_wrong_extension(kind: str) -> None:
+def test_an_image_with_a_wrong_extension_is_cropped(kind: str) -> None:
     ds = ps.from_items([{"__key__": "a", "jpg": FINE[kind][0]}]).decode(jpg=vision.RandomResizedCrop(24, flip=True))
     assert ds.first()["jpg"].shape == (24, 24, 3)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_damaged_image_is_an_error_with_shard_and_key(kind: str) -> None:
-    data, said = REFUSED[kind]
+    data, problem = REFUSED[kind]
     ds = ps.from_items([{"__key__": "bad-one", "jpg": data}]).decode(jpg=vision.Resize(16))
-    with pytest.raises(ps.errors.DataError, match=said) as caught:
+    with pytest.raises(ps.errors.DataError, match=problem) as caught:
         ds.first()
     assert caught.value.key == "bad-one"
     assert caught.value.shard is not None
@@ -138,11 +138,11 @@ def test_a_damaged_image_is_an_error_with_shard_and_key(kind: str) -> None:
     assert list(ds.on_error("skip")) == []
 
 
-@pytest.mark.parametrize("turned", range(1, 9))
+@pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_an_image_is_turned_upright(kind: str, turned: int) -> None:
+def test_an_image_is_made_upright(kind: str, orientation: int) -> None:
     options: dict[str, Any] = {"lossless": True} if kind == "WEBP" else {}
-    data = saved(PHOTO, kind, exif=exif(turned)[6 if kind == "PNG" else 0 :], **options)
+    data = saved(PHOTO, kind, exif=exif(orientation)[6 if kind == "PNG" else 0 :], **options)
     want = rgb(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     assert np.array_equal(vision.read_image(data), want)
     height, width = want.shape[:2]
@@ -150,22 +150,22 @@ def test_an_image_is_turned_upright(kind: str, turned: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noted", "turned"),
+    ("data", "orientation"),
     [(exif(6), 6), (exif(6, ">"), 6), (exif(9), 1), (b"Exif\0\0", 1), (exif(6)[:20], 1), (b"garbage", 1), (None, 1)],
 )
-def test_an_orientation_that_makes_no_sense_is_upright(noted: bytes | None, turned: int) -> None:
-    assert orientation(noted) == turned
+def test_an_invalid_orientation_is_upright(data: bytes | None, orientation: int) -> None:
+    assert exif_orientation(data) == orientation
 
 
-def test_what_there_is_of_a_jpeg_is_taken_where_that_is_asked_for() -> None:
-    whole, half = vision.read_image(JPEG), vision.read_image(JPEG[: len(JPEG) - 200], truncated="partial")
-    assert half.shape == whole.shape
-    assert np.array_equal(half[:8], whole[:8])
-    assert not np.array_equal(half[-8:], whole[-8:])
+def test_a_truncated_jpeg_is_decoded_in_part_on_request() -> None:
+    whole, partial = vision.read_image(JPEG), vision.read_image(JPEG[: len(JPEG) - 200], truncated="partial")
+    assert partial.shape == whole.shape
+    assert np.array_equal(partial[:8], whole[:8])
+    assert not np.array_equal(partial[-8:], whole[-8:])
     assert vision.Resize(16, truncated="partial")(JPEG[: len(JPEG) - 200]).shape == (16, 24, 3)
 
 
-def test_bytes_that_do_not_belong_are_passed_over() -> None:
+def test_extraneous_bytes_are_ignored() -> None:
     at = JPEG.rindex(b"\xff\xd9")
     assert np.array_equal(vision.read_image(JPEG[:at] + b"\x12\x34" + JPEG[at:]), vision.read_image(JPEG))
 
@@ -184,11 +184,11 @@ def test_a_large_jpeg_is_reduced_while_it_is_decoded(truncated: Truncated, monke
     shapes: list[tuple[int, ...]] = []
     decode = simplejpeg.decode_jpeg
 
-    def watched(*args: Any, **options: Any) -> Any:
+    def recorded_decode(*args: Any, **options: Any) -> Any:
         shapes.append((out := decode(*args, **options)).shape)
         return out
 
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", watched)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", recorded_decode)
     smooth = Image.fromarray(pixels(75, 101)).resize((801, 603), Image.Resampling.BICUBIC)
     data = saved(smooth, "JPEG", quality=95)
     rng = np.random.default_rng
@@ -196,9 +196,9 @@ def test_a_large_jpeg_is_reduced_while_it_is_decoded(truncated: Truncated, monke
     reduced = crop(data, rng(3))
     exact = crop(vision.read_image(data), rng(3))
     assert shapes == [(151, 201, 3), (603, 801, 3)]
-    apart = np.abs(reduced.astype(int) - exact)
-    assert np.percentile(apart, 99.9) <= 3
-    assert apart.mean() < 0.5
+    difference = np.abs(reduced.astype(int) - exact)
+    assert np.percentile(difference, 99.9) <= 3
+    assert difference.mean() < 0.5
 
 
 NOISE = np.random.default_rng(5).integers(0, 256, (150, 130, 3), np.uint8)
@@ -206,44 +206,44 @@ NOISE = np.random.default_rng(5).integers(0, 256, (150, 130, 3), np.uint8)
 
 def noise(subsampling: str) -> bytes:
     gray = subsampling == "Gray"
-    given = {"colorspace": "GRAY"} if gray else {}
+    options = {"colorspace": "GRAY"} if gray else {}
     image = np.ascontiguousarray(NOISE[:, :, :1]) if gray else NOISE
-    encoded: bytes = simplejpeg.encode_jpeg(image, quality=85, colorsubsampling=subsampling, **given)
+    encoded: bytes = simplejpeg.encode_jpeg(image, quality=85, colorsubsampling=subsampling, **options)
     return encoded
 
 
-def turned_by(data: bytes, turned: int) -> bytes:
-    noted = exif(turned)
-    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(noted) + 2) + noted + data[2:]
+def with_orientation(data: bytes, orientation: int) -> bytes:
+    segment = exif(orientation)
+    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
 
 
 @pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
-@pytest.mark.parametrize("shrinks", [1, 5, 10, 20])
-def test_a_part_has_the_pixels_it_has_in_the_whole(subsampling: str, shrinks: float) -> None:
-    rng = np.random.default_rng(int(shrinks))
-    partly = 0
-    for turned in range(1, 9):
-        picture = open_picture(turned_by(noise(subsampling), turned), Limits(), "error")
-        height, width = picture.size
-        whole, factor = picture.pixels(shrinks)
+@pytest.mark.parametrize("shrink_factor", [1, 5, 10, 20])
+def test_a_part_has_the_same_pixels_as_in_the_whole(subsampling: str, shrink_factor: float) -> None:
+    rng = np.random.default_rng(int(shrink_factor))
+    decoded_in_part = 0
+    for orientation in range(1, 9):
+        image = open_encoded(with_orientation(noise(subsampling), orientation), Limits(), "error")
+        height, width = image.size
+        whole, factor = image.decode(shrink_factor)
         for _ in range(6):
             top, left = int(rng.integers(height)), int(rng.integers(width))
             bottom, right = int(rng.integers(top, height)) + 1, int(rng.integers(left, width)) + 1
-            pixels, same = picture.pixels(shrinks, Box(top, left, bottom, right))
-            assert (pixels.shape, same) == (whole.shape, factor)
+            pixels, same_factor = image.decode(shrink_factor, Box(top, left, bottom, right))
+            assert (pixels.shape, same_factor) == (whole.shape, factor)
             part = np.s_[top // factor : -(-bottom // factor), left // factor : -(-right // factor)]
             assert np.array_equal(pixels[part], whole[part])
-            partly += not np.array_equal(pixels, whole)
-    assert partly > 16  # of 48: the rows below were not decoded
+            decoded_in_part += not np.array_equal(pixels, whole)
+    assert decoded_in_part > 16  # of 48: the rows below were not decoded
 
 
 def top_of(data: bytes, truncated: Truncated = "error") -> Pixels:
-    """The first 40 rows of an image, cut out before its pixels are known."""
-    picture = open_picture(data, Limits(), truncated)
-    return picture.pixels(1, Box(0, 0, 40, 130))[0][:40]
+    """Decode the first 40 rows of an image only."""
+    image = open_encoded(data, Limits(), truncated)
+    return image.decode(1, Box(0, 0, 40, 130))[0][:40]
 
 
-def test_a_jpeg_cut_short_below_the_part_is_damaged_nonetheless() -> None:
+def test_a_jpeg_truncated_below_the_part_is_an_error() -> None:
     data = noise("420")
     with pytest.raises(ValueError, match=r"damaged or truncated JPEG.*[Pp]remature end"):
         top_of(data[:-2000])
@@ -251,7 +251,7 @@ def test_a_jpeg_cut_short_below_the_part_is_damaged_nonetheless() -> None:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
-def test_a_mark_that_does_not_belong_is_damage_within_the_part_and_below_it(share: float) -> None:
+def test_a_stray_marker_within_the_part_or_below_it_is_an_error(share: float) -> None:
     data = noise("420")
     at = int(share * len(data))
     with pytest.raises(ValueError, match="damaged or truncated JPEG"):
@@ -259,7 +259,7 @@ def test_a_mark_that_does_not_belong_is_damage_within_the_part_and_below_it(shar
 
 
 @pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_rows": 1}, {"restart_marker_blocks": 3}])
-def test_a_jpeg_of_another_build_is_decoded_whole(options: dict[str, Any]) -> None:
+def test_progressive_jpegs_and_those_with_restart_markers_are_decoded_whole(options: dict[str, Any]) -> None:
     data = saved(Image.fromarray(NOISE), "JPEG", **options)
     assert np.array_equal(top_of(data), vision.read_image(data)[:40])
     with pytest.raises(ValueError, match="damaged or truncated JPEG"):

@@ -1,4 +1,4 @@
-"""The engine laws, bit for bit, for every augmentation: on threads, on processes, after a restart."""
+"""Every augmentation gives the same bytes on threads, on processes and after a restart."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock import vision
 from penstock.testing import fingerprint
 
 CROP = vision.RandomResizedCrop(16, flip=True)
-PLANS: dict[str, Any] = {
+TRANSFORMS: dict[str, Any] = {
     "random resized crop": CROP,
     "random resized crop, plain": vision.RandomResizedCrop(16, flip=True, antialias=False),
     "resize": vision.Resize(12, max_size=20),
@@ -45,30 +45,33 @@ def stream(ds: Any) -> list[Any]:
     return [fingerprint(item) for item in ds]
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_threads_give_what_serial_gives(name: str) -> None:
-    ds = SOURCE.decode(jpg=PLANS[name], workers=3).epoch(2)
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_threads_and_a_restart_give_what_serial_gives(name: str) -> None:
+    ds = SOURCE.decode(jpg=TRANSFORMS[name], workers=3).epoch(2)
     want = stream(ds.on("serial"))
     assert stream(ds) == want
-    loader = SOURCE.decode(jpg=PLANS[name], workers=2).loader(epoch=2)
+    loader = SOURCE.decode(jpg=TRANSFORMS[name], workers=2).loader(epoch=2)
     assert stream(islice(loader, 8)) == want[:8]
     state = loader.state_dict()
     loader.close()
-    again = SOURCE.decode(jpg=PLANS[name]).loader()
-    again.load_state_dict(state)
-    assert stream(again) == want[8:]
+    restored = SOURCE.decode(jpg=TRANSFORMS[name]).loader()
+    restored.load_state_dict(state)
+    assert stream(restored) == want[8:]
 
 
 def test_processes_give_what_serial_gives() -> None:
-    def every(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        made = {name: plan(sample["jpg"], rng) if plan.random else plan(sample["jpg"]) for name, plan in PLANS.items()}
-        return {"jpg": CROP(sample["jpg"], rng), "cls": sample["cls"], **made}
+    def apply_all(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        jpg = sample["jpg"]
+        results = {
+            name: transform(jpg, rng) if transform.random else transform(jpg) for name, transform in TRANSFORMS.items()
+        }
+        return {"jpg": CROP(jpg, rng), "cls": sample["cls"], **results}
 
-    ds = SOURCE.map(every, workers=2, on="processes").batched(7).map(vision.MixUp(0.3, 4)).epoch(1)
+    ds = SOURCE.map(apply_all, workers=2, on="processes").batched(7).map(vision.MixUp(0.3, 4)).epoch(1)
     assert stream(ds) == stream(ds.on("serial"))
 
 
-def test_batches_are_mixed_by_any_engine_alike() -> None:
+def test_threads_mix_batches_as_serial_does() -> None:
     for mixing in (vision.MixUp(0.3, 4), vision.CutMix(1.0, 4)):
         ds = SOURCE.decode(jpg=CROP, workers=3).batched(6).map(mixing, workers=2).epoch(1)
         assert stream(ds) == stream(ds.on("serial"))

@@ -1,4 +1,4 @@
-"""Images made smaller when they are packed."""
+"""Images that are scaled down when they are packed."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def test_a_large_jpeg_is_scaled_down_once() -> None:
     image = opened(small)
     assert (image.format, image.size) == ("JPEG", (100, 75))
     assert len(small) < len(data) / 2
-    apart = np.abs(np.asarray(image).astype(int) - resize(vision.read_image(data), (75, 100)))
-    assert apart.mean() < 4
+    difference = np.abs(np.asarray(image).astype(int) - resize(vision.read_image(data), (75, 100)))
+    assert difference.mean() < 4
     assert store(small) == small
     assert store(data) == small
 
@@ -57,23 +57,23 @@ def test_a_small_image_keeps_its_bytes() -> None:
         assert vision.Store(200)(data) == data
 
 
-def test_other_kinds_stay_what_they_are() -> None:
+def test_other_formats_stay_what_they_are() -> None:
     store = vision.Store(64)
     png = opened(store(saved(LARGE, "PNG")))
     assert (png.format, png.size) == ("PNG", (64, 48))
     assert np.array_equal(np.asarray(png), resize(np.asarray(LARGE), (48, 64)))
-    clear = opened(store(saved(Image.fromarray(pixels(150, 200, 4)), "PNG")))
-    assert (clear.mode, clear.size) == ("RGBA", (64, 48))
+    transparent = opened(store(saved(Image.fromarray(pixels(150, 200, 4)), "PNG")))
+    assert (transparent.mode, transparent.size) == ("RGBA", (64, 48))
     webp = opened(store(saved(LARGE, "WEBP")))
     assert (webp.format, webp.size) == ("WEBP", (64, 48))
     gray = opened(store(saved(LARGE.convert("L"), "JPEG")))
     assert (gray.mode, gray.size) == ("L", (64, 48))
-    for kept in (LARGE.quantize(8), LARGE.convert("1"), Image.fromarray(np.zeros((90, 90), np.uint16))):
-        assert store(data := saved(kept, "PNG")) == data
+    for unchanged in (LARGE.quantize(8), LARGE.convert("1"), Image.fromarray(np.zeros((90, 90), np.uint16))):
+        assert store(data := saved(unchanged, "PNG")) == data
     assert store(data := saved(LARGE, "BMP")) == data
 
 
-def test_a_turned_image_is_stored_upright() -> None:
+def test_an_image_with_an_orientation_is_stored_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     image = opened(vision.Store(100)(saved(LARGE, "JPEG", exif=exif)))
@@ -91,21 +91,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def contents(packed: Path) -> dict[str, bytes]:
+def shard_bytes(packed: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in packed.iterdir() if path.suffix == ".tar"}
 
 
-def test_packing_stores_images_for_training(folder: Path) -> None:
+def test_packing_scales_images_down(folder: Path) -> None:
     store = vision.Store(max_side=80)
     packed = ps.pack(folder / "photos", folder / "one", images=store, max_samples=5, workers=1)
     assert packed.samples == 12
     sides = {max(sample["jpg"].shape) for sample in ps.read_tar(str(folder / "one")).decode("rgb8")}
     assert max(sides) == 80
     stored = {sample["jpg"] for sample in ps.read_tar(str(folder / "one"))}
-    kept = {path.read_bytes() for path in (folder / "photos").rglob("*.jpg")}
-    assert len(stored & kept) == 4
+    originals = {path.read_bytes() for path in (folder / "photos").rglob("*.jpg")}
+    assert len(stored & originals) == 4
     ps.pack(folder / "photos", folder / "two", images=store, max_samples=5, workers=3)
-    assert contents(folder / "one") == contents(folder / "two")
+    assert shard_bytes(folder / "one") == shard_bytes(folder / "two")
     assert ps.pack(folder / "photos", folder / "one", images=store, max_samples=5) == packed
     with pytest.raises(ps.errors.PlanError, match="another source or with other options"):
         ps.pack(folder / "photos", folder / "one", images=vision.Store(90), max_samples=5)
@@ -113,27 +113,27 @@ def test_packing_stores_images_for_training(folder: Path) -> None:
         ps.pack(folder / "photos", folder / "three", images=512)  # type: ignore[arg-type]
 
 
-def test_an_interrupted_packing_goes_on_to_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_resumes_with_the_same_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = vision.Store(max_side=80)
     ps.pack(folder / "photos", folder / "whole", images=store, max_samples=2, workers=1)
-    stored, left = vision.Store.__call__, [7]
+    store_image, left = vision.Store.__call__, [7]
 
-    def failing(self: vision.Store, data: bytes) -> bytes:
+    def fail_after_seven(self: vision.Store, data: bytes) -> bytes:
         left[0] -= 1
         if left[0] < 0:
-            raise OSError("the power went")
-        return stored(self, data)
+            raise OSError("power failure")
+        return store_image(self, data)
 
-    monkeypatch.setattr(vision.Store, "__call__", failing)
-    with pytest.raises(ps.errors.DataError, match="the power went"):
+    monkeypatch.setattr(vision.Store, "__call__", fail_after_seven)
+    with pytest.raises(ps.errors.DataError, match="power failure"):
         ps.pack(folder / "photos", folder / "parts", images=store, max_samples=2, workers=1)
     monkeypatch.undo()
-    assert 0 < len(contents(folder / "parts")) < 6
+    assert 0 < len(shard_bytes(folder / "parts")) < 6
     ps.pack(folder / "photos", folder / "parts", images=store, max_samples=2)
-    assert contents(folder / "parts") == contents(folder / "whole")
+    assert shard_bytes(folder / "parts") == shard_bytes(folder / "whole")
 
 
-def test_a_damaged_image_ends_the_packing_or_is_left_out(folder: Path) -> None:
+def test_a_damaged_image_is_an_error_or_is_skipped(folder: Path) -> None:
     (folder / "photos" / "a" / "bad.jpg").write_bytes(saved(LARGE, "JPEG")[:2000])
     with pytest.raises(ps.errors.DataError, match=r"store: field 'jpg': damaged or truncated.*bad"):
         ps.pack(folder / "photos", folder / "out", images=vision.Store(80))
@@ -153,11 +153,11 @@ def test_masks_and_other_fields_keep_their_bytes() -> None:
 def test_the_command_scales_images_down(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     photos, out = str(folder / "photos"), str(folder / "out")
     assert main(["pack", photos, out, "--max-side", "64", "--quality", "80", "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    estimate = json.loads(capsys.readouterr().out)
     assert main(["pack", photos, out, "--max-side", "64", "--quality", "80", "--json"]) == 0
     packed = json.loads(capsys.readouterr().out)
-    assert packed["samples"] == told["samples"] == 12
-    assert packed["nbytes"] == told["nbytes"]
+    assert packed["samples"] == estimate["samples"] == 12
+    assert packed["nbytes"] == estimate["nbytes"]
     assert {max(sample["jpg"].shape) for sample in ps.read_tar(out).decode("rgb8")} <= {60, 63, 64}
     with pytest.raises(SystemExit, match="2"):
         main(["pack", photos, str(folder / "no"), "--quality", "80"])

@@ -1,4 +1,4 @@
-"""What transforms take, what comes out, and how they are put together."""
+"""The inputs and outputs of transforms, and how they are composed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
 @pytest.mark.parametrize("normalize", [None, (MEAN, STD), "imagenet"])
 @pytest.mark.parametrize("dtype", [None, "float32", "float16"])
-def test_the_form_is_what_was_asked_for(layout: Any, normalize: Any, dtype: Any) -> None:
+def test_layout_normalize_and_dtype_set_the_output_format(layout: Any, normalize: Any, dtype: Any) -> None:
     got = vision.CenterCrop((8, 6), layout=layout, normalize=normalize, dtype=dtype)(IMAGE)
     want: Any = IMAGE[6:14, 12:18]
     if normalize is not None or dtype is not None:
@@ -33,17 +33,17 @@ def test_the_form_is_what_was_asked_for(layout: Any, normalize: Any, dtype: Any)
     assert np.allclose(got, want, atol=1e-6 if got.dtype == np.float32 else 2e-3)
 
 
-def test_tensors_are_given_where_they_are_asked_for() -> None:
+def test_results_are_tensors_on_request() -> None:
     tensor = vision.Resize(10, to="torch", layout="CHW")(IMAGE)
     assert isinstance(tensor, torch.Tensor)
     assert tuple(tensor.shape) == (3, 10, 15)
     assert tensor.dtype == torch.uint8
-    other = vision.ToTensor()(IMAGE)
-    assert torch.allclose(other, torch.from_numpy(IMAGE).permute(2, 0, 1) / 255)
+    floats = vision.ToTensor()(IMAGE)
+    assert torch.allclose(floats, torch.from_numpy(IMAGE).permute(2, 0, 1) / 255)
     assert vision.Normalize(to="torch", dtype="float16")(IMAGE).dtype == torch.float16
 
 
-def test_arrays_and_pil_images_are_taken_too() -> None:
+def test_arrays_and_pil_images_are_accepted() -> None:
     resize = vision.Resize(10)
     assert np.array_equal(resize(IMAGE), resize(Image.fromarray(IMAGE)))
     assert resize(IMAGE[:, :, 0]).shape == (10, 15, 1)
@@ -53,22 +53,22 @@ def test_arrays_and_pil_images_are_taken_too() -> None:
             resize(wrong)
 
 
-def test_a_generator_decides_and_none_means_any() -> None:
+def test_a_generator_decides_and_without_one_results_differ() -> None:
     crop = vision.RandomResizedCrop(8)
     rng = np.random.default_rng
     assert np.array_equal(crop(IMAGE, rng(1)), crop(IMAGE, rng=rng(1)))
     assert len({crop(IMAGE).tobytes() for _ in range(8)}) > 1
 
 
-def test_compose_does_one_after_the_other() -> None:
+def test_compose_applies_transforms_in_order() -> None:
     rng = np.random.default_rng
     steps: Any = (vision.RandomCrop(16), vision.HorizontalFlip(), np.negative, vision.Normalize(layout="CHW"))
     got = vision.Compose(*steps)(IMAGE, rng(5))
     draws = rng(5)
     want = steps[3](np.negative(steps[1](steps[0](IMAGE, draws), draws)))
     assert np.array_equal(got, want)
-    together: Any = list(steps)
-    assert vision.Compose(together) == vision.Compose(*steps)
+    as_list: Any = list(steps)
+    assert vision.Compose(as_list) == vision.Compose(*steps)
     assert np.array_equal(vision.Compose()(IMAGE), IMAGE)
 
 
@@ -83,11 +83,11 @@ def test_a_transform_is_a_value() -> None:
     assert "decode(jpg=Resize(8))" in repr(ps.from_items([{"jpg": b""}]).decode(jpg=vision.Resize(8)))
 
 
-ANY: Any = vision  # so that what is wrong on purpose can be written
+ANY: Any = vision  # hides wrong arguments from the type checker
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "problem"),
     [
         (lambda: ANY.RandomResizedCrop(0), "size=0"),
         (lambda: ANY.RandomResizedCrop("224"), "size='224'"),
@@ -122,27 +122,27 @@ ANY: Any = vision  # so that what is wrong on purpose can be written
         (lambda: ANY.Compose(ANY.Resize(8), 3), "Compose: 3"),
     ],
 )
-def test_arguments_are_checked_where_they_are_written(make: Any, said: str) -> None:
+def test_arguments_are_checked_where_they_are_written(make: Any, problem: str) -> None:
     with pytest.raises(PlanError) as caught:
         make()
-    assert said in str(caught.value)
+    assert problem in str(caught.value)
 
 
 class _LikeTorchvision(torch.nn.Module):
-    """A transform as torchvision has them: a module that takes PIL images or tensors."""
+    """A transform like those of torchvision: a module that takes PIL images or tensors."""
 
     def forward(self, image: Any) -> Any:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)[:, :8, :8] / 255
 
 
 class _LikeAlbumentations:
-    """A transform as albumentations has them: a function of named arrays that gives a dict."""
+    """A transform like those of albumentations: a function of named arrays that returns a dict."""
 
     def __call__(self, *, image: Any) -> dict[str, Any]:
         return {"image": image[::-1].copy()}
 
 
-def test_transforms_of_other_libraries_go_into_map_and_map_tuple() -> None:
+def test_transforms_of_other_libraries_work_in_map_and_map_tuple() -> None:
     ds = ps.from_items([{"image": IMAGE, "label": number} for number in range(4)])
     flipped = ds.map(lambda sample: {**sample, **_LikeAlbumentations()(image=sample["image"])}).first()
     assert np.array_equal(flipped["image"], IMAGE[::-1])

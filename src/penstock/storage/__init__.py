@@ -1,6 +1,7 @@
-"""WHERE bytes live: files, S3, HTTP, memory and what fsspec knows; the ways to name them; when to try again.
+"""Where bytes live: local files, S3, HTTP, memory and fsspec file systems; URL patterns, retries and the disk cache.
 
-The storages are loaded when they are first used."""
+Each storage is imported when it is first used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A disk cache before any storage: what was read once is read from this machine the next time."""
+"""A disk cache in front of any storage: what was read once is read from this machine the next time."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from urllib.parse import parse_qsl, urlsplit
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
 from penstock.storage.cache_folder import CacheFolder, cache_folder
-from penstock.storage.cached_object import CELL, RUN, URL_DIGITS, CachedObject
+from penstock.storage.cached_object import CHUNK_BYTES, CHUNKS_PER_REQUEST, URL_DIGITS, CachedObject
 from penstock.storage.protocol import (
     Info,
     Listed,
     NotFound,
     Storage,
     Upload,
-    changed,
+    changed_error,
     open_storage,
     own,
+    past_end_error,
+    range_size,
     redacted,
     scheme,
-    span,
-    too_short,
 )
 
 _SECRET = re.compile(r"token|secret|passw|credential|jwt|api_?key|access_?key", re.IGNORECASE)
@@ -37,21 +37,22 @@ _SIGNED_WITH = re.compile(r"x-[a-z]+-.*|.*accesskeyid|.*accessid|expires|policy|
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Keeps remote shards in a folder of this machine, for all processes that name the same folder.
+    """Keeps remote shards in a folder on this machine, shared by all processes that name the same folder.
 
-    A value: it can be pickled, and opens nothing. The folder is made when it is first used. Files of others in it are
-    left alone; what was not used for longest goes when there is no room.
+    A value: it can be pickled, and opens nothing. The folder is created on first use. When it is full, the least
+    recently used objects are evicted; files that the cache did not create are left alone.
 
     Attributes:
-        folder: Where; on a disk of this machine.
-        max_bytes: What it may hold: a number, or a text like ``"200GB"``. ``None``: what the disk has, but for a 20th.
-        fresh_s: For how many seconds a process believes that a copy is still true before it asks the server again.
+        folder: The folder, on a local disk.
+        max_bytes: How much it may hold: a number, or a size such as ``"200GB"``. ``None``: the free space of the disk,
+            less 1/20 of the disk.
+        fresh_s: How many seconds a process trusts a copy before it asks the server again whether the object changed.
 
     >>> Cache("/scratch/cache", max_bytes="200GB")
     Cache(folder='/scratch/cache', max_bytes=200000000000, fresh_s=300.0)
 
     Raises:
-        PlanError: the size or time is none, or the folder is remote or has no name.
+        PlanError: the size or time is not valid, or the folder is empty or remote.
     """
 
     folder: str
@@ -63,80 +64,84 @@ class Cache:
     ) -> None:
         name = os.fspath(folder)
         if not name or "://" in name:
-            raise PlanError(f"folder={redacted(name)!r}: give a folder of this machine")
+            raise PlanError(f"folder={redacted(name)!r} is not a local folder")
         object.__setattr__(self, "folder", os.path.abspath(os.path.expanduser(name)))
-        most = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
-        object.__setattr__(self, "max_bytes", most)
+        limit = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
+        object.__setattr__(self, "max_bytes", limit)
         if not fresh_s >= 0:
-            raise PlanError(f"fresh_s={fresh_s!r}: give a number of seconds from 0")
+            raise PlanError(f"fresh_s={fresh_s!r}: it must be a number of seconds, 0 or more")
         object.__setattr__(self, "fresh_s", float(fresh_s))
 
-    def over(self, storage: Storage) -> Cached:
-        """Give a storage that reads from ``storage`` what is not in the cache.
+    def wrap(self, storage: Storage) -> CachedStorage:
+        """Return a new storage that reads from ``storage`` what is not in the cache.
 
-        What it gives remembers for ``fresh_s`` what it saw of each object; what another call of this gives looks again.
+        It remembers the size and tag of each object for ``fresh_s`` seconds; each call returns one that remembers none.
         """
-        if isinstance(storage, Cached):
+        if isinstance(storage, CachedStorage):
             storage = storage.storage
-        return Cached(self, storage)
+        return CachedStorage(self, storage)
 
-    def shared(self, storage: Storage) -> Cached:
-        """Give the one of this process: an epoch knows what the one before it saw."""
-        return own(("cached", self, storage), lambda: self.over(storage))
+    def shared(self, storage: Storage) -> CachedStorage:
+        """Return the cached storage that this process shares, so that an epoch reuses what the last one learned."""
+        return own(("cached", self, storage), lambda: self.wrap(storage))
 
 
-def through(cache: Cache | None, places: Iterable[str], storage: Storage | None) -> Storage | None:
-    """The storage of those places that are remote, with a cache before it where there is one.
+def through(cache: Cache | None, urls: Iterable[str], storage: Storage | None) -> Storage | None:
+    """Return the storage for the URLs that are remote, behind ``cache`` if there is one.
 
     Raises:
-        PlanError: they are of several kinds, and one cache is for one.
+        PlanError: the URLs have several schemes, and a cache serves only one.
     """
-    remote = {scheme(place): place for place in places if scheme(place) != "file"}
+    remote = {scheme(url): url for url in urls if scheme(url) != "file"}
     if cache is None or not remote:
         return storage
     if len(remote) > 1 and storage is None:
-        raise PlanError(f"one cache is for one kind of URL, not for {', '.join(remote)}; union() joins datasets")
+        raise PlanError(
+            f"cache= serves URLs of one scheme, not of {', '.join(remote)}; read each on its own and use union()"
+        )
     return cache.shared(open_storage(next(iter(remote.values())), storage))
 
 
 @dataclass(frozen=True, slots=True)
-class Cached:
-    """A storage that keeps what it reads in a folder; files of this machine are read where they are.
+class CachedStorage:
+    """A storage that keeps what it reads in a cache folder. Local files are read in place.
 
     Attributes:
-        cache: The folder.
-        storage: Where objects come from.
+        cache: The cache.
+        storage: The storage that holds the objects.
     """
 
     cache: Cache
     storage: Storage
-    _seen: dict[str, tuple[Info, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _infos: dict[str, tuple[Info, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cached, (self.cache, self.storage)
+        return CachedStorage, (self.cache, self.storage)
 
     def info(self, url: str) -> Info:
         if self._is_local(url):
             return self.storage.info(url)
-        info, seen = self._seen.get(url, (None, 0.0))
-        return info if info is not None and time.monotonic() - seen < self.cache.fresh_s else self._look(url)
+        info, asked_at = self._infos.get(url, (None, 0.0))
+        if info is not None and time.monotonic() - asked_at < self.cache.fresh_s:
+            return info
+        return self._refresh_info(url)
 
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        size = span(start, stop, into)
+        size = range_size(start, stop, into)
         if self._is_local(url):
             return self.storage.read(url, start, stop, into=into, tag=tag)
-        info = self._expected(url, stop, tag)
+        info = self._require_info(url, stop, tag)
         target = memoryview(bytearray(size)) if into is None else into
         if not size:
             return b"" if into is None else into
-        kept = self._kept(url, info)
+        cached = self._cached_object(url, info)
         try:
-            if kept is None or not kept.read(start, stop, target.cast("B")):
+            if cached is None or not cached.read(start, stop, target.cast("B")):
                 return self.storage.read(url, start, stop, into=into, tag=info.tag)
         except StorageError:
-            self._seen.pop(url, None)  # it may have changed: the next one looks
+            self._infos.pop(url, None)  # it may have changed: the next read asks the server
             raise
         return bytes(target) if into is None else into
 
@@ -144,8 +149,8 @@ class Cached:
         if self._is_local(url):
             return self.storage.stream(url)
         info = self.info(url)
-        kept = self._kept(url, info)
-        if kept is None or not (info.ranges or kept.fetch()):
+        cached = self._cached_object(url, info)
+        if cached is None or not (info.ranges or cached.fetch()):
             return self.storage.stream(url)
         return self._pieces(url, info)
 
@@ -155,8 +160,8 @@ class Cached:
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         if self._is_local(url):
             return self.storage.put(url, size_hint=size_hint)
-        self._shelf()  # a folder that cannot be used is told before anything is sent
-        return _Replacing(url, self, self.storage.put(url, size_hint=size_hint))
+        self._folder()  # raises before anything is sent if the folder cannot be used
+        return _InvalidatingUpload(url, self, self.storage.put(url, size_hint=size_hint))
 
     def delete(self, url: str) -> None:
         self.storage.delete(url)
@@ -167,87 +172,87 @@ class Cached:
         if path is not None:
             return path
         try:
-            kept = self._kept(url, self.info(url))
+            cached = self._cached_object(url, self.info(url))
         except NotFound:
             return None
-        return None if kept is None else kept.path()
+        return None if cached is None else cached.path()
 
     def forget(self, url: str) -> None:
-        """Drop what is kept of an object and known about it."""
-        self._seen.pop(url, None)
+        """Remove an object from the cache, and what is remembered about it."""
+        self._infos.pop(url, None)
         if not self._is_local(url):
-            self._shelf().drop_all(_url_key(self.storage, url))
+            self._folder().drop_all(_url_key(self.storage, url))
 
     def _is_local(self, url: str) -> bool:
         return self.storage.local_path(url) is not None
 
-    def _shelf(self) -> CacheFolder:
+    def _folder(self) -> CacheFolder:
         return cache_folder(self.cache.folder)
 
-    def _look(self, url: str) -> Info:
+    def _refresh_info(self, url: str) -> Info:
         info = self.storage.info(url)
-        self._seen[url] = info, time.monotonic()
+        self._infos[url] = info, time.monotonic()
         return info
 
-    def _expected(self, url: str, stop: int, tag: str | None) -> Info:
-        """What a range is read from; looked at again before it is called another content or too short."""
+    def _require_info(self, url: str, stop: int, tag: str | None) -> Info:
+        """Return the info of an object that has ``tag`` and ``stop`` bytes; ask the server before raising."""
         info = self.info(url)
-        if _is_other(info, stop, tag):
-            info = self._look(url)
+        if _contradicts(info, stop, tag):
+            info = self._refresh_info(url)
         if tag not in (None, info.tag):
-            raise changed(url)
+            raise changed_error(url)
         if info.size is not None and stop > info.size:
-            raise too_short(url, info.size, stop)
+            raise past_end_error(url, info.size, stop)
         return info
 
-    def _kept(self, url: str, info: Info) -> CachedObject | None:
-        """What is kept of an object; ``None`` where nothing would tell whether it is still true."""
-        where = self._shelf()
+    def _cached_object(self, url: str, info: Info) -> CachedObject | None:
+        """Return the cached copy of an object; ``None`` if it has no tag, so that changes could not be detected."""
+        folder = self._folder()
         if info.tag is None or not info.size:
             return None
-        start = _url_key(self.storage, url)
-        key = start + _digits(f"{start}\n{info.tag}\n{info.size}")
-        return CachedObject(where, key, self.storage, url, info, self.cache.max_bytes)
+        url_key = _url_key(self.storage, url)
+        key = url_key + _hash_digits(f"{url_key}\n{info.tag}\n{info.size}")
+        return CachedObject(folder, key, self.storage, url, info, self.cache.max_bytes)
 
     def _pieces(self, url: str, info: Info) -> Iterator[bytes]:
         assert info.size is not None
-        for start in range(0, info.size, CELL * RUN):
-            yield bytes(self.read(url, start, min(info.size, start + CELL * RUN), tag=info.tag))
+        for start in range(0, info.size, CHUNK_BYTES * CHUNKS_PER_REQUEST):
+            yield bytes(self.read(url, start, min(info.size, start + CHUNK_BYTES * CHUNKS_PER_REQUEST), tag=info.tag))
 
 
-class _Replacing(Upload):
-    """An upload after which the copy of what was there before is gone."""
+class _InvalidatingUpload(Upload):
+    """An upload whose commit removes the replaced object from the cache."""
 
-    def __init__(self, url: str, cached: Cached, upload: Upload) -> None:
+    def __init__(self, url: str, cached: CachedStorage, upload: Upload) -> None:
         super().__init__(url)
-        self._place, self._cached, self._upload = url, cached, upload
+        self._target, self._cached, self._upload = url, cached, upload
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         self._upload.write(data)
 
     def _commit(self) -> Info:
         info = self._upload.commit()
-        self._cached.forget(self._place)
+        self._cached.forget(self._target)
         return info
 
     def _abort(self) -> None:
         self._upload.abort()
 
 
-def _is_other(info: Info, stop: int, tag: str | None) -> bool:
+def _contradicts(info: Info, stop: int, tag: str | None) -> bool:
     return tag not in (None, info.tag) or (info.size is not None and stop > info.size)
 
 
 def _url_key(storage: Storage, url: str) -> str:
-    """What the files of a URL begin with: a hash of its server and name, without anything secret."""
+    """Return the prefix of the file names of a URL's copies: a hash of the server and the URL, without secrets."""
     server = getattr(storage, "endpoint", None) or ""
-    return _digits(f"{redacted(str(server))}\n{_name(url)}")
+    return _hash_digits(f"{redacted(str(server))}\n{_without_credentials(url)}")
 
 
-def _name(url: str) -> str:
-    """The URL without what opens it, so that a new signature or token does not make it another object.
+def _without_credentials(url: str) -> str:
+    """Return a name for a URL that stays the same when its signature or token is renewed.
 
-    >>> _name("https://me:word@host/get?file=a.tar&token=abc")
+    >>> _without_credentials("https://me:word@host/get?file=a.tar&token=abc")
     'https://host/get?... file=a.tar'
     """
     name = redacted(url)
@@ -259,5 +264,5 @@ def _name(url: str) -> str:
     return " ".join([name, *sorted(f"{key}={value}" for key, value in query if not _SECRET.search(key))])
 
 
-def _digits(text: str) -> str:
+def _hash_digits(text: str) -> str:
     return sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:URL_DIGITS]

@@ -1,9 +1,11 @@
-"""The folder of a cache, as one process sees it: who uses what in it, who fetches what, and how much fits.
+"""A cache folder that processes share: which objects are in use, which chunks are being fetched, and how much fits.
 
-Processes agree by record locks on one file of the folder, the marker: the kernel drops those of a process that dies,
-and a forked child has none of its parent's. Every object owns a stretch of that file. Its first byte is held, together
-with others, by whoever uses the object; the second, alone, by whoever makes or completes its file; each further one,
-alone, by whoever fetches that cell.
+Processes coordinate by record locks on one file in the folder, the lock file. The kernel drops the locks of a process
+that dies, and a forked child has none of its parent's. Each object has a region of byte offsets in the lock file:
+
+- the first byte is locked, shared, by every user of the object;
+- the second byte is locked, exclusively, while the object's file is created or completed;
+- each further byte is locked, exclusively, while its chunk is fetched.
 """
 
 from __future__ import annotations
@@ -23,26 +25,28 @@ from dataclasses import dataclass
 from penstock.errors import StorageError
 from penstock.storage.protocol import own
 
-MARKER = "penstock-cache"
-WHOLE, PART, NEW = ".penstock", ".penstock-part", ".penstock-new"
-_OWN = re.compile(rf"([0-9a-f]{{32}})(?:{WHOLE}|{PART}|{NEW})", re.ASCII)
-_MAPPED = re.compile(rf"/([0-9a-f]{{32}}){WHOLE}$", re.ASCII | re.MULTILINE)
+LOCK_FILE = "penstock-cache"
+COMPLETE_SUFFIX, PARTIAL_SUFFIX, NEW_SUFFIX = ".penstock", ".penstock-part", ".penstock-new"
+_FILE_NAME = re.compile(rf"([0-9a-f]{{32}})(?:{COMPLETE_SUFFIX}|{PARTIAL_SUFFIX}|{NEW_SUFFIX})", re.ASCII)
+_MAPPED = re.compile(rf"/([0-9a-f]{{32}}){COMPLETE_SUFFIX}$", re.ASCII | re.MULTILINE)
 
-_STRETCH = 1 << 22  # bytes of the marker for one object: cells for 4 TiB
-_USED, _MADE, _CELLS = 0, 1, 2  # places in a stretch
-_SWEEPING = 1 << 62  # behind all stretches: held by whoever removes what was not used for longest
-_POLL_S = 0.01  # between two looks at what another process holds: short beside the time a cell takes
-_LENT = 32  # paths that count as in use after they were given away: as many shards as a reader keeps open
-_PAUSE_S = 60.0  # before a disk that was full is tried again
-_TAKEN = (errno.EACCES, errno.EAGAIN)
+_REGION_BYTES = 1 << 22  # of the lock file for one object: enough chunks for 4 TiB
+_USE_LOCK, _CREATE_LOCK, _CHUNK_LOCKS = 0, 1, 2  # offsets in a region
+_EVICT_LOCK = 1 << 62  # after all regions: held while objects are evicted
+_POLL_S = 0.01  # between attempts to take a lock of another process: short compared with fetching a chunk
+_MAX_LENT = 32  # paths that count as in use after they were returned: as many shards as a reader keeps open
+_PAUSE_S = 60.0  # before the next attempt to write to a full disk
+_LOCKED_ERRNOS = (errno.EACCES, errno.EAGAIN)
 
 _log = logging.getLogger("penstock.storage")
-_markers: dict[str, int] = {}  # open files, also those of a parent: a second one, closed, would end all locks on it
+# File descriptors by folder, also those opened before a fork. Each is opened once and never closed: closing any
+# descriptor of a file drops all locks that the process has on it.
+_open_lock_files: dict[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class _Item:
-    """What the folder holds of one object."""
+class _CacheEntry:
+    """The space that one object takes in the folder, and when it was last used."""
 
     key: str
     nbytes: int
@@ -50,271 +54,277 @@ class _Item:
 
 
 def cache_folder(folder: str) -> CacheFolder:
-    """Give this process's view of a folder; the folder is made when it is first asked for.
+    """Return this process's ``CacheFolder`` for a path; the folder is created on first use.
 
     Raises:
-        StorageError: it cannot be written, and there is no cache in it to be read.
+        StorageError: the folder cannot be written, and has no cache that can be read.
     """
     return own(("cache", folder), lambda: CacheFolder(folder))
 
 
 class CacheFolder:
-    """One folder: locks between threads and processes, and room. Safe to use from any thread.
+    """The locks and the free space of one folder. Thread-safe.
 
     Attributes:
-        folder: Where it is.
-        writable: Whether anything can be added.
+        folder: The path of the folder.
+        writable: Whether objects can be added.
     """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._changed = threading.Condition()
-        self._users: dict[str, int] = {}  # how often each object is in use here
-        self._lent: OrderedDict[str, None] = OrderedDict()
-        self._alone: set[int] = set()  # bytes of the marker this process holds alone
-        self._room = threading.Lock()
-        self._added = self._step = 0
-        self._resumes = float("-inf")
+        self._users: dict[str, int] = {}  # how often this process uses each object
+        self._lent: OrderedDict[str, None] = OrderedDict()  # least recently lent first
+        self._exclusive: set[int] = set()  # offsets that this process has locked exclusively
+        self._space_lock = threading.Lock()
+        self._added_bytes = self._check_bytes = 0
+        self._paused_until = float("-inf")
         self._warned = False
-        self._fd, self.writable = _open_marker(folder)
+        self._fd, self.writable = _open_lock_file(folder)
 
     def path(self, key: str, suffix: str) -> str:
-        """Where a file of an object is."""
+        """Return the path of a file of an object."""
         return os.path.join(self.folder, key + suffix)
 
     @property
-    def keeps(self) -> bool:
-        """Whether something may be added now."""
-        return self.writable and time.monotonic() >= self._resumes
+    def accepts(self) -> bool:
+        """Whether objects can be added now."""
+        return self.writable and time.monotonic() >= self._paused_until
 
-    def stop(self, error: OSError) -> None:
-        """Add nothing for a while, because ``error`` came of it; said once."""
+    def pause(self, error: OSError) -> None:
+        """Add nothing for a minute, because writing failed with ``error``. Logs a warning the first time."""
         with self._changed:
-            self._resumes = time.monotonic() + _PAUSE_S
+            self._paused_until = time.monotonic() + _PAUSE_S
             warned, self._warned = self._warned, True
         if not warned:
-            _log.warning("the cache in %s keeps nothing more: %s; going on without", self.folder, error.strerror)
+            _log.warning(
+                "the cache in %s cannot be written: %s; continuing without adding to it", self.folder, error.strerror
+            )
 
     @contextmanager
     def using(self, key: str) -> Iterator[None]:
-        """Within it, nobody removes the object."""
+        """Prevent the removal of an object within the context, by any process."""
         with self._changed:
-            self._hold(key)
+            self._acquire_use(key)
         try:
             yield
         finally:
             with self._changed:
-                self._let_go(key)
+                self._release_use(key)
 
     def lend(self, key: str) -> None:
-        """Keep an object from being removed while its file may be open: it is mapped, or one of the last given away."""
+        """Prevent the removal of an object while its file may be open: it is mapped, or was lent recently."""
         with self._changed:
             if key not in self._lent:
-                self._hold(key)
+                self._acquire_use(key)
             self._lent[key] = None
             self._lent.move_to_end(key)
-            if len(self._lent) > _LENT:
-                mapped = _mapped()
-                for old in [old for old in list(self._lent)[:-_LENT] if old not in mapped]:
+            if len(self._lent) > _MAX_LENT:
+                mapped = _mapped_keys()
+                for old in [old for old in list(self._lent)[:-_MAX_LENT] if old not in mapped]:
                     del self._lent[old]
-                    self._let_go(old)
+                    self._release_use(old)
 
-    def claim(self, key: str, cells: Iterable[int], most: int) -> list[int]:
-        """Choose neighbouring cells that nobody fetches, up to ``most``: they are the caller's until released."""
-        mine: list[int] = []
+    def claim(self, key: str, chunks: Iterable[int], limit: int) -> list[int]:
+        """Lock up to ``limit`` consecutive chunks that nobody fetches, and return them. ``release`` unlocks them."""
+        claimed: list[int] = []
         with self._changed:
-            for cell in cells:
-                if len(mine) == most or (mine and cell != mine[-1] + 1):
+            for chunk in chunks:
+                if len(claimed) == limit or (claimed and chunk != claimed[-1] + 1):
                     break
-                if self._take(_cell(key, cell)):
-                    mine.append(cell)
-                elif mine:
+                if self._lock_exclusive(_chunk_offset(key, chunk)):
+                    claimed.append(chunk)
+                elif claimed:
                     break
-        return mine
+        return claimed
 
-    def release(self, key: str, cells: Iterable[int]) -> None:
-        """Let others look at cells, and fetch those that are still missing."""
+    def release(self, key: str, chunks: Iterable[int]) -> None:
+        """Unlock chunks, and wake the threads that wait for them."""
         with self._changed:
-            for cell in cells:
-                self._give(_cell(key, cell))
+            for chunk in chunks:
+                self._unlock_exclusive(_chunk_offset(key, chunk))
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Wait a little for others to bring what they fetch."""
+        """Wait until a chunk is released, or for a moment: releases by other processes do not wake this one."""
         with self._changed:
             self._changed.wait(_POLL_S)
 
     @contextmanager
-    def making(self, key: str) -> Iterator[None]:
-        """Within it, nobody else on the machine makes or completes the object's file."""
-        with self._only(_place(key) + _MADE):
+    def creating(self, key: str) -> Iterator[None]:
+        """Within the context, no other thread or process creates or completes the object's file."""
+        with self._locked(_region(key) + _CREATE_LOCK):
             yield
 
-    def drop_all(self, start: str, but: str | None = None) -> None:
-        """Remove all objects whose keys begin so, but one and those in use."""
+    def drop_all(self, prefix: str, except_key: str | None = None) -> None:
+        """Remove all objects whose keys start with ``prefix``, except one and those in use."""
         try:
             names = os.listdir(self.folder)
         except OSError:
             return
-        for key in {match[1] for name in names if (match := _own(name, start))} - {but}:
+        for key in {match[1] for name in names if (match := _match_file(name, prefix))} - {except_key}:
             self.drop(key)
 
     def drop(self, key: str) -> bool:
-        """Remove an object unless somebody uses it; whether it is gone."""
+        """Remove an object unless it is in use. Return whether it is gone."""
         with self._changed:
-            if not self.writable or key in self._users or not self._lock(fcntl.LOCK_EX, _place(key), _STRETCH):
+            if not self.writable or key in self._users or not self._lock(fcntl.LOCK_EX, _region(key), _REGION_BYTES):
                 return False
             try:
-                for suffix in (WHOLE, PART, NEW):
+                for suffix in (COMPLETE_SUFFIX, PARTIAL_SUFFIX, NEW_SUFFIX):
                     with suppress(FileNotFoundError):
                         os.unlink(self.path(key, suffix))
             except OSError:
                 return False
             finally:
-                self._unlock(_place(key), _STRETCH)
+                self._unlock(_region(key), _REGION_BYTES)
         return True
 
-    def take_room(self, nbytes: int, max_bytes: int | None, take: Callable[[], None]) -> bool:
-        """Take so many bytes of the disk by calling ``take``, after removing what was not used for longest if need be.
+    def take_space(self, nbytes: int, max_bytes: int | None, reserve: Callable[[], None]) -> bool:
+        """Call ``reserve`` to allocate bytes, after evicting the least recently used objects if need be.
 
-        The folder is looked at after every 1024th part of what it may hold, and kept a 16th below: then even 64
-        processes, which do not know what the others have taken since, stay within.
+        The folder is measured whenever this process has added 1/1024 of the limit, and is kept 1/16 below the limit:
+        even 64 processes, none of which knows what the others have added since, stay within it.
 
         Returns:
-            Whether there was room, as far as the cache is concerned.
+            Whether the bytes fit within the limit.
         """
-        with self._room:
-            self._added += nbytes
-            if self._added < self._step:
-                take()
+        with self._space_lock:
+            self._added_bytes += nbytes
+            if self._added_bytes < self._check_bytes:
+                reserve()
                 return True
-            with self._only(_SWEEPING):
-                items = self._items()
-                used = sum(item.nbytes for item in items)
-                limit = max_bytes if max_bytes is not None else used + _free(self.folder)
+            with self._locked(_EVICT_LOCK):
+                entries = self._entries()
+                used = sum(entry.nbytes for entry in entries)
+                limit = max_bytes if max_bytes is not None else used + _free_bytes(self.folder)
                 if used + nbytes > limit - limit // 16:
-                    used -= self._sweep(items, used + nbytes - (limit - limit // 8))
+                    used -= self._evict(entries, used + nbytes - (limit - limit // 8))
                 fits = used + nbytes <= limit
-                self._added, self._step = 0, limit // 1024 if fits else 0
+                self._added_bytes, self._check_bytes = 0, limit // 1024 if fits else 0
                 if fits:
-                    take()
+                    reserve()
             return fits
 
-    def _sweep(self, items: list[_Item], needed: int) -> int:
+    def _evict(self, entries: list[_CacheEntry], nbytes: int) -> int:
+        """Remove the least recently used objects until ``nbytes`` are free. Return how many bytes were freed."""
         freed = 0
-        for item in sorted(items, key=lambda item: item.used_ns):
-            if freed >= needed:
+        for entry in sorted(entries, key=lambda entry: entry.used_ns):
+            if freed >= nbytes:
                 break
-            if self.drop(item.key):
-                freed += item.nbytes
+            if self.drop(entry.key):
+                freed += entry.nbytes
         return freed
 
-    def _items(self) -> list[_Item]:
-        """What the folder holds, whoever added it; blocks count, not sizes: unfinished files have holes."""
-        found: dict[str, _Item] = {}
-        with os.scandir(self.folder) as entries:
-            for entry in entries:
-                if match := _own(entry.name):
+    def _entries(self) -> list[_CacheEntry]:
+        """Return the objects of all processes. Allocated blocks count, not file sizes: partial files have holes."""
+        found: dict[str, _CacheEntry] = {}
+        with os.scandir(self.folder) as files:
+            for file in files:
+                if match := _match_file(file.name):
+                    key = match[1]
                     with suppress(FileNotFoundError):
-                        stat, old = entry.stat(follow_symlinks=False), found.get(match[1], _Item(match[1], 0, 0))
-                        used_ns = max(stat.st_atime_ns, stat.st_mtime_ns, old.used_ns)
-                        found[match[1]] = _Item(match[1], old.nbytes + stat.st_blocks * 512, used_ns)
+                        stat, entry = file.stat(follow_symlinks=False), found.get(key, _CacheEntry(key, 0, 0))
+                        used_ns = max(stat.st_atime_ns, stat.st_mtime_ns, entry.used_ns)
+                        found[key] = _CacheEntry(key, entry.nbytes + stat.st_blocks * 512, used_ns)
         return list(found.values())
 
-    def _hold(self, key: str) -> None:
-        self._look_at_marker()
-        while key not in self._users and not self._lock(fcntl.LOCK_SH, _place(key) + _USED):
+    def _acquire_use(self, key: str) -> None:
+        self._check_lock_file()
+        while key not in self._users and not self._lock(fcntl.LOCK_SH, _region(key) + _USE_LOCK):
             self._changed.wait(_POLL_S)
         self._users[key] = self._users.get(key, 0) + 1
 
-    def _let_go(self, key: str) -> None:
+    def _release_use(self, key: str) -> None:
         self._users[key] -= 1
         if not self._users[key]:
             del self._users[key]
-            self._unlock(_place(key) + _USED)
+            self._unlock(_region(key) + _USE_LOCK)
 
     @contextmanager
-    def _only(self, place: int) -> Iterator[None]:
+    def _locked(self, offset: int) -> Iterator[None]:
         with self._changed:
-            while not self._take(place):
+            while not self._lock_exclusive(offset):
                 self._changed.wait(_POLL_S)
         try:
             yield
         finally:
             with self._changed:
-                self._give(place)
+                self._unlock_exclusive(offset)
                 self._changed.notify_all()
 
-    def _take(self, place: int) -> bool:
-        # The kernel tells processes apart, not threads: those of this one are told apart by the set.
-        if place in self._alone or not self._lock(fcntl.LOCK_EX, place):
+    def _lock_exclusive(self, offset: int) -> bool:
+        # Record locks exclude other processes only; the set excludes other threads of this one.
+        if offset in self._exclusive or not self._lock(fcntl.LOCK_EX, offset):
             return False
-        self._alone.add(place)
+        self._exclusive.add(offset)
         return True
 
-    def _give(self, place: int) -> None:
-        self._alone.discard(place)
-        self._unlock(place)
+    def _unlock_exclusive(self, offset: int) -> None:
+        self._exclusive.discard(offset)
+        self._unlock(offset)
 
-    def _lock(self, kind: int, place: int, size: int = 1) -> bool:
-        # Never waiting in the kernel: it would take two processes with several threads each for a deadlock.
+    def _lock(self, kind: int, offset: int, size: int = 1) -> bool:
+        # Never blocks: the kernel would report a deadlock for two processes with several threads each.
         try:
-            fcntl.lockf(self._fd, kind | fcntl.LOCK_NB, size, place)
+            fcntl.lockf(self._fd, kind | fcntl.LOCK_NB, size, offset)
         except OSError as error:
-            if error.errno in _TAKEN:
+            if error.errno in _LOCKED_ERRNOS:
                 return False
             raise StorageError(f"the cache cannot be locked: {error.strerror}", self.folder) from error
         return True
 
-    def _unlock(self, place: int, size: int = 1) -> None:
-        fcntl.lockf(self._fd, fcntl.LOCK_UN, size, place)
+    def _unlock(self, offset: int, size: int = 1) -> None:
+        fcntl.lockf(self._fd, fcntl.LOCK_UN, size, offset)
 
-    def _look_at_marker(self) -> None:
-        """Move the locks to a new marker where somebody has emptied the folder."""
+    def _check_lock_file(self) -> None:
+        """Take the locks again on a new lock file if the folder was emptied."""
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(os.path.join(self.folder, MARKER)), os.fstat(self._fd)):
+            if os.path.samestat(os.stat(os.path.join(self.folder, LOCK_FILE)), os.fstat(self._fd)):
                 return
-        del _markers[self.folder]  # not closed: another thread may be about to use it
-        self._fd, self.writable = _open_marker(self.folder)
+        del _open_lock_files[self.folder]  # not closed: another thread may be about to use it
+        self._fd, self.writable = _open_lock_file(self.folder)
         for key in self._users:
-            self._lock(fcntl.LOCK_SH, _place(key) + _USED)
-        for place in self._alone:
-            self._lock(fcntl.LOCK_EX, place)
+            self._lock(fcntl.LOCK_SH, _region(key) + _USE_LOCK)
+        for offset in self._exclusive:
+            self._lock(fcntl.LOCK_EX, offset)
 
 
-def _open_marker(folder: str) -> tuple[int, bool]:
-    """Open the file that says whose folder this is, making both; and whether they can be written."""
-    if folder not in _markers:
-        path = os.path.join(folder, MARKER)
+def _open_lock_file(folder: str) -> tuple[int, bool]:
+    """Open the lock file, creating it and the folder. Return its descriptor, and whether the folder is writable."""
+    if folder not in _open_lock_files:
+        path = os.path.join(folder, LOCK_FILE)
         try:
             os.makedirs(folder, exist_ok=True)
-            _markers[folder] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _open_lock_files[folder] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             try:
-                _markers[folder] = os.open(path, os.O_RDONLY)
+                _open_lock_files[folder] = os.open(path, os.O_RDONLY)
             except OSError:
-                raise StorageError(f"the cache cannot be kept there: {error.strerror}", folder) from error
-    fd = _markers[folder]
-    is_open = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-    return fd, is_open and os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
+                raise StorageError(f"the cache folder cannot be used: {error.strerror}", folder) from error
+    fd = _open_lock_files[folder]
+    opened_for_writing = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+    return fd, opened_for_writing and os.access(
+        folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
+    )
 
 
-def _place(key: str) -> int:
-    """Where an object's stretch of the marker begins; two that share one only wait for each other."""
-    return int(key[:5] + key[16:21], 16) * _STRETCH
+def _region(key: str) -> int:
+    """Return where an object's region of the lock file begins; objects that share a region only wait for each other."""
+    return int(key[:5] + key[16:21], 16) * _REGION_BYTES
 
 
-def _cell(key: str, cell: int) -> int:
-    return _place(key) + _CELLS + cell % (_STRETCH - _CELLS)
+def _chunk_offset(key: str, chunk: int) -> int:
+    return _region(key) + _CHUNK_LOCKS + chunk % (_REGION_BYTES - _CHUNK_LOCKS)
 
 
-def _own(name: str, start: str = "") -> re.Match[str] | None:
-    """Tell a file of the cache from all others, which are left alone."""
-    return _OWN.fullmatch(name) if name.startswith(start) else None
+def _match_file(name: str, prefix: str = "") -> re.Match[str] | None:
+    """Match the name of a file that the cache created; other files in the folder are left alone."""
+    return _FILE_NAME.fullmatch(name) if name.startswith(prefix) else None
 
 
-def _mapped() -> set[str]:
-    """The objects whose files this process has mapped, where the system tells."""
+def _mapped_keys() -> set[str]:
+    """Return the objects whose files this process has mapped, on systems that report it."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
             return set(_MAPPED.findall(file.read()))
@@ -322,7 +332,7 @@ def _mapped() -> set[str]:
         return set()
 
 
-def _free(folder: str) -> int:
-    """What may be added to a disk: all but a 20th of it, which others may need."""
+def _free_bytes(folder: str) -> int:
+    """Return how much may be added to a disk: its free space, less 1/20 of the disk, which is left to others."""
     disk = os.statvfs(folder)
     return (disk.f_bavail - disk.f_blocks // 20) * disk.f_frsize

@@ -1,7 +1,7 @@
-"""One object's copy on disk: a file with holes, and behind it a byte for every MiB that is here.
+"""The cached copy of one object: a sparse file, followed by one flag byte for every chunk of 1 MiB.
 
-A byte is written after the cell it stands for was flushed, so it never promises too much, whatever crashes. When all
-are written they are cut off and the file gets its final name: from then on it is the object, and may be mapped.
+The flag of a chunk is set after the chunk was flushed to disk, so a crash never leaves a flag without its data. When
+all flags are set, they are cut off and the file gets its final name: it is then the object, and may be mapped.
 """
 
 from __future__ import annotations
@@ -13,97 +13,103 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from penstock.storage.cache_folder import NEW, PART, WHOLE, CacheFolder
-from penstock.storage.protocol import Info, Storage, changed
+from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, CacheFolder
+from penstock.storage.protocol import Info, Storage, changed_error
 
-CELL = 1 << 20
-RUN = 8  # cells fetched by one request: large enough for its latency, small enough to share the work
-URL_DIGITS = 16  # of a key: they are the same for all contents of a URL
+CHUNK_BYTES = 1 << 20
+CHUNKS_PER_REQUEST = 8  # large enough to make up for the latency, small enough for several processes to share the work
+URL_DIGITS = 16  # the first digits of a key, which are the same for all contents of a URL
 _MAGIC = b"penstock cache 1"
-_HERE = b"\x01"
-_STAMP_S = 10  # how old the time of last use may be: it decides between hours
-_UNABLE = (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP)
+_PRESENT = b"\x01"
+_USE_TIME_S = 10  # how stale the time of last use may be: eviction compares hours
+_NO_FALLOCATE = (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP)
 _flush = getattr(os, "fdatasync", os.fsync)
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """The open file; without ``tail`` it is whole."""
+    """The open file of an object.
+
+    Attributes:
+        fd: Its descriptor.
+        size: The size of the object.
+        partial: Whether the magic and the flags follow the object's bytes; a complete copy has neither.
+    """
 
     fd: int
     size: int
-    tail: bool
+    partial: bool
 
     @property
     def is_valid(self) -> bool:
-        length = self.size + (len(_MAGIC) + cells(self.size) if self.tail else 0)
+        length = self.size + (len(_MAGIC) + chunk_count(self.size) if self.partial else 0)
         if os.fstat(self.fd).st_size != length:
             return False
-        return not self.tail or os.pread(self.fd, len(_MAGIC), self.size) == _MAGIC
+        return not self.partial or os.pread(self.fd, len(_MAGIC), self.size) == _MAGIC
 
     def missing(self, first: int, last: int) -> list[int] | None:
-        """The cells that are not here; ``None``: somebody has just completed the file."""
-        if not self.tail:
+        """Return the chunks that are not in the file; ``None`` if another process has just completed it."""
+        if not self.partial:
             return []
-        here = os.pread(self.fd, last - first, self.size + len(_MAGIC) + first)
-        if len(here) < last - first:
+        flags = os.pread(self.fd, last - first, self.size + len(_MAGIC) + first)
+        if len(flags) < last - first:
             return None
-        return [first + number for number, mark in enumerate(here) if mark != _HERE[0]]
+        return [first + number for number, flag in enumerate(flags) if flag != _PRESENT[0]]
 
     def read(self, start: int, into: memoryview) -> bool:
-        """Fill a buffer; False where the file is too short, which only somebody else can have done."""
+        """Fill a buffer. Return False if the file is too short because something else has truncated it."""
         while into:
-            came = os.preadv(self.fd, [into], start)
-            if not came:
+            read_size = os.preadv(self.fd, [into], start)
+            if not read_size:
                 return False
-            start, into = start + came, into[came:]
+            start, into = start + read_size, into[read_size:]
         return True
 
     def reserve(self, start: int, nbytes: int) -> None:
-        """Fill a hole with blocks, where the disk can do so without writing them."""
+        """Allocate blocks for a hole, on file systems that can do so without writing them."""
         if hasattr(os, "posix_fallocate"):
             try:
                 os.posix_fallocate(self.fd, start, nbytes)
             except OSError as error:
-                if error.errno not in _UNABLE:
+                if error.errno not in _NO_FALLOCATE:
                     raise
 
     def write(self, start: int, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data)
         while rest:
-            done = os.pwrite(self.fd, rest, start)
-            start, rest = start + done, rest[done:]
+            written = os.pwrite(self.fd, rest, start)
+            start, rest = start + written, rest[written:]
 
-    def mark(self, first: int, count: int) -> None:
-        """Promise cells, once they are certain to be there."""
+    def mark_present(self, first: int, count: int) -> None:
+        """Flush the file, and then set the flags of chunks."""
         _flush(self.fd)
-        self.write(self.size + len(_MAGIC) + first, _HERE * count)
+        self.write(self.size + len(_MAGIC) + first, _PRESENT * count)
 
-    def stamp(self) -> None:
-        """Note that it is used now; the time of change stays, for it tells contents apart."""
+    def update_use_time(self) -> None:
+        """Set the access time to now. The modification time stays, because it identifies the content."""
         stat = os.fstat(self.fd)
         now = time.time_ns()
-        if now - stat.st_atime_ns > _STAMP_S * 1_000_000_000:
+        if now - stat.st_atime_ns > _USE_TIME_S * 1_000_000_000:
             try:
                 os.utime(self.fd, ns=(now, stat.st_mtime_ns))
             except OSError:
-                return  # it may be read and not be written: then nobody removes it either
+                return  # a read-only folder, from which nothing is evicted
 
 
 @dataclass(frozen=True, slots=True)
 class CachedObject:
-    """An object of a storage, and what the folder holds of it.
+    """An object of a storage, and its copy, complete or partial, in a cache folder.
 
     Attributes:
-        shelf: The folder.
-        key: What its files are called; another content has another key.
-        storage: Where the rest is fetched.
-        url: Its name there.
-        info: Its size and tag, both known.
-        max_bytes: What the folder may hold.
+        folder: The cache folder.
+        key: The name of the copy's files; other content of the same URL has another key.
+        storage: Where missing chunks are fetched.
+        url: The object's URL.
+        info: The object's size and tag, both known.
+        max_bytes: The limit of the folder; ``None``: see ``Cache.max_bytes``.
     """
 
-    shelf: CacheFolder
+    folder: CacheFolder
     key: str
     storage: Storage
     url: str
@@ -116,72 +122,73 @@ class CachedObject:
         return self.info.size
 
     def read(self, start: int, stop: int, into: memoryview) -> bool:
-        """Fill a buffer with a range, fetching what is not here; False: there is no room for it.
+        """Fill a buffer with a range, fetching missing chunks. Return False if the cache has no space for them.
 
         Raises:
-            StorageError: it cannot be fetched, or the object has changed.
+            StorageError: a chunk cannot be fetched, or the object has changed.
         """
         while True:
-            with self._holding(start // CELL, cells(stop)) as copy:
+            with self._with_chunks(start // CHUNK_BYTES, chunk_count(stop)) as copy:
                 if copy is None:
                     return False
                 if copy.read(start, into):
                     return True
 
     def fetch(self) -> bool:
-        """Have all of it here; False: there is no room for it.
+        """Fetch all missing chunks. Return False if the cache has no space for them.
 
         Raises:
-            StorageError: it cannot be fetched, or the object has changed.
+            StorageError: a chunk cannot be fetched, or the object has changed.
         """
-        with self._holding(0, cells(self.size)) as copy:
+        with self._with_chunks(0, chunk_count(self.size)) as copy:
             return copy is not None
 
     def path(self) -> str | None:
-        """Where the file is when all of it is here; it then counts as in use."""
-        with self.shelf.using(self.key):
+        """Return the path of a complete copy, which then counts as in use; ``None`` if chunks are missing."""
+        with self.folder.using(self.key):
             for _ in range(2):
-                with self._opened(make=False) as copy:
-                    missing = copy.missing(0, cells(self.size)) if copy is not None else None
-                    if copy is not None and missing == [] and (not copy.tail or self._complete(copy)):
-                        self.shelf.lend(self.key)
-                        return self.shelf.path(self.key, WHOLE)
-                if missing or not self.shelf.writable:
+                with self._opened(create=False) as copy:
+                    missing = copy.missing(0, chunk_count(self.size)) if copy is not None else None
+                    if copy is not None and missing == [] and (not copy.partial or self._complete(copy)):
+                        self.folder.lend(self.key)
+                        return self.folder.path(self.key, COMPLETE_SUFFIX)
+                if missing or not self.folder.writable:
                     return None
-                with self.shelf.making(self.key):
-                    pass  # whoever may be completing it has done so by now
+                with self.folder.creating(self.key):
+                    pass  # a process that was completing the file is done now
         return None
 
     @contextmanager
-    def _holding(self, first: int, last: int) -> Iterator[_Copy | None]:
-        """Within it, cells are here; ``None``: they cannot be."""
-        with self.shelf.using(self.key):
+    def _with_chunks(self, first: int, last: int) -> Iterator[_Copy | None]:
+        """Open the copy with all chunks from ``first`` up to ``last``; ``None`` if the cache has no space for them."""
+        with self.folder.using(self.key):
             while True:
-                with self._opened(make=True) as copy:
+                with self._opened(create=True) as copy:
                     missing = copy.missing(first, last) if copy is not None else []
                     if copy is None or missing == []:
                         yield copy
                         return
-                    if missing is not None and not self._bring(copy, missing):
+                    if missing is not None and not self._fetch_some(copy, missing):
                         yield None
                         return
 
     @contextmanager
-    def _opened(self, make: bool) -> Iterator[_Copy | None]:
-        copy = self._open() or (self._made() if make else None)
+    def _opened(self, create: bool) -> Iterator[_Copy | None]:
+        copy = self._open() or (self._open_or_create() if create else None)
         try:
             if copy is not None:
-                copy.stamp()
+                copy.update_use_time()
             yield copy
         finally:
             if copy is not None:
                 os.close(copy.fd)
 
     def _open(self) -> _Copy | None:
-        for suffix in (WHOLE, PART, WHOLE):  # the last: it may have been completed between the first two
+        # Complete is tried again at the end: the file may have been completed and renamed between the first two.
+        for suffix in (COMPLETE_SUFFIX, PARTIAL_SUFFIX, COMPLETE_SUFFIX):
             try:
-                flags = os.O_RDWR if suffix == PART and self.shelf.writable else os.O_RDONLY
-                copy = _Copy(os.open(self.shelf.path(self.key, suffix), flags), self.size, suffix == PART)
+                flags = os.O_RDWR if suffix == PARTIAL_SUFFIX and self.folder.writable else os.O_RDONLY
+                copy = _Copy(os.open(self.folder.path(self.key, suffix), flags), self.size, suffix == PARTIAL_SUFFIX)
             except OSError:
                 continue
             if copy.is_valid:
@@ -189,84 +196,87 @@ class CachedObject:
             os.close(copy.fd)
         return None
 
-    def _made(self) -> _Copy | None:
-        """Begin a copy, unless somebody just has; contents that the URL had before go."""
-        if not self.shelf.keeps:
+    def _open_or_create(self) -> _Copy | None:
+        """Create an empty copy, unless another thread or process just has, and drop copies of the URL's old content."""
+        if not self.folder.accepts:
             return None
-        with self.shelf.making(self.key):
+        with self.folder.creating(self.key):
             if (copy := self._open()) is not None:
                 return copy
             try:
-                copy = self._new()
+                copy = self._create()
             except OSError as error:
-                self.shelf.stop(error)
+                self.folder.pause(error)
                 return None
-        self.shelf.drop_all(self.key[:URL_DIGITS], but=self.key)
+        self.folder.drop_all(self.key[:URL_DIGITS], except_key=self.key)
         return copy
 
-    def _new(self) -> _Copy:
-        path = self.shelf.path(self.key, NEW)
+    def _create(self) -> _Copy:
+        path = self.folder.path(self.key, NEW_SUFFIX)
         copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), self.size, True)
         try:
-            os.ftruncate(copy.fd, self.size + len(_MAGIC) + cells(self.size))
+            os.ftruncate(copy.fd, self.size + len(_MAGIC) + chunk_count(self.size))
             copy.write(self.size, _MAGIC)
-            os.rename(path, self.shelf.path(self.key, PART))
+            os.rename(path, self.folder.path(self.key, PARTIAL_SUFFIX))
         except OSError:
             os.close(copy.fd)
             os.unlink(path)
             raise
         return copy
 
-    def _bring(self, copy: _Copy, missing: list[int]) -> bool:
-        """Fetch some of the missing cells, or wait for those who do; False: there is no room."""
-        if not self.shelf.keeps:
+    def _fetch_some(self, copy: _Copy, missing: list[int]) -> bool:
+        """Fetch some missing chunks, or wait for whoever fetches them. Return False if the cache has no space."""
+        if not self.folder.accepts:
             return False
-        # Where no parts can be had, the first cell stands for all of them.
-        mine = self.shelf.claim(self.key, missing, RUN) if self.info.ranges else self.shelf.claim(self.key, [0], 1)
+        # Without ranges the object arrives as a whole: the lock of its first chunk stands for all of them.
+        wanted, limit = (missing, CHUNKS_PER_REQUEST) if self.info.ranges else ([0], 1)
+        claimed = self.folder.claim(self.key, wanted, limit)
         try:
-            if mine and copy.missing(mine[0], mine[-1] + 1) == mine:  # nobody brought them before they were claimed
-                return self._fetched(copy, mine if self.info.ranges else list(range(cells(self.size))))
+            # Another process may have fetched them before they were claimed.
+            if claimed and copy.missing(claimed[0], claimed[-1] + 1) == claimed:
+                return self._store(copy, claimed if self.info.ranges else list(range(chunk_count(self.size))))
         finally:
-            self.shelf.release(self.key, mine)
-        if not mine:
-            self.shelf.wait()
+            self.folder.release(self.key, claimed)
+        if not claimed:
+            self.folder.wait()
         return True
 
-    def _fetched(self, copy: _Copy, mine: list[int]) -> bool:
-        start, stop = mine[0] * CELL, min(self.size, (mine[-1] + 1) * CELL)
-        if not self._has_room(copy, start, stop - start):
+    def _store(self, copy: _Copy, chunks: list[int]) -> bool:
+        """Fetch consecutive chunks, and write them to the copy. Return False if the cache has no space."""
+        start, stop = chunks[0] * CHUNK_BYTES, min(self.size, (chunks[-1] + 1) * CHUNK_BYTES)
+        if not self._take_space(copy, start, stop - start):
             return False
-        for piece in self._range(start, stop) if self.info.ranges else self._stream():
+        for piece in self._fetch_range(start, stop) if self.info.ranges else self._fetch_whole():
             try:
                 copy.write(start, piece)
             except OSError as error:
-                self.shelf.stop(error)
+                self.folder.pause(error)
                 return False
             start += len(piece)
         try:
-            copy.mark(mine[0], len(mine))
-            if copy.missing(0, cells(self.size)) == []:
+            copy.mark_present(chunks[0], len(chunks))
+            if copy.missing(0, chunk_count(self.size)) == []:
                 self._complete(copy)
         except OSError as error:
-            self.shelf.stop(error)
+            self.folder.pause(error)
             return False
         return True
 
-    def _has_room(self, copy: _Copy, start: int, nbytes: int) -> bool:
-        """Take room before anything is fetched: then others see it, and a full disk costs no fetch."""
+    def _take_space(self, copy: _Copy, start: int, nbytes: int) -> bool:
+        """Allocate space before fetching: other processes see it, and a full disk costs no request."""
         try:
-            return self.shelf.take_room(nbytes, self.max_bytes, lambda: copy.reserve(start, nbytes))
+            return self.folder.take_space(nbytes, self.max_bytes, lambda: copy.reserve(start, nbytes))
         except OSError as error:
-            self.shelf.stop(error)
+            self.folder.pause(error)
             return False
 
-    def _range(self, start: int, stop: int) -> Iterable[bytes | bytearray]:
+    def _fetch_range(self, start: int, stop: int) -> Iterable[bytes | bytearray]:
         data = bytearray(stop - start)
         self.storage.read(self.url, start, stop, into=memoryview(data), tag=self.info.tag)
         return [data]
 
-    def _stream(self) -> Iterator[bytes]:
-        """All of it from a server that gives no parts; its content is known for certain only afterwards."""
+    def _fetch_whole(self) -> Iterator[bytes]:
+        """Yield the whole object from a server without ranges. Its tag can be checked only at the end."""
         size = 0
         for piece in self.storage.stream(self.url):
             size += len(piece)
@@ -274,24 +284,24 @@ class CachedObject:
                 break
             yield piece
         if size != self.size or self.storage.info(self.url).tag != self.info.tag:
-            raise changed(self.url)
+            raise changed_error(self.url)
 
     def _complete(self, copy: _Copy) -> bool:
-        """Give the file its final name; whether it has it."""
-        part, whole = self.shelf.path(self.key, PART), self.shelf.path(self.key, WHOLE)
-        if not self.shelf.writable:
+        """Cut off the flags, and give the file its final name. Return whether the complete file exists."""
+        partial, complete = self.folder.path(self.key, PARTIAL_SUFFIX), self.folder.path(self.key, COMPLETE_SUFFIX)
+        if not self.folder.writable:
             return False
-        with self.shelf.making(self.key):
+        with self.folder.creating(self.key):
             try:
-                if not os.path.samestat(os.stat(part), os.fstat(copy.fd)):
+                if not os.path.samestat(os.stat(partial), os.fstat(copy.fd)):
                     return False
                 os.ftruncate(copy.fd, self.size)
-                os.rename(part, whole)
+                os.rename(partial, complete)
             except FileNotFoundError:
-                return os.path.exists(whole)
+                return os.path.exists(complete)
         return True
 
 
-def cells(size: int) -> int:
-    """How many cells so many bytes touch."""
-    return -(-size // CELL)
+def chunk_count(size: int) -> int:
+    """Return how many chunks the first ``size`` bytes of an object touch."""
+    return -(-size // CHUNK_BYTES)

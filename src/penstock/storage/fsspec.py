@@ -1,4 +1,4 @@
-"""Everything else, by way of fsspec: ``gs``, ``az``, ``hf``, ``sftp`` and whatever is installed for it."""
+"""All other schemes, through fsspec: ``gs``, ``az``, ``hf``, ``sftp`` and whatever else it has a package for."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from penstock.storage.protocol import (
     Listed,
     NotFound,
     Upload,
-    changed,
-    needed,
+    changed_error,
+    import_extra,
     own,
+    past_end_error,
+    range_size,
     redacted,
     scheme,
-    span,
-    too_short,
 )  # fmt: skip
-from penstock.storage.retry import Retry, Temporary, again
+from penstock.storage.retry import Retry, TransientError, with_retries
 
-_PIECE = 4 << 20  # one request of a stream: fsspec reads whole ranges
-_TAGS = (
+_PIECE_BYTES = 4 << 20  # the size of one request of a stream: fsspec returns whole ranges
+_TAG_KEYS = (  # what file systems report that changes with the content
     "ETag",
     "etag",
     "generation",
@@ -39,10 +39,17 @@ _TAGS = (
     "last_modified",
     "created",
 )
-_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError, NotImplementedError)
-# Stores that show an object when it is complete; elsewhere it is written under a hidden name and renamed.
-_APPEAR_WHOLE = frozenset({"gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "s3a", "hf", "oci", "r2"})
-_FEW = Retry(tries=3)
+_PERMANENT = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    ValueError,
+    NotImplementedError,
+)
+# Object stores, which show an object only when it is complete; on others it is written under a hidden name and renamed.
+_ATOMIC_PUT = frozenset({"gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "s3a", "hf", "oci", "r2"})
+_FEW_TRIES = Retry(tries=3)
 _T = TypeVar("_T")
 
 
@@ -51,28 +58,30 @@ class FsspecStorage:
     """Reads and writes URLs of any scheme that fsspec knows.
 
     Attributes:
-        options: Given to the file system of fsspec, as pairs; keys and tokens belong here.
-        retry: How patient to be, on top of what the file system does by itself.
+        options: Arguments of the fsspec file system, as (name, value) pairs; keys and tokens belong here.
+        retry: How persistent to be, on top of the retries that the file system does by itself.
     """
 
     options: tuple[tuple[str, Any], ...] = field(default=(), repr=False)
-    retry: Retry = _FEW
+    retry: Retry = _FEW_TRIES
 
     def info(self, url: str) -> Info:
-        told = self._do(url, lambda files: files.info(url))
-        if told.get("type") == "directory":
+        details = self._call(url, lambda filesystem: filesystem.info(url))
+        if details.get("type") == "directory":
             raise StorageError("this is a folder", redacted(url))
-        return Info(told.get("size"), _tag(told), True)
+        return Info(details.get("size"), _tag(details), True)
 
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        size = span(start, stop, into)
-        data: bytes = self._do(url, lambda files: files.cat_file(url, start=start, end=stop)) if size else b""
-        if tag is not None and self.info(url).tag != tag:  # asked afterwards: what was read is then of that content
-            raise changed(url)
+        size = range_size(start, stop, into)
+        data: bytes = (
+            self._call(url, lambda filesystem: filesystem.cat_file(url, start=start, end=stop)) if size else b""
+        )
+        if tag is not None and self.info(url).tag != tag:  # checked after the read, so that it covers what was read
+            raise changed_error(url)
         if len(data) != size:
-            raise too_short(url, self.info(url).size or 0, stop)
+            raise past_end_error(url, self.info(url).size or 0, stop)
         if into is None:
             return data
         into.cast("B")[:] = data
@@ -81,47 +90,48 @@ class FsspecStorage:
     def stream(self, url: str) -> Iterator[bytes]:
         info = self.info(url)
         if info.size is None:
-            raise StorageError("its size is not known: it cannot be streamed", redacted(url))
-        for at in range(0, info.size, _PIECE):
-            yield bytes(self.read(url, at, min(at + _PIECE, info.size), tag=info.tag))
+            raise StorageError("the file system does not report its size, so it cannot be streamed", redacted(url))
+        for start in range(0, info.size, _PIECE_BYTES):
+            yield bytes(self.read(url, start, min(start + _PIECE_BYTES, info.size), tag=info.tag))
 
     def list(self, prefix: str) -> Iterator[Listed]:
         folder = prefix.rstrip("/") + "/"
-        files = self._files(prefix)
-        root = files._strip_protocol(folder).rstrip("/") + "/"
+        root = self._filesystem(prefix)._strip_protocol(folder).rstrip("/") + "/"
         try:
-            found = self._do(prefix, lambda files: files.find(folder, detail=True))
+            found = self._call(prefix, lambda filesystem: filesystem.find(folder, detail=True))
         except NotFound:
             found = {}
-        below = ((name.removeprefix(root), told.get("size")) for name, told in found.items() if name.startswith(root))
-        return (Listed(f"{folder}{name}", size) for name, size in sorted(below, key=lambda one: one[0]))
+        below = {
+            path.removeprefix(root): details.get("size") for path, details in found.items() if path.startswith(root)
+        }
+        return (Listed(f"{folder}{name}", below[name]) for name in sorted(below))
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         return _FsspecUpload(self, url)
 
     def delete(self, url: str) -> None:
         with suppress(NotFound):
-            self._do(url, lambda files: files.rm_file(url))
+            self._call(url, lambda filesystem: filesystem.rm_file(url))
 
     def local_path(self, url: str) -> str | None:
         return None
 
-    def _do(self, url: str, action: Callable[[Any], _T]) -> _T:
-        files = self._files(url)
+    def _call(self, url: str, action: Callable[[Any], _T]) -> _T:
+        """Call ``action`` with the fsspec file system, with retries."""
+        filesystem = self._filesystem(url)
 
-        def once() -> _T:
-            with guarded(url):
-                return action(files)
+        def attempt() -> _T:
+            with translated_errors(url):
+                return action(filesystem)
 
-        return again(once, url, self.retry)
+        return with_retries(attempt, url, self.retry)
 
-    def _files(self, url: str) -> Any:
-        """The file system of fsspec, made once a process."""
+    def _filesystem(self, url: str) -> Any:
         name = scheme(url)
-        return own(("fsspec", name, repr(self.options)), lambda: self._make(name, url))
+        return own(("fsspec", name, repr(self.options)), lambda: self._make_filesystem(name, url))
 
-    def _make(self, name: str, url: str) -> Any:
-        fsspec = needed("fsspec", f"{name}:// URLs", "fsspec")
+    def _make_filesystem(self, name: str, url: str) -> Any:
+        fsspec = import_extra("fsspec", f"{name}:// URLs", "fsspec")
         try:
             return fsspec.filesystem(name, skip_instance_cache=True, **dict(self.options))
         except ImportError as error:
@@ -130,8 +140,8 @@ class FsspecStorage:
             raise StorageError(f"there is no storage for {name}: URLs", redacted(url)) from None
 
 
-class guarded:
-    """Turns what fsspec raises into what we raise, without its words: they may hold tokens."""
+class translated_errors:
+    """A context that turns what fsspec raises into Penstock's errors, without the messages, which may hold tokens."""
 
     def __init__(self, url: str) -> None:
         self._url = redacted(url)
@@ -139,54 +149,56 @@ class guarded:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, StorageError | Temporary):
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is None or not isinstance(error, Exception) or isinstance(error, StorageError | TransientError):
             return
         if isinstance(error, FileNotFoundError):
             raise NotFound("there is no such object", self._url) from None
         if isinstance(error, PermissionError):
-            raise StorageError("it may not be read or written: permission denied", self._url) from None
-        if isinstance(error, _FINAL):
-            raise StorageError(f"it cannot be done ({type(error).__name__})", self._url) from None
-        raise Temporary(f"it failed ({type(error).__name__})") from None
+            raise StorageError("permission denied", self._url) from None
+        if isinstance(error, _PERMANENT):
+            raise StorageError(f"the file system refuses the operation ({type(error).__name__})", self._url) from None
+        raise TransientError(f"the file system failed ({type(error).__name__})") from None
 
 
 class _FsspecUpload(Upload):
-    """Kept in a file here until it is committed: file systems differ in what they show of an object half written."""
+    """Spills to a temporary file until commit, because some file systems show objects that are half written."""
 
     def __init__(self, storage: FsspecStorage, url: str) -> None:
         super().__init__(url)
-        self._storage, self._at = storage, url
-        self._spool = tempfile.NamedTemporaryFile(prefix="penstock-")  # noqa: SIM115 - closed by commit or abort
+        self._storage, self._target = storage, url
+        self._spill = tempfile.NamedTemporaryFile(prefix="penstock-")  # noqa: SIM115 - closed by commit or abort
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         try:
-            self._spool.write(data)
+            self._spill.write(data)
         except OSError as error:
-            raise StorageError(f"there is no room to prepare it: {error.strerror}", self.url) from error
+            raise StorageError(
+                f"the upload cannot be written to a temporary file: {error.strerror}", self.url
+            ) from error
 
     def _commit(self) -> Info:
-        self._spool.flush()
-        self._storage._do(self._at, self._upload)
-        self._spool.close()
-        return self._storage.info(self._at)
+        self._spill.flush()
+        self._storage._call(self._target, self._upload)
+        self._spill.close()
+        return self._storage.info(self._target)
 
     def _abort(self) -> None:
-        self._spool.close()
+        self._spill.close()
 
-    def _upload(self, files: Any) -> None:
-        if scheme(self._at) in _APPEAR_WHOLE:
-            files.put_file(self._spool.name, self._at)
+    def _upload(self, filesystem: Any) -> None:
+        if scheme(self._target) in _ATOMIC_PUT:
+            filesystem.put_file(self._spill.name, self._target)
         else:
-            folder, _, name = self._at.rpartition("/")
+            folder, _, name = self._target.rpartition("/")
             partial = f"{folder}/.{name[:180]}.{secrets.token_hex(4)}.partial"
-            files.makedirs(folder, exist_ok=True)
-            files.put_file(self._spool.name, partial)
-            files.mv(partial, self._at)
-        files.invalidate_cache()
+            filesystem.makedirs(folder, exist_ok=True)
+            filesystem.put_file(self._spill.name, partial)
+            filesystem.mv(partial, self._target)
+        filesystem.invalidate_cache()
 
 
-def _tag(told: dict[str, Any]) -> str | None:
-    """What tells contents apart; the size alone does not."""
-    marks = [str(told[name]) for name in _TAGS if told.get(name) is not None]
-    return "-".join([*marks, str(told.get("size"))]) if marks else None
+def _tag(details: dict[str, Any]) -> str | None:
+    """Return what identifies the content; the size alone does not."""
+    values = [str(details[key]) for key in _TAG_KEYS if details.get(key) is not None]
+    return "-".join([*values, str(details.get("size"))]) if values else None

@@ -1,4 +1,4 @@
-"""Objects behind plain HTTP servers, with or without ranges. They can be read; not listed, not written."""
+"""Objects behind plain HTTP servers, with or without range requests. They can be read, but not listed or written."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from functools import partial
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import StorageError
-from penstock.storage.http_client import Answer, Ranged, must_succeed, send
-from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed, redacted
+from penstock.storage.http_client import HttpObject, HttpResponse, raise_if_transient, send_request
+from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed_error, redacted
 from penstock.storage.retry import DEFAULT, Retry
 
-_HOPS = 5  # redirects on the way to an object: more is a circle
+_MAX_REDIRECTS = 5  # more of them are a loop
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Reads ``http://`` and ``https://`` URLs; user and password may stand in them.
+    """Reads ``http://`` and ``https://`` URLs, which may contain a user and password.
 
     Attributes:
-        headers: Sent with each request, as pairs; not to another host that a server redirects to.
-        retry: How patient to be.
+        headers: Sent with each request, as (name, value) pairs, but not to other hosts that a server redirects to.
+        retry: How persistent to be.
     """
 
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -42,81 +42,83 @@ class Http:
 
     def list(self, prefix: str) -> Iterator[Listed]:
         raise StorageError(
-            "an HTTP server cannot be listed: spell the names out, as in a-{000..146}.tar", redacted(prefix)
+            "an HTTP server cannot be listed; write out the names, as in a-{000..146}.tar", redacted(prefix)
         )
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-        raise StorageError("nothing can be written over HTTP", redacted(url))
+        raise StorageError("HTTP URLs are read-only: nothing can be written", redacted(url))
 
     def delete(self, url: str) -> None:
-        raise StorageError("nothing can be removed over HTTP", redacted(url))
+        raise StorageError("HTTP URLs are read-only: nothing can be deleted", redacted(url))
 
     def local_path(self, url: str) -> str | None:
         return None
 
-    def _object(self, url: str) -> Ranged:
-        return Ranged(url, partial(self._get, url), self.retry)
+    def _object(self, url: str) -> HttpObject:
+        return HttpObject(url, partial(self._get, url), self.retry)
 
-    def _get(self, url: str, headers: Mapping[str, str]) -> Answer:
-        """Ask until the answer is no redirect; what is no object is raised."""
-        place, own = _without_user(url)
-        own = {**dict(self.headers), **own}
-        for _ in range(_HOPS + 1):
-            answer = send("GET", place, {**own, **headers, "Accept-Encoding": "identity"}, self.retry)
-            target = answer.headers.get("location")
-            if answer.status not in _REDIRECTS or not target:
-                _must_be_object(answer, url)
-                return answer
-            answer.close()
-            place, own = _redirected(place, target, own, url)
-        raise StorageError("the server redirects in a circle", redacted(url))
+    def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """Send a GET request, and follow redirects."""
+        target, private_headers = _split_credentials(url)
+        private_headers = {**dict(self.headers), **private_headers}
+        for _ in range(_MAX_REDIRECTS + 1):
+            sent = {**private_headers, **headers, "Accept-Encoding": "identity"}
+            response = send_request("GET", target, sent, self.retry)
+            location = response.headers.get("location")
+            if response.status not in _REDIRECTS or not location:
+                _raise_for_status(response, url)
+                return response
+            response.close()
+            target, private_headers = _redirected(target, location, private_headers, url)
+        raise StorageError(f"the server redirects more than {_MAX_REDIRECTS} times", redacted(url))
 
 
-def _redirected(place: str, target: str, own: dict[str, str], url: str) -> tuple[str, dict[str, str]]:
-    """Where a redirect leads; what was meant for one server is not told to another."""
-    there, given = _without_user(urljoin(place, target))
-    before, after = urlsplit(place), urlsplit(there)
+def _redirected(target: str, location: str, private_headers: dict[str, str], url: str) -> tuple[str, dict[str, str]]:
+    """Return the URL that a redirect leads to, and its headers; those of the user are not sent to another host."""
+    new_target, credentials = _split_credentials(urljoin(target, location))
+    before, after = urlsplit(target), urlsplit(new_target)
     if after.scheme not in ("http", "https"):
-        raise StorageError("the server redirects to something that is not HTTP", redacted(url))
+        raise StorageError("the server redirects to a URL that is not HTTP", redacted(url))
     if before.scheme == "https" and after.scheme == "http":
-        raise StorageError("the server redirects from https to http, in the clear", redacted(url))
-    same = (before.scheme, before.netloc) == (after.scheme, after.netloc)
-    return there, {**own, **given} if same else given
+        raise StorageError("the server redirects from https to http, which is not encrypted", redacted(url))
+    same_host = (before.scheme, before.netloc) == (after.scheme, after.netloc)
+    return new_target, {**private_headers, **credentials} if same_host else credentials
 
 
-def _without_user(url: str) -> tuple[str, dict[str, str]]:
-    """The URL without user and password, and the header that says them."""
+def _split_credentials(url: str) -> tuple[str, dict[str, str]]:
+    """Return a URL without user, password and fragment, and the Authorization header made of user and password."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise StorageError("this is no URL of a server", redacted(url)) from None
+        raise StorageError("this is not the URL of a server", redacted(url)) from None
     user, at, host = parts.netloc.rpartition("@")
     if not at:
         return urlunsplit(parts._replace(fragment="")), {}
-    said = b64encode(unquote(user).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host, fragment="")), {"Authorization": f"Basic {said}"}
+    credentials = b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host, fragment="")), {"Authorization": f"Basic {credentials}"}
 
 
-def _must_be_object(answer: Answer, url: str) -> None:
-    """Let an answer with bytes pass, and 416, which says that there are none.
+def _raise_for_status(response: HttpResponse, url: str) -> None:
+    """Return for responses with bytes, and for 416, which has none in the range; raise for all others.
 
     Raises:
-        StorageError: there is no such object here.
-        Temporary: there may be one next time.
+        NotFound: the object does not exist.
+        StorageError: it cannot be read.
+        TransientError: a later request may succeed.
     """
-    status = answer.status
+    status = response.status
     if status in (200, 206, 416):
         return
-    answer.close()
-    must_succeed(status, answer.headers)
+    response.close()
+    raise_if_transient(status, response.headers)
     if status == 412:
-        raise changed(url)
+        raise changed_error(url)
     if status in (404, 410):
         raise NotFound("there is no such object", redacted(url))
     if status in (401, 407):
         raise StorageError(
-            f"the server asks who you are ({status}): user or password is missing or wrong", redacted(url)
+            f"the server requires authentication ({status}): the user or password is missing or wrong", redacted(url)
         )
     if status == 403:
-        raise Forbidden("the server does not let you read it (403)", redacted(url))
+        raise Forbidden("the server denies access to the object (403)", redacted(url))
     raise StorageError(f"the server answers {status}", redacted(url))

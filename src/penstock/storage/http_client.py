@@ -1,6 +1,6 @@
-"""One request over HTTP, and how requests for ranges become objects that can be looked at, read and streamed.
+"""HTTP requests, and objects that are read by range requests.
 
-Requests are sent by urllib3; every break is a ``Temporary``, and no secret is logged.
+Requests go through urllib3. Every broken connection is a ``TransientError``, and no secret is logged.
 """
 
 from __future__ import annotations
@@ -21,52 +21,52 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Info, changed, needed, own, redacted, span, too_short
-from penstock.storage.retry import Retry, StallDetector, Temporary, again, fetch, gather
+from penstock.storage.protocol import Info, changed_error, import_extra, own, past_end_error, range_size, redacted
+from penstock.storage.retry import Retry, StallDetector, TransientError, assemble, fetch, with_retries
 
-PARALLEL = 32  # requests at once that find a connection waiting
-PIECE = 1 << 18  # what is read at once at most: large enough that a piece costs little, small enough to stay in cache
-_WORK = 6  # times stall_s that a server may take for what is work: to store bytes, to list names
+MAX_CONNECTIONS = 32  # kept open per server: as many concurrent requests need not connect again
+PIECE_BYTES = 1 << 18  # the most one read returns: the cost per piece is small, and a piece fits in the CPU cache
+_SLOW_FACTOR = 6  # times stall_s that a server may take to answer when it has work to do: storing bytes, listing names
 _CONTENT_RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
-_BUNDLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _LOGGERS = ("urllib3.connectionpool", "botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.parsers")
 
 
-class Answer:
-    """A server's answer: status and headers are there, the body is arriving."""
+class HttpResponse:
+    """A response whose status and headers have arrived, and whose body is still arriving."""
 
     def __init__(self, response: Any, retry: Retry) -> None:
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self._response = response
-        self._pace, self._stall_s = StallDetector(retry), retry.stall_s
-        self._held: bytes | None = None
+        self._stalls, self._stall_s = StallDetector(retry), retry.stall_s
+        self._primed: bytes | None = None
         self._ended = False
 
-    def read(self, most: int = PIECE) -> bytes:
-        """What has arrived, up to ``most`` bytes, after waiting for the first; nothing at the end.
+    def read(self, max_bytes: int = PIECE_BYTES) -> bytes:
+        """Wait for bytes, and return what has arrived, at most ``max_bytes``; empty at the end of the body.
 
         Raises:
-            Temporary: the connection broke or stalled.
+            TransientError: the connection broke or stalled.
         """
-        if self._held is not None:
-            held, self._held = self._held[:most], self._held[most:] or None
-            return held
+        if self._primed is not None:
+            primed, self._primed = self._primed[:max_bytes], self._primed[max_bytes:] or None
+            return primed
         begin = time.monotonic()
         try:
-            data: bytes = self._response.read1(most)
+            data: bytes = self._response.read1(max_bytes)
         except Exception as error:
-            raise _broken(error, self._stall_s) from None
+            raise _connection_error(error, self._stall_s) from None
         self._ended = not data
-        self._pace.came(len(data), time.monotonic() - begin)
+        self._stalls.received(len(data), time.monotonic() - begin)
         return data
 
     def prime(self) -> None:
-        """Wait for the first bytes and keep them for ``read``."""
-        self._held = self.read() or None
+        """Wait for the first bytes, and buffer them for ``read``."""
+        self._primed = self.read() or None
 
     def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
-        """The rest of the body; botocore reads short answers this way."""
+        """Yield the rest of the body and close it. botocore reads short responses this way."""
         try:
             while piece := self.read():
                 yield piece
@@ -74,7 +74,7 @@ class Answer:
             self.close()
 
     def close(self) -> None:
-        """Give the connection back when the body was read to its end, else up."""
+        """Return the connection to its pool if the body was read to its end, else close it."""
         if self._ended or self._response.length_remaining == 0:
             try:
                 self._response.drain_conn()
@@ -85,35 +85,40 @@ class Answer:
 
 
 class RangeBody:
-    """The part of an object that an answer brings: what the request asked for, whatever the server made of it.
+    """The requested byte range of a response, also where the server sends the whole object instead.
+
+    Attributes:
+        size: The size of the whole object, if known.
+        tag: The tag of the object, if the server sends one.
+        ranged: Whether the server sent a range.
 
     Raises:
-        StorageError: it is another content, or ends too early.
-        Temporary: the answer does not fit the question.
+        StorageError: the content has another tag, or ends before ``stop``.
+        TransientError: the response is not for the requested range.
     """
 
-    def __init__(self, answer: Answer, url: str, start: int, stop: int | None, tag: str | None) -> None:
-        self._answer = answer
+    def __init__(self, response: HttpResponse, url: str, start: int, stop: int | None, tag: str | None) -> None:
+        self._response = response
         try:
-            begin, self.size = _extent(answer, start, stop)
-            self.tag = tag_of(answer.headers, self.size)
+            begin, self.size = _body_range(response, start, stop)
+            self.tag = response_tag(response.headers, self.size)
             if tag is not None and tag != self.tag:
-                raise changed(url)
+                raise changed_error(url)
             if stop is not None and self.size is not None and self.size < stop:
-                raise too_short(url, self.size, stop)
+                raise past_end_error(url, self.size, stop)
         except BaseException:
-            answer.close()
+            response.close()
             raise
         self.ranged = begin is not None
         self._skip = start - begin if begin is not None else start
         self._left = None if stop is None and self.size is None else (stop or self.size or 0) - start
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes asked for, as they arrive; those before them are dropped where the server sent all."""
-        while self._skip and (lead := self._answer.read(min(PIECE, self._skip))):
-            self._skip -= len(lead)
+        """Yield the requested bytes as they arrive; what a server sends before them is dropped."""
+        while self._skip and (dropped := self._response.read(min(PIECE_BYTES, self._skip))):
+            self._skip -= len(dropped)
         while self._left is None or self._left > 0:
-            piece = self._answer.read(PIECE if self._left is None else min(PIECE, self._left))
+            piece = self._response.read(PIECE_BYTES if self._left is None else min(PIECE_BYTES, self._left))
             if not piece:
                 return
             if self._left is not None:
@@ -121,242 +126,240 @@ class RangeBody:
             yield piece
 
     def prime(self) -> None:
-        """Wait for the first bytes."""
-        self._answer.prime()
+        self._response.prime()
 
     def close(self) -> None:
-        """Give the connection back, or up."""
-        self._answer.close()
+        self._response.close()
 
 
 @dataclass(frozen=True, slots=True)
-class Ranged:
-    """An object that is had by requests for its ranges.
+class HttpObject:
+    """An object that is read by range requests; ``info``, ``read`` and ``stream`` are those of :class:`Storage`.
 
     Attributes:
-        url: For messages.
-        ask: Sends one request with these headers. The answer brings bytes (200, 206) or says that there are none
-            there (416); what else a server may answer is raised.
-        retry: How patient to be.
+        url: The object, for messages.
+        get: Sends one GET request with the given headers. Returns responses with bytes (200, 206) and those that have
+            none in the range (416); raises all others.
+        retry: How persistent to be.
     """
 
     url: str
-    ask: Callable[[Mapping[str, str]], Answer]
+    get: Callable[[Mapping[str, str]], HttpResponse]
     retry: Retry
 
     def info(self) -> Info:
-        """Do what :meth:`Storage.info` promises."""
-        return again(self._look, self.url, self.retry)
+        return with_retries(self._request_info, self.url, self.retry)
 
     def read(self, start: int, stop: int, into: memoryview | None, tag: str | None) -> bytes | memoryview:
-        """Do what :meth:`Storage.read` promises."""
-        span(start, stop, into)
-        return gather(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True), start, into)
+        range_size(start, stop, into)
+        return assemble(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True), start, into)
 
     def stream(self) -> Iterator[bytes]:
-        """Do what :meth:`Storage.stream` promises."""
         return (piece for _, piece in fetch(self._begin, self.url, self.retry))
 
-    def _look(self) -> Info:
-        # A GET of one byte, not a HEAD: signed URLs allow only the one, it shows whether ranges work, and a refusal
-        # comes with words.
-        answer = self.ask(range_header(0, 1))
-        if answer.status == 416:  # there is no first byte
-            answer.close()
+    def _request_info(self) -> Info:
+        # A GET of one byte, not a HEAD: signed URLs allow only GET, the response shows whether ranges work, and a
+        # refusal has a body that explains it.
+        response = self.get(range_header(0, 1))
+        if response.status == 416:  # the object is empty
+            response.close()
             with closing(self._whole()) as whole:
                 return Info(whole.size, whole.tag, True)
-        with closing(RangeBody(answer, self.url, 0, 1 if "content-range" in answer.headers else None, None)) as part:
-            if part.ranged:
-                for _ in part.pieces():  # a connection whose answer was read can be used again
+        stop = 1 if "content-range" in response.headers else None
+        with closing(RangeBody(response, self.url, 0, stop, None)) as body:
+            if body.ranged:
+                for _ in body.pieces():  # a connection can be reused once its response has been read
                     pass
-            return Info(part.size, part.tag, part.ranged)
+            return Info(body.size, body.tag, body.ranged)
 
     def _begin(self, start: int, stop: int | None, tag: str | None) -> RangeBody:
-        answer = self.ask({**range_header(start, stop), **condition(tag)})
-        if answer.status != 416:
-            return RangeBody(answer, self.url, start, stop, tag)
-        answer.close()
-        size = whole_size(answer.headers)
-        if size is None:  # not every server says how large it is instead
+        response = self.get({**range_header(start, stop), **if_match_header(tag)})
+        if response.status != 416:
+            return RangeBody(response, self.url, start, stop, tag)
+        response.close()
+        size = total_size(response.headers)
+        if size is None:  # not every server sends the size with a 416
             with closing(self._whole()) as whole:
                 size = whole.size
-        raise too_short(self.url, size or 0, stop or start)
+        raise past_end_error(self.url, size or 0, stop or start)
 
     def _whole(self) -> RangeBody:
-        return RangeBody(self.ask({}), self.url, 0, None, None)
+        return RangeBody(self.get({}), self.url, 0, None, None)
 
 
-def send(
+def send_request(
     method: str,
     url: str,
     headers: Mapping[str, str],
     retry: Retry,
     body: bytes | None = None,
-    patient: bool = False,
-) -> Answer:
-    """Send one request and wait for the head of the answer, whatever its status; redirects are not followed.
+    slow: bool = False,
+) -> HttpResponse:
+    """Send one request, and return its response, of any status, once the headers have arrived.
+
+    Redirects are not followed.
 
     Args:
-        method: GET and so on.
-        url: Without user and password.
-        headers: All but Host and Content-Length.
-        retry: For how long to wait.
-        body: What is sent along.
-        patient: Whether the server has work to do before it can answer.
+        method: GET, PUT, ...
+        url: The target, without user and password.
+        headers: All headers but Host and Content-Length.
+        retry: Gives the timeouts.
+        body: The request body.
+        slow: Whether the server has work to do before it answers, and may take longer.
 
     Raises:
         MissingExtra: urllib3 is not installed.
-        StorageError: it can never go well: no such protocol, a certificate nobody trusts.
-        Temporary: no answer came.
+        StorageError: no retry can help: a malformed URL, an untrusted certificate.
+        TransientError: no response arrived.
     """
-    urllib3 = needed("urllib3", "http:// and s3:// URLs", "http")
-    patience = retry.stall_s * (_WORK if patient else 1)
-    with quiet():
+    urllib3 = import_extra("urllib3", "http:// and s3:// URLs", "http")
+    timeout_s = retry.stall_s * (_SLOW_FACTOR if slow else 1)
+    with quiet_loggers():
         try:
-            response = _pools(url).urlopen(
+            response = _pool_manager(url).urlopen(
                 method,
                 url,
                 body=body,
                 headers=dict(headers),
-                timeout=urllib3.Timeout(connect=retry.connect_s, read=patience),
+                timeout=urllib3.Timeout(connect=retry.connect_s, read=timeout_s),
                 retries=False,
                 redirect=False,
                 preload_content=False,
                 decode_content=False,
             )
         except Exception as error:
-            _final(error, url)
-            raise _broken(error, patience) from None
-    return Answer(response, retry)
+            _raise_if_permanent(error, url)
+            raise _connection_error(error, timeout_s) from None
+    return HttpResponse(response, retry)
 
 
-def must_succeed(status: int, headers: Mapping[str, str], what: str = "the server") -> None:
-    """Let an answer pass, or say that it may be another one next time.
+def raise_if_transient(status: int, headers: Mapping[str, str]) -> None:
+    """Raise if a later request may get another status; do nothing for final ones, successful or not.
 
     Raises:
-        Temporary: the status is of that kind.
+        TransientError: the status is 408, 425, 429, or 5xx except 501.
     """
     if status in (408, 425, 429) or (status >= 500 and status != 501):
-        raise Temporary(f"{what} answers {status}", _after(headers.get("retry-after")))
+        raise TransientError(f"the server answers {status}", _retry_after_s(headers.get("retry-after")))
 
 
-def tag_of(headers: Mapping[str, str], size: int | None) -> str | None:
-    """What tells contents apart: the ETag, else the time of the last change with the size."""
-    tag, day = headers.get("etag"), headers.get("last-modified")
-    return tag or (f"{day} {size}" if day else None)
+def response_tag(headers: Mapping[str, str], size: int | None) -> str | None:
+    """Return what identifies the content: the ETag, else Last-Modified with the size."""
+    etag, last_modified = headers.get("etag"), headers.get("last-modified")
+    return etag or (f"{last_modified} {size}" if last_modified else None)
 
 
-def condition(tag: str | None) -> dict[str, str]:
-    """The header that lets a server refuse another content; only strong ETags can be asked for."""
+def if_match_header(tag: str | None) -> dict[str, str]:
+    """Return the header that makes a server refuse other content; it exists for strong ETags only."""
     return {"If-Match": tag} if tag is not None and tag.startswith('"') else {}
 
 
 def range_header(start: int, stop: int | None) -> dict[str, str]:
-    """The header that asks for a part; the whole is asked for without one."""
+    """Return the header that requests a range; a request for the whole object has none."""
     if stop is None:
         return {"Range": f"bytes={start}-"} if start else {}
     return {"Range": f"bytes={start}-{stop - 1}"}
 
 
-def whole_size(headers: Mapping[str, str]) -> int | None:
-    """The size of the object that a Content-Range names."""
+def total_size(headers: Mapping[str, str]) -> int | None:
+    """Return the size of the whole object, from Content-Range."""
     match = _CONTENT_RANGE.match(headers.get("content-range", ""))
     return int(match[3]) if match and match[3] != "*" else None
 
 
-def _extent(answer: Answer, start: int, stop: int | None) -> tuple[int | None, int | None]:
-    """Where the body begins (``None``: the server sends all, whatever was asked), and the size of the whole."""
-    told = answer.headers.get("content-range")
-    if told is None:
-        if answer.status == 206:
-            raise Temporary("the server sends a part and does not say which")
-        length = answer.headers.get("content-length", "")
+def _body_range(response: HttpResponse, start: int, stop: int | None) -> tuple[int | None, int | None]:
+    """Return where the body begins (``None``: the server ignores the range and sends all), and the object's size."""
+    content_range = response.headers.get("content-range")
+    if content_range is None:
+        if response.status == 206:
+            raise TransientError("the server sent a partial response without Content-Range")
+        length = response.headers.get("content-length", "")
         return None, int(length) if length.isdigit() else None
-    match, size = _CONTENT_RANGE.match(told), whole_size(answer.headers)
+    match, size = _CONTENT_RANGE.match(content_range), total_size(response.headers)
     if not match or match[1] is None or int(match[1]) != start:
-        raise Temporary(f"the server sends another part than the one from {start:,} on")
+        raise TransientError(f"the server sent another range than the one requested from byte {start:,}")
     end = int(match[2]) + 1
     if end <= start or (stop is not None and end > stop) or (end < (stop or 0) and (size is None or end < size)):
-        raise Temporary(f"the server sends the part up to {end:,} instead of {stop or size}")
+        raise TransientError(f"the server sent another range: it ends at byte {end:,} instead of {stop or size}")
     return start, size
 
 
-def _after(told: str | None) -> float | None:
-    """Seconds that Retry-After asks for: a number or a date."""
-    if told is None:
+def _retry_after_s(retry_after: str | None) -> float | None:
+    """Return the seconds that a Retry-After header, a number or a date, asks for."""
+    if retry_after is None:
         return None
     try:
-        return max(0.0, float(told))
+        return max(0.0, float(retry_after))
     except ValueError:
         pass
     try:
-        moment = parsedate_to_datetime(told)
+        moment = parsedate_to_datetime(retry_after)
     except ValueError:
         return None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
     return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
-def _final(error: Exception, url: str) -> None:
-    """Raise what no second try can mend."""
+def _raise_if_permanent(error: Exception, url: str) -> None:
+    """Raise a ``StorageError`` if no retry can help."""
     causes = list(_causes(error))
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         raise StorageError("the server's certificate is not trusted", redacted(url)) from None
     if any(type(cause).__name__ in ("LocationParseError", "URLSchemeUnknown", "InvalidURL") for cause in causes):
-        raise StorageError("this is no URL of a server", redacted(url)) from None
+        raise StorageError("this is not the URL of a server", redacted(url)) from None
     if isinstance(error, ValueError | TypeError):
-        raise StorageError(f"the request cannot be written ({type(error).__name__})", redacted(url)) from None
+        raise StorageError(f"the request cannot be sent ({type(error).__name__})", redacted(url)) from None
 
 
-def _broken(error: Exception, patience: float) -> Temporary:
-    """Say in plain words, without what the request held, how a connection failed."""
+def _connection_error(error: Exception, timeout_s: float) -> TransientError:
+    """Describe how a connection failed, without the original message, which may hold parts of the request."""
     names = {type(cause).__name__ for cause in _causes(error)}
     if "NameResolutionError" in names or "gaierror" in names:
-        return Temporary("the server's name is not known")
+        return TransientError("the server's name cannot be resolved")
     if "ConnectionRefusedError" in names:
-        return Temporary("the server refuses connections")
+        return TransientError("the server refuses connections")
     if "ConnectTimeoutError" in names:
-        return Temporary("the server cannot be reached")
+        return TransientError("the server cannot be reached")
     if names & {"ReadTimeoutError", "TimeoutError"}:
-        return Temporary(f"it stalled: nothing came for {patience:g} s")
+        return TransientError(f"the connection stalled: nothing arrived for {timeout_s:g} s")
     if names & {"BadStatusLine", "LineTooLong", "UnknownProtocol", "HeaderParsingError"} - {"RemoteDisconnected"}:
-        return Temporary("the answer is no HTTP")
+        return TransientError("the response is not HTTP")
     if "IncompleteRead" in names:
-        return Temporary("the answer ended early")
-    return Temporary("the connection broke")
+        return TransientError("the response ended early")
+    return TransientError("the connection broke")
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
-        yield from (part for part in error.args if isinstance(part, BaseException))
-        reason = getattr(error, "reason", None)  # urllib3 keeps an exception there, ssl a word
+        yield from (value for value in error.args if isinstance(value, BaseException))
+        reason = getattr(error, "reason", None)  # an exception in urllib3, a string in ssl
         error = reason if isinstance(reason, BaseException) else error.__cause__ or error.__context__
 
 
-def _pools(url: str) -> Any:
-    """The connections of this process: direct ones, or through the proxy the environment names for this server."""
+def _pool_manager(url: str) -> Any:
+    """Return this process's connection pools: direct ones, or those of the proxy that the environment sets."""
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme) if parts.hostname and not proxy_bypass(parts.hostname) else None
     secure = parts.scheme == "https" or (proxy or "").startswith("https")
-    return own(("connections", proxy, secure), lambda: _make_pools(proxy, secure))
+    return own(("connections", proxy, secure), lambda: _make_pool_manager(proxy, secure))
 
 
-def _make_pools(proxy: str | None, secure: bool) -> Any:
-    urllib3 = needed("urllib3", "http:// and s3:// URLs", "http")
-    settings = {"num_pools": 64, "maxsize": PARALLEL, **({"ssl_context": _trust()} if secure else {})}
+def _make_pool_manager(proxy: str | None, secure: bool) -> Any:
+    urllib3 = import_extra("urllib3", "http:// and s3:// URLs", "http")
+    settings = {"num_pools": 64, "maxsize": MAX_CONNECTIONS, **({"ssl_context": _tls_context()} if secure else {})}
     return urllib3.ProxyManager(proxy, **settings) if proxy else urllib3.PoolManager(**settings)
 
 
-def _trust() -> ssl.SSLContext:
-    bundle = next((os.environ[name] for name in _BUNDLES if os.environ.get(name)), None)
+def _tls_context() -> ssl.SSLContext:
+    bundle = next((os.environ[name] for name in _CA_BUNDLE_VARIABLES if os.environ.get(name)), None)
     context = ssl.create_default_context(cafile=bundle if bundle and os.path.isfile(bundle) else None)
     context.set_alpn_protocols(["http/1.1"])
     return context
 
 
-class quiet:
-    """Within it, urllib3 and botocore do not log what this thread does: requests hold tokens and signatures."""
+class quiet_loggers:
+    """A context in which urllib3 and botocore log nothing from this thread: requests hold tokens and signatures."""
 
     _depth = threading.local()
 
@@ -367,9 +370,9 @@ class quiet:
         self._depth.value -= 1
 
 
-def _not_ours(record: logging.LogRecord) -> bool:
-    return not getattr(quiet._depth, "value", 0)
+def _is_not_quiet(record: logging.LogRecord) -> bool:
+    return not getattr(quiet_loggers._depth, "value", 0)
 
 
 for _name in _LOGGERS:
-    logging.getLogger(_name).addFilter(_not_ours)
+    logging.getLogger(_name).addFilter(_is_not_quiet)

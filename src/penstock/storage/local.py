@@ -1,4 +1,4 @@
-"""Files of this machine."""
+"""Files on this machine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from io import BufferedReader
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Info, Listed, NotFound, Upload, changed, span, too_short
+from penstock.storage.protocol import Info, Listed, NotFound, Upload, changed_error, past_end_error, range_size
 from penstock.storage.urls import local_path
 
-_PIECE = 1 << 20  # one read from the disk's cache: larger ones gain nothing
+_PIECE_BYTES = 1 << 20  # larger reads from the page cache are not faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +26,33 @@ class Local:
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        size = span(start, stop, into)
+        size = range_size(start, stop, into)
         with _open(url) as file:
-            _must_be(file, url, tag)
+            _require_tag(file, url, tag)
             file.seek(start)
             data = file.read(size) if into is None else b""
-            came = len(data) if into is None else file.readinto(into)
-            if came < size:
-                raise too_short(url, os.fstat(file.fileno()).st_size, stop)
-            _must_be(file, url, tag)
+            read_size = len(data) if into is None else file.readinto(into)
+            if read_size < size:
+                raise past_end_error(url, os.fstat(file.fileno()).st_size, stop)
+            _require_tag(file, url, tag)
         return data if into is None else into
 
     def stream(self, url: str) -> Iterator[bytes]:
         with _open(url) as file:
             tag = _info(file).tag
-            while piece := file.read(_PIECE):
+            while piece := file.read(_PIECE_BYTES):
                 yield piece
-            _must_be(file, url, tag)
+            _require_tag(file, url, tag)
 
     def list(self, prefix: str) -> Iterator[Listed]:
         folder = local_path(prefix)
         is_url = prefix.startswith("file:")
         found = []
-        for parent, _, names in os.walk(folder, onerror=_refuse):
+        for parent, _, names in os.walk(folder, onerror=_raise_unless_missing):
             for path in (os.path.join(parent, name) for name in names if not _is_partial(name)):
                 if os.path.isfile(path):
                     found.append((f"file://{os.path.abspath(path)}" if is_url else path, os.path.getsize(path)))
-        return (Listed(*one) for one in sorted(found))
+        return (Listed(url, size) for url, size in sorted(found))
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         return _FileUpload(url)
@@ -70,7 +70,7 @@ class Local:
 
 
 class _FileUpload(Upload):
-    """A hidden file in the same folder, renamed when complete."""
+    """Writes to a hidden file in the same folder, which is renamed at commit."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -79,7 +79,7 @@ class _FileUpload(Upload):
         self._partial = os.path.join(folder, f".{name[:180]}.{os.getpid()}-{secrets.token_hex(4)}.partial")
         try:
             os.makedirs(folder, exist_ok=True)
-            self._file = open(self._partial, "xb", buffering=0)  # noqa: SIM115 - it is closed by commit or abort
+            self._file = open(self._partial, "xb", buffering=0)  # noqa: SIM115 - closed by commit or abort
         except OSError as error:
             raise _error(error, url) from error
 
@@ -124,9 +124,9 @@ def _info(file: BufferedReader) -> Info:
     return Info(stat.st_size, f"{stat.st_mtime_ns}-{stat.st_size}-{stat.st_ino}", True)
 
 
-def _must_be(file: BufferedReader, url: str, tag: str | None) -> None:
+def _require_tag(file: BufferedReader, url: str, tag: str | None) -> None:
     if tag is not None and _info(file).tag != tag:
-        raise changed(url)
+        raise changed_error(url)
 
 
 def _is_partial(name: str) -> bool:
@@ -134,15 +134,15 @@ def _is_partial(name: str) -> bool:
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the new name survive a power cut too."""
-    handle = os.open(folder, os.O_RDONLY)
+    """Flush the folder to disk, so that the new name survives a power failure."""
+    fd = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(fd)
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
-def _refuse(error: OSError) -> None:
+def _raise_unless_missing(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise _error(error, str(error.filename)) from error
 
@@ -153,5 +153,5 @@ def _error(error: OSError, url: str) -> StorageError:
     if isinstance(error, IsADirectoryError):
         return StorageError("this is a folder", url)
     if isinstance(error, PermissionError):
-        return StorageError("it may not be opened: permission denied", url)
+        return StorageError("permission denied", url)
     return StorageError(f"{(error.strerror or type(error).__name__).lower()}", url)

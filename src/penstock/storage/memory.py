@@ -1,4 +1,4 @@
-"""Objects in the memory of this process: for tests and examples. A forked child has a copy of its own."""
+"""Objects in the memory of this process, for tests and examples. A forked child gets its own copy of them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
-from penstock.storage.protocol import Info, Listed, NotFound, Upload, changed, span, too_short
+from penstock.storage.protocol import Info, Listed, NotFound, Upload, changed_error, past_end_error, range_size
 
-# No lock: one object is put, found or dropped by one operation on the dict, which threads cannot tear apart.
+# No lock: each object is stored, found or deleted by a single dict operation, which is atomic.
 _objects: dict[str, tuple[bytes, str]] = {}
 _tags = count(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Keeps ``memory://`` URLs, the same ones for the whole process."""
+    """Serves ``memory://`` URLs. All instances in a process share the same objects."""
 
     def info(self, url: str) -> Info:
         data, tag = _find(url)
@@ -24,12 +24,12 @@ class Memory:
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        span(start, stop, into)
+        range_size(start, stop, into)
         data, current = _find(url)
         if tag is not None and tag != current:
-            raise changed(url)
+            raise changed_error(url)
         if stop > len(data):
-            raise too_short(url, len(data), stop)
+            raise past_end_error(url, len(data), stop)
         if into is None:
             return data[start:stop]
         into.cast("B")[:] = memoryview(data)[start:stop]

@@ -1,7 +1,7 @@
-"""What a storage promises, and which one serves a URL.
+"""The storage protocol, and how a URL finds its storage.
 
-A storage is a small value: settings, no connections. It can be pickled, sent to other processes and used by many
-threads at once; what it needs to talk is made when first used, once a process, and again in a forked child.
+A storage is a small value that holds settings, not connections. It can be pickled, sent to other processes and used by
+many threads at once. Connections and clients are created on first use, once per process, and again in a forked child.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.errors import MissingExtra, PlanError, StorageError
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]+)://(?:([^/?#]*)@)?([^?#]*)(\?[^#]*)?(#.*)?$", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
-_KEYS_AS_THEY_ARE = frozenset({"s3", "memory"})  # no queries there: a question mark is a letter of the name
+_LITERAL_KEYS = frozenset({"s3", "memory"})  # these URLs have no query: "?" and "#" are part of the key
 _BUILT_IN = {
     "file": "penstock.storage.local:Local",
     "memory": "penstock.storage.memory:Memory",
@@ -29,18 +29,18 @@ _BUILT_IN = {
     "https": "penstock.storage.http:Http",
     "s3": "penstock.storage.s3:S3",
 }
-_GROUP = "penstock.storages"
+_ENTRY_POINT_GROUP = "penstock.storages"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Info:
-    """What is known of an object without reading it.
+    """What is known about an object without reading it.
 
     Attributes:
-        size: Its bytes; ``None`` where the server does not say.
-        tag: Another one means another content; ``None`` where nothing tells contents apart.
-        ranges: Whether a part can be had without all that lies before it.
+        size: Size in bytes; ``None`` if the server does not report it.
+        tag: Identifies the content: it changes when the content does. ``None`` if the storage cannot detect changes.
+        ranges: Whether a byte range can be read without reading everything before it.
     """
 
     size: int | None
@@ -57,7 +57,7 @@ class Listed:
 
 
 class Upload(ABC):
-    """An object on its way: nothing is visible before ``commit``; leaving the context without it aborts."""
+    """An object being written; it becomes visible, whole, at ``commit``. Leaving the context without one aborts."""
 
     def __init__(self, url: str) -> None:
         self.url = redacted(url)
@@ -65,22 +65,22 @@ class Upload(ABC):
         self._open = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Append bytes; the caller may reuse the buffer at once.
+        """Append bytes. The caller may reuse the buffer when the call returns.
 
         Raises:
-            StorageError: they cannot be stored, or the upload has ended.
+            StorageError: the bytes cannot be stored, or the upload has ended.
         """
-        self._must_be_open()
+        self._require_open()
         self._write(data)
         self.written += len(data)
 
     def commit(self) -> Info:
-        """Make the object visible, whole; an upload that cannot be completed is aborted.
+        """Make the object visible. An upload that cannot be completed is aborted.
 
         Raises:
-            StorageError: it cannot be completed, or has ended before.
+            StorageError: the upload cannot be completed, or has already ended.
         """
-        self._must_be_open()
+        self._require_open()
         try:
             info = self._commit()
         except BaseException:
@@ -90,7 +90,7 @@ class Upload(ABC):
         return info
 
     def abort(self) -> None:
-        """Drop what was written; after ``commit`` or a second time it does nothing."""
+        """Discard what was written. Does nothing once the upload has ended."""
         if self._open:
             self._open = False
             self._abort()
@@ -98,12 +98,14 @@ class Upload(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self, error_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.abort()
 
-    def _must_be_open(self) -> None:
+    def _require_open(self) -> None:
         if not self._open:
-            raise StorageError("this upload has ended", self.url)
+            raise StorageError("the upload has ended: it was committed or aborted", self.url)
 
     @abstractmethod
     def _write(self, data: bytes | bytearray | memoryview) -> None: ...
@@ -117,68 +119,75 @@ class Upload(ABC):
 
 @runtime_checkable
 class Storage(Protocol):
-    """Where bytes live. Every failure is a ``StorageError`` with one sentence and no secret in it."""
+    """A place that holds objects. Every failure is a ``StorageError`` whose message is one sentence without secrets."""
 
     def info(self, url: str) -> Info:
-        """Look at an object.
+        """Return the size and tag of an object.
 
         Raises:
-            StorageError: it is not there, or may not be read.
+            NotFound: the object does not exist.
+            StorageError: it cannot be read.
         """
         ...
 
     def read(
         self, url: str, start: int, stop: int, *, into: memoryview | None = None, tag: str | None = None
     ) -> bytes | memoryview:
-        """Read exactly the bytes from ``start`` up to ``stop``.
+        """Read exactly the bytes from ``start`` up to, but not including, ``stop``.
 
         Args:
             url: The object.
-            start: The first byte.
-            stop: The byte behind the last one.
-            into: Filled and given back, if given; as long as what is asked for.
-            tag: What ``info`` told; another content is an error.
+            start: Offset of the first byte.
+            stop: Offset after the last byte.
+            into: A buffer of exactly ``stop - start`` bytes, which is filled and returned. Default: new bytes.
+            tag: The tag that ``info`` returned; content with another tag is an error.
 
         Raises:
-            StorageError: they cannot be read, the object ends before ``stop``, or it has changed.
-            ValueError: the range or ``into`` makes no sense.
+            NotFound: the object does not exist.
+            StorageError: it cannot be read, ends before ``stop``, or has changed.
+            ValueError: the range is not valid, or ``into`` has another size.
         """
         ...
 
     def stream(self, url: str) -> Iterator[bytes]:
-        """Read an object front to back, in pieces of any size.
+        """Yield an object front to back, in pieces of any size.
 
         Raises:
-            StorageError: it cannot be read, or changes meanwhile.
+            NotFound: the object does not exist.
+            StorageError: it cannot be read, or changes while it is read.
         """
         ...
 
     def list(self, prefix: str) -> Iterator[Listed]:
-        """List all objects below a folder, also in folders within, by name; none where there is no such folder.
+        """List all objects below a folder, recursively and sorted by URL. A folder that does not exist is empty.
 
         Raises:
-            StorageError: the place cannot be listed.
+            StorageError: the folder cannot be listed.
         """
         ...
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-        """Begin to write an object; it replaces one of the same name when committed.
+        """Start to write an object. Committing the upload replaces an object of the same name.
+
+        Args:
+            url: The object.
+            size_hint: The expected size, which need not be exact; storages choose part sizes by it.
 
         Raises:
-            StorageError: nothing can be written there.
+            StorageError: the object cannot be written.
         """
         ...
 
     def delete(self, url: str) -> None:
-        """Remove an object; one that is not there is fine.
+        """Delete an object. Deleting one that does not exist is not an error.
 
         Raises:
-            StorageError: it cannot be removed.
+            StorageError: the object cannot be deleted.
         """
         ...
 
     def local_path(self, url: str) -> str | None:
-        """The path of the object where it is a file of this machine."""
+        """Return the path of an object that is a file on this machine, else ``None``."""
         ...
 
 
@@ -187,31 +196,32 @@ _registered: dict[str, Factory] = {}
 
 
 def register(scheme: str, factory: Factory) -> None:
-    """Let ``factory`` make the storage of every URL ``scheme://...`` in this process.
+    """Serve every URL ``scheme://...`` in this process by the storage that ``factory`` returns.
 
-    A package does the same for all processes with an entry point in the group ``penstock.storages``: its name is the
-    scheme, its value the factory.
+    A package can do the same for all processes with an entry point in the group ``penstock.storages``: the name of the
+    entry point is the scheme, its value is the factory.
     """
     _registered[scheme.lower()] = factory
 
 
 def check_storage(storage: Any) -> None:
-    """Require a storage, or none.
+    """Require that ``storage`` is a storage or ``None``.
 
     Raises:
         PlanError: it is something else.
     """
     if storage is not None and not hasattr(storage, "stream"):
-        raise PlanError(f"storage={storage!r}: give a storage, such as ps.S3(...)")
+        raise PlanError(f"storage={storage!r} is not a storage; pass one, such as ps.S3(...)")
 
 
 def open_storage(url: str, storage: Storage | None = None) -> Storage:
-    """Find the storage of a URL; the one the user gave wins. Nothing is opened.
+    """Return the storage that serves a URL: ``storage`` if given, else the one of the URL's scheme.
+
+    Connects to nothing. A scheme is looked up among the registered ones, the built-in ones, the entry points, and
+    then fsspec, which reports an unknown scheme when the storage is first used.
 
     Raises:
-        MissingExtra: the scheme needs a package that is not installed.
-        PlanError: what the user gave is no storage.
-        StorageError: nobody knows the scheme.
+        PlanError: ``storage`` is not a storage.
     """
     if storage is not None:
         check_storage(storage)
@@ -221,36 +231,36 @@ def open_storage(url: str, storage: Storage | None = None) -> Storage:
         return _registered[name]()
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        made: Storage = getattr(import_module(module), attribute)()
-        return made
-    return (_from_entry_point(name) or _fsspec_factory)()
+        built_in: Storage = getattr(import_module(module), attribute)()
+        return built_in
+    return (_from_entry_point(name) or _fsspec_storage)()
 
 
-def _fsspec_factory() -> Storage:
-    made: Storage = import_module("penstock.storage.fsspec").FsspecStorage()
-    return made
+def _fsspec_storage() -> Storage:
+    fallback: Storage = import_module("penstock.storage.fsspec").FsspecStorage()
+    return fallback
 
 
 @cache
 def _from_entry_point(name: str) -> Factory | None:
-    # Found when needed, like the storages themselves: the module takes longer to import than all of this room.
-    for point in import_module("importlib.metadata").entry_points(group=_GROUP, name=name):
+    # Imported here: importlib.metadata takes longer to import than this whole package.
+    for point in import_module("importlib.metadata").entry_points(group=_ENTRY_POINT_GROUP, name=name):
         factory: Factory = point.load()
         return factory
     return None
 
 
 def scheme(url: str) -> str:
-    """The scheme of a URL in small letters; that of a path is ``file``."""
+    """Return the scheme of a URL in lower case; a path has the scheme ``file``."""
     match = _SCHEME.match(url)
     return match[1].lower() if match else "file"
 
 
 def exists(storage: Storage, url: str) -> bool:
-    """Tell whether there is such an object.
+    """Return whether an object exists.
 
     Raises:
-        StorageError: it cannot be known: no permission, no such bucket, no answer.
+        StorageError: the storage cannot say: no permission, no such bucket, no answer.
     """
     try:
         storage.info(url)
@@ -260,82 +270,85 @@ def exists(storage: Storage, url: str) -> bool:
 
 
 class NotFound(StorageError):
-    """There is no such object."""
+    """The object does not exist."""
 
 
 class Forbidden(StorageError):
-    """It may not be read; where listing is not allowed, this is also what is said of what is not there."""
+    """Access is denied. Servers that do not allow listing also answer this for objects that do not exist."""
 
 
 def redacted(url: str) -> str:
-    """The URL as it may be shown: without user, password, and what stands in the query.
+    """Return a URL that is safe to print: without user, password and query.
 
-    >>> shown("https://user:secret@host/a.tar?token=secret")
+    >>> redacted("https://user:secret@host/a.tar?token=secret")
     'https://host/a.tar?...'
     """
     match = _URL.match(url)
     if not match or match[1].lower() == "file":
         return url
     kind, user, rest, query, fragment = match[1], match[2], match[3], match[4] or "", match[5] or ""
-    if kind.lower() in _KEYS_AS_THEY_ARE:
+    if kind.lower() in _LITERAL_KEYS:
         return f"{kind}://{'anonymous@' if user == 'anonymous' else ''}{rest}{query}{fragment}"
     return f"{kind}://{rest}{'?...' if query else ''}"
 
 
-def span(start: int, stop: int, into: memoryview | None) -> int:
-    """How many bytes a read asks for.
+def range_size(start: int, stop: int, into: memoryview | None) -> int:
+    """Check the arguments of :meth:`Storage.read`, and return how many bytes they ask for.
 
     Raises:
-        ValueError: the range or the buffer makes no sense.
+        ValueError: the range is not valid, or ``into`` has another size.
     """
     if not 0 <= start <= stop:
-        raise ValueError(f"there is no range from {start} to {stop}")
+        raise ValueError(f"start={start}, stop={stop} is not a byte range; use 0 <= start <= stop")
     if into is not None and into.nbytes != stop - start:
-        raise ValueError(f"the buffer holds {into.nbytes} bytes, the range {stop - start}")
+        raise ValueError(f"the buffer has {into.nbytes} bytes, but the range has {stop - start}")
     return stop - start
 
 
-def changed(url: str) -> StorageError:
-    """The error of an object that is another one now."""
-    return StorageError("it changed while it was being read", redacted(url))
+def changed_error(url: str) -> StorageError:
+    """Return the error for an object whose content is not the expected one any more."""
+    return StorageError("the object changed while it was being read", redacted(url))
 
 
-def too_short(url: str, size: int, stop: int) -> StorageError:
-    """The error of a read behind the end."""
-    return StorageError(f"it has {size:,} bytes, and those up to {stop:,} were asked for", redacted(url))
+def past_end_error(url: str, size: int, stop: int) -> StorageError:
+    """Return the error for a read beyond the end of an object."""
+    return StorageError(f"the object has {size:,} bytes, but bytes up to {stop:,} were requested", redacted(url))
 
 
-def needed(module: str, what: str, extra: str) -> Any:
-    """Import a module of an optional package.
+def import_extra(module: str, feature: str, extra: str) -> Any:
+    """Import a module of an optional package, which ``feature`` needs and ``extra`` installs.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: the package is not installed.
     """
     try:
         return import_module(module)
     except ImportError as error:
-        raise MissingExtra(what, extra) from error
+        raise MissingExtra(feature, extra) from error
 
 
-_made: dict[Hashable, Any] = {}
-_making = threading.RLock()
+_per_process: dict[Hashable, Any] = {}
+_per_process_lock = threading.RLock()
 
 
 def own(key: Hashable, make: Callable[[], _T]) -> _T:
-    """Give what this process made for ``key``, or make it now; a forked child starts with nothing."""
-    found: _T | None = _made.get(key)
+    """Return this process's value for ``key``, created by ``make`` on first use. A forked child starts without any.
+
+    Thread-safe: concurrent callers get the same value.
+    """
+    found: _T | None = _per_process.get(key)
     if found is None:
-        with _making:
-            found = _made.get(key)
+        with _per_process_lock:
+            found = _per_process.get(key)
             if found is None:
-                found = _made[key] = make()
+                found = _per_process[key] = make()
     return found
 
 
-def _start_anew() -> None:
-    """In a forked child: connections belong to the parent, and the lock may be held by a thread that is not here."""
-    global _made, _making
-    _made, _making = {}, threading.RLock()
+def _reset_after_fork() -> None:
+    """Drop the parent's connections, and its lock, which a thread that the child does not have may hold."""
+    global _per_process, _per_process_lock
+    _per_process, _per_process_lock = {}, threading.RLock()
 
 
-os.register_at_fork(after_in_child=_start_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,4 +1,4 @@
-"""When to try again, how long to wait, and where to go on: the one place that knows."""
+"""When to retry, how long to wait, and where to resume. No other module retries requests."""
 
 from __future__ import annotations
 
@@ -13,25 +13,31 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeVar
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage.protocol import changed, redacted
+from penstock.storage.protocol import changed_error, redacted
 
 _log = logging.getLogger("penstock.storage")
-_random = random.SystemRandom()  # the shared generator belongs to the user, and forked children would wait in step
+# Not the module's shared generator: it belongs to the user, and all forked children would wait for the same times.
+_random = random.SystemRandom()
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How patient a storage is.
+    """How persistent a storage is.
 
     Attributes:
-        tries: Failures in a row that end it; those after a good piece of progress are a new row.
-        base_s: The wait after the first failure, doubled after each; shortened at random by up to a half.
-        most_s: The longest wait, also when a server asks for a longer one.
-        stall_s: A connection that says nothing for so long is given up.
-        floor: Bytes a second, over ``stall_s`` seconds, below which a connection counts as stalled.
-        hedge: Ask a second time when the first byte has not come after so many seconds; the first answer wins.
-        connect_s: How long a connection may take.
+        tries: Consecutive failures after which an operation fails; enough progress in between resets the count.
+        base_s: The wait after the first failure. It doubles with each further one, and is shortened at random by up
+            to half.
+        most_s: The longest wait, even if the server asks for a longer one.
+        stall_s: A connection that delivers nothing for this long is given up.
+        floor: Bytes per second, averaged over ``stall_s`` seconds, below which a connection counts as stalled.
+        hedge: Send a second request if the first byte has not arrived after this many seconds, and take whichever
+            answers first; ``None``: never.
+        connect_s: How long connecting may take.
+
+    Raises:
+        PlanError: a value is out of range.
     """
 
     tries: int = 6
@@ -44,129 +50,137 @@ class Retry:
 
     def __post_init__(self) -> None:
         if self.tries < 1 or min(self.base_s, self.most_s, self.floor) < 0 or min(self.stall_s, self.connect_s) <= 0:
-            raise PlanError(f"{self}: tries from 1, waits and floor from 0, stall_s and connect_s above 0")
+            raise PlanError(
+                f"{self}: tries must be at least 1; base_s, most_s and floor at least 0; stall_s and connect_s above 0"
+            )
         if self.hedge is not None and self.hedge <= 0:
-            raise PlanError(f"hedge={self.hedge}: a time above 0, or None")
+            raise PlanError(f"hedge={self.hedge}: it must be above 0, or None")
 
 
 DEFAULT = Retry()
 
 
-class Temporary(Exception):
-    """Something that may go well the next time; ``after_s`` is what the server asked to wait."""
+class TransientError(Exception):
+    """A failure that a retry may overcome; ``retry_after_s`` is the wait that the server asked for."""
 
-    def __init__(self, problem: str, after_s: float | None = None) -> None:
-        super().__init__(problem, after_s)
-        self.problem, self.after_s = problem, after_s
+    def __init__(self, problem: str, retry_after_s: float | None = None) -> None:
+        super().__init__(problem, retry_after_s)
+        self.problem, self.retry_after_s = problem, retry_after_s
 
 
 class Body(Protocol):
-    """The bytes of an object from some place on, arriving."""
+    """The bytes of an object from an offset on, as they arrive."""
 
     @property
     def tag(self) -> str | None:
-        """Which content it is."""
+        """The tag of the object, see ``Info.tag``."""
 
     @property
     def size(self) -> int | None:
-        """Of the whole object, where known."""
+        """The size of the whole object, if known."""
 
     def pieces(self) -> Iterator[bytes]:
-        """What arrives, up to the end of what was asked for; ``Temporary`` when it breaks."""
+        """Yield bytes as they arrive, up to the end of the requested range.
+
+        Raises:
+            TransientError: the connection broke.
+        """
 
     def prime(self) -> None:
-        """Wait for the first piece."""
+        """Wait for the first bytes, and buffer them for ``pieces``."""
 
     def close(self) -> None:
-        """Give the connection back, or up."""
+        """Return the connection to its pool, or close it if part of the response is unread."""
 
 
-_here = threading.local()
+_thread = threading.local()
 
 
 @contextmanager
-def while_wanted(asked: Callable[[], bool]) -> Iterator[None]:
-    """Within it, this thread tries again only while somebody wants what it tries."""
-    _here.wanted = asked
+def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
+    """Within the context, let this thread retry only while ``is_wanted()`` is true."""
+    _thread.is_wanted = is_wanted
     try:
         yield
     finally:
-        del _here.wanted
+        del _thread.is_wanted
 
 
 def wanted() -> bool:
-    """Whether anybody still wants what this thread does; always, outside of ``while_wanted``."""
-    asked: Callable[[], bool] | None = getattr(_here, "wanted", None)
-    return asked is None or asked()
+    """Return whether anybody still waits for what this thread does; true outside of ``while_wanted``."""
+    is_wanted: Callable[[], bool] | None = getattr(_thread, "is_wanted", None)
+    return is_wanted is None or is_wanted()
 
 
-class Patience:
-    """Counts failures and waits between them."""
+class Backoff:
+    """Counts the failures of one operation, and waits between its attempts."""
 
     def __init__(self, retry: Retry, url: str) -> None:
         self._retry, self._url = retry, redacted(url)
-        self._failures = self._came = 0
+        self._failures = self._received_bytes = 0
 
-    def came(self, size: int) -> None:
-        """Take note of progress: what keeps a stalled connection alive also forgives earlier failures."""
-        self._came += size
-        if self._came >= max(1, self._retry.floor * self._retry.stall_s):
-            self._failures = self._came = 0
+    def received(self, size: int) -> None:
+        """Record progress. As many bytes as keep a slow connection from counting as stalled reset the failures."""
+        self._received_bytes += size
+        if self._received_bytes >= max(1, self._retry.floor * self._retry.stall_s):
+            self._failures = self._received_bytes = 0
 
-    def wait(self, trouble: Temporary) -> None:
-        """Wait for the next try.
+    def wait(self, failure: TransientError) -> None:
+        """Wait before the next attempt.
 
         Raises:
-            StorageError: this was the last one, or nobody wants another.
+            StorageError: this was the last attempt, or nobody wants another.
         """
-        self._came = 0
+        self._received_bytes = 0
         self._failures += 1
         if self._failures >= self._retry.tries or not wanted():
             times = f" ({self._failures} times)" if self._failures > 1 else ""
-            raise StorageError(f"{trouble.problem}{times}", self._url) from None
-        pause = self._pause(trouble.after_s)
-        _log.info("%s: %s; again in %.1f s", self._url, trouble.problem, pause)
+            raise StorageError(f"{failure.problem}{times}", self._url) from None
+        pause = self._pause_s(failure.retry_after_s)
+        _log.info("%s: %s; retrying in %.1f s", self._url, failure.problem, pause)
         time.sleep(pause)
 
-    def _pause(self, after_s: float | None) -> float:
+    def _pause_s(self, retry_after_s: float | None) -> float:
         retry = self._retry
         pause = min(retry.most_s, retry.base_s * 2.0 ** (self._failures - 1)) * _random.uniform(0.5, 1.0)
-        return max(pause, min(after_s or 0.0, retry.most_s))
+        return max(pause, min(retry_after_s or 0.0, retry.most_s))
 
 
 class StallDetector:
-    """Tells a stall from a slow line: only time spent waiting for bytes counts, not the reader's own."""
+    """Detects connections that deliver too little. Only time spent waiting for bytes counts, not the reader's own."""
 
     def __init__(self, retry: Retry) -> None:
         self._retry = retry
-        self._waited, self._came = 0.0, 0
+        self._waited_s, self._received_bytes = 0.0, 0
 
-    def came(self, size: int, waited_s: float) -> None:
-        """Take note of bytes and of how long they took.
+    def received(self, size: int, waited_s: float) -> None:
+        """Record bytes and how long they took to arrive.
 
         Raises:
-            Temporary: too few came for too long.
+            TransientError: the connection has stalled.
         """
-        self._waited += waited_s
-        self._came += size
-        if self._waited >= self._retry.stall_s:
-            if self._came < self._retry.floor * self._waited:
-                raise Temporary(f"it stalled: {self._came:,} bytes in {self._waited:.0f} s")
-            self._waited, self._came = 0.0, 0
+        self._waited_s += waited_s
+        self._received_bytes += size
+        if self._waited_s >= self._retry.stall_s:
+            if self._received_bytes < self._retry.floor * self._waited_s:
+                raise TransientError(
+                    f"the connection stalled: {self._received_bytes:,} bytes in {self._waited_s:.0f} s"
+                )
+            self._waited_s, self._received_bytes = 0.0, 0
 
 
-def again(action: Callable[[], _T], url: str, retry: Retry) -> _T:
-    """Do something until it goes well; it must be harmless to do twice.
+def with_retries(action: Callable[[], _T], url: str, retry: Retry) -> _T:
+    """Call ``action`` until it succeeds, and return its result. ``action`` must be idempotent.
 
     Raises:
-        StorageError: it did not go well often enough, or never will.
+        StorageError: the action failed too often, or failed for good.
     """
-    patience = Patience(retry, url)
+    backoff = Backoff(retry, url)
     while True:
         try:
             return action()
-        except Temporary as trouble:
-            patience.wait(trouble)
+        except TransientError as failure:
+            backoff.wait(failure)
 
 
 def fetch(
@@ -178,54 +192,57 @@ def fetch(
     tag: str | None = None,
     restart: bool = False,
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield places and the bytes there, going on where a connection broke, and only within the same content.
+    """Yield (offset, bytes), resuming at the byte where a connection broke, and never mixing two contents.
 
     Args:
-        begin: Asks for the bytes from a place up to another (``None``: the end) of the content with a tag.
-        url: For messages.
-        retry: How patient to be.
-        start: The first byte.
-        stop: The byte behind the last one; ``None``: to the end.
-        tag: The content to read; ``None``: whatever is there first.
-        restart: Whether bytes may come a second time. Where nothing tells contents apart, this is the only way on.
+        begin: Requests the bytes from an offset up to another (``None``: the end) of the content with a tag.
+        url: The object, for messages.
+        retry: How persistent to be.
+        start: Offset of the first byte.
+        stop: Offset after the last byte; ``None``: the end of the object.
+        tag: The content to read; ``None``: whatever the first response has.
+        restart: Whether the same bytes may be yielded a second time. Without a tag that is the only safe way to
+            continue after a break.
 
     Raises:
-        StorageError: it cannot be read, or changed.
+        StorageError: the object cannot be read, or changed.
     """
-    at, size, patience = start, None, Patience(retry, url)
+    at, size, backoff = start, None, Backoff(retry, url)
     while stop is None or at < stop:
         body: Body | None = None
         try:
-            body = _first(lambda at=at, stop=stop, tag=tag: begin(at, stop, tag), retry.hedge)  # type: ignore[misc]
+            body = _open_hedged(lambda at=at, stop=stop, tag=tag: begin(at, stop, tag), retry.hedge)  # type: ignore[misc]
             if size is not None and body.size not in (None, size):
-                raise changed(url)
+                raise changed_error(url)
             size, tag = size if body.size is None else body.size, tag or body.tag
             stop = size if stop is None else stop
             for piece in body.pieces():
                 yield at, piece
                 at += len(piece)
-                patience.came(len(piece))
+                backoff.received(len(piece))
             if stop is None:
                 return
             if at < stop:
-                raise Temporary(f"the answer ended {stop - at:,} bytes early")
-        except Temporary as trouble:
+                raise TransientError(f"the response ended {stop - at:,} bytes early")
+        except TransientError as failure:
             if at > start and tag is None:
                 if not restart:
-                    raise StorageError(f"{trouble.problem}; without an ETag it cannot go on", redacted(url)) from None
+                    raise StorageError(
+                        f"{failure.problem}; the server sends no ETag, so the read cannot resume", redacted(url)
+                    ) from None
                 at = start
-            patience.wait(trouble)
+            backoff.wait(failure)
         finally:
             if body is not None:
                 body.close()
 
 
-def gather(pieces: Iterator[tuple[int, bytes]], start: int, into: memoryview | None) -> bytes | memoryview:
-    """Put fetched pieces together, or where they belong in a buffer."""
+def assemble(pieces: Iterator[tuple[int, bytes]], start: int, into: memoryview | None) -> bytes | memoryview:
+    """Join the pieces that ``fetch`` yields from ``start`` on, in new bytes or in ``into``."""
     if into is None:
         parts: list[bytes] = []
         for at, piece in pieces:
-            if at == start:  # the beginning, or all of it once more
+            if at == start:  # the first piece, or a restart
                 parts.clear()
             parts.append(piece)
         return b"".join(parts)
@@ -235,51 +252,51 @@ def gather(pieces: Iterator[tuple[int, bytes]], start: int, into: memoryview | N
     return into
 
 
-def _first(begin: Callable[[], Body], hedge: float | None) -> Body:
-    """The body whose first byte comes first; another one is asked for when that takes long."""
-    if hedge is None:
+def _open_hedged(begin: Callable[[], Body], hedge_s: float | None) -> Body:
+    """Return the body whose first byte arrives first; a second request starts after ``hedge_s`` seconds."""
+    if hedge_s is None:
         return begin()
-    race = _Race(begin)
-    race.enter()
+    request = _HedgedRequest(begin)
+    request.start_attempt()
     try:
-        outcome = race.outcomes.get(timeout=hedge)
+        outcome = request.outcomes.get(timeout=hedge_s)
     except Empty:
-        race.enter()
-        outcome = race.outcomes.get()
-        if isinstance(outcome, BaseException):  # the other one may still do better
-            outcome = race.outcomes.get()
-    race.end()
+        request.start_attempt()
+        outcome = request.outcomes.get()
+        if isinstance(outcome, BaseException):  # the other attempt may still succeed
+            outcome = request.outcomes.get()
+    request.finish()
     if isinstance(outcome, BaseException):
         raise outcome
     return outcome
 
 
-class _Race:
-    """Requests for the same thing; all but the winner are closed when they come in."""
+class _HedgedRequest:
+    """Up to two attempts at one request, each in a thread; the body that is not taken is closed when it arrives."""
 
     def __init__(self, begin: Callable[[], Body]) -> None:
         self.outcomes: SimpleQueue[Body | BaseException] = SimpleQueue()
         self._begin = begin
         self._lock = threading.Lock()
-        self._over = False
+        self._finished = False
 
-    def enter(self) -> None:
-        threading.Thread(target=self._run, name="penstock-hedge", daemon=True).start()
+    def start_attempt(self) -> None:
+        threading.Thread(target=self._attempt, name="penstock-hedge", daemon=True).start()
 
-    def end(self) -> None:
+    def finish(self) -> None:
         with self._lock:
-            self._over = True
+            self._finished = True
         while not self.outcomes.empty():
             _close(self.outcomes.get())
 
-    def _run(self) -> None:
+    def _attempt(self) -> None:
         outcome: Body | BaseException
         try:
             outcome = _primed(self._begin())
         except BaseException as error:
             outcome = error
         with self._lock:
-            if not self._over:
+            if not self._finished:
                 self.outcomes.put(outcome)
                 return
         _close(outcome)

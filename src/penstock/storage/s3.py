@@ -1,4 +1,7 @@
-"""Objects in S3 and what speaks like it. botocore finds the keys, signs and reads answers; the wire is ours."""
+"""Objects in S3 and compatible stores.
+
+botocore finds the credentials, signs requests and parses responses; ``http_client`` sends the requests.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,36 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.errors import StorageError
-from penstock.storage.http_client import PARALLEL, Answer, Ranged, must_succeed, quiet, send
+from penstock.storage.http_client import (
+    MAX_CONNECTIONS,
+    HttpObject,
+    HttpResponse,
+    quiet_loggers,
+    raise_if_transient,
+    send_request,
+)
 from penstock.storage.protocol import (
     Forbidden,
     Info,
     Listed,
     NotFound,
     Upload,
-    changed,
-    needed,
+    changed_error,
+    import_extra,
     own,
     redacted,
 )
-from penstock.storage.retry import DEFAULT, Retry, Temporary, again
+from penstock.storage.retry import DEFAULT, Retry, TransientError, with_retries
 
-_REGION = "us-east-1"  # where nothing says another: servers that are not Amazon's sign with it, Amazon redirects
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-_TOLD = (  # what decides about keys and server, and may be another thing a moment later, as in a notebook
-    *_ENDPOINTS,
+_log = logging.getLogger("penstock.storage")
+
+_DEFAULT_REGION = "us-east-1"  # other servers than Amazon's expect it in signatures, and Amazon's redirect from it
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_CLIENT_VARIABLES = (  # they select credentials and server, and may change during a process, as in a notebook
+    *_ENDPOINT_VARIABLES,
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
@@ -39,41 +51,45 @@ _TOLD = (  # what decides about keys and server, and may be another thing a mome
     "AWS_SHARED_CREDENTIALS_FILE",
     "AWS_CONFIG_FILE",
 )
-_SENTENCES = {
+_EXPLANATIONS = {
     "NoSuchBucket": "there is no such bucket",
-    "InvalidAccessKeyId": "the access key is not known there: the keys are wrong",
-    "SignatureDoesNotMatch": "the signature does not fit: the secret key is wrong",
+    "InvalidAccessKeyId": "the server does not know the access key: the keys are wrong",
+    "SignatureDoesNotMatch": "the signature does not match: the secret key is wrong",
     "ExpiredToken": "the session token has expired",
     "InvalidToken": "the session token is wrong",
-    "AccessDenied": "access denied: these keys may not do this, or the keys are wrong",
+    "AccessDenied": "access denied: these keys lack the permission, or the keys are wrong",
     "RequestTimeTooSkewed": "the clock of this machine is wrong: the server refuses the signature",
-    "AllAccessDisabled": "access to it is disabled",
-    "NoSuchUpload": "somebody else has dropped or completed this upload",
-    "InvalidObjectState": "it is archived and has to be restored first",
+    "AllAccessDisabled": "access to the object is disabled",
+    "NoSuchUpload": "the upload was already aborted or completed",
+    "InvalidObjectState": "the object is archived and must be restored first",
 }
-_ASKED = {"Range": "Range", "If-Match": "IfMatch"}  # headers, as botocore names them
-_MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
-_AGAIN = frozenset(
+_PARAMETERS = {"Range": "Range", "If-Match": "IfMatch"}  # headers, and botocore's names for them
+_NOT_FOUND_CODES = frozenset({"NoSuchKey", "404", "NotFound"})
+_TRANSIENT_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "OperationAborted"}
 )
+
+_CONCURRENT_PARTS = 4  # an upload holds this many parts in memory, and the one being filled
+_MIN_PART_BYTES, _DEFAULT_PART_BYTES = 8 << 20, 16 << 20
+_MAX_PARTS = 10_000  # a limit of S3
 
 
 @dataclass(frozen=True, slots=True)
 class S3:
-    """Reads and writes ``s3://bucket/key``; ``s3://anonymous@bucket/key`` without keys.
+    """Reads and writes ``s3://bucket/key``; ``s3://anonymous@bucket/key`` is accessed without credentials.
 
-    Keys that are not given come from the environment, the profile files, or the identity of the machine or the pod, as
-    botocore finds them. The value can be pickled: it then carries the keys it was given.
+    Credentials that are not given here come from the environment, the profile files, or the identity of the machine or
+    pod, as botocore finds them. A pickle of the value contains the credentials that were given.
 
     Attributes:
-        endpoint: The server, where it is not Amazon's; buckets are then named in the path.
-        access_key: With ``secret_key``: the keys.
-        secret_key: See there.
-        region: Where the bucket is.
-        anonymous: Sign nothing.
-        profile: A profile of the user's AWS files.
-        session_token: Belongs to keys that expire.
-        retry: How patient to be.
+        endpoint: The URL of a server other than Amazon's; bucket names then go into the path.
+        access_key: The access key; needs ``secret_key``.
+        secret_key: The secret key; needs ``access_key``.
+        region: The region of the bucket.
+        anonymous: Send unsigned requests.
+        profile: A profile in the user's AWS files.
+        session_token: The token of temporary keys.
+        retry: How persistent to be.
     """
 
     endpoint: str | None = None
@@ -97,109 +113,110 @@ class S3:
         return self._object(url).stream()
 
     def list(self, prefix: str) -> Iterator[Listed]:
-        bucket, key, _ = _place(prefix)
+        bucket, key, _ = _split_url(prefix)
         root = prefix[: len(prefix) - len(key)].rstrip("/")
-        folder = key.rstrip("/") + "/" if key.rstrip("/") else ""
-        ask: dict[str, Any] = {"Bucket": bucket, "Prefix": folder}
+        params: dict[str, Any] = {"Bucket": bucket, "Prefix": _folder_prefix(key)}
         found: list[tuple[str, int]] = []
-        while ask:
-            page = self.call("list_objects_v2", prefix, ask)
-            found += ((one["Key"], one["Size"]) for one in page.get("Contents", ()) if not one["Key"].endswith("/"))
+        while params:
+            page = self.call("list_objects_v2", prefix, params)
+            contents = page.get("Contents", ())
+            found += ((entry["Key"], entry["Size"]) for entry in contents if not entry["Key"].endswith("/"))
             token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
-            ask = {**ask, "ContinuationToken": token} if token else {}
+            params = {**params, "ContinuationToken": token} if token else {}
         return (Listed(f"{root}/{name}", size) for name, size in sorted(found))  # not every server sorts
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-        return S3Upload(self, url, _object(url), size_hint)
+        return S3Upload(self, url, _object_params(url), size_hint)
 
     def delete(self, url: str) -> None:
-        self.call("delete_object", url, _object(url))
+        self.call("delete_object", url, _object_params(url))
 
     def local_path(self, url: str) -> str | None:
         return None
 
     def drop_uploads(self, folder: str, ours: Callable[[str], bool]) -> int:
-        """Drop uploads in parts that were begun below a folder and never ended: nobody sees them, and they cost room.
+        """Abort multipart uploads below a folder that were never completed: they are invisible and take up space.
 
         Args:
             folder: The folder.
-            ours: Asked by the name of each object below it.
+            ours: Called with the name, relative to the folder, of each object being uploaded; says whether to abort it.
 
         Returns:
-            How many there were.
+            The number of uploads aborted.
 
         Raises:
-            StorageError: they cannot be listed or dropped.
+            StorageError: the uploads cannot be listed or aborted.
         """
-        bucket, key, _ = _place(folder)
-        prefix = key.rstrip("/") + "/" if key.rstrip("/") else ""
-        ask: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
+        bucket, key, _ = _split_url(folder)
+        prefix = _folder_prefix(key)
+        params: dict[str, Any] = {"Bucket": bucket, "Prefix": prefix}
         found: list[dict[str, str]] = []
-        with suppress(_NoUpload):  # what some servers say where there are none
-            while ask:
-                page = self.call("list_multipart_uploads", folder, ask)
-                found += ({"Key": one["Key"], "UploadId": one["UploadId"]} for one in page.get("Uploads", ()))
+        with suppress(_NoSuchUpload):  # some servers answer this if there are no uploads
+            while params:
+                page = self.call("list_multipart_uploads", folder, params)
+                found += ({"Key": entry["Key"], "UploadId": entry["UploadId"]} for entry in page.get("Uploads", ()))
                 markers = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
-                ask = {**ask, **markers} if page.get("IsTruncated") and all(markers.values()) else {}
-        dropped = [one for one in found if ours(one["Key"].removeprefix(prefix))]
-        for one in dropped:
-            with suppress(_NoUpload):  # it has ended since
-                self.call("abort_multipart_upload", folder, {"Bucket": bucket, **one})
+                params = {**params, **markers} if page.get("IsTruncated") and all(markers.values()) else {}
+        dropped = [upload for upload in found if ours(upload["Key"].removeprefix(prefix))]
+        for upload in dropped:
+            with suppress(_NoSuchUpload):  # it ended in the meantime
+                self.call("abort_multipart_upload", folder, {"Bucket": bucket, **upload})
         return len(dropped)
 
-    def call(self, operation: str, url: str, ask: Mapping[str, Any]) -> Any:
-        """Do one operation of the S3 API, with retries; ``url`` says in messages what it was about.
+    def call(self, operation: str, url: str, params: Mapping[str, Any]) -> Any:
+        """Call an operation of the S3 API, with retries. ``url`` is what messages name.
 
         Raises:
-            StorageError: it failed.
+            StorageError: the operation failed.
         """
-        return again(lambda: self.call_once(operation, url, ask), url, self.retry)
+        return with_retries(lambda: self.call_once(operation, url, params), url, self.retry)
 
-    def call_once(self, operation: str, url: str, ask: Mapping[str, Any]) -> Any:
-        """Do one operation without retries.
+    def call_once(self, operation: str, url: str, params: Mapping[str, Any]) -> Any:
+        """Call an operation of the S3 API, without retries.
 
         Raises:
-            StorageError: it failed for good.
-            Temporary: it may go well the next time.
+            StorageError: the operation failed for good.
+            TransientError: a retry may succeed.
         """
-        exceptions = needed("botocore.exceptions", "s3:// URLs", "s3")
-        storage = replace(self, anonymous=True) if _place(url)[2] else self
+        exceptions = import_extra("botocore.exceptions", "s3:// URLs", "s3")
+        storage = replace(self, anonymous=True) if _split_url(url)[2] else self
         try:
-            with quiet():
-                return getattr(own((storage, *map(os.environ.get, _TOLD)), storage._client), operation)(**ask)
+            with quiet_loggers():
+                client = own((storage, *map(os.environ.get, _CLIENT_VARIABLES)), storage._client)
+                return getattr(client, operation)(**params)
         except exceptions.ClientError as error:
-            raise _refused(error.response, url) from None
+            raise _server_error(error.response, url) from None
         except exceptions.BotoCoreError as error:
-            raise _unasked(error, url) from None
+            raise _client_error(error, url) from None
 
-    def _object(self, url: str) -> Ranged:
-        return Ranged(url, partial(self._get, url), self.retry)
+    def _object(self, url: str) -> HttpObject:
+        return HttpObject(url, partial(self._get, url), self.retry)
 
-    def _get(self, url: str, headers: Mapping[str, str]) -> Answer:
-        ask = {_ASKED[name]: value for name, value in headers.items()}
-        with suppress(_Behind):  # the answer says so too
-            self.call_once("get_object", url, {**_object(url), **ask})
-        answer: Answer = _sent.answer
-        return answer
+    def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        params = {_PARAMETERS[name]: value for name, value in headers.items()}
+        with suppress(_RangeNotSatisfiable):  # HttpObject expects the response
+            self.call_once("get_object", url, {**_object_params(url), **params})
+        response: HttpResponse = _last.response
+        return response
 
     def _client(self) -> Any:
-        session = needed("botocore.session", "s3:// URLs", "s3").Session(profile=self.profile)
-        config = needed("botocore.config", "s3:// URLs", "s3").Config
-        unsigned = needed("botocore", "s3:// URLs", "s3").UNSIGNED
-        session.register_component("data_loader", _models())
+        session = import_extra("botocore.session", "s3:// URLs", "s3").Session(profile=self.profile)
+        config = import_extra("botocore.config", "s3:// URLs", "s3").Config
+        unsigned = import_extra("botocore", "s3:// URLs", "s3").UNSIGNED
+        session.register_component("data_loader", _data_loader())
         if self.access_key is not None:
             session.set_credentials(self.access_key, self.secret_key, self.session_token)
-        elsewhere = self.endpoint or any(os.environ.get(name) for name in _ENDPOINTS)
+        other_server = self.endpoint or any(os.environ.get(name) for name in _ENDPOINT_VARIABLES)
         client = session.create_client(
             "s3",
             endpoint_url=self.endpoint,
-            region_name=self.region or session.get_config_variable("region") or _REGION,
+            region_name=self.region or session.get_config_variable("region") or _DEFAULT_REGION,
             config=config(
                 signature_version=unsigned if self.anonymous else None,
-                s3={"addressing_style": "path" if elsewhere else "auto"},
+                s3={"addressing_style": "path" if other_server else "auto"},
                 retries={"total_max_attempts": 1, "mode": "standard"},
-                max_pool_connections=PARALLEL,
-                # Servers that are not Amazon's do not know the newer checksums.
+                max_pool_connections=MAX_CONNECTIONS,
+                # Servers other than Amazon's do not support the newer checksums.
                 request_checksum_calculation="when_required",
                 response_checksum_validation="when_required",
             ),
@@ -208,200 +225,202 @@ class S3:
         return client
 
 
-_sent = threading.local()
+_last = threading.local()  # its "response" is the last one that the thread received
 
 
 @cache
-def _models() -> Any:
-    """botocore's description of S3, parsed once for all clients; it is data, so a forked child may keep it."""
-    return needed("botocore.loaders", "s3:// URLs", "s3").create_loader()
+def _data_loader() -> Any:
+    """Return the loader of botocore's S3 API description, which is parsed once; data that a forked child may keep."""
+    return import_extra("botocore.loaders", "s3:// URLs", "s3").create_loader()
 
 
 @dataclass(frozen=True, slots=True)
 class _Sender:
-    """Sends what botocore has signed over our wire, and keeps this thread's last answer."""
+    """Sends the requests that botocore has signed by ``send_request``, and keeps this thread's last response."""
 
     retry: Retry
 
     def __call__(self, request: Any, **_: Any) -> Any:
         headers = {name: _text(value) for name, value in request.headers.items()}
-        headers.pop("Expect", None)  # the body is sent at once
+        headers.pop("Expect", None)  # the body follows at once, without waiting for "100 Continue"
         body = request.body.read() if hasattr(request.body, "read") else request.body
-        patient = request.method not in ("GET", "HEAD") or "list-type=" in request.url
-        answer: Answer = send(request.method, request.url, headers, self.retry, body, patient)
-        _sent.answer = answer
-        respond = needed("botocore.awsrequest", "s3:// URLs", "s3").AWSResponse
-        return respond(request.url, answer.status, dict(answer.headers), answer)
+        slow = request.method not in ("GET", "HEAD") or "list-type=" in request.url
+        response: HttpResponse = send_request(request.method, request.url, headers, self.retry, body, slow)
+        _last.response = response
+        aws_response = import_extra("botocore.awsrequest", "s3:// URLs", "s3").AWSResponse
+        return aws_response(request.url, response.status, dict(response.headers), response)
 
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-class _NoUpload(StorageError):
-    """There is no such upload in parts."""
+class _NoSuchUpload(StorageError):
+    """There is no such multipart upload."""
 
 
-class _Behind(Exception):
-    """The range begins behind the end."""
+class _RangeNotSatisfiable(Exception):
+    """The requested range starts at or after the end of the object."""
 
 
-def _place(url: str) -> tuple[str, str, bool]:
-    """Bucket, key, and whether to go there without keys.
+def _split_url(url: str) -> tuple[str, str, bool]:
+    """Return the bucket, the key, and whether the URL asks for anonymous access.
 
     Raises:
-        StorageError: this is no such URL.
+        StorageError: it is not an S3 URL, or contains keys.
     """
     bucket, _, key = url.partition("://")[2].partition("/")
     user, at, bucket = bucket.rpartition("@")
     if at and user != "anonymous":
-        raise StorageError("keys do not belong into a URL: give storage=S3(access_key=, secret_key=)", redacted(url))
+        raise StorageError("keys do not belong in a URL; pass storage=S3(access_key=, secret_key=)", redacted(url))
     if not url.startswith("s3://") or not bucket:
-        raise StorageError("this is no URL like s3://bucket/key", redacted(url))
+        raise StorageError("this is not a URL of the form s3://bucket/key", redacted(url))
     return bucket, key, bool(at)
 
 
-def _object(url: str) -> dict[str, str]:
-    bucket, key, _ = _place(url)
+def _object_params(url: str) -> dict[str, str]:
+    bucket, key, _ = _split_url(url)
     if not key:
-        raise StorageError("this names a bucket, not an object in it", redacted(url))
+        raise StorageError("the URL names a bucket, not an object in it", redacted(url))
     return {"Bucket": bucket, "Key": key}
 
 
-def _refused(response: Mapping[str, Any], url: str) -> Exception:
-    """What a server's refusal means."""
-    code, told = str(response.get("Error", {}).get("Code", "")), response["ResponseMetadata"]
-    status = told.get("HTTPStatusCode", 0)
+def _folder_prefix(key: str) -> str:
+    return key.rstrip("/") + "/" if key.rstrip("/") else ""
+
+
+def _server_error(response: Mapping[str, Any], url: str) -> Exception:
+    """Return the exception for a response that reports an error."""
+    code, metadata = str(response.get("Error", {}).get("Code", "")), response["ResponseMetadata"]
+    status = metadata.get("HTTPStatusCode", 0)
     try:
-        must_succeed(status, told.get("HTTPHeaders", {}))
-    except Temporary as trouble:
-        return trouble
-    if code in _AGAIN:
-        return Temporary(f"the server answers {code}")
+        raise_if_transient(status, metadata.get("HTTPHeaders", {}))
+    except TransientError as error:
+        return error
+    if code in _TRANSIENT_CODES:
+        return TransientError(f"the server answers {code}")
     if status == 416:
-        return _Behind()
+        return _RangeNotSatisfiable()
     if status == 412:
-        return changed(url)
-    if code in _MISSING:
+        return changed_error(url)
+    if code in _NOT_FOUND_CODES:
         return NotFound("there is no such object", redacted(url))
-    word = code if code.isalnum() else str(status)
-    sentence = _SENTENCES.get(code) or (_SENTENCES["AccessDenied"] if status == 403 else None)
+    printable_code = code if code.isalnum() else str(status)
+    explanation = _EXPLANATIONS.get(code) or (_EXPLANATIONS["AccessDenied"] if status == 403 else None)
     if code == "NoSuchUpload":
-        return _NoUpload(f"{sentence} ({word})", redacted(url))
-    kind = Forbidden if code in ("AccessDenied", "Forbidden", "403") else StorageError
-    return kind(f"{sentence} ({word})" if sentence else f"the server refuses: {word}", redacted(url))
+        return _NoSuchUpload(f"{explanation} ({printable_code})", redacted(url))
+    error_type = Forbidden if code in ("AccessDenied", "Forbidden", "403") else StorageError
+    problem = f"{explanation} ({printable_code})" if explanation else f"the server refuses: {printable_code}"
+    return error_type(problem, redacted(url))
 
 
-def _unasked(error: Exception, url: str) -> StorageError:
-    """Why nothing was asked: botocore's own words may hold what it was given."""
+def _client_error(error: Exception, url: str) -> StorageError:
+    """Return the error for a request that botocore could not make, without its message, which may hold secrets."""
     kind = type(error).__name__
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
-        sentence = "no keys were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give storage=S3(...), or go "
-        return StorageError(f"{sentence}without any by s3://anonymous@bucket/key", redacted(url))
+        return StorageError(
+            "no keys were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass storage=S3(...), or use "
+            "s3://anonymous@bucket/key for access without keys",
+            redacted(url),
+        )
     if kind == "ProfileNotFound":
         return StorageError("there is no such profile in the user's AWS files", redacted(url))
-    return StorageError(f"it cannot be asked for ({kind})", redacted(url))
-
-
-if TYPE_CHECKING:
-    from penstock.storage.s3 import S3
-
-_log = logging.getLogger("penstock.storage")
-_AT_ONCE = 4  # parts on their way: memory is that many parts and the one being filled
-_LEAST, _MOST = 8 << 20, 16 << 20  # a part, in bytes
-_PARTS = 10_000  # the most S3 allows
+    return StorageError(f"the request cannot be made ({kind})", redacted(url))
 
 
 class S3Upload(Upload):
-    """Nothing is sent before a part is full; all parts are of one size, as some servers demand."""
+    """Uploads an object, in parts if it is larger than one. Parts have one size, which some servers require."""
 
-    def __init__(self, storage: S3, url: str, place: dict[str, str], size_hint: int | None) -> None:
+    def __init__(self, storage: S3, url: str, params: dict[str, str], size_hint: int | None) -> None:
         super().__init__(url)
-        self._storage, self._place = storage, place
-        self._at = url  # with "anonymous@", if it was there
-        self._part = part_size(size_hint)
+        self._storage, self._params = storage, params
+        self._target = url  # includes "anonymous@", unlike self.url
+        self._part_bytes = part_size(size_hint)
         self._buffer = bytearray()
-        self._id: str | None = None
+        self._upload_id: str | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._sent: list[Future[str]] = []
+        self._parts: list[Future[str]] = []
         self._running: set[Future[str]] = set()
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data).cast("B")
         while rest:
-            room = self._part - len(self._buffer)
+            room = self._part_bytes - len(self._buffer)
             self._buffer += rest[:room]
             rest = rest[room:]
-            if len(self._buffer) == self._part:
+            if len(self._buffer) == self._part_bytes:
                 self._send_part()
 
     def _commit(self) -> Info:
-        if self._id is None:
-            told = self._ask("put_object", Body=bytes(self._buffer))
+        if self._upload_id is None:
+            result = self._call("put_object", Body=bytes(self._buffer))
         else:
             if self._buffer:
                 self._send_part()
-            tags = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
+            tags = [{"PartNumber": number, "ETag": part.result()} for number, part in enumerate(self._parts, 1)]
             self._close_pool()
-            told = self._complete(tags)
-        if told.get("ETag") is None or self._id is not None:  # not every server tells the tag of joined parts rightly
-            return self._storage.info(self._at)
-        return Info(self.written, told["ETag"], True)
+            result = self._complete(tags)
+        # Some servers return a wrong ETag when they join parts.
+        if result.get("ETag") is None or self._upload_id is not None:
+            return self._storage.info(self._target)
+        return Info(self.written, result["ETag"], True)
 
     def _abort(self) -> None:
-        for sent in self._sent:
-            sent.cancel()
+        for part in self._parts:
+            part.cancel()
         self._close_pool()
         self._buffer = bytearray()
-        if self._id is not None:
+        if self._upload_id is not None:
             try:
-                self._ask("abort_multipart_upload", UploadId=self._id)
-            except StorageError as error:  # what led here matters more; buckets drop such parts by rule
-                _log.warning("parts of an upload were left behind: %s", error)
+                self._call("abort_multipart_upload", UploadId=self._upload_id)
+            except StorageError as error:  # logged only, because the error that led here matters more
+                _log.warning("an upload could not be aborted, and its parts remain on the server: %s", error)
 
     def _send_part(self) -> None:
-        """Hand the buffer to a thread; wait when enough parts are on their way."""
-        if len(self._sent) == _PARTS:
-            raise StorageError(f"it has more than {_PARTS:,} parts: give size_hint= for larger ones", self.url)
-        if self._id is None:
-            self._id = self._ask("create_multipart_upload")["UploadId"]
+        """Upload the buffer in a thread; wait while enough parts are being uploaded."""
+        if len(self._parts) == _MAX_PARTS:
+            raise StorageError(
+                f"the object has more than {_MAX_PARTS:,} parts; pass size_hint= for larger ones", self.url
+            )
+        if self._upload_id is None:
+            self._upload_id = self._call("create_multipart_upload")["UploadId"]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_AT_ONCE, "penstock-upload")
-        if len(self._running) == _AT_ONCE:
+            self._pool = ThreadPoolExecutor(_CONCURRENT_PARTS, "penstock-upload")
+        if len(self._running) == _CONCURRENT_PARTS:
             done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-            for sent in done:
-                sent.result()  # a part that failed ends it here, not at the end
+            for part in done:
+                part.result()  # raises here, not only at commit, if a part failed
         data, self._buffer = bytes(self._buffer), bytearray()
-        sent = self._pool.submit(self._upload, len(self._sent) + 1, data)
-        self._sent.append(sent)
-        self._running.add(sent)
+        part = self._pool.submit(self._upload, len(self._parts) + 1, data)
+        self._parts.append(part)
+        self._running.add(part)
 
     def _upload(self, number: int, data: bytes) -> str:
-        tag: str = self._ask("upload_part", UploadId=self._id, PartNumber=number, Body=data)["ETag"]
+        tag: str = self._call("upload_part", UploadId=self._upload_id, PartNumber=number, Body=data)["ETag"]
         return tag
 
     def _complete(self, tags: list[dict[str, Any]]) -> Any:
-        """Join the parts; when an answer was lost, the second request may find that it was done."""
-        ask = {**self._place, "UploadId": self._id, "MultipartUpload": {"Parts": tags}}
-        lost = False
+        """Join the parts. If a response is lost, the retry may find that the upload is complete."""
+        params = {**self._params, "UploadId": self._upload_id, "MultipartUpload": {"Parts": tags}}
+        response_lost = False
 
-        def once() -> Any:
-            nonlocal lost
+        def attempt() -> Any:
+            nonlocal response_lost
             try:
-                return self._storage.call_once("complete_multipart_upload", self._at, ask)
-            except Temporary:
-                lost = True
+                return self._storage.call_once("complete_multipart_upload", self._target, params)
+            except TransientError:
+                response_lost = True
                 raise
             except StorageError as error:
-                head = self._storage.info(self._at) if lost and "NoSuchUpload" in error.problem else None
-                if head is None or head.size != self.written:
+                info = self._storage.info(self._target) if response_lost and "NoSuchUpload" in error.problem else None
+                if info is None or info.size != self.written:
                     raise
-                return {"ETag": head.tag}
+                return {"ETag": info.tag}
 
-        return again(once, self._at, self._storage.retry)
+        return with_retries(attempt, self._target, self._storage.retry)
 
-    def _ask(self, operation: str, **ask: Any) -> Any:
-        return self._storage.call(operation, self._at, {**self._place, **ask})
+    def _call(self, operation: str, **params: Any) -> Any:
+        return self._storage.call(operation, self._target, {**self._params, **params})
 
     def _close_pool(self) -> None:
         if self._pool is not None:
@@ -410,14 +429,14 @@ class S3Upload(Upload):
 
 
 def part_size(size_hint: int | None) -> int:
-    """How large the parts of an object are to be: small ones begin sooner, but there may not be too many.
+    """Return the part size for an object: small, so that uploading starts early, but within the number of parts.
 
     >>> [part_size(hint) // 2**20 for hint in (None, 10**9, 10**11, 10**12)]
     [16, 8, 16, 128]
     """
     if size_hint is None:
-        return _MOST
-    size = _LEAST
-    while size * (_PARTS - 1000) < size_hint:  # a hint may be a little wrong
+        return _DEFAULT_PART_BYTES
+    size = _MIN_PART_BYTES
+    while size * (_MAX_PARTS - 1000) < size_hint:  # the object may be 10% larger than the hint
         size *= 2
     return size

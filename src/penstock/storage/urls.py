@@ -1,4 +1,4 @@
-"""What the user writes for places: braces, lists, globs, folders; told apart without opening anything."""
+"""URL patterns: lists, braces, globs and folders, expanded to the names of files."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ STDIN = "-"
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 _RANGE = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?$")
 _LETTERS = re.compile(r"^(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.(-?\d+))?$")
-_MOST = 1_000_000  # names one pattern may mean: more is a slip of the keyboard
+_MAX_NAMES = 1_000_000  # a pattern that expands to more is a typing error
+_MAX_FOLDERS = 100  # a pattern that expands to as many names or more lists files: none of them is probed as a folder
 
 
 def spell(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """Read what the user wrote as a tuple of patterns: ``"a.tar::b.tar"``, a path, or a list of them.
+    """Split what the user wrote into patterns: ``"a.tar::b.tar"``, a path, or a list of them.
 
     Raises:
-        PlanError: it is none of these, or names nothing.
+        PlanError: ``urls`` is none of these, or is empty.
     """
     if isinstance(urls, str | os.PathLike):
-        out = tuple(part for part in os.fspath(urls).split("::") if part)
+        patterns = tuple(pattern for pattern in os.fspath(urls).split("::") if pattern)
     elif isinstance(urls, Iterable) and not isinstance(urls, bytes):
-        out = tuple(part for url in urls for part in spell(url))
+        patterns = tuple(pattern for url in urls for pattern in spell(url))
     else:
-        raise PlanError(f"{urls!r}: give a path or URL, or a list of them")
-    if not out:
-        raise PlanError("no path or URL is given")
-    return out
+        raise PlanError(f"{urls!r} is not a path, a URL, or a list of them")
+    if not patterns:
+        raise PlanError("the list of paths and URLs is empty")
+    return patterns
 
 
 def braces(pattern: str) -> Iterator[str]:
-    """Expand ``{0000..0147}``, ``{0..10..5}``, ``{a..f}`` and ``{a,b}``, also nested, as a shell does.
+    """Expand ``{0000..0147}``, ``{0..10..5}``, ``{a..f}`` and ``{a,b}``, also nested, like bash.
 
     Raises:
-        PlanError: more than a million names.
+        PlanError: the pattern expands to more than a million names.
 
     >>> list(braces("train-{08..10}.tar"))
     ['train-08.tar', 'train-09.tar', 'train-10.tar']
     """
     for number, name in enumerate(_braces(pattern)):
-        if number >= _MOST:
-            raise PlanError(f"{pattern!r} means more than {_MOST:,} names")
+        if number >= _MAX_NAMES:
+            raise PlanError(f"{pattern!r} expands to more than {_MAX_NAMES:,} names")
         yield name
 
 
@@ -57,7 +58,7 @@ def _braces(pattern: str) -> Iterator[str]:
     end = _closing(pattern, start)
     before, inside, after = pattern[:start], pattern[start + 1 : end], pattern[end + 1 :]
     choices = _choices(inside) if end >= 0 else None
-    if choices is None:  # a brace without a partner, or around a lone word, is a letter like any other
+    if choices is None:  # an unmatched brace, or one around a single word, is an ordinary character
         yield from (f"{pattern[: start + 1]}{rest}" for rest in _braces(pattern[start + 1 :]))
         return
     for choice in choices:
@@ -65,148 +66,153 @@ def _braces(pattern: str) -> Iterator[str]:
 
 
 def _closing(pattern: str, start: int) -> int:
+    """Return where the brace that opens at ``start`` closes, or -1."""
     depth = 0
-    for place in range(start, len(pattern)):
-        depth += {"{": 1, "}": -1}.get(pattern[place], 0)
+    for at in range(start, len(pattern)):
+        depth += {"{": 1, "}": -1}.get(pattern[at], 0)
         if depth == 0:
-            return place
+            return at
     return -1
 
 
 def _choices(inside: str) -> Iterable[str] | None:
     if match := _RANGE.match(inside):
         first, last = match[1], match[2]
-        wide = max(len(first), len(last)) if _padded(first) or _padded(last) else 0
-        return (f"{number:0{wide}d}" for number in _way(int(first), int(last), match[3]))
+        width = max(len(first), len(last)) if _is_padded(first) or _is_padded(last) else 0
+        return (f"{number:0{width}d}" for number in _inclusive_range(int(first), int(last), match[3]))
     if match := _LETTERS.match(inside):
         first, last = (match[1], match[2]) if match[1] else (match[3], match[4])
-        return map(chr, _way(ord(first), ord(last), match[5]))
-    parts = _split(inside)
-    return [name for part in parts for name in _braces(part)] if len(parts) > 1 else None
+        return map(chr, _inclusive_range(ord(first), ord(last), match[5]))
+    choices = _split_commas(inside)
+    return [name for choice in choices for name in _braces(choice)] if len(choices) > 1 else None
 
 
-def _way(first: int, last: int, step: str | None) -> range:
-    """From first to last, up or down, both included."""
+def _inclusive_range(first: int, last: int, step: str | None) -> range:
+    """Return the numbers from ``first`` to ``last``, up or down, including ``last``."""
     stride = abs(int(step or 1)) or 1
     return range(first, last + 1, stride) if first <= last else range(first, last - 1, -stride)
 
 
-def _padded(number: str) -> bool:
+def _is_padded(number: str) -> bool:
     digits = number.lstrip("-")
     return len(digits) > 1 and digits.startswith("0")
 
 
-def _split(inside: str) -> list[str]:
-    """Split at the commas of the outermost level."""
-    parts, depth = [""], 0
+def _split_commas(inside: str) -> list[str]:
+    """Split at the commas that are not inside braces."""
+    choices, depth = [""], 0
     for letter in inside:
         depth += {"{": 1, "}": -1}.get(letter, 0)
         if letter == "," and not depth:
-            parts.append("")
+            choices.append("")
         else:
-            parts[-1] += letter
-    return parts
+            choices[-1] += letter
+    return choices
 
 
 def local_path(url: str) -> str:
-    """The path a URL means on this machine.
+    """Return the local path that a path or ``file:`` URL means.
 
     Raises:
-        StorageError: it lies somewhere this version cannot read.
+        StorageError: the URL has another scheme.
     """
     if url.startswith("file:"):
         path = url.removeprefix("file:")
         return "/" + path.lstrip("/") if path.startswith("/") else path
     scheme = _SCHEME.match(url)
     if scheme:
-        raise StorageError(f"there is no storage for {scheme[1]}: URLs here; give a local path", url)
+        raise StorageError(f"{scheme[1]}: URLs are not supported here; pass a local path", url)
     return url
 
 
 def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
-    """List the files that patterns mean, in the order they were given; folders and globs by name.
+    """Return the files that patterns mean, in the order of the patterns; those of a folder or glob are sorted by name.
 
-    Names spelled out are not looked for: whoever opens them finds out.
+    A name without a glob is returned even if there is no such file: opening it reports the error.
 
     Args:
-        patterns: What ``spell`` gave.
-        suffixes: What a file in a folder must end with; none: any.
-        storage: Where URLs other than ``file:`` lie; ``None``: as their scheme says.
+        patterns: The patterns that ``spell`` returned.
+        suffixes: What the files of a folder end with; empty: anything.
+        storage: The storage of URLs other than ``file:``; ``None``: the one of their scheme.
 
     Raises:
-        StorageError: a folder or a glob holds nothing.
+        StorageError: a folder or glob has no matching files, or cannot be listed.
     """
-    out: list[str] = []
+    files: list[str] = []
     for pattern in patterns:
         names = list(braces(pattern))
+        may_be_folder = len(names) < _MAX_FOLDERS
         for name in names:
             if scheme(name) != "file":
-                out += _remote(name, suffixes, open_storage(name, storage), may_be_folder=len(names) < 100)
+                files += _expand_remote(name, suffixes, open_storage(name, storage), may_be_folder)
                 continue
             path = local_path(name)
             if glob.has_magic(path) and not os.path.exists(path):
                 found = sorted(glob.glob(path, recursive=True))
-                out += [p for p in found if os.path.isfile(p)] or _nothing(name)
-            elif len(names) < 100 and os.path.isdir(path):
-                out += _listed(path, suffixes) or _nothing(name)
+                files += [path for path in found if os.path.isfile(path)] or _raise_no_files(name)
+            elif may_be_folder and os.path.isdir(path):
+                files += _folder_files(path, suffixes) or _raise_no_files(name)
             else:
-                out.append(name)
-    return out
+                files.append(name)
+    return files
 
 
-def _listed(folder: str, suffixes: Sequence[str]) -> list[str]:
-    ends = tuple(suffixes or ("",))
-    with os.scandir(folder) as entries:  # which knows what is a file without asking for each
-        names = [e.name for e in entries if not e.name.startswith(".") and e.name.endswith(ends) and e.is_file()]
+def _folder_files(folder: str, suffixes: Sequence[str]) -> list[str]:
+    endings = tuple(suffixes or ("",))
+    with os.scandir(folder) as entries:  # knows which entries are files without a stat call for each
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+        names = [entry.name for entry in visible if entry.name.endswith(endings) and entry.is_file()]
     return [os.path.join(folder, name) for name in sorted(names)]
 
 
-def _remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
-    """What a URL means elsewhere; over HTTP, where nothing can be listed, itself."""
+def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
+    """Return the files that a remote URL means: over HTTP, which cannot be listed, always itself."""
     if scheme(name) in ("http", "https"):
         return [name]
     if glob.has_magic(name):
         folder = name[: re.search(r"[*?[]", name).start()].rpartition("/")[0]  # type: ignore[union-attr]
-        shape = _shape(name)
-        return [one.url for one in storage.list(folder) if shape.fullmatch(one.url)] or _nothing(redacted(name))
-    ends, last = tuple(suffixes), name.rsplit("/", 1)[-1]
-    is_file = last.endswith(ends) if ends else "." in last
+        matcher = _glob_regex(name)
+        urls = (entry.url for entry in storage.list(folder))
+        return [url for url in urls if matcher.fullmatch(url)] or _raise_no_files(redacted(name))
+    endings, last = tuple(suffixes), name.rsplit("/", 1)[-1]
+    is_file = last.endswith(endings) if endings else "." in last
     if last and (is_file or not may_be_folder):
         return [name]
     below = name.rstrip("/") + "/"
-    inside = ((one.url, one.url.removeprefix(below)) for one in storage.list(below))
-    found = [url for url, rest in inside if "/" not in rest and rest[:1] != "." and rest.endswith(ends or ("",))]
-    return found or ([name] if last else _nothing(redacted(name)))
+    inside = ((entry.url, entry.url.removeprefix(below)) for entry in storage.list(below))
+    found = [url for url, rest in inside if "/" not in rest and rest[:1] != "." and rest.endswith(endings or ("",))]
+    return found or ([name] if last else _raise_no_files(redacted(name)))
 
 
-def _shape(pattern: str) -> re.Pattern[str]:
-    """A glob as a regular expression: a star stays within a folder, two alone mean any folders; hidden is hidden."""
+def _glob_regex(pattern: str) -> re.Pattern[str]:
+    """Compile a glob: ``*`` matches within a folder, ``**`` any folders; neither matches hidden names."""
     *folders, last = pattern.split("/")
-    out = [r"(?:[^/.][^/]*/)*" if part == "**" else f"{_segment(part)}/" for part in folders]
-    return re.compile("".join([*out, r"(?:[^/.][^/]*/)*[^/.][^/]*" if last == "**" else _segment(last)]))
+    regexes = [r"(?:[^/.][^/]*/)*" if folder == "**" else f"{_name_regex(folder)}/" for folder in folders]
+    return re.compile("".join([*regexes, r"(?:[^/.][^/]*/)*[^/.][^/]*" if last == "**" else _name_regex(last)]))
 
 
-def _segment(part: str) -> str:
-    hidden = "" if part.startswith(".") else r"(?!\.)"
-    letters = re.sub(r"\*+", "*", part)
-    out = ""
-    while letters:
-        match = re.match(r"\[(!?)(\]?[^\]]*)\]|.", letters, re.DOTALL)
+def _name_regex(pattern: str) -> str:
+    """Return the regular expression of a glob without slashes."""
+    not_hidden = "" if pattern.startswith(".") else r"(?!\.)"
+    rest = re.sub(r"\*+", "*", pattern)
+    regex = ""
+    while rest:
+        match = re.match(r"\[(!?)(\]?[^\]]*)\]|.", rest, re.DOTALL)
         assert match is not None
-        whole, letters = match[0], letters[match.end() :]
+        token, rest = match[0], rest[match.end() :]
         if match[2]:
-            out += f"[{'^/' if match[1] else ''}{match[2].replace(chr(92), chr(92) * 2).replace('[', chr(92) + '[')}]"
+            regex += f"[{'^/' if match[1] else ''}{match[2].replace(chr(92), chr(92) * 2).replace('[', chr(92) + '[')}]"
         else:
-            out += {"*": "[^/]*", "?": "[^/]"}.get(whole) or re.escape(whole)
-    return hidden + out
+            regex += {"*": "[^/]*", "?": "[^/]"}.get(token) or re.escape(token)
+    return not_hidden + regex
 
 
-def _nothing(name: str) -> list[str]:
-    raise StorageError("nothing is there", name)
+def _raise_no_files(name: str) -> list[str]:
+    raise StorageError("nothing is there: the folder or pattern matches no files", name)
 
 
 def relative(paths: Sequence[str]) -> list[str]:
-    """The names of files below their common root; one that comes twice gets a number.
+    """Return the names of files relative to their common root; repeated names get a number.
 
     >>> relative(["/data/a/x.tar", "/data/b/x.tar"])
     ['a/x.tar', 'b/x.tar']
@@ -214,12 +220,12 @@ def relative(paths: Sequence[str]) -> list[str]:
     if len({os.path.dirname(path) for path in paths}) == 1:
         names = [os.path.basename(path) for path in paths]
     else:
-        whole = [os.path.abspath(path) for path in paths]
-        root = os.path.commonpath([os.path.dirname(path) for path in whole])
-        names = [os.path.relpath(path, root).replace(os.sep, "/") for path in whole]
-    seen: dict[str, int] = {}
+        absolute = [os.path.abspath(path) for path in paths]
+        root = os.path.commonpath([os.path.dirname(path) for path in absolute])
+        names = [os.path.relpath(path, root).replace(os.sep, "/") for path in absolute]
+    counts: dict[str, int] = {}
     for number, name in enumerate(names):
-        seen[name] = seen.get(name, 0) + 1
-        if seen[name] > 1:
-            names[number] = f"{name}#{seen[name]}"
+        counts[name] = counts.get(name, 0) + 1
+        if counts[name] > 1:
+            names[number] = f"{name}#{counts[name]}"
     return names

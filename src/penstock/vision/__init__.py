@@ -1,4 +1,4 @@
-"""Images for training: decoded and cut in one step, then changed at random; the same bytes wherever it is done."""
+"""Images for training: decoding, cropping and augmentation, with the same bytes on every engine."""
 
 from __future__ import annotations
 

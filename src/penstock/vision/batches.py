@@ -1,4 +1,4 @@
-"""What is done to whole batches: images mixed with their neighbours, and their labels likewise."""
+"""MixUp and CutMix: the images and labels of a batch, mixed with those of their neighbours."""
 
 from __future__ import annotations
 
@@ -18,31 +18,39 @@ from penstock.vision.transform import Layout
 
 
 def mixup(images: Pixels, share: float) -> Pixels:
-    """Mix every image of a batch with the one before it, of which it gets ``1 - share``."""
+    """Return ``share`` times each image of a batch plus ``1 - share`` times the image before it."""
     if images.dtype != np.uint8:
         own_share, other_share = images.dtype.type(share), images.dtype.type(1 - share)
         mixed: Pixels = images * own_share + np.roll(images, 1, axis=0) * other_share
         return mixed
-    own = images.astype(np.float32)
-    own *= np.float32(share)
-    own += np.roll(images, 1, axis=0) * np.float32(1 - share)
-    return np.rint(own, out=own).astype(np.uint8)
+    floats = images.astype(np.float32)
+    floats *= np.float32(share)
+    floats += np.roll(images, 1, axis=0) * np.float32(1 - share)
+    return np.rint(floats, out=floats).astype(np.uint8)
 
 
 def cutmix(images: Pixels, box: tuple[int, int, int, int], layout: Layout = "HWC") -> Pixels:
-    """Put the part (top, left, bottom, right) of the image before it into every image of a batch."""
+    """Return a batch with the box (top, left, bottom, right) of each image replaced by that of the image before it."""
     top, left, bottom, right = box
     out = images.copy()
-    part = (slice(None), slice(top, bottom), slice(left, right))
+    inside = (slice(None), slice(top, bottom), slice(left, right))
     if layout == "CHW":
-        part = (slice(None), slice(None), *part[1:])  # type: ignore[assignment]
-    out[part] = np.roll(images[part], 1, axis=0)
+        inside = (slice(None), slice(None), *inside[1:])  # type: ignore[assignment]
+    out[inside] = np.roll(images[inside], 1, axis=0)
     return out
 
 
 @dataclass(frozen=True)
-class _Mixing(ABC):
-    """Mixes the images and labels of a batch; the batch's own generator says how."""
+class _BatchMixing(ABC):
+    """Mixes the images and labels of a batch, by draws from the batch's own generator.
+
+    Attributes:
+        alpha: The share that each image keeps follows Beta(alpha, alpha).
+        classes: The number of classes; needed for labels that are integers.
+        image: The field, or the position in a tuple, of the images; by default found by common names.
+        label: The field, or the position in a tuple, of the labels; by default found by common names.
+        layout: The layout of the images, ``"HWC"`` or ``"CHW"``.
+    """
 
     alpha: float = 1.0
     classes: int | None = None
@@ -52,81 +60,89 @@ class _Mixing(ABC):
 
     def __post_init__(self) -> None:
         if isinstance(self.alpha, bool) or not isinstance(self.alpha, Real) or not self.alpha > 0:
-            raise PlanError(f"alpha={self.alpha!r}: give a number above 0")
+            raise PlanError(f"alpha={self.alpha!r}: it must be a number above 0")
         if self.classes is not None:
             check_count("classes", self.classes, least=1)
         check_choice("layout", self.layout, ("HWC", "CHW"))
 
     @abstractmethod
-    def _mixed(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
-        """The images, and which share of its own label each keeps."""
+    def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
+        """Return the mixed images, and the share of its own label that each keeps."""
 
     def __call__(self, batch: Any, rng: np.random.Generator | None = None) -> Any:
-        """Mix a batch: a dict of columns, or a tuple whose first two are images and labels.
+        """Return a mixed batch, of the same kind: a dict of columns, or a tuple that begins with images and labels.
 
         Raises:
-            ValueError: the images differ in size, or labels do not fit ``classes``.
-            TypeError: it is no batch.
+            ValueError: the images differ in size, or the labels do not fit ``classes``.
+            TypeError: ``batch`` is not a batch.
         """
         rng = np.random.default_rng() if rng is None else rng
         if not isinstance(batch, dict | tuple | list):
-            raise TypeError(f"{type(self).__name__} works on batches, not on a {type(batch).__name__}")
-        image, label = self._places(batch)
+            raise TypeError(
+                f"{type(self).__name__} works on batches, not on {type(batch).__name__}; use it after batched()"
+            )
+        image, label = self._image_and_label(batch)
         values: Any = dict(batch) if isinstance(batch, dict) else list(batch)
         images = as_array(values[image])
         if images is None or images.ndim != 4:
-            raise ValueError(f"the images in {image!r} are no batch of one size; give them one before batched")
+            raise ValueError(f"{image!r} does not hold images of one size; crop or resize them before batched()")
         labels = _one_hot(values[label], self.classes)
-        mixed, share = self._mixed(images, rng)
-        soft = labels * np.float32(share) + np.roll(labels, 1, axis=0) * np.float32(1 - share)
-        values[image], values[label] = _like(mixed, values[image]), _like(soft, values[image])
+        mixed, share = self._mix(images, rng)
+        soft_labels = labels * np.float32(share) + np.roll(labels, 1, axis=0) * np.float32(1 - share)
+        values[label] = _as_input_type(soft_labels, values[image])
+        values[image] = _as_input_type(mixed, values[image])
         return values if isinstance(batch, dict) else type(batch)(values)
 
-    def _places(self, batch: Any) -> tuple[Any, Any]:
-        """Where images and labels are."""
+    def _image_and_label(self, batch: Any) -> tuple[Any, Any]:
+        """Return the keys of images and labels in the batch."""
         if not isinstance(batch, dict):
             return self.image if self.image is not None else 0, self.label if self.label is not None else 1
         image = self.image or next(
             (name for name in ("jpg", "jpeg", "png", "webp", "image", "img") if name in batch), ""
         )
         label = self.label or next((name for name in ("cls", "label", "class", "target") if name in batch), "")
-        for what, name in (("image", image), ("label", label)):
+        for argument, name in (("image", image), ("label", label)):
             if name not in batch:
-                said = f"{what}={name!r} is not in the batch" if name else f"which field is the {what} is not clear"
-                raise ValueError(f"{type(self).__name__}: {said}, which has {', '.join(map(str, batch))}; say {what}=")
+                problem = f"the batch has no field {name!r}" if name else f"it is unclear which field is the {argument}"
+                raise ValueError(
+                    f"{type(self).__name__}: {problem}; set {argument}= to one of {', '.join(map(str, batch))}"
+                )
         return image, label
 
 
-class MixUp(_Mixing):
-    """Mixes every image with the one before it, and their labels: ``ds.batched(64).map(vision.MixUp(0.2, 1000))``.
+class MixUp(_BatchMixing):
+    """Blends every image with the one before it, and their labels: ``ds.batched(64).map(vision.MixUp(0.2, 1000))``.
 
-    The share follows Beta(alpha, alpha), one for each batch. Labels become float32 of shape (batch, classes);
-    ``classes`` is needed unless they are that already.
+    One share, which follows Beta(alpha, alpha), is drawn for each batch. Labels become float32 of shape
+    (batch, classes); ``classes`` is needed unless they have that shape already.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
-    def _mixed(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
+    def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
         share = float(rng.beta(self.alpha, self.alpha))
         return mixup(images, share), share
 
 
-class CutMix(_Mixing):
-    """Puts a random rectangle of the image before it into every image, and mixes labels by area; as ``MixUp``.
+class CutMix(_BatchMixing):
+    """Replaces a random rectangle of every image by that of the image before it, and mixes labels by area.
+
+    The arguments and the labels are those of ``MixUp``.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
-    def _mixed(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
+    def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
         height, width = images.shape[1:3] if self.layout == "HWC" else images.shape[2:4]
-        reach = 0.5 * math.sqrt(1 - float(rng.beta(self.alpha, self.alpha)))
-        across, down = int(rng.integers(width)), int(rng.integers(height))
-        tall, wide = int(reach * height), int(reach * width)
-        box = max(0, down - tall), max(0, across - wide), min(height, down + tall), min(width, across + wide)
-        kept = 1 - (box[2] - box[0]) * (box[3] - box[1]) / (height * width)
-        return cutmix(images, box, self.layout), kept
+        half_side = 0.5 * math.sqrt(1 - float(rng.beta(self.alpha, self.alpha)))
+        x, y = int(rng.integers(width)), int(rng.integers(height))
+        half_height, half_width = int(half_side * height), int(half_side * width)
+        top, left = max(0, y - half_height), max(0, x - half_width)
+        bottom, right = min(height, y + half_height), min(width, x + half_width)
+        own_share = 1 - (bottom - top) * (right - left) / (height * width)
+        return cutmix(images, (top, left, bottom, right), self.layout), own_share
 
 
 def _one_hot(labels: Any, classes: int | None) -> Pixels:
@@ -136,20 +152,20 @@ def _one_hot(labels: Any, classes: int | None) -> Pixels:
     if array.ndim == 2 and array.dtype.kind == "f":
         return array.astype(np.float32)
     if classes is None:
-        raise ValueError("say classes=, the number of classes, or give labels of shape (batch, classes)")
+        raise ValueError("set classes=, the number of classes, or pass labels of shape (batch, classes)")
     if (
         array.ndim != 1
         or array.dtype.kind not in "iu"
         or (array.size and not 0 <= array.min() <= array.max() < classes)
     ):
-        raise ValueError(f"labels are whole numbers from 0 to {classes - 1}, one for each image")
+        raise ValueError(f"labels must be integers from 0 to {classes - 1}, one for each image")
     return np.eye(classes, dtype=np.float32)[array]
 
 
-def _like(value: Pixels, other: Any) -> Any:
-    """A tensor where the other is one."""
-    if not is_tensor(other):
-        return value
+def _as_input_type(array: Pixels, original: Any) -> Any:
+    """Return an array as a tensor, on the same device, if ``original`` is one."""
+    if not is_tensor(original):
+        return array
     import torch
 
-    return torch.from_numpy(np.ascontiguousarray(value)).to(other.device)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(original.device)

@@ -1,4 +1,4 @@
-"""What changes colours and sharpness, erases, and turns pixels into what a model takes."""
+"""Colour, blur and erasing, and the conversion of pixels to the input of a model."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from penstock.vision.resampling import Pixels, opencv
 from penstock.vision.transform import (
     DType,
     FixedTransform,
-    Form,
     Layout,
-    Moments,
+    MeanStd,
+    OutputFormat,
     RandomTransform,
     Range,
-    check_chance,
+    check_normalize,
+    check_probability,
     check_range,
-    moments,
-    pixels_of,
+    to_pixels,
 )
 
-_GRAY = np.array([0.299, 0.587, 0.114], np.float32)
+_GRAY_WEIGHTS = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def adjust_brightness(image: Pixels, factor: float) -> Pixels:
     """Multiply an image by ``factor``; 0 is black, 1 changes nothing."""
-    return _mapped(image, factor, 0.0)
+    return _scaled_and_shifted(image, factor, 0.0)
 
 
 def adjust_contrast(image: Pixels, factor: float) -> Pixels:
-    """Move pixels from the mean gray of the image, ``factor`` times as far; 0 is that gray, 1 changes nothing."""
+    """Scale the distance of pixels from the mean gray of the image; 0 is that gray, 1 changes nothing."""
     mean = float(grayscale(image).mean(dtype=np.float64))
-    return _mapped(image, factor, (1 - factor) * mean)
+    return _scaled_and_shifted(image, factor, (1 - factor) * mean)
 
 
 def adjust_saturation(image: Pixels, factor: float) -> Pixels:
-    """Move pixels from their own gray, ``factor`` times as far; 0 is gray, 1 changes nothing."""
+    """Scale the distance of pixels from their own gray; 0 is gray, 1 changes nothing."""
     if image.shape[2] == 1:
         return image
-    mix = factor * np.eye(3, dtype=np.float32) + np.float32(1 - factor) * np.tile(_GRAY, (3, 1))
-    out: Pixels = opencv().transform(np.ascontiguousarray(image), mix)
+    matrix = factor * np.eye(3, dtype=np.float32) + np.float32(1 - factor) * np.tile(_GRAY_WEIGHTS, (3, 1))
+    out: Pixels = opencv().transform(np.ascontiguousarray(image), matrix)
     return out if out.dtype == np.uint8 else np.clip(out, 0, 1, out=out)
 
 
 def adjust_hue(image: Pixels, turn: float) -> Pixels:
-    """Turn the hue of every pixel by ``turn`` of the colour circle, -0.5 to 0.5."""
+    """Rotate the hue of every pixel by ``turn`` of the colour circle, from -0.5 to 0.5."""
     if image.shape[2] == 1 or turn == 0:
         return image
     cv2 = opencv()
@@ -72,7 +72,7 @@ def adjust_hue(image: Pixels, turn: float) -> Pixels:
 
 
 def grayscale(image: Pixels, channels: int = 1) -> Pixels:
-    """The gray of an image (0.299 R + 0.587 G + 0.114 B), in one channel or in three that are the same."""
+    """Return an image in gray (0.299 R + 0.587 G + 0.114 B), in one channel or in three equal ones."""
     gray = image
     if image.shape[2] != 1:
         cv2 = opencv()
@@ -81,30 +81,31 @@ def grayscale(image: Pixels, channels: int = 1) -> Pixels:
 
 
 def gaussian_blur(image: Pixels, size: int, sigma: float) -> Pixels:
-    """Blur by a Gaussian of ``size`` x ``size`` pixels; the image is mirrored at its edges."""
+    """Blur by a Gaussian kernel of ``size`` x ``size`` pixels; the image is mirrored at its edges."""
     cv2 = opencv()
     out: Pixels = cv2.GaussianBlur(np.ascontiguousarray(image), (size, size), sigma, borderType=cv2.BORDER_REFLECT_101)
     return out.reshape(image.shape)
 
 
 def normalize(image: Pixels, mean: Any, std: Any) -> Pixels:
-    """Subtract means and divide by deviations, channel by channel; uint8 is divided by 255 before.
+    """Subtract the means and divide by the standard deviations of the channels; uint8 is divided by 255 first.
 
     Raises:
-        ValueError: their number is not that of the channels.
+        PlanError: ``mean`` and ``std`` differ in length, or a deviation is not above 0.
+        ValueError: the image has another number of channels.
     """
-    out: Pixels = Form(normalize=moments((mean, std))).of(image)
+    out: Pixels = OutputFormat(normalize=check_normalize((mean, std))).convert(image)
     return out
 
 
-def _mapped(image: Pixels, factor: float, shift: float) -> Pixels:
-    """The image times ``factor`` plus ``shift``, within its bounds."""
+def _scaled_and_shifted(image: Pixels, factor: float, shift: float) -> Pixels:
+    """Return the image times ``factor`` plus ``shift``, clipped to 0..255 or 0..1."""
     if image.dtype == np.uint8:
         table = np.clip(np.rint(np.arange(256) * factor + shift), 0, 255).astype(np.uint8)
         out: Pixels = opencv().LUT(np.ascontiguousarray(image), table)
         return out.reshape(image.shape)
-    mapped: Pixels = np.clip(image * np.float32(factor) + np.float32(shift), 0, 1)
-    return mapped
+    floats: Pixels = np.clip(image * np.float32(factor) + np.float32(shift), 0, 1)
+    return floats
 
 
 _ADJUST = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
@@ -114,11 +115,11 @@ _ADJUST = (adjust_brightness, adjust_contrast, adjust_saturation, adjust_hue)
 class ColorJitter(RandomTransform):
     """Changes brightness, contrast, saturation and hue at random, in random order: torchvision's ``ColorJitter``.
 
-    Each is a number ``x``, for factors from ``max(0, 1 - x)`` to ``1 + x`` (hue: turns from ``-x`` to ``x``, 0.5 at
-    most), or (least, most).
+    Each argument is a number ``x``, for factors from ``max(0, 1 - x)`` to ``1 + x`` (hue: for rotations from ``-x`` to
+    ``x``, at most 0.5), or the pair (lowest, highest).
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     brightness: float | Range = 0.0
@@ -129,42 +130,44 @@ class ColorJitter(RandomTransform):
 
     def __post_init__(self) -> None:
         names = ("brightness", "contrast", "saturation")
-        ranges = [_range(name, getattr(self, name), 1.0, 0.0, math.inf) for name in names]
-        object.__setattr__(self, "_ranges", (*ranges, _range("hue", self.hue, 0.0, -0.5, 0.5)))
+        ranges = [_factor_range(name, getattr(self, name), 1.0, 0.0, math.inf) for name in names]
+        object.__setattr__(self, "_ranges", (*ranges, _factor_range("hue", self.hue, 0.0, -0.5, 0.5)))
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
         order = rng.permutation(4)
-        drawn = [None if range is None else float(rng.uniform(*range)) for range in self._ranges]
+        factors = [None if limits is None else float(rng.uniform(*limits)) for limits in self._ranges]
         for number in order:
-            if (factor := drawn[number]) is not None:
+            if (factor := factors[number]) is not None:
                 pixels = _ADJUST[number](pixels, factor)
         return pixels
 
 
-def _range(name: str, given: Any, centre: float, least: float, most: float) -> Range | None:
-    if isinstance(given, Real) and not isinstance(given, bool):
-        if not 0 <= float(given) <= most:
-            raise PlanError(f"{name}={given!r}: give a number from 0{f' to {most}' if most != math.inf else ''}")
-        given = (max(least, centre - float(given)), centre + float(given))
-    low, high = check_range(name, given, least, most)
-    return None if low == high == centre else (low, high)
+def _factor_range(name: str, value: Any, neutral: float, low: float, high: float) -> Range | None:
+    """Return the range that a factor is drawn from; ``None`` if it always changes nothing."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        if not 0 <= float(value) <= high:
+            bounds = f"from 0 to {high}" if high != math.inf else "of 0 or more"
+            raise PlanError(f"{name}={value!r}: pass a number {bounds}")
+        value = (max(low, neutral - float(value)), neutral + float(value))
+    lowest, highest = check_range(name, value, low, high)
+    return None if lowest == highest == neutral else (lowest, highest)
 
 
 @dataclass(frozen=True, repr=False)
 class Grayscale(RandomTransform):
-    """Gray, with the probability ``p``; the image keeps its channels unless ``channels`` is 1.
+    """Converts the image to gray with probability ``p``, in three equal channels, or in one.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     channels: Literal[1, 3] = 3
     p: float = 1.0
 
     def __post_init__(self) -> None:
-        check_chance("p", self.p)
+        check_probability("p", self.p)
         if self.channels not in (1, 3) or (self.channels == 1 and self.p != 1):
-            raise PlanError(f"channels={self.channels!r}, p={self.p!r}: give 3 channels, or 1 and p=1")
+            raise PlanError(f"channels={self.channels!r}, p={self.p!r}: channels must be 3, or 1 with p=1")
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
         return grayscale(pixels, self.channels) if self.p == 1 or rng.random() < self.p else pixels
@@ -172,10 +175,15 @@ class Grayscale(RandomTransform):
 
 @dataclass(frozen=True, repr=False)
 class GaussianBlur(RandomTransform):
-    """Blurs by a Gaussian of random width, with the probability ``p``: torchvision's ``GaussianBlur``.
+    """Blurs by a Gaussian of random width with probability ``p``: torchvision's ``GaussianBlur``.
+
+    Attributes:
+        size: The side of the kernel, an odd number of pixels.
+        sigma: The standard deviation, or the smallest and the largest one.
+        p: The probability.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     size: int
@@ -184,37 +192,37 @@ class GaussianBlur(RandomTransform):
 
     def __post_init__(self) -> None:
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1 or self.size % 2 == 0:
-            raise PlanError(f"size={self.size!r}: give an odd number of pixels")
-        given = (self.sigma, self.sigma) if isinstance(self.sigma, Real) else self.sigma
-        object.__setattr__(self, "sigma", check_range("sigma", given))
-        if self._widths()[0] == 0:
-            raise PlanError("sigma=0: give a width above 0")
-        check_chance("p", self.p)
+            raise PlanError(f"size={self.size!r}: pass an odd number of pixels")
+        sigmas = (self.sigma, self.sigma) if isinstance(self.sigma, Real) else self.sigma
+        object.__setattr__(self, "sigma", check_range("sigma", sigmas))
+        if self._sigma_range()[0] == 0:
+            raise PlanError("sigma=0: it must be above 0")
+        check_probability("p", self.p)
 
-    def _widths(self) -> Range:
+    def _sigma_range(self) -> Range:
         assert isinstance(self.sigma, tuple)
         return self.sigma
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
         if self.p < 1 and rng.random() >= self.p:
             return pixels
-        return gaussian_blur(pixels, self.size, float(rng.uniform(*self._widths())))
+        return gaussian_blur(pixels, self.size, float(rng.uniform(*self._sigma_range())))
 
 
 @dataclass(frozen=True, repr=False)
 class RandomErasing(RandomTransform):
-    """Erases a random rectangle, with the probability ``p``: torchvision's ``RandomErasing``.
+    """Erases a random rectangle with probability ``p``: torchvision's ``RandomErasing``.
 
     Attributes:
-        p: How often.
-        scale: Of which part of the area.
-        ratio: Height over width.
-        value: What is put there: a number, one for each channel, or ``"random"`` (noise: uniform for uint8, normal for
-            floats).
-        layout: Where the channels are.
+        p: The probability.
+        scale: The smallest and the largest area, as fractions of the image.
+        ratio: The smallest and the largest height over width.
+        value: What the rectangle is filled with: a number, one for each channel, or ``"random"`` for noise, which is
+            uniform for uint8 and normal for floats.
+        layout: The layout of the image, ``"HWC"`` or ``"CHW"``.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     p: float = 0.5
@@ -224,7 +232,7 @@ class RandomErasing(RandomTransform):
     layout: Layout = "HWC"
 
     def __post_init__(self) -> None:
-        check_chance("p", self.p)
+        check_probability("p", self.p)
         object.__setattr__(self, "scale", check_range("scale", self.scale, 0, 1))
         object.__setattr__(self, "ratio", check_range("ratio", self.ratio))
         check_choice("layout", self.layout, ("HWC", "CHW"))
@@ -233,51 +241,51 @@ class RandomErasing(RandomTransform):
         if isinstance(self.value, str):
             check_choice("value", self.value, ("random",))
 
-    def _taken(self, image: Any) -> Pixels:
+    def _input_pixels(self, image: Any) -> Pixels:
         array = as_array(image) if self.layout == "CHW" else None
-        return pixels_of(image) if array is None else pixels_of(array.transpose(1, 2, 0)).transpose(2, 0, 1)
+        return to_pixels(image) if array is None else to_pixels(array.transpose(1, 2, 0)).transpose(2, 0, 1)
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
         image = pixels if self.layout == "HWC" else pixels.transpose(1, 2, 0)
         height, width = image.shape[:2]
-        part = self._part(height, width, rng) if rng.random() < self.p else None
-        if part is None:
+        rectangle = self._rectangle(height, width, rng) if rng.random() < self.p else None
+        if rectangle is None:
             return pixels
         out = pixels.copy()
-        inside = (out if self.layout == "HWC" else out.transpose(1, 2, 0))[part]
+        erased = (out if self.layout == "HWC" else out.transpose(1, 2, 0))[rectangle]
         if self.value != "random":
-            inside[...] = np.asarray(self.value)
+            erased[...] = np.asarray(self.value)
         elif out.dtype == np.uint8:
-            inside[...] = rng.integers(0, 256, inside.shape, np.uint8)
+            erased[...] = rng.integers(0, 256, erased.shape, np.uint8)
         else:
-            inside[...] = rng.standard_normal(inside.shape, np.float32)
+            erased[...] = rng.standard_normal(erased.shape, np.float32)
         return out
 
-    def _part(self, height: int, width: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
+    def _rectangle(self, height: int, width: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(10):
+        for _ in range(10):  # as many tries as torchvision's
             area = height * width * rng.uniform(*self.scale)
             ratio = math.exp(rng.uniform(low, high))
-            tall, wide = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if tall < height and wide < width:
-                top, left = int(rng.integers(height - tall + 1)), int(rng.integers(width - wide + 1))
-                return slice(top, top + tall), slice(left, left + wide)
+            rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if rows < height and columns < width:
+                top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
+                return slice(top, top + rows), slice(left, left + columns)
         return None
 
 
 @dataclass(frozen=True, repr=False)
 class Normalize(FixedTransform):
-    """Subtracts means and divides by deviations, after uint8 was divided by 255; the last step, as a rule.
+    """Subtracts means and divides by standard deviations, after dividing uint8 by 255. Usually the last transform.
 
     Attributes:
-        mean: Of each channel, in 0..1.
-        std: Of each channel.
+        mean: The means of the channels, for pixels in 0..1.
+        std: The standard deviations of the channels.
         dtype: ``"float32"`` or ``"float16"``.
-        layout: ``"HWC"`` or ``"CHW"``.
+        layout: The layout of the result, ``"HWC"`` or ``"CHW"``.
         to: ``"numpy"`` or ``"torch"``.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -287,25 +295,25 @@ class Normalize(FixedTransform):
     to: Literal["numpy", "torch"] = "numpy"
 
     def __post_init__(self) -> None:
-        given = moments((self.mean, self.std))
-        assert given is not None
-        object.__setattr__(self, "mean", given[0])
-        object.__setattr__(self, "std", given[1])
-        self._form()
+        mean_std = check_normalize((self.mean, self.std))
+        assert mean_std is not None
+        object.__setattr__(self, "mean", mean_std[0])
+        object.__setattr__(self, "std", mean_std[1])
+        self._format()
 
-    def _form(self) -> Form:
-        return _form(self.layout, (self.mean, self.std), self.dtype, self.to)
+    def _format(self) -> OutputFormat:
+        return _output_format(self.layout, (self.mean, self.std), self.dtype, self.to)
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        return self._form().of(pixels)
+        return self._format().convert(pixels)
 
 
 @dataclass(frozen=True, repr=False)
 class ToTensor(FixedTransform):
-    """The image as a model takes it, not normalised: torchvision's ``ToTensor`` unless told otherwise.
+    """Converts the image for a model, without normalizing it; by default like torchvision's ``ToTensor``.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     layout: Layout = "CHW"
@@ -313,12 +321,14 @@ class ToTensor(FixedTransform):
     to: Literal["numpy", "torch"] = "torch"
 
     def __post_init__(self) -> None:
-        _form(self.layout, None, self.dtype, self.to)
+        _output_format(self.layout, None, self.dtype, self.to)
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        return _form(self.layout, None, self.dtype, self.to).of(pixels)
+        return _output_format(self.layout, None, self.dtype, self.to).convert(pixels)
 
 
 @lru_cache(64)
-def _form(layout: Layout, given: Moments | None, dtype: DType, to: Literal["numpy", "torch"]) -> Form:
-    return Form(layout, given, dtype, to)
+def _output_format(
+    layout: Layout, normalize: MeanStd | None, dtype: DType, to: Literal["numpy", "torch"]
+) -> OutputFormat:
+    return OutputFormat(layout, normalize, dtype, to)

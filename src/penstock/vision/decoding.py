@@ -1,9 +1,9 @@
-"""From the bytes of an image to pixels: RGB, upright, told by their content.
+"""Decoding of images to upright RGB pixels. The file format is recognised by the content.
 
-JPEG is decoded by libjpeg-turbo (simplejpeg), the same pixels as Pillow's; large ones that will shrink a lot at 1/2,
-1/4 or 1/8 of their size, which libjpeg-turbo does while it decodes; and no further down than to the last row that is
-wanted, since most of the work is unpacking rows one after the other. Its faster and coarser ways (``fastdct``,
-``fastupsample``) gained nothing that could be measured. Everything else is read by Pillow.
+libjpeg-turbo (simplejpeg) decodes JPEG to the same pixels as Pillow. Large images that will shrink a lot are decoded at
+1/2, 1/4 or 1/8 of their size, which libjpeg-turbo does on the fly. Rows below the last one that is needed are not
+decoded: most of the work is unpacking rows in order. The faster but less exact modes of libjpeg-turbo (``fastdct``,
+``fastupsample``) made no measurable difference. Pillow reads all other formats.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 Truncated = Literal["error", "partial"]
 
-# How much must be left to shrink after a decoder has done its part: then the result differs from one that looks at
-# every pixel by a quarter of a level in the mean and by two or less in 999 of 1000.
-_LEFT_TO_SHRINK = 2.5
+# How many times an image must still shrink after the decoder has reduced it. With this value the result differs from
+# one that is filtered from all pixels by 1/4 of a level on average, and by at most two levels in 999 of 1000 pixels.
+_MIN_LEFT_TO_SHRINK = 2.5
 
-_ORIENTATION = 0x0112
-_HARMLESS = ("extraneous bytes before marker", "Unknown Adobe color transform code")
-_ROWS_AFTER = 2  # colours are stored coarser than brightness: a row's are made of the next one's too
-_END = "extraneous bytes before marker 0xd9"  # all that is wrong: the image goes on behind the rows that were asked for
-_FRAME = Struct(">xBxxBHHB")  # of a JPEG: kind, bits, height, width, components
-_SAMPLINGS = (0x11, 0x21, 0x12, 0x22, 0x41)  # 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1
+_ORIENTATION_TAG = 0x0112
+_HARMLESS_WARNINGS = ("extraneous bytes before marker", "Unknown Adobe color transform code")
+_ROWS_AFTER = 2  # chroma is stored at a lower resolution: the colours of a row depend on the rows below it
+_END_WARNING = "extraneous bytes before marker 0xd9"  # the only one to expect when rows are left undecoded
+_FRAME_HEADER = Struct(">xBxxBHHB")  # of a JPEG: marker, bits, height, width, components
+_SUBSAMPLINGS = (0x11, 0x21, 0x12, 0x22, 0x41)  # 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1
 _LIMITS = Limits()
 
 
 class Box(NamedTuple):
-    """A part of an image, in whole pixels."""
+    """A rectangle of whole pixels."""
 
     top: int
     left: int
@@ -47,72 +47,77 @@ class Box(NamedTuple):
     right: int
 
 
-class Picture(Protocol):
-    """An image whose size is known and whose pixels are not yet decoded."""
+class EncodedImage(Protocol):
+    """An image whose header was read, and whose pixels are not decoded yet."""
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width, upright."""
+        """The height and width of the upright image."""
 
-    def pixels(self, shrinks: float, wanted: Box | None = None) -> tuple[Pixels, int]:
-        """Its pixels, and by which factor they were reduced already, knowing that it will shrink so many times.
+    def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
+        """Return the pixels, and by which factor they are reduced already.
 
-        Where only the part ``wanted`` will be looked at, the others may be anything.
+        Args:
+            shrink_factor: How many times the caller will shrink the image.
+            needed: The part that the caller will use, in pixels of the full size; all others may have any value.
+                ``None``: all of the image.
         """
 
 
 def read_image(data: bytes, *, limits: Limits = _LIMITS, truncated: Truncated = "error") -> Pixels:
-    """Decode an image to uint8 RGB, height x width x 3, upright, fresh.
+    """Decode an image to a new, upright uint8 RGB array of height x width x 3.
 
-    Transparency is dropped, gray becomes RGB, 16 bits become 8, CMYK is converted; of several frames the first is
-    taken.
+    Transparency is dropped, gray becomes RGB, 16 bits become 8, CMYK is converted, and of several frames the first one
+    is decoded.
 
     Args:
-        data: The file: JPEG, PNG, WebP, or another kind that Pillow reads.
-        limits: How many pixels it may have.
-        truncated: Whether a JPEG that was cut short is an error, or what there is of it is taken: the rest is gray.
+        data: The file: JPEG, PNG, WebP, or another format that Pillow reads.
+        limits: How many pixels the image may have.
+        truncated: Whether a truncated JPEG is an error (``"error"``), or the missing part becomes gray (``"partial"``).
 
     Raises:
-        OverLimit: it has too many pixels.
-        ValueError: it is no image, or is damaged.
+        OverLimit: the image has too many pixels.
+        ValueError: ``data`` is not an image, or is damaged.
         MissingExtra: simplejpeg or Pillow is not installed.
     """
-    return np.ascontiguousarray(open_picture(data, limits, truncated).pixels(1)[0])
+    return np.ascontiguousarray(open_encoded(data, limits, truncated).decode(1)[0])
 
 
-def open_picture(data: bytes, limits: Limits, truncated: Truncated) -> Picture:
+def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedImage:
     """Read the header of an image.
 
     Raises:
-        OverLimit: it has too many pixels.
-        ValueError: it is no image, or its header is damaged.
+        OverLimit: the image has too many pixels.
+        ValueError: ``data`` is not an image, or its header is damaged.
         MissingExtra: simplejpeg or Pillow is not installed.
     """
     if not data:
-        raise ValueError("no image: the field is empty (0 bytes)")
+        raise ValueError("not an image: the field is empty (0 bytes)")
     if data[:3] == b"\xff\xd8\xff" and (jpeg := _jpeg(data, truncated == "partial")) is not None:
         limits.check_pixels(jpeg.width, jpeg.height)
         return jpeg
     image = open_image(data, limits)
-    noted = image.info.get("exif")
-    return _Other(image, orientation(noted) if isinstance(noted, bytes) and image.format != "TIFF" else 1)
+    exif = image.info.get("exif")
+    return _PillowImage(image, exif_orientation(exif) if isinstance(exif, bytes) and image.format != "TIFF" else 1)
 
 
 def _jpeg(data: bytes, partial: bool) -> _Jpeg | None:
-    """A JPEG that simplejpeg decodes; ``None`` for rare kinds and damage, of which Pillow knows more."""
-    frame, exif = _front(data)
+    """Return a JPEG that simplejpeg can decode; ``None`` for rare kinds and damage, which are left to Pillow."""
+    frame, exif = _find_frame(data)
     if 0 < frame < len(data) - 18:
-        kind, bits, height, width, components = _FRAME.unpack_from(data, frame)
-        sampled = components == 1 or (
-            components == 3 and data[frame + 11] in _SAMPLINGS and data[frame + 14] == data[frame + 17] == 0x11
+        marker, bits, height, width, components = _FRAME_HEADER.unpack_from(data, frame)
+        supported = components == 1 or (
+            components == 3 and data[frame + 11] in _SUBSAMPLINGS and data[frame + 14] == data[frame + 17] == 0x11
         )
-        if bits == 8 and height and width and sampled:
-            return _Jpeg(data, height, width, orientation(exif), partial, 0 if kind > 0xC1 else frame)
+        if bits == 8 and height and width and supported:
+            return _Jpeg(data, height, width, exif_orientation(exif), partial, 0 if marker > 0xC1 else frame)
     try:
-        height, width, colours, _ = simplejpeg().decode_jpeg_header(data, strict=False)
+        height, width, colorspace, _ = simplejpeg().decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):
         return None
-    return _Jpeg(data, height, width, orientation(exif), partial) if colours in ("YCbCr", "RGB", "Gray") else None
+    if colorspace not in ("YCbCr", "RGB", "Gray"):
+        return None
+    return _Jpeg(data, height, width, exif_orientation(exif), partial)
 
 
 @dataclass(slots=True)
@@ -120,121 +125,121 @@ class _Jpeg:
     data: bytes
     height: int
     width: int
-    turned: int
+    orientation: int
     partial: bool
-    frame: int = 0  # where its frame begins, if rows follow one another: then it can be decoded in part
+    frame: int = 0  # offset of the frame header, or 0 if rows are not stored in order: the image is then decoded whole
 
     @property
     def size(self) -> tuple[int, int]:
-        return (self.height, self.width) if self.turned < 5 else (self.width, self.height)
+        return (self.height, self.width) if self.orientation < 5 else (self.width, self.height)
 
-    def pixels(self, shrinks: float, wanted: Box | None = None) -> tuple[Pixels, int]:
-        factor = next((factor for factor in (8, 4, 2) if shrinks >= factor * _LEFT_TO_SHRINK), 1)
-        upto = self.height if wanted is None or not self.frame else self._upto(wanted, factor)
-        # Less than a sixteenth is not worth the copy that it takes.
-        pixels = self._upper(upto, factor) if upto <= self.height - self.height // 16 else None
+    def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
+        factor = next((factor for factor in (8, 4, 2) if shrink_factor >= factor * _MIN_LEFT_TO_SHRINK), 1)
+        rows = self.height if needed is None or not self.frame else self._rows_needed(needed, factor)
+        # Leaving out less than 1/16 of the rows does not pay for the copy of the data.
+        pixels = self._decode_top(rows, factor) if rows <= self.height - self.height // 16 else None
         if pixels is None:
-            pixels = self._decoded(self._least(self.height, factor))
-        return upright(pixels, self.turned), factor
+            pixels = self._decode_all(self._size_options(self.height, factor))
+        return upright(pixels, self.orientation), factor
 
-    def _upto(self, wanted: Box, factor: int) -> int:
-        """How many rows, as they are stored, have to be decoded."""
-        first, last = (wanted.left, wanted.right) if self.turned >= 5 else (wanted.top, wanted.bottom)
-        if self.turned in (3, 4, 6, 7):
+    def _rows_needed(self, needed: Box, factor: int) -> int:
+        """Return how many rows, in the order in which they are stored, must be decoded."""
+        first, last = (needed.left, needed.right) if self.orientation >= 5 else (needed.top, needed.bottom)
+        if self.orientation in (3, 4, 6, 7):
             last = self.height - first
         return (-(-last // factor) + _ROWS_AFTER) * factor
 
-    def _least(self, height: int, factor: int) -> dict[str, int]:
-        """What makes simplejpeg reduce an image of this height."""
+    def _size_options(self, height: int, factor: int) -> dict[str, int]:
+        """Return the options that make simplejpeg reduce an image of this height."""
         return {"min_height": -(-height // factor), "min_width": -(-self.width // factor)} if factor > 1 else {}
 
-    def _upper(self, upto: int, factor: int) -> Pixels | None:
-        """An image whose first rows are decoded, as if its header said that there are no others.
+    def _decode_top(self, rows: int, factor: int) -> Pixels | None:
+        """Decode the first rows only, by changing the height in the header; the others have any value.
 
-        ``None`` where more is wrong with it than the bytes that are left over, or where it cannot be told. An image
-        that was cut short is found out nonetheless: the decoder looks for its end.
+        Returns ``None`` if the decoder reports anything but the bytes that are left over, or if this cannot work. A
+        truncated image is still noticed, because the decoder looks for its end.
         """
         at = self.frame + 5
-        if self.data.find(b"\xff\xdd", self.frame, self.frame + 1024) > 0:  # marks between rows would hide its end
+        if self.data.find(b"\xff\xdd", self.frame, self.frame + 1024) > 0:  # restart markers would hide the end
             return None
-        data = b"".join((self.data[:at], upto.to_bytes(2, "big"), memoryview(self.data)[at + 2 :]))
+        data = b"".join((self.data[:at], rows.to_bytes(2, "big"), memoryview(self.data)[at + 2 :]))
         pixels = np.empty((-(-self.height // factor), -(-self.width // factor), 3), np.uint8)
         try:
-            simplejpeg().decode_jpeg(data, buffer=pixels, strict=not self.partial, **self._least(upto, factor))
+            simplejpeg().decode_jpeg(data, buffer=pixels, strict=not self.partial, **self._size_options(rows, factor))
         except ValueError as exc:
-            if not str(exc).endswith(_END):
+            if not str(exc).endswith(_END_WARNING):
                 return None
         return pixels
 
-    def _decoded(self, least: dict[str, int]) -> Pixels:
+    def _decode_all(self, size_options: dict[str, int]) -> Pixels:
         decode = simplejpeg().decode_jpeg
         try:
-            pixels: Pixels = decode(self.data, strict=not self.partial, **least)
+            pixels: Pixels = decode(self.data, strict=not self.partial, **size_options)
         except ValueError as exc:
-            if not any(harmless in str(exc) for harmless in _HARMLESS):
+            if not any(harmless in str(exc) for harmless in _HARMLESS_WARNINGS):
                 raise ValueError(f"damaged or truncated JPEG image: {exc}") from exc
-            pixels = decode(self.data, strict=False, **least)
+            pixels = decode(self.data, strict=False, **size_options)
         return pixels
 
 
 @dataclass(frozen=True, slots=True)
-class _Other:
+class _PillowImage:
     image: ImageFile.ImageFile
-    turned: int
+    orientation: int
 
     @property
     def size(self) -> tuple[int, int]:
         width, height = self.image.size
-        return (height, width) if self.turned < 5 else (width, height)
+        return (height, width) if self.orientation < 5 else (width, height)
 
-    def pixels(self, shrinks: float, wanted: Box | None = None) -> tuple[Pixels, int]:
+    def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
         load_image(self.image)
         if self.image.mode.startswith("I"):
-            gray = _eight_bits(np.asarray(self.image))
+            gray = _to_eight_bits(np.asarray(self.image))
             pixels = np.repeat(gray[:, :, None], 3, axis=2)
         else:
             pixels = np.array(converted(self.image, "RGB"))
-        return upright(pixels, self.turned), 1
+        return upright(pixels, self.orientation), 1
 
 
-def _eight_bits(gray: Pixels) -> Pixels:
-    """Gray of 16 bits, which Pillow may keep in 32, as 8."""
+def _to_eight_bits(gray: Pixels) -> Pixels:
+    """Convert 16-bit gray, which Pillow may hold in 32 bits."""
     if gray.size and not (gray.min() >= 0 and gray.max() <= 0xFFFF):
-        raise ValueError(f"gray pixels of {gray.min()}..{gray.max()} are more than 16 bits")
+        raise ValueError(f"gray pixels from {gray.min()} to {gray.max()} do not fit in 16 bits")
     return np.rint(gray / np.float32(257)).astype(np.uint8)
 
 
-def upright(pixels: Pixels, turned: int) -> Pixels:
-    """Turn an image as its EXIF orientation (1 to 8) says; a view."""
-    if turned in (5, 6, 7, 8):
+def upright(pixels: Pixels, orientation: int) -> Pixels:
+    """Return a view of an image that is rotated and flipped as its EXIF orientation (1 to 8) says."""
+    if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
-    vertical, horizontal = turned in (3, 4, 7, 8), turned in (2, 3, 6, 7)
+    vertical, horizontal = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
     if vertical:
         pixels = pixels[::-1]
     return pixels[:, ::-1] if horizontal else pixels
 
 
-def _front(data: bytes) -> tuple[int, bytes | None]:
-    """Where the frame of a JPEG begins (0: nowhere), and its EXIF, which stands before it if it stands anywhere."""
+def _find_frame(data: bytes) -> tuple[int, bytes | None]:
+    """Return the offset of a JPEG's frame header (0: none found), and the EXIF data that precede it."""
     at, end, exif = 2, len(data) - 4, None
     while at < end and data[at] == 0xFF:
-        kind = data[at + 1]
-        if kind == 0xFF:  # bytes that only fill
+        marker = data[at + 1]
+        if marker == 0xFF:  # a fill byte
             at += 1
             continue
-        if 0xC0 <= kind <= 0xC2:
+        if 0xC0 <= marker <= 0xC2:
             return at, exif
-        if kind in (0xC3, 0xD9, 0xDA):
+        if marker in (0xC3, 0xD9, 0xDA):
             break
         after = at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if exif is None and kind == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+        if exif is None and marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
             exif = data[at + 4 : after]
         at = after
     return 0, exif
 
 
-def orientation(exif: bytes | None) -> int:
-    """Which of the eight ways a camera was held, by its EXIF; 1 where it does not say, or says nonsense."""
+def exif_orientation(exif: bytes | None) -> int:
+    """Return the orientation (1 to 8) that EXIF data give; 1, which is upright, if it is missing or not valid."""
     if exif is None:
         return 1
     exif = exif.removeprefix(b"Exif\0\0")
@@ -247,21 +252,21 @@ def orientation(exif: bytes | None) -> int:
     for entry in range(first + 2, first + 2 + 12 * number(first, 2), 12):
         if entry + 12 > len(exif):
             break
-        if number(entry, 2) == _ORIENTATION:
-            turned = number(entry + 8, 2)
-            return turned if 1 <= turned <= 8 else 1
+        if number(entry, 2) == _ORIENTATION_TAG:
+            orientation = number(entry + 8, 2)
+            return orientation if 1 <= orientation <= 8 else 1
     return 1
 
 
 @cache
 def simplejpeg() -> Any:
-    """The decoder of JPEG.
+    """Import simplejpeg, the JPEG codec.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: simplejpeg is not installed.
     """
     try:
-        import simplejpeg as found
+        import simplejpeg as module
     except ImportError as exc:
         raise MissingExtra("vision", "vision") from exc
-    return found
+    return module

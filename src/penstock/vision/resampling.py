@@ -1,9 +1,9 @@
-"""Images at another size: plain bilinear, or bilinear that looks at every pixel it leaves out (antialiased).
+"""Resizing of images: plain bilinear, or antialiased bilinear, which uses every input pixel.
 
-The antialiased one is the triangle filter of Pillow, and so of torchvision: an output pixel is the mean of the pixels
-around it, weighted by a triangle as wide as the image shrinks. OpenCV has no such filter. Here it is two passes of
-rows gathered and summed with whole-number weights: the same bytes on every machine, most of the time spent in two calls
-of numpy that let other threads run.
+Antialiased bilinear is the triangle filter of Pillow, and so of torchvision: an output pixel is the mean of the pixels
+around it, weighted by a triangle whose width is the factor by which the image shrinks. OpenCV has no such filter. Here
+it takes two passes, each of which gathers rows and sums them with integer weights: the result is the same on every
+machine, and most of the time is spent in two numpy calls that release the GIL.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from penstock.errors import MissingExtra
 
 Pixels = npt.NDArray[Any]
 
-_CHUNK_BYTES = 1 << 20  # gathered rows that are summed at a time: they should stay near the processor
+_CHUNK_BYTES = 1 << 20  # gathered rows that are summed at a time, so that they stay in the CPU cache
 
 
 @cache
 def opencv() -> Any:
-    """OpenCV, told to leave threads to us.
+    """Import OpenCV, and turn off its own threads for the whole process.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: OpenCV is not installed.
     """
     try:
         import cv2
     except ImportError as exc:
         raise MissingExtra("vision", "vision") from exc
-    # Workers are threads already, and a pool of OpenCV's own does not survive a fork.
+    # Workers are threads already, and OpenCV's thread pool does not survive a fork.
     cv2.setNumThreads(0)
     return cv2
 
 
 class Rect(NamedTuple):
-    """A part of an image, in its pixels; edges may lie within a pixel."""
+    """A rectangle in units of pixels, whose edges may lie within a pixel."""
 
     top: float
     left: float
@@ -49,13 +49,14 @@ class Rect(NamedTuple):
 
 
 def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip: bool = False) -> Pixels:
-    """Give an image (H x W or H x W x C; uint8, uint16 or float32) the size (height, width), fresh and contiguous.
+    """Return an image at another size, as a new, contiguous array.
 
     Args:
-        image: The pixels; they may be a part of a larger image.
-        size: Height and width.
-        antialias: Look at every pixel where the image shrinks.
-        flip: Turn left and right around as well.
+        image: The pixels, height x width or height x width x channels, uint8, uint16 or float32. May be a view of a
+            larger image.
+        size: The new height and width.
+        antialias: Use every pixel where the image shrinks, instead of the nearest four.
+        flip: Also mirror the image horizontally.
 
     Raises:
         MissingExtra: OpenCV is not installed.
@@ -73,14 +74,22 @@ def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip
 
 
 def _for_opencv(image: Pixels) -> Pixels:
-    """The same pixels in a layout that OpenCV can read; a part of an image that is stored upright is one."""
+    """Return the same pixels in a memory layout that OpenCV can read: a copy, unless pixels of a row are contiguous."""
     row, *inner = image.strides
     pixel = image.itemsize * (image.shape[2] if image.ndim == 3 else 1)
     return image if row > 0 and inner == [pixel, image.itemsize][: len(inner)] else np.ascontiguousarray(image)
 
 
 class _Taps(NamedTuple):
-    """Which rows (outputs x taps) each row is made of, and their weights, which add up to ``1 << bits``."""
+    """A filter: each output row is a weighted sum of input rows.
+
+    Attributes:
+        rows: The input rows of each output row, outputs x taps.
+        weights: Their weights, which add up to ``1 << bits`` (floats: to 1) in each output row.
+        bits: The binary digits of integer weights; 0 for floats.
+        low: The first input row of each output row.
+        high: The input row after the last one of each output row.
+    """
 
     rows: npt.NDArray[np.intp]
     weights: Pixels
@@ -90,103 +99,114 @@ class _Taps(NamedTuple):
 
 
 @lru_cache(1024)
-def _taps(before: int, after: int, kind: str, start: float, extent: float, reverse: bool) -> _Taps:
-    """The triangle filter of ``extent`` pixels of ``before`` to ``after``, the last one first where ``reverse``."""
-    scale = extent / after
-    reach = max(scale, 1.0)
-    centre = start + (np.arange(after) + 0.5) * scale
-    low = np.maximum(0, np.floor(centre - reach + 0.5)).astype(np.intp)
-    high = np.minimum(before, np.floor(centre + reach + 0.5)).astype(np.intp)
+def _taps(rows_in: int, rows_out: int, kind: str, start: float, extent: float, reverse: bool) -> _Taps:
+    """Return the triangle filter that makes ``rows_out`` rows of ``extent`` rows from ``start`` on.
+
+    Args:
+        rows_in: The number of input rows.
+        rows_out: The number of output rows.
+        kind: ``"f"`` for floats, else ``"u"`` and the bytes of an integer.
+        start: Where the first output row begins, in input rows.
+        extent: How many input rows all output rows cover.
+        reverse: Whether the last output row comes first.
+    """
+    scale = extent / rows_out
+    radius = max(scale, 1.0)
+    centers = start + (np.arange(rows_out) + 0.5) * scale
+    low = np.maximum(0, np.floor(centers - radius + 0.5)).astype(np.intp)
+    high = np.minimum(rows_in, np.floor(centers + radius + 0.5)).astype(np.intp)
     rows = low[:, None] + np.arange((high - low).max())
-    weights = np.maximum(0.0, 1 - np.abs((rows + 0.5 - centre[:, None]) / reach))
+    weights = np.maximum(0.0, 1 - np.abs((rows + 0.5 - centers[:, None]) / radius))
     weights[rows >= high[:, None]] = 0
     weights /= weights.sum(axis=1, keepdims=True)
     used = weights.max(axis=0) > 0
-    rows, weights = np.minimum(rows, before - 1)[:, used], weights[:, used]
+    rows, weights = np.minimum(rows, rows_in - 1)[:, used], weights[:, used]
     if reverse:
         rows, weights = rows[::-1].copy(), weights[::-1].copy()
     bounds = rows[:, 0].tolist(), (rows[:, -1] + 1).tolist()
     if kind == "f":
         return _Taps(rows, weights.astype(np.float32), 0, *bounds)
-    # Eight bits of weight and eight of pixel fill 16: enough for few taps. Many small weights need more.
+    # 8 bits of weight and 8 of pixel fit in 16 bits: precise enough for few taps. Many small weights need more.
     bits = 8 if rows.shape[1] <= 5 and kind == "u1" else 16
-    levels = np.rint(weights * (1 << bits)).astype(np.int64)
-    levels[np.arange(after), weights.argmax(axis=1)] += (1 << bits) - levels.sum(axis=1)
-    return _Taps(rows, levels.astype(np.uint16 if bits == 8 else np.uint32), bits, *bounds)
+    integers = np.rint(weights * (1 << bits)).astype(np.int64)
+    integers[np.arange(rows_out), weights.argmax(axis=1)] += (1 << bits) - integers.sum(axis=1)
+    return _Taps(rows, integers.astype(np.uint16 if bits == 8 else np.uint32), bits, *bounds)
 
 
 class _Scratch(threading.local):
-    """Memory that a thread uses again and again: fresh pages cost more than the sums made in them."""
+    """Memory that each thread reuses: touching new pages costs more than the sums that are stored in them."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, Any], Pixels] = {}
+        self._arrays: dict[tuple[str, Any], Pixels] = {}
 
-    def flat(self, name: str, many: int, dtype: Any) -> Pixels:
-        """So many numbers of any value, valid until the next of this name."""
-        kept = self._kept.get((name, dtype))
-        if kept is None or kept.size < many:
-            kept = np.empty(many + many // 4, dtype)
-            if kept.nbytes <= 4 * _CHUNK_BYTES:  # one huge image should not be paid for until the thread ends
-                self._kept[name, dtype] = kept
-        return kept
+    def flat(self, name: str, size: int, dtype: Any) -> Pixels:
+        """Return an uninitialised array of at least ``size`` numbers, valid until the next call with this name."""
+        array = self._arrays.get((name, dtype))
+        if array is None or array.size < size:
+            array = np.empty(size + size // 4, dtype)
+            if array.nbytes <= 4 * _CHUNK_BYTES:  # the memory for one huge image is not kept until the thread ends
+                self._arrays[name, dtype] = array
+        return array
 
     def array(self, name: str, shape: tuple[int, ...], dtype: Any) -> Pixels:
-        """An array of any content, valid until the next of this name."""
-        many = math.prod(shape)
-        return self.flat(name, many, dtype)[:many].reshape(shape)
+        """Return an uninitialised array, valid until the next call with this name."""
+        size = math.prod(shape)
+        return self.flat(name, size, dtype)[:size].reshape(shape)
 
 
 _scratch = _Scratch()
 
 
 def shrink(image: Pixels, part: Rect, size: tuple[int, int], flip: bool) -> Pixels:
-    """Give a part of an image another size by the triangle filter, fresh and contiguous."""
+    """Return a part of an image at another size, by the triangle filter, as a new, contiguous array."""
     cv2 = opencv()
     height, width = size
     shape = image.shape[2:]
     rows = _for_opencv(image)
     if part.height > height or part.height != image.shape[0]:
-        rows = _pass(rows, height, part.top, part.height, _scratch.array("tall", (height, *rows.shape[1:]), rows.dtype))
+        resampled = _scratch.array("rows", (height, *rows.shape[1:]), rows.dtype)
+        rows = _resample_rows(rows, height, part.top, part.height, resampled)
     elif part.width > width:
         rows = cv2.resize(rows, (rows.shape[1], height), interpolation=cv2.INTER_LINEAR)
     if part.width > width or part.width != image.shape[1]:
-        columns = _scratch.array("wide", (width, height, *shape), rows.dtype)
-        _pass(_turned(rows, shape), width, part.left, part.width, columns, reverse=flip)
-        return _turned(columns, shape)
-    # Where nothing shrinks the triangle is plain bilinear, which OpenCV does faster.
+        columns = _scratch.array("columns", (width, height, *shape), rows.dtype)
+        _resample_rows(_transposed(rows, shape), width, part.left, part.width, columns, reverse=flip)
+        return _transposed(columns, shape)
+    # Where nothing shrinks, the triangle filter is plain bilinear, at which OpenCV is faster.
     out: Pixels = cv2.resize(rows, (width, height), interpolation=cv2.INTER_LINEAR)
     if flip:
         cv2.flip(out, 1, out)
     return out.reshape(height, width, *shape)
 
 
-def _turned(image: Pixels, shape: tuple[int, ...]) -> Pixels:
-    """Rows as columns."""
-    turned: Pixels = opencv().transpose(image)
-    return turned.reshape(*turned.shape[:2], *shape)
+def _transposed(image: Pixels, shape: tuple[int, ...]) -> Pixels:
+    transposed: Pixels = opencv().transpose(image)
+    return transposed.reshape(*transposed.shape[:2], *shape)
 
 
-def _pass(rows: Pixels, after: int, start: float, extent: float, out: Pixels, reverse: bool = False) -> Pixels:
-    """Put the rows, resampled to ``after`` of them, into ``out``.
+def _resample_rows(
+    rows: Pixels, rows_out: int, start: float, extent: float, out: Pixels, reverse: bool = False
+) -> Pixels:
+    """Resample ``extent`` rows from ``start`` on to ``rows_out`` rows, into ``out``.
 
-    Some at a time, so that what is gathered and summed stays near the processor.
+    Works on a few output rows at a time, so that what is gathered and summed stays in the CPU cache.
     """
     kind = "f" if rows.dtype.kind == "f" else f"u{rows.itemsize}"
-    taps = _taps(len(rows), after, kind, start, extent, reverse)
-    which, weights, wide = taps.rows, taps.weights, taps.weights.dtype
-    rows, results = rows.reshape(len(rows), -1), out.reshape(after, -1)
+    taps = _taps(len(rows), rows_out, kind, start, extent, reverse)
+    sources, weights, dtype = taps.rows, taps.weights, taps.weights.dtype
+    rows, results = rows.reshape(len(rows), -1), out.reshape(rows_out, -1)
     length = rows.shape[1]
-    step = -(-after // -(-which.size * length * wide.itemsize // _CHUNK_BYTES))
-    half, bits = wide.type(1 << taps.bits >> 1), wide.type(taps.bits)
-    gathered = _scratch.array("gathered", (step, which.shape[1], length), wide)
-    sums = _scratch.array("sums", (step, length), wide)
-    for first in range(0, after, step):
-        last = min(after, first + step)
+    step = -(-rows_out // -(-sources.size * length * dtype.itemsize // _CHUNK_BYTES))
+    half, bits = dtype.type(1 << taps.bits >> 1), dtype.type(taps.bits)
+    gathered = _scratch.array("gathered", (step, sources.shape[1], length), dtype)
+    sums = _scratch.array("sums", (step, length), dtype)
+    for first in range(0, rows_out, step):
+        last = min(rows_out, first + step)
         low, high = min(taps.low[first], taps.low[last - 1]), max(taps.high[first], taps.high[last - 1])
-        near = _scratch.array("near", (high - low, length), wide)
-        np.copyto(near, rows[low:high])
-        chosen = which[first:last]
-        near.take(chosen - low if low else chosen, 0, gathered[: last - first], "clip")
+        inputs = _scratch.array("inputs", (high - low, length), dtype)
+        np.copyto(inputs, rows[low:high])
+        chosen = sources[first:last]
+        inputs.take(chosen - low if low else chosen, 0, gathered[: last - first], "clip")
         summed = sums[: last - first]
         np.einsum("mkl,mk->ml", gathered[: last - first], weights[first:last], out=summed)
         if taps.bits:

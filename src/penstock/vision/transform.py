@@ -1,4 +1,4 @@
-"""What a transform is: a value that can be called on the bytes of an image, or on its pixels."""
+"""The base of all transforms: values that are called on the bytes of an image, or on its pixels."""
 
 from __future__ import annotations
 
@@ -21,78 +21,84 @@ from penstock.vision.resampling import Pixels, opencv
 Layout = Literal["HWC", "CHW"]
 DType = Literal["uint8", "float32", "float16"]
 Range = tuple[float, float]
-Moments = tuple[tuple[float, ...], tuple[float, ...]]
+MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
 
-IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+IMAGENET: MeanStd = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _LIMITS = Limits()
 
 
 class Transform(ABC):
-    """Changes an image. Called on bytes it decodes them first; arrays are H x W x C."""
+    """A function of an image. Called on bytes, it decodes them first; arrays are height x width x channels.
+
+    Attributes:
+        random: Whether the result depends on a random generator.
+    """
 
     random: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        said = sorted((part for part in fields(self) if part.init), key=lambda part: bool(part.kw_only))  # type: ignore[arg-type]
-        first, more = said[:1], said[1:]
-        shown = [repr(getattr(self, part.name)) for part in first]
-        shown += [f"{part.name}={value!r}" for part in more if (value := getattr(self, part.name)) != part.default]
+        arguments = [argument for argument in fields(self) if argument.init]  # type: ignore[arg-type]
+        arguments.sort(key=lambda argument: bool(argument.kw_only))
+        shown = [repr(getattr(self, argument.name)) for argument in arguments[:1]]
+        for argument in arguments[1:]:
+            if (value := getattr(self, argument.name)) != argument.default:
+                shown.append(f"{argument.name}={value!r}")
         return f"{type(self).__name__}({', '.join(shown)})"
 
     @abstractmethod
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        """Change an image, without writing into it; ``rng`` is for those that are random."""
+        """Return the transformed image; ``pixels`` is not written to. Random transforms draw from ``rng``."""
 
     def decode(self, data: bytes, rng: np.random.Generator, limits: Limits) -> Any:
-        """Decode an image and change it.
+        """Decode an image, and return it transformed.
 
         Raises:
-            ValueError: it is no image, is damaged or too large.
+            ValueError: ``data`` is not an image, is damaged, or exceeds the limits.
         """
         return self.apply(read_image(data, limits=limits), rng)
 
     def within(self, limits: Limits) -> Callable[..., Any]:
-        """The decoder of a field: a function of its bytes, and of ``rng`` where the transform is random."""
+        """Return a decoder for ``decode(jpg=...)``: a function of bytes, and of ``rng`` if the transform is random."""
         return partial(self._run, limits=limits)
 
     def _run(self, image: Any, rng: np.random.Generator | None = None, limits: Limits = _LIMITS) -> Any:
         if rng is None:
-            rng = np.random.default_rng() if self.random else _NOBODY
+            rng = np.random.default_rng() if self.random else _UNUSED_RNG
         if isinstance(image, bytes | bytearray | memoryview):
             return self.decode(bytes(image), rng, limits)
-        return self.apply(self._taken(image), rng)
+        return self.apply(self._input_pixels(image), rng)
 
-    def _taken(self, image: Any) -> Pixels:
-        return pixels_of(image)
+    def _input_pixels(self, image: Any) -> Pixels:
+        return to_pixels(image)
 
 
 class FixedTransform(Transform):
-    """One that does the same every time."""
+    """A transform that always gives the same result."""
 
     def __call__(self, image: Any) -> Any:
-        """Change an image: bytes, an H x W x C array, or a PIL image."""
+        """Return the transformed image, which is given as bytes, a height x width x channels array, or a PIL image."""
         return self._run(image)
 
 
 class RandomTransform(Transform):
-    """One that draws: from the sample's own generator in a plan, from fresh randomness where none is given."""
+    """A transform that draws from a generator: that of the sample in a plan, or a new one if none is given."""
 
     random = True
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None) -> Any:
-        """Change an image: bytes, an H x W x C array, or a PIL image."""
+        """Return the transformed image, which is given as bytes, a height x width x channels array, or a PIL image."""
         return self._run(image, rng)
 
 
-_NOBODY = np.random.Generator(np.random.PCG64(0))  # what transforms get that do not draw
+_UNUSED_RNG = np.random.Generator(np.random.PCG64(0))  # passed to fixed transforms, which do not draw
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class Compose(RandomTransform):
-    """Several transforms, one after the other; the first one decodes.
+    """Applies several transforms or functions of an array in order; the first one decodes.
 
     Raises:
-        PlanError: something is no transform and no function.
+        PlanError: an argument is neither a transform nor a function.
     """
 
     transforms: tuple[Callable[..., Any], ...]
@@ -100,38 +106,38 @@ class Compose(RandomTransform):
     def __init__(self, *transforms: Callable[..., Any]) -> None:
         if len(transforms) == 1 and isinstance(transforms[0], list | tuple):
             transforms = tuple(transforms[0])
-        for each in transforms:
-            if not callable(each):
-                raise PlanError(f"Compose: {each!r} is neither a transform nor a function")
+        for transform in transforms:
+            if not callable(transform):
+                raise PlanError(f"Compose: {transform!r} is neither a transform nor a function")
         object.__setattr__(self, "transforms", transforms)
 
     def __repr__(self) -> str:
         return f"Compose({', '.join(map(repr, self.transforms))})"
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        return self._after(0, pixels, rng)
+        return self._apply_from(0, pixels, rng)
 
     def decode(self, data: bytes, rng: np.random.Generator, limits: Limits) -> Any:
         if self.transforms and isinstance(first := self.transforms[0], Transform):
-            return self._after(1, first.decode(data, rng, limits), rng)
-        return self._after(0, read_image(data, limits=limits), rng)
+            return self._apply_from(1, first.decode(data, rng, limits), rng)
+        return self._apply_from(0, read_image(data, limits=limits), rng)
 
-    def _after(self, done: int, value: Any, rng: np.random.Generator) -> Any:
-        for each in self.transforms[done:]:
-            value = each.apply(value, rng) if isinstance(each, Transform) else each(value)
+    def _apply_from(self, start: int, value: Any, rng: np.random.Generator) -> Any:
+        for transform in self.transforms[start:]:
+            value = transform.apply(value, rng) if isinstance(transform, Transform) else transform(value)
         return value
 
 
 @dataclass(frozen=True)
-class Form:
-    """What comes out: layout, numbers and container.
+class OutputFormat:
+    """The layout, number type and container of a transform's result.
 
     Raises:
-        PlanError: an argument makes no sense.
+        PlanError: an argument is not valid.
     """
 
     layout: Layout = "HWC"
-    normalize: Moments | None = None
+    normalize: MeanStd | None = None
     dtype: DType | None = None
     to: Literal["numpy", "torch"] = "numpy"
 
@@ -141,30 +147,30 @@ class Form:
         if self.dtype is not None:
             check_choice("dtype", self.dtype, ("uint8", "float32", "float16"))
         if self.normalize is not None and self.dtype == "uint8":
-            raise PlanError("dtype='uint8' cannot hold normalised pixels; use float32 or float16")
+            raise PlanError("dtype='uint8' cannot hold normalized pixels; use float32 or float16")
 
-    @cached_property  # asked for every image, right after a decode, when nothing is in the processor's cache
-    def plain(self) -> bool:
-        """Whether pixels are given as they are."""
-        return self == _PLAIN
+    @cached_property  # needed for every image, right after a decode has emptied the CPU caches
+    def is_default(self) -> bool:
+        """Whether pixels are returned as they are."""
+        return self == _DEFAULT_FORMAT
 
-    def of(self, pixels: Pixels) -> Any:
-        """The image (H x W x C, uint8 or floats in 0..1) in this form."""
-        if self.plain:
+    def convert(self, pixels: Pixels) -> Any:
+        """Return an image (height x width x channels, uint8 or floats in 0..1) in this format."""
+        if self.is_default:
             return pixels
         dtype = self.dtype or ("float32" if self.normalize is not None else str(pixels.dtype))
-        out = _levels(pixels) if dtype == "uint8" else self._floats(pixels).astype(dtype, copy=False)
+        out = _to_uint8(pixels) if dtype == "uint8" else self._floats(pixels).astype(dtype, copy=False)
         if self.layout == "CHW" and out.ndim == 3 and not (dtype != "uint8" and pixels.dtype == np.uint8):
             out = np.ascontiguousarray(out.transpose(2, 0, 1))
         return _torch().from_numpy(np.ascontiguousarray(out)) if self.to == "torch" else out
 
     def _floats(self, pixels: Pixels) -> Pixels:
-        """Floats; those of uint8 pixels are looked up, in the layout that is wanted."""
+        """Return normalized floats. Those of uint8 pixels come from a table, and already have the right layout."""
         channels = pixels.shape[2]
         if self.normalize is not None and channels != len(self.normalize[0]):
-            raise ValueError(f"normalize has {len(self.normalize[0])} means and the image {channels} channels")
+            raise ValueError(f"normalize has {len(self.normalize[0])} means, but the image has {channels} channels")
         if pixels.dtype == np.uint8:
-            table = _table(self.normalize, channels)
+            table = _lookup_table(self.normalize, channels)
             cv2 = opencv()
             if self.layout == "HWC":
                 out: Pixels = cv2.LUT(pixels, table)
@@ -180,10 +186,10 @@ class Form:
         return floats
 
 
-_PLAIN = Form()
+_DEFAULT_FORMAT = OutputFormat()
 
 
-def _levels(pixels: Pixels) -> Pixels:
+def _to_uint8(pixels: Pixels) -> Pixels:
     if pixels.dtype == np.uint8:
         return pixels
     levels: Pixels = np.rint(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
@@ -191,86 +197,87 @@ def _levels(pixels: Pixels) -> Pixels:
 
 
 @lru_cache(64)
-def _table(normalize: Moments | None, channels: int) -> Pixels:
-    """What each of 256 levels becomes, a channel after the other."""
+def _lookup_table(normalize: MeanStd | None, channels: int) -> Pixels:
+    """Return what each of the 256 levels becomes, for each channel."""
     mean, std = normalize or ((0.0,) * channels, (1.0,) * channels)
     levels = np.arange(256)[:, None] / 255
     table: Pixels = ((levels - np.array(mean)) / np.array(std)).astype(np.float32)[:, None, :]
     return table
 
 
-def moments(given: Any) -> Moments | None:
-    """Check ``normalize=``: ``None``, ``"imagenet"``, or mean and standard deviation of each channel.
+def check_normalize(value: Any) -> MeanStd | None:
+    """Check ``normalize=``: ``None``, ``"imagenet"``, or the means and standard deviations of the channels.
 
     Raises:
-        PlanError: it is none of these.
+        PlanError: the value is none of these.
     """
-    if given is None or (isinstance(given, str) and given == "imagenet"):
-        return IMAGENET if given else None
+    if value is None or (isinstance(value, str) and value == "imagenet"):
+        return IMAGENET if value else None
     try:
-        mean, std = (tuple(float(value) for value in values) for values in given)
+        mean, std = (tuple(float(number) for number in numbers) for numbers in value)
     except (TypeError, ValueError):
         mean, std = (), ()
-    if not mean or len(mean) != len(std) or not all(value > 0 for value in std):
+    if not mean or len(mean) != len(std) or not all(number > 0 for number in std):
         raise PlanError(
-            f"normalize={given!r}: give (means, deviations), a number above 0 for each channel, or 'imagenet'"
+            f"normalize={value!r}: pass (means, standard deviations) with one number for each channel, deviations "
+            f"above 0, or 'imagenet'"
         )
     return mean, std
 
 
-def pixels_of(image: Any) -> Pixels:
-    """An array of H x W x C of an array or a PIL image.
+def to_pixels(image: Any) -> Pixels:
+    """Return an array or a PIL image as a height x width x channels array.
 
     Raises:
-        TypeError: it is neither, or has another shape or type.
+        TypeError: ``image`` is neither, or has another shape or type.
     """
     array = as_array(image)
     if array is None and type(image).__module__.partition(".")[0] == "PIL":
         array = np.asarray(image.convert("RGB"))
     if array is None:
-        raise TypeError(f"an image is bytes, an array or a PIL image, not {type(image).__name__}")
+        raise TypeError(f"an image must be bytes, an array or a PIL image, not {type(image).__name__}")
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or not 1 <= array.shape[2] <= 4 or not array.size:
-        raise TypeError(f"an image is an array of height x width x 1 to 4 channels, not of shape {array.shape}")
+        raise TypeError(f"an image must have the shape height x width x 1 to 4 channels, not {array.shape}")
     if array.dtype not in (np.uint8, np.float32):
-        raise TypeError(f"pixels are uint8, or float32 in 0..1, not {array.dtype}")
+        raise TypeError(f"pixels must be uint8, or float32 in 0..1, not {array.dtype}")
     return array
 
 
-def check_range(name: str, given: Any, least: float = 0.0, most: float = float("inf")) -> Range:
-    """Require two numbers in order, within bounds.
+def check_range(name: str, value: Any, low: float = 0.0, high: float = float("inf")) -> Range:
+    """Require two numbers within bounds, the smaller one first, and return them.
 
     Raises:
-        PlanError: they are not.
+        PlanError: ``value`` is something else.
     """
-    pair = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
-    numbers = all(isinstance(value, Real) and not isinstance(value, bool) for value in pair)
-    if len(pair) != 2 or not numbers or not least <= pair[0] <= pair[1] <= most:
-        bounds = f"{least} to {most}" if most != float("inf") else f"{least} on"
-        raise PlanError(f"{name}={given!r}: give two numbers, the smaller first, from {bounds}")
+    pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    numeric = all(isinstance(number, Real) and not isinstance(number, bool) for number in pair)
+    if len(pair) != 2 or not numeric or not low <= pair[0] <= pair[1] <= high:
+        bounds = f"from {low} to {high}" if high != float("inf") else f"of {low} or more"
+        raise PlanError(f"{name}={value!r}: pass two numbers {bounds}, the smaller one first")
     return float(pair[0]), float(pair[1])
 
 
-def check_chance(name: str, given: Any) -> None:
+def check_probability(name: str, value: Any) -> None:
     """Require a probability.
 
     Raises:
-        PlanError: it is not one.
+        PlanError: ``value`` is not one.
     """
-    if isinstance(given, bool) or not isinstance(given, Real) or not 0 <= float(given) <= 1:
-        raise PlanError(f"{name}={given!r}: give a probability, 0 to 1")
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+        raise PlanError(f"{name}={value!r}: pass a probability from 0 to 1")
 
 
-def check_size(name: str, given: Any) -> tuple[int, int]:
-    """Require a size: one number for a square, or (height, width).
+def check_size(name: str, value: Any) -> tuple[int, int]:
+    """Require one number, for a square, or (height, width), and return (height, width).
 
     Raises:
-        PlanError: it is neither.
+        PlanError: ``value`` is neither.
     """
-    pair = (given, given) if isinstance(given, int) else tuple(given) if isinstance(given, Sequence) else ()
-    if len(pair) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in pair):
-        raise PlanError(f"{name}={given!r}: give a number of pixels, or (height, width)")
+    pair = (value, value) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    if len(pair) != 2 or any(isinstance(side, bool) or not isinstance(side, int) or side < 1 for side in pair):
+        raise PlanError(f"{name}={value!r}: pass a number of pixels above 0, or (height, width)")
     return pair[0], pair[1]
 
 
