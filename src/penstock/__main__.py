@@ -1,4 +1,4 @@
-"""``python -m penstock``: the command."""
+"""``python -m penstock``: the ``penstock`` command."""
 
 import sys
 

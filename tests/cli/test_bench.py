@@ -12,65 +12,67 @@ import penstock as ps
 from penstock.cli import main
 from penstock.cli.bench import advice
 from penstock.errors import MissingExtra
-from penstock.inspection.bench import BenchResult, Paces
+from penstock.inspection.bench import BenchReport, BenchResult
 
 QUICK = ["--seconds", "0.05", "--batch", "4", "--size", "32"]
 
 
 def photos(folder: Path, side: int = 48) -> str:
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def jpg() -> bytes:
         out = io.BytesIO()
-        Image.fromarray(dice.integers(0, 256, (side, side, 3), np.uint8)).save(out, "JPEG")
+        Image.fromarray(rng.integers(0, 256, (side, side, 3), np.uint8)).save(out, "JPEG")
         return out.getvalue()
 
     ps.from_items([{"jpg": jpg(), "cls": n} for n in range(12)]).write_tar(str(folder), max_samples=6)
     return str(folder)
 
 
-def found(steps: dict[str, float], together: float = 50.0, side: int | None = None, *, remote: bool = False) -> Paces:
-    """Figures as they might be; those named "limit: ..." are limits."""
-    paces = [BenchResult(name, rate) for name, rate in steps.items()]
-    limits = tuple(pace for pace in paces if pace.name.startswith("limit"))
-    rest = tuple(pace for pace in paces if not pace.name.startswith("limit"))
+def report(
+    rates: dict[str, float], together: float = 50.0, side: int | None = None, *, remote: bool = False
+) -> BenchReport:
+    """A made-up report; rates named "limit: ..." are limits."""
+    results = [BenchResult(name, rate) for name, rate in rates.items()]
+    limits = tuple(result for result in results if result.name.startswith("limit"))
+    steps = tuple(result for result in results if not result.name.startswith("limit"))
     image = None if side is None else "jpg"
-    return Paces(1, 1000.0, image, side, 224, 2, remote, limits, rest, BenchResult("all together", together), ())
+    return BenchReport(1, 1000.0, image, side, 224, 2, remote, limits, steps, BenchResult("all together", together), ())
 
 
-def test_every_step_is_told_with_its_pace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_step_is_printed_with_its_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", photos(tmp_path / "out"), *QUICK]) == 0
     out = capsys.readouterr().out
     assert out.startswith("2 shards, ")
     assert "jpg of 48 px on the long side; " in out
     steps = [line.rsplit(None, 2)[0].strip() for line in out.split("\n\n")[1].splitlines()[1:]]
-    wanted = ["limit: plain reads", "limit: decoder alone", "read", "decode", "augment", "batch", "all together"]
-    assert [step for step, want in zip(steps, wanted, strict=True) if not step.startswith(want)] == []
+    expected = ["limit: plain reads", "limit: decoder alone", "read", "decode", "augment", "batch", "all together"]
+    assert [step for step, name in zip(steps, expected, strict=True) if not step.startswith(name)] == []
     assert "All together: " in out.split("\n\n")[2]
 
 
-def test_a_program_gets_the_same_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", photos(tmp_path / "out"), *QUICK, "--json", "--decode", "l8", "--no-antialias"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["shards"], told["image"], told["side"], told["size"]) == (2, "jpg", 48, 32)
-    assert [pace["name"] for pace in told["steps"]] == ["read", "decode", "augment", "batch"]
-    assert all(pace["samples_s"] > 0 for pace in (*told["limits"], *told["steps"], told["together"]))
-    assert told["bottleneck"] == min(told["steps"], key=lambda pace: pace["samples_s"])["name"]
-    assert told["advice"][0].startswith("All together: ")
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["shards"], printed["image"], printed["side"], printed["size"]) == (2, "jpg", 48, 32)
+    assert [step["name"] for step in printed["steps"]] == ["read", "decode", "augment", "batch"]
+    assert all(step["samples_s"] > 0 for step in (*printed["limits"], *printed["steps"], printed["together"]))
+    assert printed["bottleneck"] == min(printed["steps"], key=lambda step: step["samples_s"])["name"]
+    assert printed["advice"][0].startswith("All together: ")
 
 
 def test_shards_without_images_have_nothing_to_augment(capsys: pytest.CaptureFixture[str]) -> None:
     ps.from_items([{"txt": "a", "cls": 1}]).write_tar("memory://cli-bench/out")
     assert main(["bench", "memory://cli-bench/out", *QUICK, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [pace["name"] for pace in told["steps"]] == ["read", "decode", "batch"]
-    assert (told["remote"], told["image"]) == (True, None)
+    printed = json.loads(capsys.readouterr().out)
+    assert [step["name"] for step in printed["steps"]] == ["read", "decode", "batch"]
+    assert (printed["remote"], printed["image"]) == (True, None)
 
 
 def test_tables_of_numbers_have_nothing_to_decode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ps.from_items([{"x": n} for n in range(100)]).write_parquet(tmp_path / "out")
     assert main(["bench", str(tmp_path / "out"), *QUICK, "--json"]) == 0
-    assert [pace["name"] for pace in json.loads(capsys.readouterr().out)["steps"]] == ["read", "batch"]
+    assert [step["name"] for step in json.loads(capsys.readouterr().out)["steps"]] == ["read", "batch"]
 
 
 def test_a_decoder_that_is_not_installed_is_a_note_and_the_rest_is_measured(
@@ -81,46 +83,48 @@ def test_a_decoder_that_is_not_installed_is_a_note_and_the_rest_is_measured(
 
     monkeypatch.setattr("penstock.vision.decoding.simplejpeg", missing)
     assert main(["bench", photos(tmp_path / "out"), *QUICK, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [pace["name"] for pace in told["limits"]] == ["limit: read"]
-    assert any("vision" in note for note in told["advice"])
+    printed = json.loads(capsys.readouterr().out)
+    assert [limit["name"] for limit in printed["limits"]] == ["limit: read"]
+    assert any("vision" in note for note in printed["advice"])
 
 
 @pytest.mark.parametrize(
-    ("paces", "words"),
+    ("measured", "sentence"),
     [
-        (found({"limit: read": 100, "read": 90, "decode": 500}), "move the shards to a faster disk"),
-        (found({"limit: read": 100, "read": 90, "decode": 500}, remote=True), "cache=ps.Cache(folder)"),
-        (found({"limit: read": 900, "read": 90, "decode": 500}), "`penstock index`"),
+        (report({"limit: read": 100, "read": 90, "decode": 500}), "move the shards to a faster disk"),
+        (report({"limit: read": 100, "read": 90, "decode": 500}, remote=True), "cache=ps.Cache(folder)"),
+        (report({"limit: read": 900, "read": 90, "decode": 500}), "`penstock index`"),
         (
-            found({"read": 900, "limit: decode": 100, "decode": 90}, side=1024),
+            report({"read": 900, "limit: decode": 100, "decode": 90}, side=1024),
             "--max-side 256` stores 16.0 times",
         ),
-        (found({"read": 900, "limit: decode": 100, "decode": 90}, side=256), "only more cores"),
-        (found({"read": 900, "limit: decode": 100, "decode": 50}, side=256), "With 2 workers it could be nearer"),
-        (found({"read": 900, "decode": 500, "augment": 60}), "antialias=False"),
-        (found({"read": 900, "decode": 500, "batch": 60}), "Putting batches together"),
-        (found({"read": 900, "decode": 500}, together=900), "contradict each other"),
-        (found({"read": 900, "decode": 500}, together=100), "would reach 321"),
+        (report({"read": 900, "limit: decode": 100, "decode": 90}, side=256), "only more cores"),
+        (report({"read": 900, "limit: decode": 100, "decode": 50}, side=256), "With 2 workers it could be closer"),
+        (report({"read": 900, "decode": 500, "augment": 60}), "antialias=False"),
+        (report({"read": 900, "decode": 500, "batch": 60}), "Batching is the limit"),
+        (report({"read": 900, "decode": 500}, together=900), "contradict each other"),
+        (report({"read": 900, "decode": 500}, together=100), "would reach 321"),
     ],
 )
-def test_advice_names_what_limits_and_what_helps(paces: Paces, words: str) -> None:
-    assert words in "\n".join(advice(paces))
+def test_advice_names_the_bottleneck_and_what_helps(measured: BenchReport, sentence: str) -> None:
+    assert sentence in "\n".join(advice(measured))
 
 
-def test_images_that_are_small_already_are_not_to_be_stored_smaller() -> None:
-    assert "--max-side" not in "\n".join(advice(found({"read": 900, "decode": 90}, side=300)))
+def test_small_images_are_not_to_be_stored_smaller() -> None:
+    assert "--max-side" not in "\n".join(advice(report({"read": 900, "decode": 90}, side=300)))
 
 
-@pytest.mark.parametrize("more", [["--batch", "0"], ["--seconds", "-1"], ["--size", "x"], ["--workers", "0"]], ids=str)
-def test_numbers_that_make_no_sense_are_a_wrong_call(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [["--batch", "0"], ["--seconds", "-1"], ["--size", "x"], ["--workers", "0"]], ids=str
+)
+def test_numbers_that_make_no_sense_are_a_usage_error(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        main(["bench", "somewhere/", *more])
+        main(["bench", "somewhere/", *options])
     assert exit_.value.code == 2
-    assert f"argument {more[0]}" in capsys.readouterr().err
+    assert f"argument {options[0]}" in capsys.readouterr().err
 
 
-def test_shards_that_are_not_there_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_shards_are_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(tmp_path / "nothing")]) == 1
     captured = capsys.readouterr()
     assert (captured.out, len(captured.err.splitlines())) == ("", 1)

@@ -28,7 +28,7 @@ TYPED: list[dict[str, Any]] = [
 ]
 
 
-def same(left: Any, right: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(np.array_equal(left, right))
 
 
@@ -40,8 +40,8 @@ def test_parquet_to_tar_and_back_keeps_fields_and_types(tmp_path: Path) -> None:
     ps.convert(tmp_path / "shards", tmp_path / "back")
     back = ps.read_parquet(str(tmp_path / "back")).take_all()
     assert len(back) == len(TYPED)
-    for sample, want in zip(back, TYPED, strict=True):
-        assert all(same(sample[name], want[name]) for name in want)
+    for sample, expected in zip(back, TYPED, strict=True):
+        assert all(is_same(sample[name], expected[name]) for name in expected)
 
 
 def test_tar_to_parquet_and_back_keeps_keys_and_bytes(tmp_path: Path) -> None:
@@ -50,15 +50,15 @@ def test_tar_to_parquet_and_back_keeps_keys_and_bytes(tmp_path: Path) -> None:
     assert main(["convert", str(tmp_path / "in"), str(tmp_path / "table")]) == 0
     assert "__url__" not in ps.read_parquet(str(tmp_path / "table")).first()
     assert main(["convert", str(tmp_path / "table"), str(tmp_path / "out"), "--max-bytes", "20KB"]) == 0
-    want, got = (ps.read_tar(str(tmp_path / name)).take_all() for name in ("in", "out"))
-    assert len({sample["__url__"] for sample in got}) > 1
-    assert [{**s, "__url__": ""} for s in got] == [{**s, "__url__": ""} for s in want]
+    expected, converted = (ps.read_tar(str(tmp_path / name)).take_all() for name in ("in", "out"))
+    assert len({sample["__url__"] for sample in converted}) > 1
+    assert [{**sample, "__url__": ""} for sample in converted] == [{**sample, "__url__": ""} for sample in expected]
 
 
 @pytest.mark.parametrize(
     ("name", "read"), [("out.csv", ps.read_csv), ("out.jsonl", ps.read_json), ("out.tfrecord", ps.read_tfrecords)]
 )
-def test_rows_are_written_as_the_name_tells(
+def test_the_format_of_rows_is_chosen_by_the_file_name(
     name: str, read: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"a": i, "b": i / 2} for i in range(10)]
@@ -87,7 +87,7 @@ def test_a_conversion_that_fails_leaves_no_files_and_names_the_sample(tmp_path: 
         ps.convert(tmp_path / "in", tmp_path / "out.tar")
 
 
-def test_a_folder_of_several_kinds_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_several_formats_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "b.jsonl").write_text("{}\n")
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 1
@@ -102,14 +102,14 @@ def test_a_folder_of_several_kinds_is_refused(tmp_path: Path, capsys: pytest.Cap
         ps.convert(tmp_path / "d", tmp_path / "out")
 
 
-def test_bytes_have_no_place_in_csv(tmp_path: Path) -> None:
+def test_bytes_cannot_be_written_to_csv(tmp_path: Path) -> None:
     ps.from_items([{"a": b"\xff"}]).write_parquet(tmp_path / "table")
     with pytest.raises(DataError, match="'a'"):
         ps.convert(tmp_path / "table", tmp_path / "out.csv")
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_places_may_be_remote(tmp_path: Path) -> None:
+def test_source_and_target_may_be_remote(tmp_path: Path) -> None:
     ps.from_items([{"__key__": "k", "cls": 3}]).write_tar(str(tmp_path / "in"))
     (tmp_path / "root" / "bucket").mkdir(parents=True)
     with s3_server(tmp_path / "root") as port:
@@ -129,17 +129,17 @@ def test_files_are_not_converted_into_their_own_folder(format: Any, tmp_path: Pa
     with pytest.raises(PlanError, match=r"reads from .*table, where it is to be written"):
         ps.convert(tmp_path / "table", tmp_path / "table", format=format)
     assert sorted(tmp_path.rglob("*")) == before
-    ps.convert(tmp_path / "table", tmp_path / "table" / "rows.csv")  # a file may lie beside
+    ps.convert(tmp_path / "table", tmp_path / "table" / "rows.csv")  # a file beside its source is fine
 
 
 @pytest.mark.parametrize(("source", "target", "name"), [(None, "x", "source"), ("x", 3, "target")], ids=str)
-def test_what_is_no_path_is_named(source: Any, target: Any, name: str) -> None:
+def test_an_argument_that_is_not_a_path_is_named(source: Any, target: Any, name: str) -> None:
     with pytest.raises(PlanError, match=f"{name}=.*: give a path or a URL"):
         ps.convert(source, target)
 
 
 @pytest.mark.parametrize("format", ["parquet", "tar", "csv", "json", "tfrecords"])
-def test_a_source_that_is_not_there_leaves_nothing_behind(
+def test_a_missing_source_leaves_nothing_behind(
     format: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["convert", str(tmp_path / "missing.csv"), str(tmp_path / "out"), "--format", format])

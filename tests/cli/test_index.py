@@ -22,7 +22,7 @@ def shard(tmp_path: Path) -> Path:
     return tmp_path / "a.tar"
 
 
-def test_an_index_is_put_beside_its_shard(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_index_is_stored_beside_its_shard(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(shard.parent)]) == 0
     assert capsys.readouterr().out == f"{shard}: 2 samples\n"
     index = read_beside(str(shard))
@@ -30,20 +30,20 @@ def test_an_index_is_put_beside_its_shard(shard: Path, capsys: pytest.CaptureFix
     assert len(index.checksums) == 1
 
 
-def test_each_shard_is_a_line_of_json_on_request(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_line_per_shard(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["index", str(shard), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"shard": str(shard), "samples": 2, "bad": 0, "skipped": 0}
 
 
-def test_a_place_that_cannot_be_written_is_one_sentence(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_folder_is_reported_in_one_line(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (shard.parent / "a.tar.index").mkdir()
     assert main(["index", str(shard)]) == 1
-    said = capsys.readouterr().err
-    assert "the index cannot be written beside it: Is a directory" in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert "the index cannot be written beside it: Is a directory" in error
+    assert error.count("\n") == 1
 
 
-def test_a_remote_shard_is_indexed_where_it_is(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_remote_shard_gets_its_index_beside_it(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Memory().put("memory://cli-index/a.tar") as upload:
         upload.write(shard.read_bytes())
         upload.commit()
@@ -51,7 +51,7 @@ def test_a_remote_shard_is_indexed_where_it_is(shard: Path, capsys: pytest.Captu
     assert Memory().info("memory://cli-index/a.tar.index").size
 
 
-def test_a_damaged_shard_is_told_and_exit_1(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_shard_is_reported_and_exit_1(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard.write_bytes(shard.read_bytes()[:1600])
     assert main(["index", str(shard)]) == 1
     assert "1 of them bad" in capsys.readouterr().out

@@ -22,14 +22,14 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_of_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_its_own_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([name, "--help"])
     assert exit_.value.code == 0
     assert f"usage: penstock {name}" in capsys.readouterr().out
 
 
-def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_that_of_the_library(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])
     assert exit_.value.code == 0
@@ -37,7 +37,7 @@ def test_the_version_is_the_library_s(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("argv", [[], ["nothing-of-the-kind"], ["demo", "--nothing"]], ids=str)
-def test_a_wrong_call_exits_with_2_and_says_how_to_call(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_usage_error_exits_with_2_and_prints_the_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(argv)
     assert exit_.value.code == 2
@@ -46,7 +46,7 @@ def test_a_wrong_call_exits_with_2_and_says_how_to_call(argv: list[str], capsys:
     assert captured.err.startswith("usage: penstock")
 
 
-def test_an_error_of_ours_is_one_line_and_exit_1(
+def test_a_penstock_error_is_one_line_and_exit_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def test_an_error_of_ours_is_one_line_and_exit_1(
     assert captured.err == "penstock: the header is damaged (shard: a.tar, key: 0001)\n"
 
 
-def test_an_error_of_nobody_s_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: argparse.Namespace) -> int:
         raise ZeroDivisionError
 
@@ -79,7 +79,7 @@ def test_an_interrupt_is_one_line_and_exit_130(
     assert capsys.readouterr().err == "penstock: interrupted\n"
 
 
-def test_the_code_of_the_command_is_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "run", lambda _: 7)
     assert main(["demo"]) == 7
 

@@ -23,16 +23,16 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def test_a_folder_is_packed_and_told(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_packed_and_summarised(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert main(["pack", str(source), out, "--max-samples", "8", "--seed", "3", "--workers", "2"]) == 0
     assert capsys.readouterr().out.startswith(f"{out}: 20 samples in 3 shards of ")
-    want = ps.pack(source, tmp_path / "want", max_samples=8, seed=3)
-    for name in want.shards:
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "want" / name).read_bytes()
+    expected = ps.pack(source, tmp_path / "expected", max_samples=8, seed=3)
+    for name in expected.shards:
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
 
 
-def test_parquet_is_a_format(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parquet_files_are_written_on_request(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["pack", str(source), str(tmp_path / "out"), "--format", "parquet", "--no-shuffle", "--compress", "snappy"]
     assert main(call) == 0
     assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 20 samples in 1 files of ")
@@ -42,15 +42,15 @@ def test_parquet_is_a_format(source: Path, tmp_path: Path, capsys: pytest.Captur
 
 def test_a_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pack", str(source), str(tmp_path / "out"), "--dry-run", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["samples"], told["estimated"]) == (20, False)
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["samples"], printed["estimated"]) == (20, False)
     assert not (tmp_path / "out").exists()
 
 
-def test_options_reach_the_packing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_are_passed_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert main(["pack", str(source), out, "--no-shuffle", "--compress", "gz"]) == 0
-    assert [s["__key__"][-1] for s in ps.read_tar(out)] == list("0123456789") * 2
+    assert [sample["__key__"][-1] for sample in ps.read_tar(out)] == list("0123456789") * 2
     assert main(["pack", str(source), out, "--append"]) == 0
     assert len(ps.read_tar(out)) == 40
     capsys.readouterr()
@@ -60,7 +60,7 @@ def test_options_reach_the_packing(source: Path, tmp_path: Path, capsys: pytest.
     assert len(ps.read_tar(out)) == 20
 
 
-def test_unreadable_samples_are_left_out_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unreadable_samples_are_skipped_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jpg").write_bytes(b"x")
     (tmp_path / "list.csv").write_text("path,label\na.jpg,1\nb.jpg,2\n")
     assert main(["pack", str(tmp_path / "list.csv"), str(tmp_path / "out")]) == 1
@@ -68,10 +68,10 @@ def test_unreadable_samples_are_left_out_on_request(tmp_path: Path, capsys: pyte
     assert "line 3" in error
     assert error.count("\n") == 1
     assert main(["pack", str(tmp_path / "list.csv"), str(tmp_path / "out"), "--skip-errors"]) == 0
-    assert "1 left out" in capsys.readouterr().out
+    assert "1 skipped" in capsys.readouterr().out
 
 
-def test_ctrl_c_ends_with_130_and_the_next_call_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_exits_with_130_and_the_next_call_resumes(tmp_path: Path) -> None:
     (tmp_path / "src" / "a").mkdir(parents=True)
     for number in range(800):
         (tmp_path / "src" / "a" / f"{number}.txt").write_bytes(b"x" * 900)

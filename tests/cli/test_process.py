@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.cli import main
-from penstock.cli.process import found
+from penstock.cli.process import load_function
 from penstock.errors import PlanError
 
 JOBS = """
@@ -37,11 +37,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "in").mkdir()
     for number in range(4):
         (tmp_path / "in" / f"{number}.txt").write_text("x" * number)
-    (tmp_path / f"jobs_{tmp_path.name}.py").write_text(textwrap.dedent(JOBS))  # a module is imported but once
+    # A name that is unique among the tests, because a module is imported only once.
+    (tmp_path / f"jobs_{tmp_path.name}.py").write_text(textwrap.dedent(JOBS))
     (tmp_path / "jobs.py").write_text(textwrap.dedent(JOBS))
 
 
-def test_files_are_processed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_are_processed_and_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = [
         "process",
         f"jobs_{tmp_path.name}:upper",
@@ -58,36 +59,36 @@ def test_files_are_processed_and_told(tmp_path: Path, capsys: pytest.CaptureFixt
     assert ps.read_csv("m.csv")["letters"].take_all() == [0, 1, 2, 3]
     assert Path("up/3.txt").read_text() == "XXX"
     assert main(call) == 0
-    assert capsys.readouterr().out == "4 of 4 inputs done (4 before), 4 rows\n"
+    assert capsys.readouterr().out == "4 of 4 inputs done (4 in earlier runs), 4 rows\n"
 
 
 def test_failures_are_listed_and_the_exit_code_is_1(capsys: pytest.CaptureFixture[str]) -> None:
     call = ["process", "jobs.py:odd", "in/0.txt", "in/1.txt", "in/3.txt", "gone.txt", "--retries", "0"]
-    assert main([*call, "--workers", "2"]) == 1  # in processes, of a module that they cannot import
+    assert main([*call, "--workers", "2"]) == 1  # in processes, which cannot import the module
     captured = capsys.readouterr()
     assert captured.out == "1 of 4 inputs done, 1 rows\n"
     assert "failed: in/1.txt: ValueError: 1 is odd\nfailed: in/3.txt: ValueError: 3 is odd\n" in captured.err
     assert "failed: gone.txt: there is no such file (url: gone.txt)" in captured.err
     assert main([*call, "--json", "--on", "threads"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert {name: told[name] for name in ("inputs", "done", "worked", "failed", "rows")} == {
+    printed = json.loads(capsys.readouterr().out)
+    assert {name: printed[name] for name in ("inputs", "done", "worked", "failed", "rows")} == {
         "inputs": 4,
         "done": 1,
         "worked": 3,
         "failed": 3,
         "rows": 1,
     }
-    assert "raise ValueError" in told["failures"][0]["traceback"]
+    assert "raise ValueError" in printed["failures"][0]["traceback"]
 
 
-def test_a_trial_shows_rows_or_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trial_prints_rows_or_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["process", "jobs.py:odd", "in", "--only", "1"]) == 0
     assert capsys.readouterr().out == '{"input": "in/0.txt", "letters": 0}\n1 of 1 inputs done, 1 rows\n'
     assert main(["process", "jobs.py:odd", "in", "--only", "2"]) == 1
     assert "ValueError: 1 is odd" in capsys.readouterr().err
 
 
-def test_inputs_may_stand_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_may_be_listed_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     Path("list").write_text("in/2.txt\n\nin/0.txt\n")
     assert main(["process", "jobs.py:upper", "@list", "--on", "threads", "--metadata", "m.jsonl"]) == 0
     assert ps.read_json("m.jsonl")["input"].take_all() == ["in/2.txt", "in/0.txt"]
@@ -98,27 +99,27 @@ def test_inputs_may_stand_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("jobs", "give MODULE:FUNCTION"),
-        ("jobs.py:", "give MODULE:FUNCTION"),
+        ("jobs", "does not name a function: write MODULE:FUNCTION"),
+        ("jobs.py:", "does not name a function: write MODULE:FUNCTION"),
         ("gone.py:f", "there is no file"),
         ("no.such.module:f", "there is no module"),
         ("jobs.py:f", "has no function 'f'; it has upper, odd"),
         ("jobs.py:nothing", "has no function 'nothing'"),
     ],
 )
-def test_a_function_that_is_not_there_is_one_line(name: str, problem: str) -> None:
+def test_a_name_that_is_not_a_function_is_refused(name: str, problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
-        found(name)
+        load_function(name)
 
 
-def test_ctrl_c_ends_with_130_and_leaves_no_half_files() -> None:
+def test_ctrl_c_exits_with_130_and_leaves_no_partial_files() -> None:
     Path("slow.py").write_text("import time\ndef slow(path, out):\n    with open(out.path(path.name), 'w') as f:\n")
     with open("slow.py", "a") as file:
         file.write("        f.write('half')\n        f.flush()\n        time.sleep(0.0 if path.stem == '0' else 30)\n")
     call = [sys.executable, "-m", "penstock", "process", "slow.py:slow", "in", "--workers", "2"]
     with subprocess.Popen(call, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        until = time.monotonic() + 30
-        while not os.path.exists("outputs/0.txt") and time.monotonic() < until:
+        deadline = time.monotonic() + 30
+        while not os.path.exists("outputs/0.txt") and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=30)

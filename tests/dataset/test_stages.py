@@ -180,9 +180,7 @@ def test_a_wrong_argument_is_refused_where_it_is_written(wrong: Any) -> None:
 
 
 def test_an_unknown_argument_is_named_with_those_there_are() -> None:
-    with pytest.raises(
-        PlanError, match=r"map has no argument wrokers; it takes workers, .*; did you mean workers\?"
-    ):
+    with pytest.raises(PlanError, match=r"map has no argument wrokers; it takes workers, .*; did you mean workers\?"):
         numbers((3,)).map(len, wrokers=2, workers=1)  # type: ignore[arg-type]
 
 

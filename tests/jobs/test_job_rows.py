@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from penstock.errors import DataError
-from penstock.jobs.job_rows import from_json, readable, rows_of, to_json
+from penstock.jobs.job_rows import decode_rows, encode_rows, escape_bytes, to_rows
 
 
 @pytest.mark.parametrize(
-    ("answer", "rows"),
+    ("returned", "rows"),
     [
         (None, []),
         ({"a": 1}, [{"a": 1}]),
@@ -22,22 +22,22 @@ from penstock.jobs.job_rows import from_json, readable, rows_of, to_json
         (({"a": n} for n in range(2)), [{"a": 0}, {"a": 1}]),
         ([], []),
     ],
-    ids=["nothing", "one", "several", "generator", "none of many"],
+    ids=["none", "one", "several", "generator", "empty list"],
 )
-def test_an_answer_is_rows(answer: Any, rows: list[dict[str, Any]]) -> None:
-    assert rows_of(answer) == rows
+def test_a_function_may_return_rows_in_several_ways(returned: Any, rows: list[dict[str, Any]]) -> None:
+    assert to_rows(returned) == rows
 
 
 @pytest.mark.parametrize(
-    "junk", [3, "text", b"bytes", [1, 2], {1: 2}, {"a": object()}, {"a": {"b": [object()]}}, object()]
+    "returned", [3, "text", b"bytes", [1, 2], {1: 2}, {"a": object()}, {"a": {"b": [object()]}}, object()]
 )
-def test_junk_is_refused_in_words(junk: Any) -> None:
-    with pytest.raises(DataError, match=r"give|names are text"):
-        rows_of(junk)
+def test_what_is_not_rows_is_refused(returned: Any) -> None:
+    with pytest.raises(DataError, match=r"return a row|return numbers, text|names must be text"):
+        to_rows(returned)
 
 
-def test_values_are_plain_whatever_they_were() -> None:
-    given = {
+def test_values_become_plain_python_values() -> None:
+    row = {
         "np": np.float32(0.5),
         "array": np.arange(4).reshape(2, 2),
         "tensor": torch.tensor([1, 2]),
@@ -46,7 +46,7 @@ def test_values_are_plain_whatever_they_were() -> None:
         "set": {2, 1},
         "view": memoryview(b"ab"),
     }
-    assert rows_of(given) == [
+    assert to_rows(row) == [
         {
             "np": 0.5,
             "array": [[0, 1], [2, 3]],
@@ -59,7 +59,7 @@ def test_values_are_plain_whatever_they_were() -> None:
     ]
 
 
-def test_rows_come_back_from_text_as_they_were() -> None:
+def test_encoded_rows_decode_to_the_same_rows() -> None:
     rows = [
         {
             "text": "ü\n\u2028",
@@ -67,16 +67,16 @@ def test_rows_come_back_from_text_as_they_were() -> None:
             "time": datetime.datetime(2020, 5, 20, 1, 2, 3, 4),
             "day": datetime.date(2020, 5, 20),
             "hour": datetime.time(1, 2),
-            "nested": [{"a": [b"x", None, True]}, {"$b": "no bytes"}, {"$d": {"$T": 1}}],
+            "nested": [{"a": [b"x", None, True]}, {"$b": "not bytes"}, {"$d": {"$T": 1}}],
             "numbers": [1, 2.5, 1 << 70, float("inf")],
         }
     ]
-    text = to_json(rows)
+    text = encode_rows(rows)
     assert "\n" not in text
-    assert from_json(json.loads(text)) == rows
+    assert decode_rows(json.loads(text)) == rows
 
 
-def test_a_name_that_is_no_text_is_spelled_out() -> None:
-    assert readable("ok-ü") == "ok-ü"
-    assert readable(b"a\xff.txt".decode("utf-8", "surrogateescape")) == "a\\xff.txt"
-    assert rows_of({"a": "\ud800"}) == [{"a": "\\ud800"}]
+def test_bytes_that_are_not_utf8_are_escaped() -> None:
+    assert escape_bytes("ok-ü") == "ok-ü"
+    assert escape_bytes(b"a\xff.txt".decode("utf-8", "surrogateescape")) == "a\\xff.txt"
+    assert to_rows({"a": "\ud800"}) == [{"a": "\\ud800"}]

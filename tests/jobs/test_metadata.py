@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.jobs.metadata import check_metadata, filled, write_metadata
+from penstock.jobs.metadata import check_metadata, fill_fields, write_metadata
 
 ROWS: list[dict[str, Any]] = [{"input": f"{n}.wav", "n": n, "label": "ü, \n"} for n in range(3)]
 
@@ -19,7 +19,7 @@ def test_rows_are_read_back_from_every_format(name: str, tmp_path: Path) -> None
     path = str(tmp_path / name)
     check_metadata(path)
     write_metadata(ROWS, path, None)
-    write_metadata(ROWS, path, None)  # which replaces it
+    write_metadata(ROWS, path, None)  # replaces the file
     read: dict[str, Any] = {".parquet": ps.read_parquet, ".csv": ps.read_csv, ".tsv": _read_tsv}
     assert read.get(os.path.splitext(name)[1], ps.read_json)(path).take_all() == ROWS
     assert os.listdir(os.path.dirname(path)) == [os.path.basename(path)]
@@ -30,13 +30,13 @@ def _read_tsv(path: str) -> ps.Dataset:
 
 
 @pytest.mark.parametrize("name", ["m.parquet", "m.csv"])
-def test_no_rows_make_a_table_of_none(name: str, tmp_path: Path) -> None:
+def test_no_rows_give_an_empty_table(name: str, tmp_path: Path) -> None:
     write_metadata([], str(tmp_path / name), None)
     read: Any = ps.read_csv if name.endswith("csv") else ps.read_parquet
     assert read(str(tmp_path / name)).take_all() == []
 
 
-def test_metadata_goes_elsewhere_too() -> None:
+def test_metadata_may_be_remote() -> None:
     for name in ("m.parquet", "m.jsonl"):
         write_metadata(ROWS, f"memory://metadata/{name}", None)
     assert ps.read_parquet("memory://metadata/m.parquet").take_all() == ROWS
@@ -44,31 +44,31 @@ def test_metadata_goes_elsewhere_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["metadata", "m.xlsx", "m.csv.gz", "folder/"])
-def test_an_ending_that_means_nothing_is_refused(name: str) -> None:
+def test_an_unknown_extension_is_refused(name: str) -> None:
     with pytest.raises(PlanError, match=r"give a file that ends in \.parquet"):
         check_metadata(name)
 
 
-def test_rows_of_different_fields_are_filled() -> None:
-    assert filled([{"input": "a", "x": 1}, {"input": "b", "y": 2}]) == [
+def test_missing_fields_are_filled_with_none() -> None:
+    assert fill_fields([{"input": "a", "x": 1}, {"input": "b", "y": 2}]) == [
         {"input": "a", "x": 1, "y": None},
         {"input": "b", "x": None, "y": 2},
     ]
-    assert filled([]) == []
+    assert fill_fields([]) == []
 
 
-def test_types_that_show_late_are_the_type_of_all(tmp_path: Path) -> None:
+def test_the_type_of_a_column_may_be_known_only_from_its_last_row(tmp_path: Path) -> None:
     day = datetime.date(2020, 5, 20)
-    many = 9000  # more than are looked at together
-    rows: list[dict[str, Any]] = [{"input": str(n), "x": None, "y": 1, "z": []} for n in range(many)]
+    count = 9000  # more than are converted to Arrow at once
+    rows: list[dict[str, Any]] = [{"input": str(n), "x": None, "y": 1, "z": []} for n in range(count)]
     rows.append({"input": "last", "x": day, "y": 0.5, "z": ["a"]})
     write_metadata(rows, str(tmp_path / "m.parquet"), None)
-    got = ps.read_parquet(str(tmp_path / "m.parquet")).take_all()
-    assert (len(got), got[0]["y"], got[-1]["y"], got[-1]["x"]) == (many + 1, 1.0, 0.5, day)
-    assert (list(got[0]["z"]), list(got[-1]["z"])) == ([], ["a"])
+    stored = ps.read_parquet(str(tmp_path / "m.parquet")).take_all()
+    assert (len(stored), stored[0]["y"], stored[-1]["y"], stored[-1]["x"]) == (count + 1, 1.0, 0.5, day)
+    assert (list(stored[0]["z"]), list(stored[-1]["z"])) == ([], ["a"])
 
 
-def test_values_that_do_not_go_together_are_an_error_and_the_old_file_stays(tmp_path: Path) -> None:
+def test_values_without_a_common_type_are_an_error_and_the_old_file_stays(tmp_path: Path) -> None:
     path = str(tmp_path / "m.parquet")
     write_metadata(ROWS, path, None)
     with pytest.raises(DataError, match="'n'"):
@@ -81,7 +81,7 @@ def test_values_that_do_not_go_together_are_an_error_and_the_old_file_stays(tmp_
     assert os.listdir(tmp_path) == ["m.parquet"]
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("m.parquet", "m.csv", "m.jsonl"):
         with pytest.raises(StorageError, match="cannot write"):

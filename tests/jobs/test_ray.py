@@ -1,4 +1,4 @@
-"""The same job on Ray: what the engine does is tested with the engine; here, that a job is none the wiser."""
+"""A job on Ray gives the same as in local processes; the engine has its own tests."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ if FULL:  # the engine has its own tests
         for number in range(9):
             Path(f"in/{number}.txt").write_text(str(number))
         ray = ps.process("in/*.txt", work, "ray", "ray.parquet", 2, retries=1, engine="ray")
-        here = ps.process("in/*.txt", work, "here", "here.parquet", 2, retries=1)
-        assert ray.take_all() == here.take_all()
+        local = ps.process("in/*.txt", work, "local", "local.parquet", 2, retries=1)
+        assert ray.take_all() == local.take_all()
         assert len(ray) == 6
-        assert Path("ray.parquet").read_bytes() == Path("here.parquet").read_bytes()
-        failed = [[(one.input, one.traceback, one.tries) for one in meta.failures] for meta in (ray, here)]
+        assert Path("ray.parquet").read_bytes() == Path("local.parquet").read_bytes()
+        failed = [
+            [(failure.input, failure.traceback, failure.tries) for failure in meta.failures] for meta in (ray, local)
+        ]
         assert failed[0] == failed[1]
-        assert [one.error for one in ray.failures][::2] == ["ValueError: 1 fails", "ValueError: 5 fails"]
+        assert [failure.error for failure in ray.failures][::2] == ["ValueError: 1 fails", "ValueError: 5 fails"]
         assert "worker process ended" in ray.failures[1].error
-        files = [sorted(str(path.relative_to(out)) for path in Path(out).rglob("*")) for out in ("ray", "here")]
+        files = [sorted(str(path.relative_to(out)) for path in Path(out).rglob("*")) for out in ("ray", "local")]
         assert files[0] == files[1]
         assert ps.process([f"in/{n}.txt" for n in (0, 2, 4)], work, "ray", workers=2, engine="ray").worked == 0

@@ -357,7 +357,7 @@ def test_a_missing_shard_of_a_brace_range_is_named(
         list(ps.read_tar(url))
     assert_refused(["info", url], "shard-000002.tar", capsys)
     assert main(["verify", url]) == 1
-    assert "shard-000002.tar: it is in the manifest and not there" in capsys.readouterr().out
+    assert "shard-000002.tar: it is in the manifest but does not exist" in capsys.readouterr().out
 
 
 def test_keys_without_write_permission_are_an_error(

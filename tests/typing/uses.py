@@ -86,7 +86,7 @@ def writing(ds: ps.Dataset) -> None:
 
 def errors(problem: PlanError) -> None:
     assert_type(problem, ps.errors.PlanError)
-    ps.errors.PlanEror  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    raise ps.errors.PlanEror("x")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def images(sample: bytes, rng: np.random.Generator) -> None:

@@ -1,4 +1,4 @@
-"""The command ``penstock``: one file per family of commands, imported when it is called."""
+"""The ``penstock`` command: one module per subcommand, imported only when that subcommand is called."""
 
 from __future__ import annotations
 
@@ -10,84 +10,112 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from penstock import __version__
 from penstock.cli.tools import OLD_NAMES, TOOLS
 from penstock.errors import PenstockError
 
-_AS_WRITTEN = argparse.RawDescriptionHelpFormatter  # examples stay on their lines
-_STIR_S = 0.25
+_KEEP_LINE_BREAKS = argparse.RawDescriptionHelpFormatter  # in the examples
+_WAKEUP_INTERVAL_S = 0.25
 
 COMMANDS = {
-    "bench": "measure shards: read, decode, augment, batch, alone and together, and say what limits",
-    "completion": "print what makes a shell complete these commands: bash, zsh or fish",
-    "convert": "read files of one format and write the same samples in another: tar, Parquet, CSV, JSON, TFRecord",
-    "demo": "pack a small dataset, stream it, train on it, interrupt and resume, print the rates",
-    "index": "make the index of shards that other tools wrote, and put it beside them",
-    "info": "tell what shards or tables hold: samples, bytes, fields and their sizes or types, classes",
-    "pack": "pack a folder, a list or shards into shards or Parquet files, here or elsewhere",
+    "bench": "measure how fast shards are read, decoded, augmented and batched, and name the bottleneck",
+    "completion": "print a completion script for bash, zsh or fish",
+    "convert": "convert files from one format to another: tar, Parquet, CSV, JSON, TFRecord",
+    "demo": "pack a small dataset, stream it, train on it, interrupt and resume, and print the rates",
+    "index": "build the index of shards that other tools wrote, and store it beside them",
+    "info": "summarise shards or tables: samples, bytes, fields with their sizes or types, classes",
+    "pack": "pack a folder, a list or shards into shards or Parquet files, on disk or on remote storage",
     "process": "call a function on files: outputs appear whole, rows are collected, a rerun does what is missing",
     "verify": "check shards against their manifest and index, read Parquet files through, or prove a ledger",
 }
 
 
+class CommandModule(Protocol):
+    """What the module of a subcommand provides."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments of the command."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the command and return its exit code.
+
+        Heavy imports belong here, not at the top of the module, so that ``--help`` answers at once.
+
+        Raises:
+            PenstockError: The command failed in a way that the user can act on.
+        """
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code says how it went: 0 well, 1 not, 2 wrongly called."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    asked = next((word for word in given if not word.startswith("-")), None)
-    if asked in TOOLS and given[0] == asked:
-        # Not below the others: only so may options and names stand in any order.
-        return _run(asked, parser_of(asked).parse_intermixed_args(given[1:]))
+    """Run one command and return its exit code: 0 for success, 1 for a failure.
+
+    Raises:
+        SystemExit: With 2 for a usage error, with 0 after ``--help`` or ``--version``.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in words if not word.startswith("-")), None)
+    if name in TOOLS and words[0] == name:
+        # A parser of its own, because a subparser cannot parse options and positional arguments in any order.
+        return _run(name, parser_of(name).parse_intermixed_args(words[1:]))
     parser = argparse.ArgumentParser(prog="penstock", description="Feeds accelerators.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, about in sorted((COMMANDS | TOOLS).items()):
-        command = commands.add_parser(name, help=about, description=about, formatter_class=_AS_WRITTEN)
-        if name == asked:  # only the command that is called is imported
-            module_of(name).arguments(command)
-    args = parser.parse_args(given)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command, summary in sorted((COMMANDS | TOOLS).items()):
+        subparser = subparsers.add_parser(command, help=summary, description=summary, formatter_class=_KEEP_LINE_BREAKS)
+        if command == name:  # only the module of the command that is called is imported
+            module_of(command).add_arguments(subparser)
+    args = parser.parse_args(words)
     return _run(args.command, args)
 
 
 def old_name() -> int:
-    """Run a tool under the name it had elsewhere: ``tarcat``, ``tarproc``, ...; that of the script that was called."""
-    name = os.path.basename(sys.argv[0])
-    return _run(OLD_NAMES[name], parser_of(OLD_NAMES[name], name).parse_intermixed_args(sys.argv[1:]))
+    """Run the tool that the called script is named after, such as ``tarcat`` or ``tarproc``, and return its exit code.
+
+    Raises:
+        SystemExit: With 2 for a usage error, with 0 after ``--help``.
+    """
+    script = os.path.basename(sys.argv[0])
+    command = OLD_NAMES[script]
+    return _run(command, parser_of(command, script).parse_intermixed_args(sys.argv[1:]))
 
 
 def parser_of(name: str, prog: str | None = None) -> argparse.ArgumentParser:
-    """Give the parser of a command; the one source of its help, of the pages about it and of completion."""
-    about = (COMMANDS | TOOLS)[name]
-    parser = argparse.ArgumentParser(prog or f"penstock {name}", description=about, formatter_class=_AS_WRITTEN)
-    module_of(name).arguments(parser)
+    """Return the parser of a command; the help, the reference page and the completion scripts are all made from it."""
+    summary = (COMMANDS | TOOLS)[name]
+    parser = argparse.ArgumentParser(prog or f"penstock {name}", description=summary, formatter_class=_KEEP_LINE_BREAKS)
+    module_of(name).add_arguments(parser)
     return parser
 
 
-def module_of(name: str) -> Any:
-    """Import the file of a command: it has ``arguments(parser)`` and ``run(args)``."""
-    return import_module(f"penstock.cli.tools.{name}" if name in TOOLS else f"penstock.cli.{name}")
+def module_of(name: str) -> CommandModule:
+    """Import the module of a command."""
+    module: Any = import_module(f"penstock.cli.tools.{name}" if name in TOOLS else f"penstock.cli.{name}")
+    return module  # type: ignore[no-any-return]
 
 
 def _run(name: str, args: argparse.Namespace) -> int:
-    """Run a command, with one line and a code for what a user can do something about."""
+    """Run a command; report an error that the user can act on in one line and with an exit code."""
     try:
-        with _terminated():
-            code: int = module_of(name).run(args)
+        with _unwind_on_sigterm():
+            code = module_of(name).run(args)
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PenstockError as exc:
         sys.stderr.write(f"penstock: {exc}\n")
         return 1
     except OSError as exc:
-        where = f" ({exc.filename})" if exc.filename else ""
-        sys.stderr.write(f"penstock: {exc.strerror or exc}{where}\n")
+        path = f" ({exc.filename})" if exc.filename else ""
+        sys.stderr.write(f"penstock: {exc.strerror or exc}{path}\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("penstock: interrupted\n")
-        exec("")  # Python notes an interrupt inside any exec, and would end by it; another one clears that
+        # An interrupt that leaves any exec() sets a flag for which CPython, at exit, kills itself with SIGINT
+        # instead of returning our code. Another exec() clears the flag.
+        exec("")
         return 130
     except _Terminated:
         sys.stderr.write("penstock: terminated\n")
@@ -96,39 +124,40 @@ def _run(name: str, args: argparse.Namespace) -> int:
 
 
 class _Terminated(BaseException):
-    """The process was asked to end: what has been begun is tidied up."""
+    """Raised in the main thread by SIGTERM, so that ``finally`` blocks run."""
 
 
 @contextmanager
-def _terminated() -> Iterator[None]:
-    """Let a request to end unwind what runs, as Ctrl-C does, so that no half file stays."""
+def _unwind_on_sigterm() -> Iterator[None]:
+    """Make SIGTERM unwind the stack as Ctrl-C does, so that no partial file is left behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def end(*_: object) -> None:
+    def terminate(*_: object) -> None:
         raise _Terminated
 
-    before = signal.signal(signal.SIGTERM, end)
+    previous = signal.signal(signal.SIGTERM, terminate)
     try:
-        with _stirred():
+        with _periodic_wakeup():
             yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextmanager
-def _stirred() -> Iterator[None]:
-    """Wake the main thread now and then.
+def _periodic_wakeup() -> Iterator[None]:
+    """Interrupt the main thread's waits with a timer signal.
 
-    Python sees a signal between two of its steps; one that comes just before a wait for a thread is seen after it,
-    which may be never. Another signal ends that wait, and the first one is seen.
+    Python runs signal handlers between two bytecode instructions. A signal that arrives just before the main thread
+    starts to wait for another thread is therefore handled after that wait, which may never end. The next timer signal
+    ends the wait, and the pending handler runs.
     """
-    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:  # somebody has a use for it
+    if signal.getsignal(signal.SIGALRM) is not signal.SIG_DFL:  # the embedding program uses the timer itself
         yield
         return
     signal.signal(signal.SIGALRM, lambda *_: None)
-    signal.setitimer(signal.ITIMER_REAL, _STIR_S, _STIR_S)
+    signal.setitimer(signal.ITIMER_REAL, _WAKEUP_INTERVAL_S, _WAKEUP_INTERVAL_S)
     try:
         yield
     finally:

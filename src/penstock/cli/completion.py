@@ -1,4 +1,4 @@
-"""``penstock completion``: what makes a shell complete the commands and their options."""
+"""``penstock completion``: scripts that make a shell complete the commands and their options."""
 
 from __future__ import annotations
 
@@ -32,41 +32,42 @@ autoload -U +X bashcompinit && bashcompinit
 {bash}"""
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="which shell")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
     parser.epilog = """examples:
   eval "$(penstock completion bash)"
   penstock completion fish > ~/.config/fish/completions/penstock.fish"""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print it."""
     bash = _bash()
     sys.stdout.write({"bash": bash, "zsh": _ZSH.format(bash=bash), "fish": _fish()}[args.shell])
     return 0
 
 
-def _described() -> dict[str, list[argparse.Action]]:
-    """Every command and its options, from the parsers that run them."""
+def _actions_by_command() -> dict[str, list[argparse.Action]]:
+    """Return the visible arguments of every command, from the parsers that the commands use."""
     from penstock.cli import COMMANDS, parser_of
     from penstock.cli.tools import TOOLS
 
     parsers = {name: parser_of(name) for name in sorted(COMMANDS | TOOLS)}
-    return {name: [a for a in p._actions if a.help is not argparse.SUPPRESS] for name, p in parsers.items()}
+    return {
+        name: [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+        for name, parser in parsers.items()
+    }
 
 
 def _bash() -> str:
     options, choices = [], []
-    described = _described()
-    for name, actions in described.items():
-        words = " ".join(word for action in actions for word in action.option_strings)
-        options.append(f'        {name}) words="{words}" ;;')
+    actions_by_command = _actions_by_command()
+    for name, actions in actions_by_command.items():
+        flags = " ".join(flag for action in actions for flag in action.option_strings)
+        options.append(f'        {name}) words="{flags}" ;;')
         for action in actions:
             if action.choices and action.option_strings:
-                heads = "|".join(f'"{name} {word}"' for word in action.option_strings)
-                choices.append(f'        {heads}) words="{" ".join(map(str, action.choices))}" ;;')
-    return _BASH.format(commands=" ".join(described), options="\n".join(options), choices="\n".join(choices))
+                cases = "|".join(f'"{name} {flag}"' for flag in action.option_strings)
+                choices.append(f'        {cases}) words="{" ".join(map(str, action.choices))}" ;;')
+    return _BASH.format(commands=" ".join(actions_by_command), options="\n".join(options), choices="\n".join(choices))
 
 
 def _fish() -> str:
@@ -74,17 +75,18 @@ def _fish() -> str:
     from penstock.cli.tools import TOOLS
 
     lines = ["# penstock completion fish > ~/.config/fish/completions/penstock.fish"]
-    for name, about in sorted((COMMANDS | TOOLS).items()):
-        lines.append(f"complete -c penstock -n __fish_use_subcommand -a {name} -d {_quoted(about)}")
-    for name, actions in _described().items():
+    for name, summary in sorted((COMMANDS | TOOLS).items()):
+        lines.append(f"complete -c penstock -n __fish_use_subcommand -a {name} -d {_quoted(summary)}")
+    for name, actions in _actions_by_command().items():
         for action in actions:
-            for word in action.option_strings:
-                kind = f"-l {word[2:]}" if word.startswith("--") else f"-s {word[1:]}"
-                wanted = "" if action.nargs == 0 else " -r"
-                some = f" -f -a {_quoted(' '.join(map(str, action.choices)))}" if action.choices else ""
-                about = _quoted((action.help or "").replace("%%", "%"))
+            for flag in action.option_strings:
+                option = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
+                takes_value = "" if action.nargs == 0 else " -r"
+                choices = f" -f -a {_quoted(' '.join(map(str, action.choices)))}" if action.choices else ""
+                description = _quoted((action.help or "").replace("%%", "%"))
                 lines.append(
-                    f"complete -c penstock -n '__fish_seen_subcommand_from {name}' {kind}{wanted}{some} -d {about}"
+                    f"complete -c penstock -n '__fish_seen_subcommand_from {name}' "
+                    f"{option}{takes_value}{choices} -d {description}"
                 )
     return "\n".join(lines) + "\n"
 

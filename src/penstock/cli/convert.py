@@ -1,4 +1,4 @@
-"""``penstock convert``: files of one format into another."""
+"""``penstock convert``: files of one format into files of another."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import json
 import sys
 from dataclasses import asdict
 
-from penstock.cli.tools import amount, positive
-
-FORMATS = ("tar", "parquet", "csv", "json", "tfrecords")
+from penstock.cli.argument_types import positive_count, size_in_bytes
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SRC", help="a file, folder or pattern: tar, Parquet, CSV, JSON lines, ...")
     parser.add_argument("target", metavar="DST", help="a folder or file: a path or URL")
-    parser.add_argument("--format", choices=FORMATS, help="what to write, where the name of DST does not tell")
-    parser.add_argument("--max-bytes", type=amount, help="the most bytes of a file")
-    parser.add_argument("--workers", type=positive, help="how many read at a time")
-    parser.add_argument("--no-resume", action="store_true", help="start over an interrupted conversion")
-    parser.add_argument("--json", action="store_true", help="tell what was written as JSON")
+    parser.add_argument(
+        "--format",
+        choices=("tar", "parquet", "csv", "json", "tfrecords"),
+        help="format to write (by the extension of DST, else Parquet for tar shards and tar for other files)",
+    )
+    parser.add_argument("--max-bytes", type=size_in_bytes, help="maximum size of a file")
+    parser.add_argument("--workers", type=positive_count, help="workers that read")
+    parser.add_argument("--no-resume", action="store_true", help="start over instead of resuming")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = "example: penstock convert shards/ tables/ --format parquet"
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and say what came of it."""
-    from penstock.dataset.conversion import convert  # here, as in all commands: help must be quick
+    from penstock.dataset.conversion import convert
 
-    made = convert(
+    result = convert(
         args.source,
         args.target,
         format=args.format,
@@ -37,6 +37,6 @@ def run(args: argparse.Namespace) -> int:
         resume=not args.no_resume,
         progress=sys.stderr.isatty(),
     )
-    told = f"{made.folder}: {made.samples:,} samples in {len(made.shards):,} files of {made.nbytes:,} bytes"
-    sys.stdout.write(f"{json.dumps(asdict(made)) if args.json else told}\n")
+    summary = f"{result.folder}: {result.samples:,} samples in {len(result.shards):,} files of {result.nbytes:,} bytes"
+    sys.stdout.write(f"{json.dumps(asdict(result)) if args.json else summary}\n")
     return 0

@@ -1,4 +1,4 @@
-"""What ``penstock demo`` shows: a dataset drawn, packed, streamed, learned from, interrupted and resumed."""
+"""The steps of ``penstock demo``: draw, pack, stream, train, interrupt, resume."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ SIDE = 32  # pixels
 SHARDS = 8
 BATCH = 32
 TEST_SHARE = 0.2
-PASSES = 10  # over the shards to time reading, of which one takes a few milliseconds
+PASSES = 10  # for the read rate, because one pass over the shards takes only a few milliseconds
 RANKS, RANKS_AFTER = 2, 3
 
-Pixels = npt.NDArray[np.uint8]
+Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-Batch = tuple[list[str], Pixels, Labels]
-Seen = list[tuple[str, int]]  # keys, and checksums of the pixels as they reached the training
+Batch = tuple[list[str], Images, Labels]
+Delivered = list[tuple[str, int]]  # the key of each sample, and the checksum of its augmented pixels
 
 
 def show(args: argparse.Namespace) -> int:
-    """Show the whole way of a dataset on standard output; the exit code is 1 if a resume was not exact.
+    """Run all steps and print their results; the exit code is 1 if a resume was not exact.
 
     Raises:
         MissingExtra: Pillow is not installed.
-        PlanError: the folder is not empty.
-        StorageError: the folder cannot be written.
+        PlanError: The folder is not empty.
+        StorageError: The folder cannot be written.
     """
     if find_spec("PIL") is None:
         raise MissingExtra("penstock demo", "images")
     began = time.perf_counter()
-    with _workplace(args.folder) as folder:
+    with _shard_folder(args.folder) as folder:
         _pack(folder, args.samples, args.seed)
         train, test = ps.read_tar(str(folder)).seed(args.seed).train_test_split(TEST_SHARE, seed=args.seed)
         train = train.shuffle().decode("rgb8").to_tuple("__key__", "png;jpg", "cls")
         train = train.map_tuple(None, augment, None).batched(BATCH)
-        whole = _stream(ps.read_tar(str(folder)).seed(args.seed), train.epoch(args.epochs))
-        trial = Trial.of(test)
+        whole_epoch = _stream(ps.read_tar(str(folder)).seed(args.seed), train.epoch(args.epochs))
+        test_set = EvaluationSet.decode(test)
         net = Net(args.seed)
-        _train(train, args.epochs, net, trial)
+        _train(train, args.epochs, net, test_set)
         stopped = _stop(train, args.epochs, net)
-        exact = _resume(train, args.epochs, net, stopped, whole)
-    _say(f"  after that epoch      {trial.accuracy(net):9.1%}  of the test images are right")
+        exact = _resume(train, args.epochs, net, stopped, whole_epoch)
+    _print(f"  after that epoch      {test_set.accuracy(net):9.1%}  test accuracy")
     if args.folder is not None:
-        _say(f"\nThe shards are in {args.folder}.")
-    _say(f"\nDone in {time.perf_counter() - began:.1f} s.")
+        _print(f"\nThe shards are in {args.folder}.")
+    _print(f"\nDone in {time.perf_counter() - began:.1f} s.")
     return 0 if exact else 1
 
 
-# The steps, in the order in which they are shown
+# The steps, in the order in which they run
 
 
 def _pack(folder: Path, samples: int, seed: int) -> None:
-    _say("Draw and pack")
+    _print("Draw and pack")
     blank = [{"__key__": f"{number:06d}", "cls": number % len(SHAPES)} for number in range(samples)]
     drawn = []
     with Progress("drawing", samples) as bar:
@@ -83,29 +83,29 @@ def _pack(folder: Path, samples: int, seed: int) -> None:
     began = time.perf_counter()
     packed = ps.from_items(drawn).write_tar(str(folder), max_samples=-(-samples // SHARDS))
     seconds = time.perf_counter() - began
-    _say(f"  images drawn          {packed.samples:>9,}  of {SIDE} x {SIDE}: {', '.join(SHAPES)}")
-    _say(f"  shards written        {len(packed.shards):>9,}  with {packed.nbytes / 1e6:.1f} MB")
-    _rate("encoded and written", packed.samples, seconds, f", {packed.nbytes / 1e6 / seconds:,.1f} MB/s")
+    _print(f"  images drawn          {packed.samples:>9,}  of {SIDE} x {SIDE}: {', '.join(SHAPES)}")
+    _print(f"  shards written        {len(packed.shards):>9,}  with {packed.nbytes / 1e6:.1f} MB")
+    _print_rate("encoded and written", packed.samples, seconds, f", {packed.nbytes / 1e6 / seconds:,.1f} MB/s")
 
 
-def _stream(stored: ps.Dataset, train: ps.Dataset) -> Seen:
-    """Time reading alone and all of the training's stages; return what a whole epoch of them holds."""
-    _say("\nStream")
+def _stream(stored: ps.Dataset, train: ps.Dataset) -> Delivered:
+    """Time reading alone and all stages of the training set; return what a whole epoch delivers."""
+    _print("\nStream")
     began = time.perf_counter()
     count = sum(1 for _ in stored.shuffle().repeat(PASSES))
-    _rate("read, shuffled", count, time.perf_counter() - began)
+    _print_rate("read, shuffled", count, time.perf_counter() - began)
     began = time.perf_counter()
     batches = list(train)
     seconds = time.perf_counter() - began
-    seen = [one for batch in batches for one in _seen(batch)]
-    _rate("decoded, augmented", len(seen), seconds)
-    _say(f"  bottleneck: {train.stats().bottleneck}")
-    return seen
+    delivered = [sample for batch in batches for sample in _identify(batch)]
+    _print_rate("decoded, augmented", len(delivered), seconds)
+    _print(f"  bottleneck: {train.stats().bottleneck}")
+    return delivered
 
 
-def _train(train: ps.Dataset, epochs: int, net: Net, trial: Trial) -> None:
-    _say("\nTrain")
-    accuracies = [trial.accuracy(net)]
+def _train(train: ps.Dataset, epochs: int, net: Net, test_set: EvaluationSet) -> None:
+    _print("\nTrain")
+    accuracies = [test_set.accuracy(net)]
     count = 0
     began = time.perf_counter()
     with Progress("training", epochs * len(train), "batches") as bar:
@@ -114,148 +114,151 @@ def _train(train: ps.Dataset, epochs: int, net: Net, trial: Trial) -> None:
                 net.learn(images, labels)
                 count += len(keys)
                 bar.add()
-            accuracies.append(trial.accuracy(net))
+            accuracies.append(test_set.accuracy(net))
     seconds = time.perf_counter() - began
-    _say(f"  images to learn from  {count // epochs:>9,}  and {len(trial.labels):,} to test on")
+    _print(f"  training images       {count // epochs:>9,}  and {len(test_set.labels):,} test images")
     for epoch, accuracy in enumerate(accuracies):
         name = f"after epoch {epoch}" if epoch else "before"
-        _say(f"  {name:<20}  {accuracy:9.1%}  {'#' * round(40 * accuracy)}")
-    _rate("trained on", count, seconds)
-    _say(f"  bottleneck of the last epoch: {train.stats().bottleneck}")
+        _print(f"  {name:<20}  {accuracy:9.1%}  {'#' * round(40 * accuracy)}")
+    _print_rate("trained on", count, seconds)
+    _print(f"  bottleneck of the last epoch: {train.stats().bottleneck}")
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """One rank that stopped in mid-epoch: its state as it would be stored, and what it had delivered."""
+class StoppedRank:
+    """A rank that stopped in mid-epoch: its state as JSON, and what it had delivered."""
 
     state: str
-    seen: Seen
+    delivered: Delivered
 
 
-def _stop(train: ps.Dataset, epoch: int, net: Net) -> list[Stopped]:
-    _say(f"\nStop {RANKS} ranks in mid-epoch, at different places")
+def _stop(train: ps.Dataset, epoch: int, net: Net) -> list[StoppedRank]:
+    _print(f"\nStop {RANKS} ranks in mid-epoch, at different positions")
     with ExitStack() as stack:
         loaders = [stack.enter_context(closing(_loader(train, rank, RANKS, epoch))) for rank in range(RANKS)]
         depths = [len(loader) * (rank + 1) // (RANKS + 1) for rank, loader in enumerate(loaders)]
-        seen = _learn_together([islice(each, depth) for each, depth in zip(loaders, depths, strict=True)], net)
+        delivered = _train_ranks([islice(loader, depth) for loader, depth in zip(loaders, depths, strict=True)], net)
         states = [json.dumps(loader.state_dict()) for loader in loaders]
     for rank, (depth, loader) in enumerate(zip(depths, loaders, strict=True)):
-        _say(f"  rank {rank} of {RANKS}           {len(seen[rank]):>9,}  samples, {depth} of {len(loader)} batches")
-        _say(f"    its state, {len(states[rank])} bytes: {states[rank]}")
-    return [Stopped(state, mine) for state, mine in zip(states, seen, strict=True)]
+        count = len(delivered[rank])
+        _print(f"  rank {rank} of {RANKS}           {count:>9,}  samples, {depth} of {len(loader)} batches")
+        _print(f"    its state, {len(states[rank])} bytes: {states[rank]}")
+    return [StoppedRank(state, samples) for state, samples in zip(states, delivered, strict=True)]
 
 
-def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[Stopped], whole: Seen) -> bool:
-    """Resume both ways and compare with epochs that nobody stopped; say whether both are exact."""
-    _say(f"\nResume, as the same ranks and as {RANKS_AFTER}")
+def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[StoppedRank], whole_epoch: Delivered) -> bool:
+    """Resume with the same and with another number of ranks; return whether both deliver what is left, exactly."""
+    _print(f"\nResume with the same ranks, and with {RANKS_AFTER}")
     verdicts = []
-    for rank, one in enumerate(stopped):
-        rest, unstopped = _rest(train, rank, epoch, one)
-        verdicts.append(verdict(one.seen + rest, unstopped, ordered=True))
-        _say(f"  rank {rank} of {RANKS}           {len(rest):>9,}  samples, in order: {verdicts[-1]}")
-    shares = _shares(train, epoch, net, [one.state for one in stopped])
+    for rank, before in enumerate(stopped):
+        rest, uninterrupted = _resume_rank(train, rank, epoch, before)
+        verdicts.append(verdict(before.delivered + rest, uninterrupted, ordered=True))
+        _print(f"  rank {rank} of {RANKS}           {len(rest):>9,}  samples, in order: {verdicts[-1]}")
+    shares = _resume_with_other_ranks(train, epoch, net, [rank.state for rank in stopped])
     for rank, share in enumerate(shares):
-        _say(f"  rank {rank} of {RANKS_AFTER}           {len(share):>9,}  samples")
-    together = [seen for part in ([one.seen for one in stopped], shares) for each in part for seen in each]
-    verdicts.append(verdict(together, whole, ordered=False))
-    _say(f"  before and after      {len(together):>9,}  samples, each once: {verdicts[-1]}")
+        _print(f"  rank {rank} of {RANKS_AFTER}           {len(share):>9,}  samples")
+    parts = [*(rank.delivered for rank in stopped), *shares]
+    together = [sample for part in parts for sample in part]
+    verdicts.append(verdict(together, whole_epoch, ordered=False))
+    _print(f"  before and after      {len(together):>9,}  samples, each once: {verdicts[-1]}")
     return all(words == EXACT for words in verdicts)
 
 
-# What the steps are made of
+# What the steps use
 
 
 EXACT = "exact"
 
 
-def verdict(got: Seen, expected: Seen, *, ordered: bool) -> str:
-    """Compare samples, pixels and all, with what they should be: ``EXACT``, or words for how they differ."""
-    missing, surplus = Counter(expected) - Counter(got), Counter(got) - Counter(expected)
+def verdict(delivered: Delivered, expected: Delivered, *, ordered: bool) -> str:
+    """Compare delivered samples with the expected ones; return ``EXACT`` or a description of the difference."""
+    missing, surplus = Counter(expected) - Counter(delivered), Counter(delivered) - Counter(expected)
     if missing or surplus:
-        return f"NOT EXACT, {missing.total():,} missing and {surplus.total():,} that do not belong"
-    return EXACT if got == expected or not ordered else "NOT EXACT, another order"
+        return f"NOT EXACT, {missing.total():,} missing and {surplus.total():,} unexpected"
+    return EXACT if delivered == expected or not ordered else "NOT EXACT, in another order"
 
 
 def _loader(train: ps.Dataset, rank: int, world: int, epoch: int) -> ps.Loader:
     return train.loader(rank, world, epoch, uneven="keep")
 
 
-def _rest(train: ps.Dataset, rank: int, epoch: int, stopped: Stopped) -> tuple[Seen, Seen]:
-    """What a rank gives when it goes on from its own state, and its epoch when nobody stops it."""
+def _resume_rank(train: ps.Dataset, rank: int, epoch: int, stopped: StoppedRank) -> tuple[Delivered, Delivered]:
+    """Return what a rank delivers when it resumes from its own state, and its epoch without an interruption."""
     with closing(_loader(train, rank, RANKS, epoch)) as loader:
-        unstopped = [one for batch in loader for one in _seen(batch)]
+        uninterrupted = [sample for batch in loader for sample in _identify(batch)]
     with closing(_loader(train, rank, RANKS, epoch)) as loader:
         loader.load_state_dict(json.loads(stopped.state))
-        return [one for batch in loader for one in _seen(batch)], unstopped
+        return [sample for batch in loader for sample in _identify(batch)], uninterrupted
 
 
-def _shares(train: ps.Dataset, epoch: int, net: Net, states: list[str]) -> list[Seen]:
-    """Learn the rest of the epoch under another number of ranks; return what each of them got."""
+def _resume_with_other_ranks(train: ps.Dataset, epoch: int, net: Net, states: list[str]) -> list[Delivered]:
+    """Train on the rest of the epoch with ``RANKS_AFTER`` ranks; return what each of them delivered."""
     with ExitStack() as stack:
         loaders = [
             stack.enter_context(closing(_loader(train, rank, RANKS_AFTER, epoch))) for rank in range(RANKS_AFTER)
         ]
         for loader in loaders:
             loader.load_state_dict(states=[json.loads(state) for state in states])
-        return _learn_together(loaders, net)
+        return _train_ranks(loaders, net)
 
 
-def _learn_together(ranks: Sequence[Iterable[Batch]], net: Net) -> list[Seen]:
-    """Learn as ranks do that share their gradients: each step is one batch of every rank that has one."""
-    seen: list[Seen] = [[] for _ in ranks]
+def _train_ranks(ranks: Sequence[Iterable[Batch]], net: Net) -> list[Delivered]:
+    """Train as ranks that share their gradients do: a step takes one batch from every rank that has one left."""
+    delivered: list[Delivered] = [[] for _ in ranks]
     for step in zip_longest(*ranks):
         batches = [batch for batch in step if batch is not None]
-        net.learn(np.concatenate([images for _, images, _ in batches]), np.concatenate([b[2] for b in batches]))
-        for mine, batch in zip(seen, step, strict=True):
-            mine += _seen(batch) if batch is not None else []
-    return seen
+        images = np.concatenate([images for _, images, _ in batches])
+        net.learn(images, np.concatenate([labels for _, _, labels in batches]))
+        for samples, batch in zip(delivered, step, strict=True):
+            samples += _identify(batch) if batch is not None else []
+    return delivered
 
 
-def _seen(batch: Batch) -> Seen:
+def _identify(batch: Batch) -> Delivered:
     keys, images, _ = batch
     return [(key, crc32(image.tobytes())) for key, image in zip(keys, images, strict=True)]
 
 
 def draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-    """Add the picture of a sample's class: any colours that differ, anywhere, of any size, with noise."""
+    """Add an image of the sample's class: a noisy shape of random size, position and contrasting colors."""
     from PIL import Image, ImageDraw
 
-    dark, light = (tuple(int(v) for v in rng.integers(*span, 3)) for span in ((0, 110), (145, 256)))
-    back, ink = (dark, light) if rng.random() < 0.5 else (light, dark)
+    dark, light = (tuple(int(value) for value in rng.integers(*span, 3)) for span in ((0, 110), (145, 256)))
+    background, foreground = (dark, light) if rng.random() < 0.5 else (light, dark)
     size = rng.uniform(6, 11)
     x, y = rng.uniform(size + 1, SIDE - size - 1, 2)
-    image = Image.new("RGB", (SIDE, SIDE), back)
-    _shape(ImageDraw.Draw(image), SHAPES[sample["cls"]], (x, y, size), ink)
+    image = Image.new("RGB", (SIDE, SIDE), background)
+    _draw_shape(ImageDraw.Draw(image), SHAPES[sample["cls"]], (x, y, size), foreground)
     noisy = np.asarray(image, np.int16) + rng.integers(-20, 21, (SIDE, SIDE, 3), np.int16)
-    about = {"shape": SHAPES[sample["cls"]], "x": round(x, 1), "y": round(y, 1), "size": round(size, 1)}
-    return {**sample, "png": noisy.clip(0, 255).astype(np.uint8), "json": about}
+    description = {"shape": SHAPES[sample["cls"]], "x": round(x, 1), "y": round(y, 1), "size": round(size, 1)}
+    return {**sample, "png": noisy.clip(0, 255).astype(np.uint8), "json": description}
 
 
-def _shape(pen: Any, name: str, place: tuple[float, float, float], ink: tuple[int, ...]) -> None:
-    x, y, size = place
+def _draw_shape(canvas: Any, name: str, geometry: tuple[float, float, float], color: tuple[int, ...]) -> None:
+    x, y, size = geometry
     near, thin = 0.85 * size, 0.35 * size
     if name == "circle":
-        pen.ellipse((x - size, y - size, x + size, y + size), fill=ink)
+        canvas.ellipse((x - size, y - size, x + size, y + size), fill=color)
     elif name == "square":
-        pen.rectangle((x - near, y - near, x + near, y + near), fill=ink)
+        canvas.rectangle((x - near, y - near, x + near, y + near), fill=color)
     elif name == "triangle":
-        pen.polygon([(x, y - size), (x - size, y + near), (x + size, y + near)], fill=ink)
+        canvas.polygon([(x, y - size), (x - size, y + near), (x + size, y + near)], fill=color)
     else:
-        pen.rectangle((x - size, y - thin, x + size, y + thin), fill=ink)
-        pen.rectangle((x - thin, y - size, x + thin, y + size), fill=ink)
+        canvas.rectangle((x - size, y - thin, x + size, y + thin), fill=color)
+        canvas.rectangle((x - thin, y - size, x + thin, y + size), fill=color)
 
 
-def augment(image: Pixels, rng: np.random.Generator) -> Pixels:
-    """Mirror an image or not, and move it by up to two pixels."""
+def augment(image: Images, rng: np.random.Generator) -> Images:
+    """Flip an image horizontally or not, and shift it by up to two pixels."""
     down, right = rng.integers(-2, 3, 2)
-    mirrored = image[:, ::-1] if rng.random() < 0.5 else image
-    return np.roll(mirrored, (down, right), (0, 1))
+    flipped = image[:, ::-1] if rng.random() < 0.5 else image
+    return np.roll(flipped, (down, right), (0, 1))
 
 
 class Net:
-    """Two layers that learn by gradient descent with momentum; all of it follows from the seed."""
+    """A network of two layers, trained by gradient descent with momentum; deterministic for a seed."""
 
-    # So few that numpy multiplies without threads of its own, which would take the cores from the decoders.
+    # Few enough that numpy multiplies without threads of its own, which would take the cores from the decoders.
     HIDDEN = 32
     RATE, MOMENTUM = 0.05, 0.9
 
@@ -267,27 +270,27 @@ class Net:
             rng.normal(0, (2 / rows) ** 0.5 if rows > 1 else 0, (rows, columns)).astype(np.float32)
             for rows, columns in shapes
         ]
-        self._speeds = [np.zeros_like(weight) for weight in self._weights]
+        self._velocities = [np.zeros_like(weight) for weight in self._weights]
 
-    def learn(self, images: Pixels, labels: Labels) -> None:
-        """Take one step towards these labels."""
+    def learn(self, images: Images, labels: Labels) -> None:
+        """Take one step of gradient descent on a batch."""
         inputs = _contrast(images)
         hidden, error = self._forward(inputs)
         error[np.arange(len(labels)), labels] -= 1
         error /= len(labels)
-        below = (error @ self._weights[2].T) * (hidden > 0)
-        slopes = (inputs.T @ below, below.sum(0), hidden.T @ error, error.sum(0))
-        for weight, speed, slope in zip(self._weights, self._speeds, slopes, strict=True):
-            speed *= self.MOMENTUM
-            speed -= self.RATE * slope
-            weight += speed
+        hidden_error = (error @ self._weights[2].T) * (hidden > 0)
+        gradients = (inputs.T @ hidden_error, hidden_error.sum(0), hidden.T @ error, error.sum(0))
+        for weight, velocity, gradient in zip(self._weights, self._velocities, gradients, strict=True):
+            velocity *= self.MOMENTUM
+            velocity -= self.RATE * gradient
+            weight += velocity
 
-    def guess(self, images: Pixels) -> Labels:
-        """The likeliest class of each image."""
+    def predict(self, images: Images) -> Labels:
+        """Return the most likely class of each image."""
         return np.asarray(self._forward(_contrast(images))[1].argmax(1), np.int64)
 
     def _forward(self, inputs: Floats) -> tuple[Floats, Floats]:
-        """The hidden layer, and the probability of each class."""
+        """Return the hidden layer and the probability of each class."""
         first, first_bias, second, second_bias = self._weights
         hidden = np.maximum(inputs @ first + first_bias, 0)
         scores = hidden @ second + second_bias
@@ -295,48 +298,48 @@ class Net:
         return hidden, odds / odds.sum(1, keepdims=True)
 
 
-def _contrast(images: Pixels) -> Floats:
-    """How far each 2 x 2 patch is from the image's border: what tells shapes apart, whatever their colours."""
+def _contrast(images: Images) -> Floats:
+    """Return how much each 2 x 2 patch differs from the image's border: the shape, whatever its colors."""
     gray = images.mean(-1, dtype=np.float32)
     border = np.concatenate([gray[:, 0], gray[:, -1], gray[:, :, 0], gray[:, :, -1]], axis=1)
     patches = gray.reshape(len(gray), SIDE // 2, 2, SIDE // 2, 2).mean((2, 4)).reshape(len(gray), -1)
-    far = np.abs(patches - np.median(border, axis=1, keepdims=True))
-    return np.asarray(far / far.max(1, keepdims=True).clip(1) - 0.3, np.float32)
+    difference = np.abs(patches - np.median(border, axis=1, keepdims=True))
+    return np.asarray(difference / difference.max(1, keepdims=True).clip(1) - 0.3, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """The images kept from training."""
+class EvaluationSet:
+    """The images and labels that are held back from training, in memory."""
 
-    images: Pixels
+    images: Images
     labels: Labels
 
     @classmethod
-    def of(cls, test: ps.Dataset) -> Trial:
-        """Decode all of ``test``."""
+    def decode(cls, test: ps.Dataset) -> EvaluationSet:
+        """Decode all samples of ``test``."""
         return cls(*test.decode("rgb8").to_tuple("png;jpg", "cls").take_batch(len(test)))
 
     def accuracy(self, net: Net) -> float:
-        """The share that ``net`` gets right."""
-        return float((net.guess(self.images) == self.labels).mean())
+        """Return the share of images that ``net`` classifies correctly."""
+        return float((net.predict(self.images) == self.labels).mean())
 
 
-# Where it works, and what it says
+# The folder of the shards, and the output
 
 
 @contextmanager
-def _workplace(folder: str | None) -> Iterator[Path]:
-    """A folder for the shards that is gone afterwards, or gets its name when all went well."""
+def _shard_folder(folder: str | None) -> Iterator[Path]:
+    """Provide a temporary folder for the shards; it is renamed to ``folder``, if given, once all went well."""
     with ExitStack() as stack:
-        with _writing(folder):
+        with _storage_errors(folder):
             target = None if folder is None else _vacant(folder)
-            # Beside the target, so that a change of name moves the shards and their indexes stay valid.
-            beside = None if target is None else next(place for place in target.parents if place.exists())
-            kept = tempfile.TemporaryDirectory(prefix=".penstock-demo-", dir=beside)
-            shards = Path(stack.enter_context(kept)) / "shards"
+            # On the disk of the target, so that a rename moves the shards and their indexes stay valid.
+            parent = None if target is None else next(path for path in target.parents if path.exists())
+            temporary = tempfile.TemporaryDirectory(prefix=".penstock-demo-", dir=parent)
+            shards = Path(stack.enter_context(temporary)) / "shards"
         yield shards
         if target is not None:
-            with _writing(folder):
+            with _storage_errors(folder):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(shards, target)
 
@@ -349,17 +352,17 @@ def _vacant(folder: str) -> Path:
 
 
 @contextmanager
-def _writing(folder: str | None) -> Iterator[None]:
+def _storage_errors(folder: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
         raise StorageError(f"cannot write: {exc.strerror or exc}", folder or tempfile.gettempdir()) from exc
 
 
-def _rate(what: str, count: int, seconds: float, more: str = "") -> None:
-    _say(f"  {what:<20}  {count / seconds:>9,.0f}  samples/s{more}")
+def _print_rate(label: str, count: int, seconds: float, suffix: str = "") -> None:
+    _print(f"  {label:<20}  {count / seconds:>9,.0f}  samples/s{suffix}")
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``penstock process``: a function over files, each once, whatever happens in between."""
+"""``penstock process``: call a function on files, once for each, even across interrupted runs."""
 
 from __future__ import annotations
 
@@ -14,59 +14,66 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.tools import positive, seconds, whole, wrong
+from penstock.cli.argument_types import count, positive_count, seconds, usage_error
 from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:
     from penstock.jobs import Processed
 
-_SHOWN = 20  # failures that are listed one by one
-_HOW = "{!r}: give MODULE:FUNCTION, such as jobs:split or jobs.py:split"
-_TABLES = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".ndjson")
+_MAX_FAILURES = 20  # listed one by one; --json has all of them
+_MAX_FUNCTIONS = 8  # that an error message suggests
+_NOT_A_FUNCTION = "{!r} does not name a function: write MODULE:FUNCTION, such as jobs:split or jobs.py:split"
+_METADATA_EXTENSIONS = (".parquet", ".csv", ".tsv", ".jsonl", ".json", ".ndjson")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "function", metavar="MODULE:FUNCTION", help="what is called with (path, out): jobs:split, or jobs.py:split"
+        "function", metavar="MODULE:FUNCTION", help="the function, called with (path, out): jobs:split or jobs.py:split"
     )
-    parser.add_argument("inputs", metavar="INPUT", nargs="+", help="files, globs, folders, URLs; @FILE: one a line")
+    parser.add_argument(
+        "inputs", metavar="INPUT", nargs="+", help="files, globs, folders, URLs; @FILE: a list with one per line"
+    )
     parser.add_argument("--out", default="outputs/", help="the folder of outputs: a path or URL (outputs/)")
-    parser.add_argument("--metadata", metavar="FILE", type=_table, help="a .parquet, .csv, .tsv or .jsonl file of rows")
-    parser.add_argument("--workers", type=positive, default=8, help="inputs that are worked on at a time (8)")
-    parser.add_argument("--on", choices=("processes", "threads"), default="processes", help="where (processes)")
-    parser.add_argument("--retries", type=whole, default=2, help="how often a call that fails is repeated (2)")
-    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="how long one call may take")
-    parser.add_argument("--only", type=positive, metavar="N", help="try the first N in this process and show rows")
-    parser.add_argument("--fresh", action="store_true", help="remove the outputs that are there and begin anew")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are no outputs of this job")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where workers are (local)")
+    parser.add_argument(
+        "--metadata", metavar="FILE", type=_metadata_file, help="a .parquet, .csv, .tsv or .jsonl file for the rows"
+    )
+    parser.add_argument("--workers", type=positive_count, default=8, help="inputs processed at a time (8)")
+    parser.add_argument(
+        "--on", choices=("processes", "threads"), default="processes", help="run in processes or threads (processes)"
+    )
+    parser.add_argument("--retries", type=count, default=2, help="how often a failed call is repeated (2)")
+    parser.add_argument("--timeout", type=seconds, metavar="SECONDS", help="maximum duration of one call")
+    parser.add_argument(
+        "--only", type=positive_count, metavar="N", help="try the first N inputs in this process and print the rows"
+    )
+    parser.add_argument("--fresh", action="store_true", help="remove the outputs of this job and start over")
+    parser.add_argument("--overwrite", action="store_true", help="replace files that are not outputs of this job")
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where workers run (local)")
     parser.add_argument("--address", help="the Ray cluster")
-    parser.add_argument("--json", action="store_true", help="tell what became of it as JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = "example: penstock process jobs.py:split 'audio/*.wav' --out windows/ --metadata windows.parquet"
 
 
-def _table(text: str) -> str:
-    if not text.endswith(_TABLES):
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in {', '.join(_TABLES)}")
+def _metadata_file(text: str) -> str:
+    if not text.endswith(_METADATA_EXTENSIONS):
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in one of {', '.join(_METADATA_EXTENSIONS)}")
     return text
 
 
 def run(args: argparse.Namespace) -> int:
-    """Process, and say what came of it: 1 if an input failed."""
     if not all(args.function.rpartition(":")[::2]):
-        wrong(_HOW.format(args.function))
+        usage_error(_NOT_A_FUNCTION.format(args.function))
     if args.address is not None and args.engine != "ray":
-        wrong("--address is for --engine ray")
+        usage_error("--address needs --engine ray")
     if args.timeout is not None and args.on == "threads" and args.engine != "ray":
-        wrong("--timeout needs --on processes: a thread cannot be ended")
-    from penstock.jobs import process  # here, as in all commands: help must be quick
+        usage_error("--timeout needs --on processes: a thread cannot be stopped")
+    from penstock.jobs import process
 
-    fn = found(args.function)
+    function = load_function(args.function)
     try:
-        answer = process(
-            _inputs(args.inputs),
-            fn,
+        processed = process(
+            _read_inputs(args.inputs),
+            function,
             args.out,
             args.metadata,
             args.workers,
@@ -84,45 +91,46 @@ def run(args: argparse.Namespace) -> int:
     except Exception:
         if args.only is None:
             raise
-        traceback.print_exc()  # the function's: what it is tried for
+        traceback.print_exc()  # raised by the user's function: a trial is there to show it
         return 1
     if args.json:
-        sys.stdout.write(f"{json.dumps(_facts(answer), default=str)}\n")
+        sys.stdout.write(f"{json.dumps(_result(processed), default=str)}\n")
     else:
-        _tell(answer, args.only is not None)
-    return 1 if answer.failures else 0
+        _print_summary(processed, trial=args.only is not None)
+    return 1 if processed.failures else 0
 
 
-def found(name: str) -> Callable[..., Any]:
-    """The function that ``module:function`` or ``file.py:function`` names.
+def load_function(name: str) -> Callable[..., Any]:
+    """Load the function that ``module:function`` or ``file.py:function`` names.
+
+    The current folder, and that of the file, are added to ``sys.path``.
 
     Raises:
-        PlanError: there is none.
+        PlanError: There is no such function.
     """
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
-        raise PlanError(_HOW.format(name))
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or not attribute:
+        raise PlanError(_NOT_A_FUNCTION.format(name))
     sys.path.insert(0, os.getcwd())
-    module = _loaded(place) if place.endswith(".py") else _imported(place)
-    fn = getattr(module, attribute, None)
-    if not callable(fn):
-        have = [own for own, value in vars(module).items() if callable(value) and own[:1] != "_"]
-        some = ", ".join(have[:8]) + (", ..." if len(have) > 8 else "")
-        raise PlanError(f"{place} has no function {attribute!r}; it has {some or 'none'}")
-    made: Callable[..., Any] = fn
-    return made
+    module = _load_file(module_name) if module_name.endswith(".py") else _import(module_name)
+    function: Callable[..., Any] | None = getattr(module, attribute, None)
+    if not callable(function):
+        functions = [public for public, value in vars(module).items() if callable(value) and public[:1] != "_"]
+        shown = ", ".join(functions[:_MAX_FUNCTIONS]) + (", ..." if len(functions) > _MAX_FUNCTIONS else "")
+        raise PlanError(f"{module_name} has no function {attribute!r}; it has {shown or 'none'}")
+    return function
 
 
-def _imported(name: str) -> ModuleType:
+def _import(name: str) -> ModuleType:
     try:
         return import_module(name)
     except ModuleNotFoundError as exc:
         if exc.name is not None and not (name + ".").startswith(exc.name + "."):
-            raise  # it is there, and imports what is not
-        raise PlanError(f"there is no module {name!r} here or among those installed") from exc
+            raise  # the module exists, but imports one that does not
+        raise PlanError(f"there is no module {name!r}, neither in the current folder nor installed") from exc
 
 
-def _loaded(path: str) -> ModuleType:
+def _load_file(path: str) -> ModuleType:
     if not os.path.isfile(path):
         raise PlanError(f"there is no file {path!r}")
     name = os.path.splitext(os.path.basename(path))[0]
@@ -132,46 +140,46 @@ def _loaded(path: str) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
-    import_module("cloudpickle").register_pickle_by_value(module)  # workers elsewhere cannot import it
+    import_module("cloudpickle").register_pickle_by_value(module)  # remote workers cannot import it
     return module
 
 
-def _inputs(given: list[str]) -> list[str]:
-    out = []
-    for one in given:
-        if one.startswith("@") and not os.path.lexists(one):
+def _read_inputs(arguments: list[str]) -> list[str]:
+    inputs = []
+    for argument in arguments:
+        if argument.startswith("@") and not os.path.lexists(argument):
             try:
-                with open(one[1:], encoding="utf-8") as lines:
-                    out += [line.rstrip("\n") for line in lines if line.strip()]
+                with open(argument[1:], encoding="utf-8") as lines:
+                    inputs += [line.rstrip("\n") for line in lines if line.strip()]
             except OSError as exc:
-                raise PlanError(f"{one}: {exc.strerror}") from exc
+                raise PlanError(f"{argument}: {exc.strerror}") from exc
         else:
-            out.append(one)
-    return out
+            inputs.append(argument)
+    return inputs
 
 
-def _facts(answer: Processed) -> dict[str, Any]:
-    failed = len(answer.failures)
+def _result(processed: Processed) -> dict[str, Any]:
+    failed = len(processed.failures)
     return {
-        "inputs": answer.inputs,
-        "done": answer.inputs - failed,
-        "worked": answer.worked,
+        "inputs": processed.inputs,
+        "done": processed.inputs - failed,
+        "worked": processed.worked,
         "failed": failed,
-        "rows": len(answer),
-        "failures": [asdict(one) for one in answer.failures],
+        "rows": len(processed),
+        "failures": [asdict(failure) for failure in processed.failures],
     }
 
 
-def _tell(answer: Processed, trial: bool) -> None:
+def _print_summary(processed: Processed, *, trial: bool) -> None:
     if trial:
-        for row in answer:
+        for row in processed:
             sys.stdout.write(f"{json.dumps(row, default=str, ensure_ascii=False)}\n")
-    done = answer.inputs - len(answer.failures)
-    before = answer.inputs - answer.worked
-    past = f" ({before:,} before)" if before else ""
-    sys.stdout.write(f"{done:,} of {answer.inputs:,} inputs done{past}, {len(answer):,} rows\n")
-    for one in answer.failures[:_SHOWN]:
-        sys.stderr.write(f"failed: {one.input}: {one.error}\n")
-    if len(answer.failures) > _SHOWN:
-        more = len(answer.failures) - _SHOWN
-        sys.stderr.write(f"failed: and {more:,} more; --json lists all, with tracebacks\n")
+    done = processed.inputs - len(processed.failures)
+    done_before = processed.inputs - processed.worked
+    earlier = f" ({done_before:,} in earlier runs)" if done_before else ""
+    sys.stdout.write(f"{done:,} of {processed.inputs:,} inputs done{earlier}, {len(processed):,} rows\n")
+    for failure in processed.failures[:_MAX_FAILURES]:
+        sys.stderr.write(f"failed: {failure.input}: {failure.error}\n")
+    if len(processed.failures) > _MAX_FAILURES:
+        more = len(processed.failures) - _MAX_FAILURES
+        sys.stderr.write(f"failed: and {more:,} more; --json lists all of them, with tracebacks\n")

@@ -1,4 +1,7 @@
-"""The page about all commands, made from their parsers: ``python -m penstock.cli.reference > docs/commands.md``."""
+"""The reference page of all commands, made from their parsers.
+
+Write it with ``python -m penstock.cli.reference > docs/commands.md``.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +12,47 @@ from collections.abc import Iterator
 from penstock.cli import COMMANDS, parser_of
 from penstock.cli.tools import OLD_NAMES, TOOLS
 
-_TOP = """# The commands
+_INTRODUCTION = """# The commands
 
-Made from the commands themselves by `python -m penstock.cli.reference`, and checked by a test;
-`penstock COMMAND --help` says the same. Every command exits with 0 when all is well, with 1 when something is not, and
-with 2 when it was called wrongly; after Ctrl-C with 130. What is wrong is said on standard error, in one line.
+This page is made from the commands themselves by `python -m penstock.cli.reference`, and a test keeps it up to date;
+`penstock COMMAND --help` prints the same. Default values are in parentheses. Every command exits with 0 on success,
+with 1 on a failure, with 2 on a usage error and with 130 after Ctrl-C. An error is one line on standard error.
 [The tools](guide/tools.md) shows the tar tools at work.
 """
 
 
-def page() -> str:
-    """Give the page."""
-    return _TOP + "".join(_about(name) for name in sorted(COMMANDS | TOOLS))
+def reference_page() -> str:
+    """Return the page in Markdown."""
+    return _INTRODUCTION + "".join(_section(name) for name in sorted(COMMANDS | TOOLS))
 
 
-def _about(name: str) -> str:
+def _section(name: str) -> str:
     parser = parser_of(name)
-    old = sorted(word for word, command in OLD_NAMES.items() if command == name)
-    also = f" Also installed as {', '.join(f'`{word}`' for word in old)}." if old else ""
-    about = (COMMANDS | TOOLS)[name]
-    lines = [f"\n## penstock {name}\n", f"{about[0].upper()}{about[1:]}.{also}\n", "| | |", "|---|---|"]
-    lines += [f"| {_shown(action)} | {_help(action)} |" for action in _actions(parser)]
+    old_names = sorted(old for old, command in OLD_NAMES.items() if command == name)
+    aliases = f" Also installed as {', '.join(f'`{old}`' for old in old_names)}." if old_names else ""
+    summary = (COMMANDS | TOOLS)[name]
+    lines = [f"\n## penstock {name}\n", f"{summary[0].upper()}{summary[1:]}.{aliases}\n", "| | |", "|---|---|"]
+    lines += [f"| {_usage(action)} | {_help(action)} |" for action in _visible_actions(parser)]
     return "\n".join([*lines, *_epilog(parser.epilog or "")]) + "\n"
 
 
-def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+def _visible_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     hidden = (argparse.SUPPRESS, None)
     return [action for action in parser._actions if action.help not in hidden and action.dest != "help"]
 
 
-def _shown(action: argparse.Action) -> str:
+def _usage(action: argparse.Action) -> str:
     value = (
         action.metavar
         if action.metavar is not None
         else ("|".join(map(str, action.choices or ())) or action.dest.upper())
     )
-    if not action.option_strings:
-        return f"`{value}{' ...' if action.nargs in ('*', '+') else ''}`"
-    words = ", ".join(action.option_strings)
-    return f"`{words}`" if action.nargs == 0 else f"`{words} {value}`".replace("|", "\\|")
+    if action.option_strings:
+        flags = ", ".join(action.option_strings)
+        usage = flags if action.nargs == 0 else f"{flags} {value}"
+    else:
+        usage = f"{value}{' ...' if action.nargs in ('*', '+') else ''}"
+    return f"`{usage}`".replace("|", "\\|")
 
 
 def _help(action: argparse.Action) -> str:
@@ -56,16 +61,16 @@ def _help(action: argparse.Action) -> str:
 
 
 def _epilog(text: str) -> Iterator[str]:
-    """Prose as prose, examples as a block."""
+    """Yield the prose as Markdown, and the examples as a code block."""
     plain = text.replace("%%", "%")
-    before, mark, after = plain.partition("examples:")
-    if not mark:
-        before, mark, after = plain.partition("example:")
-    if before.strip():
-        yield "\n" + before.strip().replace("_", "\\_").replace("*", "\\*")
-    if after.strip():
-        yield "\n```text\n" + "\n".join(line.strip() for line in after.strip().splitlines()) + "\n```"
+    prose, heading, examples = plain.partition("examples:")
+    if not heading:
+        prose, heading, examples = plain.partition("example:")
+    if prose.strip():
+        yield "\n" + prose.strip().replace("_", "\\_").replace("*", "\\*")
+    if examples.strip():
+        yield "\n```text\n" + "\n".join(line.strip() for line in examples.strip().splitlines()) + "\n```"
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page())
+    sys.stdout.write(reference_page())

@@ -1,1 +1,1 @@
-"""Other libraries' names, kept by Penstock: change the import, keep the script."""
+"""The names of other libraries, backed by Penstock: change the import, keep the script."""

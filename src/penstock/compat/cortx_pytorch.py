@@ -1,4 +1,4 @@
-"""The names of cortx_pytorch: upload a computer vision dataset to an S3 store, and train from there.
+"""The names of cortx_pytorch: upload a computer vision dataset to an S3 store, and train from it.
 
 >>> from penstock.compat.cortx_pytorch import RemoteDataset, make_client, upload_cv_dataset
 """
@@ -16,7 +16,7 @@ from penstock.storage import S3
 
 
 def make_client(url: str, access_key: str, secret_key: str) -> S3:
-    """The store at ``url`` as somebody with these keys sees it."""
+    """Return the S3 store at ``url``, accessed with these keys."""
     return S3(endpoint=url, access_key=access_key, secret_key=secret_key)
 
 
@@ -30,56 +30,58 @@ def upload_cv_dataset(
     workers: int = 30,
     **options: Any,
 ) -> Packed:
-    """Pack a torch dataset of (image, label) into shards, in a random order, and upload them as they are made.
+    """Pack a torch dataset of (image, label) into shards, in a random order, and upload each as it is made.
 
     Args:
         ds: The dataset.
-        client: What ``make_client`` gave.
+        client: The store, from ``make_client``.
         bucket: The bucket.
-        base_folder: The folder in it.
-        maxsize: Bytes of a shard, at most.
-        maxcount: Samples of a shard, at most.
+        base_folder: The folder in the bucket.
+        maxsize: Maximum size of a shard in bytes.
+        maxcount: Maximum number of samples in a shard.
         workers: Workers that read and encode.
-        options: What else ``penstock.pack`` takes.
+        options: Other arguments of ``penstock.pack``.
 
     Raises:
-        StorageError: the store cannot be written.
-        DataError: a sample cannot be read or encoded.
+        StorageError: The store cannot be written.
+        DataError: A sample cannot be read or encoded.
     """
-    place = f"s3://{bucket}/{base_folder.strip('/')}"
-    return pack(ds, place, max_bytes=maxsize, max_samples=maxcount, workers=workers, storage=client, **options)
+    url = f"s3://{bucket}/{base_folder.strip('/')}"
+    return pack(ds, url, max_bytes=maxsize, max_samples=maxcount, workers=workers, storage=client, **options)
 
 
 class RemoteDataset(IterableDataset[Any]):
-    """The samples of an uploaded dataset, shuffled: several shards together, another order each epoch.
+    """The samples of an uploaded dataset, shuffled across several shards, in another order each epoch.
 
     It has the methods of a ``penstock.Dataset`` (``decode``, ``to_tuple``, ``map_tuple``, ``batched``, ...) and goes
     straight into a ``torch.utils.data.DataLoader``, whose workers share the samples.
     """
 
     def __init__(self, client: S3, bucket: str, folder: str) -> None:
-        self._hold(read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client).shuffle())
+        self._set_dataset(read_tar(f"s3://{bucket}/{folder.strip('/')}/", storage=client).shuffle())
 
-    def _hold(self, ds: Dataset) -> None:
+    def _set_dataset(self, ds: Dataset) -> None:
         self._ds, self._torch = ds, ds.to_torch()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        found = getattr(self._ds, name)
-        return self._wrapped(found) if callable(found) else found
+        value = getattr(self._ds, name)
+        return self._wrap(value) if callable(value) else value
 
-    def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method of the dataset that returns a ``RemoteDataset`` instead of a ``Dataset``."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            got = method(*args, **kwargs)
-            if not isinstance(got, Dataset):
-                return got
-            other = RemoteDataset.__new__(RemoteDataset)
-            other._hold(got)
-            return other
+            result = method(*args, **kwargs)
+            if not isinstance(result, Dataset):
+                return result
+            wrapped = RemoteDataset.__new__(RemoteDataset)
+            wrapped._set_dataset(result)
+            return wrapped
 
         return call
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples or batches of the next epoch; in a DataLoader's worker its share of them."""
+        """Iterate over the next epoch; in a DataLoader worker, over the worker's share of it."""
         return iter(self._torch)

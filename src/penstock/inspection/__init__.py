@@ -1,1 +1,1 @@
-"""Shards and datasets looked at from outside: verify, info, bench."""
+"""Look at shards and datasets from outside: verify, info, bench."""

@@ -1,7 +1,7 @@
-"""How fast a dataset is on this machine: each step alone, all of them together, and what the machine allows.
+"""How fast a dataset is on this machine: each step alone, all steps together, and the limits of the machine.
 
-Every figure is a pace: samples in memory, or shards, gone through again and again for about as many seconds as are
-given. Imports, and the first contact with the shards, come before.
+Every rate is measured by going through shards, or through samples in memory, again and again for a given time.
+Imports and the first access to the shards are not part of it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,25 @@ from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.tar.source import SUFFIXES
 from penstock.storage import Storage, expand, open_storage, redacted, spell
 
-_IN_MEMORY = 256_000_000  # bytes of samples, and again of decoded ones
-_MOST = 1024  # samples in memory
-_PIECE = 8_000_000  # bytes of one read
-_SHARDS = 64  # that plain reads go through
-_CONNECTIONS = 8  # that read at a time from a place which is not this machine
-_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+_MAX_MEMORY_BYTES = 256_000_000  # for raw samples, and as much again for decoded ones
+_MAX_SAMPLES = 1024  # held in memory
+_READ_BYTES = 8_000_000  # of one plain read
+_MAX_SHARDS = 64  # that plain reads go through
+_CONNECTIONS = 8  # for plain reads from remote storage
+_JPEG = b"\xff\xd8\xff"
+_PNG = b"\x89PNG\r\n\x1a\n"
 
-Sample = dict[str, Any]
-_Piece = tuple[Storage, str, int, int]
+SampleFields = dict[str, Any]
+_Range = tuple[Storage, str, int, int]
 
 
-class _Unknown(Exception):
-    """Something cannot be measured here."""
+class _CannotMeasure(Exception):
+    """Raised where a limit cannot be measured; the text becomes a note."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What one step does in a second."""
+    """The rate of one step, per second; part of ``penstock bench --json``."""
 
     name: str
     samples_s: float
@@ -48,32 +49,46 @@ class BenchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Paces:
-    """What was found: ``limits`` of the machine, ``steps`` alone, and all of them ``together``."""
+class BenchReport:
+    """All rates of a dataset; ``penstock bench --json`` prints these fields.
+
+    Attributes:
+        shards: The number of shards.
+        sample_bytes: The mean size of a sample.
+        image: The field with the images, if there is one.
+        side: The median length in pixels of the longer side of the images.
+        size: The pixels that images are cropped and scaled to.
+        workers: The number of decoder threads.
+        remote: Whether the shards are on remote storage.
+        limits: What the machine allows.
+        steps: Each step alone.
+        together: All steps in one pipeline.
+        notes: What could not be measured, and why.
+    """
 
     shards: int
     sample_bytes: float
-    image: str | None  # the field
-    side: int | None  # pixels on the long side of the images, the median
-    size: int  # pixels that are kept of them
+    image: str | None
+    side: int | None
+    size: int
     workers: int
     remote: bool
     limits: tuple[BenchResult, ...]
     steps: tuple[BenchResult, ...]
     together: BenchResult
-    notes: tuple[str, ...]  # what could not be measured, and why
+    notes: tuple[str, ...]
 
     @property
     def bottleneck(self) -> BenchResult:
         """The slowest step."""
-        return min(self.steps, key=lambda pace: pace.samples_s)
+        return min(self.steps, key=lambda step: step.samples_s)
 
-    def named(self, name: str) -> BenchResult | None:
-        """A step or a limit."""
-        return next((pace for pace in (*self.limits, *self.steps) if pace.name == name), None)
+    def result(self, name: str) -> BenchResult | None:
+        """Return the step or limit of this name, if it was measured."""
+        return next((result for result in (*self.limits, *self.steps) if result.name == name), None)
 
 
-def pace(
+def bench(
     urls: str | Sequence[str],
     spec: str | None = None,
     *,
@@ -83,29 +98,29 @@ def pace(
     workers: int | None = None,
     seconds: float = 2.0,
     storage: Storage | None = None,
-) -> Paces:
-    """Measure shards (tar or Parquet): reading, decoding, augmenting, batching, each alone and all together.
+) -> BenchReport:
+    """Measure how fast shards (tar or Parquet) are read, decoded, augmented and batched, alone and together.
 
     Args:
         urls: The shards.
         spec: How fields are decoded; ``None``: images to RGB, everything else by its extension.
-        batch: Samples in a batch.
-        size: What images are cropped and scaled to.
-        antialias: How they are scaled.
-        workers: Threads that decode; one a core by default.
-        seconds: How long each step is looked at.
-        storage: Where the shards are, if their URLs do not say so.
+        batch: Samples per batch.
+        size: The pixels that images are cropped and scaled to.
+        antialias: Whether scaling is antialiased.
+        workers: Decoder threads; one per core by default.
+        seconds: How long each step is measured.
+        storage: The storage of the shards, if their URLs do not determine it.
 
     Raises:
-        DataError: there is no sample, or one cannot be decoded.
-        PlanError: an argument makes no sense.
-        StorageError: the shards cannot be read.
+        DataError: There is no sample, or one cannot be decoded.
+        PlanError: A number is not above 0.
+        StorageError: The shards cannot be read.
     """
     if batch < 1 or size < 1 or not seconds > 0 or (workers is not None and workers < 1):
         raise PlanError(f"batch={batch}, size={size}, seconds={seconds} and workers={workers} must be above 0")
-    listed = expand(spell(urls), (*SUFFIXES, ".parquet"), storage)
-    ds = read_parquet(listed, storage=storage) if listed[0].endswith(".parquet") else read_tar(listed, storage=storage)
-    return _Bench(ds, listed, spec, batch, size, antialias, workers or _cores(), seconds, storage).paces()
+    shards = expand(spell(urls), (*SUFFIXES, ".parquet"), storage)
+    ds = read_parquet(shards, storage=storage) if shards[0].endswith(".parquet") else read_tar(shards, storage=storage)
+    return _Bench(ds, shards, spec, batch, size, antialias, workers or _cores(), seconds, storage).report()
 
 
 def _cores() -> int:
@@ -124,36 +139,36 @@ class _Bench:
     seconds: float
     storage: Storage | None
 
-    def paces(self) -> Paces:
-        samples = _taken(self.ds)
+    def report(self) -> BenchReport:
+        samples = _take(self.ds)
         if not samples:
             raise DataError("there is no sample to measure", self.urls[0])
         image = next((name for name, value in samples[0].items() if _is_image(value)), None)
-        held = from_items(samples)
-        weight = sum(map(_nbytes, samples)) / len(samples)
+        in_memory = from_items(samples)
+        sample_bytes = sum(map(_nbytes, samples)) / len(samples)
         remote = open_storage(self.urls[0], self.storage).local_path(self.urls[0]) is None
         notes: list[str] = []
-        limits = self._tried(notes, lambda: self._read_limit(weight, remote))
-        steps = [self._read(weight)]
+        limits = self._try(notes, lambda: self._measure_read_limit(sample_bytes, remote))
+        steps = [self._measure_reading(sample_bytes)]
         ready = samples
         if any(isinstance(value, bytes | dict) for value in samples[0].values()):  # else there is nothing to decode
-            decoded = self._decoded(held, image, self.spec or "rgb8")
-            steps.append(self._pace("decode", decoded.repeat(), weight=weight))
-            ready = _taken(self._decoded(held, image, "rgb8"))
-        whole, side = self._decoded(self.ds, image, self.spec or "rgb8"), None
+            decoded = self._decode(in_memory, image, self.spec or "rgb8")
+            steps.append(self._measure("decode", decoded.repeat(), sample_bytes=sample_bytes))
+            ready = _take(self._decode(in_memory, image, "rgb8"))
+        pipeline, side = self._decode(self.ds, image, self.spec or "rgb8"), None
         if image is not None:
-            alone = self._tried(notes, lambda: self._decode_limit([sample[image] for sample in samples]))
-            limits += alone
+            decode_limit = self._try(notes, lambda: self._measure_decode_limit([sample[image] for sample in samples]))
+            limits += decode_limit
             side = sorted(max(sample[image].shape[:2]) for sample in ready)[len(ready) // 2]
-            if alone and (augmented := self._tried(notes, lambda: self._augmented(ready, image))):
-                steps += augmented
+            if decode_limit and (augmenting := self._try(notes, lambda: self._measure_augmenting(ready, image))):
+                steps += augmenting
                 ready = from_items(ready).map(self._crop(image)).take(self.batch)
-                whole = self._decoded(self.ds, image, self._transform())
-        steps.append(self._pace("batch", from_items(ready).repeat().batched(self.batch), _rows))
-        together = self._pace("all together", whole.repeat().batched(self.batch), _rows, weight)
-        return Paces(
+                pipeline = self._decode(self.ds, image, self._transform())
+        steps.append(self._measure("batch", from_items(ready).repeat().batched(self.batch), _rows))
+        together = self._measure("all together", pipeline.repeat().batched(self.batch), _rows, sample_bytes)
+        return BenchReport(
             shards=len(self.urls),
-            sample_bytes=weight,
+            sample_bytes=sample_bytes,
             image=image,
             side=side,
             size=self.size,
@@ -165,94 +180,92 @@ class _Bench:
             notes=tuple(notes),
         )
 
-    def _read(self, weight: float) -> BenchResult:
-        """Samples of tar shards; of tables batches, which is what their readers make."""
+    def _measure_reading(self, sample_bytes: float) -> BenchResult:
+        """Measure reading samples of tar shards, or batches of tables, which is what their readers make."""
         if self.urls[0].endswith(".parquet"):
-            return self._pace("read", self.ds.repeat().batched(self.batch), _rows, weight)
-        return self._pace("read", self.ds.repeat(), weight=weight)
+            return self._measure("read", self.ds.repeat().batched(self.batch), _rows, sample_bytes)
+        return self._measure("read", self.ds.repeat(), sample_bytes=sample_bytes)
 
-    def _decoded(self, ds: Dataset, image: str | None, how: Any) -> Dataset:
-        """Decoded samples; the image as it is said."""
-        return ds.decode(self.spec, fields={} if image is None else {image: how}, workers=self.workers)
+    def _decode(self, ds: Dataset, image: str | None, image_spec: Any) -> Dataset:
+        return ds.decode(self.spec, fields={} if image is None else {image: image_spec}, workers=self.workers)
 
     def _transform(self) -> Any:
         from penstock import vision
 
         return vision.RandomResizedCrop(self.size, flip=True, antialias=self.antialias)
 
-    def _crop(self, image: str) -> Callable[..., Sample]:
+    def _crop(self, image: str) -> Callable[..., SampleFields]:
         transform = self._transform()
 
-        def crop(sample: Sample, rng: Any) -> Sample:
+        def crop(sample: SampleFields, rng: Any) -> SampleFields:
             return {**sample, image: transform(sample[image], rng)}
 
         return crop
 
-    def _augmented(self, decoded: list[Sample], image: str) -> BenchResult:
-        """A random part of images that are decoded, scaled and flipped."""
+    def _measure_augmenting(self, decoded: list[SampleFields], image: str) -> BenchResult:
         crop = self._crop(image)
-        return self._pace("augment", from_items(decoded).map(crop, workers=self.workers).repeat())
+        return self._measure("augment", from_items(decoded).map(crop, workers=self.workers).repeat())
 
-    def _tried(self, notes: list[str], measure: Callable[[], BenchResult]) -> list[BenchResult]:
-        """One pace; none, and a note, where what it takes is not installed."""
+    def _try(self, notes: list[str], measure: Callable[[], BenchResult]) -> list[BenchResult]:
+        """Return one result, or none and add a note where the measurement is not possible."""
         try:
             return [measure()]
-        except (MissingExtra, _Unknown) as exc:
+        except (MissingExtra, _CannotMeasure) as exc:
             notes.append(str(exc))
             return []
 
-    def _pace(
-        self, name: str, ds: Dataset, count: Callable[[Any], int] | None = None, weight: float | None = None
+    def _measure(
+        self, name: str, ds: Dataset, count: Callable[[Any], int] | None = None, sample_bytes: float | None = None
     ) -> BenchResult:
-        ds.first()  # imports are no part of it
-        with _going_through(ds) as items:
-            rate = _rate(map(count or _one, items), self.seconds)
-        return BenchResult(name, rate, None if weight is None else rate * weight)
+        ds.first()  # so that imports are not measured
+        with _iterate(ds) as items:
+            rate = _rate(map(count or _count_one, items), self.seconds)
+        return BenchResult(name, rate, None if sample_bytes is None else rate * sample_bytes)
 
-    def _read_limit(self, weight: float, remote: bool) -> BenchResult:
-        """The same bytes, read in large pieces and dropped."""
-        pieces = list(_pieces(self.urls, self.storage))
-        if not pieces:
-            raise _Unknown(
-                f"{redacted(self.urls[0])} does not say how large it is: what plain reads reach is not known"
+    def _measure_read_limit(self, sample_bytes: float, remote: bool) -> BenchResult:
+        """Measure large plain reads of the same bytes."""
+        ranges = list(_ranges(self.urls, self.storage))
+        if not ranges:
+            raise _CannotMeasure(
+                f"the size of {redacted(self.urls[0])} is not known, so that plain reads cannot be measured"
             )
 
-        def reader() -> Callable[[_Piece], int]:
-            buffer = memoryview(bytearray(_PIECE))
+        def make_reader() -> Callable[[_Range], int]:
+            buffer = memoryview(bytearray(_READ_BYTES))
 
-            def read(piece: _Piece) -> int:
-                place, url, start, stop = piece
-                return len(place.read(url, start, stop, into=buffer[: stop - start]))
+            def read(part: _Range) -> int:
+                storage, url, start, stop = part
+                return len(storage.read(url, start, stop, into=buffer[: stop - start]))
 
             return read
 
-        rate = _side_by_side(_CONNECTIONS if remote else 1, self.seconds, pieces, reader)
-        return BenchResult("limit: read", rate / weight, rate)
+        rate = _parallel_rate(_CONNECTIONS if remote else 1, self.seconds, ranges, make_reader)
+        return BenchResult("limit: read", rate / sample_bytes, rate)
 
-    def _decode_limit(self, images: list[bytes]) -> BenchResult:
-        """The decoder alone on bytes in memory, on all cores: libjpeg-turbo where they are JPEG."""
+    def _measure_decode_limit(self, images: list[bytes]) -> BenchResult:
+        """Measure the decoder alone, on bytes in memory and on all cores: libjpeg-turbo if all images are JPEG."""
         from penstock.vision.decoding import read_image, simplejpeg
 
-        decode = simplejpeg().decode_jpeg if all(image.startswith(_MAGIC[0]) for image in images) else read_image
+        decode = simplejpeg().decode_jpeg if all(image.startswith(_JPEG) for image in images) else read_image
         try:
             decode(images[0])
-        except ValueError:  # a rare kind: only all of the reader can tell
+        except ValueError:  # a rare kind of JPEG, which only the full reader supports
             decode = read_image
 
-        def decoder() -> Callable[[bytes], int]:
-            def one(image: bytes) -> int:
+        def make_decoder() -> Callable[[bytes], int]:
+            def decode_one(image: bytes) -> int:
                 decode(image)
                 return 1
 
-            return one
+            return decode_one
 
-        rate = _side_by_side(_cores(), self.seconds, images, decoder)
+        rate = _parallel_rate(_cores(), self.seconds, images, make_decoder)
         return BenchResult("limit: decode", rate, rate * sum(map(len, images)) / len(images))
 
 
 @contextmanager
-def _going_through(ds: Dataset) -> Iterator[Iterator[Any]]:
-    """The samples, as long as somebody wants them."""
+def _iterate(ds: Dataset) -> Iterator[Iterator[Any]]:
+    """Provide an iterator over a dataset and close it afterwards, which ends its workers."""
     samples: Any = iter(ds)
     try:
         yield samples
@@ -260,24 +273,24 @@ def _going_through(ds: Dataset) -> Iterator[Iterator[Any]]:
         samples.close()
 
 
-def _taken(ds: Dataset) -> list[Sample]:
-    """The first samples, as many as may be held."""
-    found: list[Sample] = []
-    held = 0
-    with _going_through(ds) as samples:
+def _take(ds: Dataset) -> list[SampleFields]:
+    """Return the first samples, as many as may be held in memory."""
+    taken: list[SampleFields] = []
+    nbytes = 0
+    with _iterate(ds) as samples:
         for sample in samples:
-            found.append(sample)
-            held += _nbytes(sample)
-            if len(found) == _MOST or held > _IN_MEMORY:
+            taken.append(sample)
+            nbytes += _nbytes(sample)
+            if len(taken) == _MAX_SAMPLES or nbytes > _MAX_MEMORY_BYTES:
                 break
-    return found
+    return taken
 
 
-def _nbytes(sample: Sample) -> int:
-    return sum(_size(value) for name, value in sample.items() if not name.startswith("__"))
+def _nbytes(sample: SampleFields) -> int:
+    return sum(_value_nbytes(value) for name, value in sample.items() if not name.startswith("__"))
 
 
-def _size(value: Any) -> int:
+def _value_nbytes(value: Any) -> int:
     if isinstance(value, bytes | str):
         return len(value)
     nbytes: int = getattr(value, "nbytes", 8)  # 8: a number
@@ -285,10 +298,12 @@ def _size(value: Any) -> int:
 
 
 def _is_image(value: Any) -> bool:
-    return isinstance(value, bytes) and (value.startswith(_MAGIC) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP"))
+    return isinstance(value, bytes) and (
+        value.startswith((_JPEG, _PNG)) or (value[:4] == b"RIFF" and value[8:12] == b"WEBP")
+    )
 
 
-def _one(_: Any) -> int:
+def _count_one(_: Any) -> int:
     return 1
 
 
@@ -297,38 +312,38 @@ def _rows(batch: dict[str, Any]) -> int:
 
 
 def _rate(counts: Iterable[int], seconds: float) -> float:
-    """How much was counted in a second."""
-    begun = now = time.perf_counter()
-    seen = 0
-    for many in counts:
+    """Sum counts until ``seconds`` have passed; return the sum per second."""
+    began = now = time.perf_counter()
+    total = 0
+    for count in counts:
         now = time.perf_counter()
-        seen += many
-        if now >= begun + seconds:
+        total += count
+        if now >= began + seconds:
             break
-    return seen / (now - begun)
+    return total / (now - began)
 
 
-def _side_by_side(
-    threads: int, seconds: float, things: Sequence[Any], worker: Callable[[], Callable[[Any], int]]
+def _parallel_rate(
+    threads: int, seconds: float, items: Sequence[Any], make_worker: Callable[[], Callable[[Any], int]]
 ) -> float:
-    """What threads get done in a second that take things in turn, again and again."""
-    turn, lock = cycle(things), Lock()
+    """Return the joint rate of threads that go through shared items again and again, each with a worker of its own."""
+    endless, lock = cycle(items), Lock()
 
     def counts() -> Iterator[int]:
-        work = worker()
+        work = make_worker()
         while True:
             with lock:
-                thing = next(turn)
-            yield work(thing)
+                item = next(endless)
+            yield work(item)
 
     with ThreadPoolExecutor(threads) as pool:
         return sum(pool.map(lambda _: _rate(counts(), seconds), range(threads)))
 
 
-def _pieces(urls: list[str], storage: Storage | None) -> Iterator[_Piece]:
-    """What there is to read, front to back, of as many shards as are worth asking for."""
-    for url in urls[:_SHARDS]:
-        place = open_storage(url, storage)
-        size = place.info(url).size or 0
-        for start in range(0, size, _PIECE):
-            yield place, url, start, min(start + _PIECE, size)
+def _ranges(urls: list[str], storage: Storage | None) -> Iterator[_Range]:
+    """Yield the ranges of the first shards for plain reads, front to back; nothing where sizes are unknown."""
+    for url in urls[:_MAX_SHARDS]:
+        shard_storage = open_storage(url, storage)
+        size = shard_storage.info(url).size or 0
+        for start in range(0, size, _READ_BYTES):
+            yield shard_storage, url, start, min(start + _READ_BYTES, size)

@@ -1,4 +1,4 @@
-"""What shards hold: samples, bytes, fields with their sizes, classes."""
+"""What shards hold: the sizes of their fields, and the number of samples of each class."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.formats.tar.remote import remote_index
 from penstock.formats.tar.scan import load_index
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.source import TarSource
-from penstock.inspection.verify import make_index
+from penstock.inspection.verify import build_index
 from penstock.plan import Context, Fields, Map, OnError, Plan
 from penstock.storage import Storage, local_path, open_storage
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
-    """How often a field is there, and its bytes: least, median, most, all."""
+class FieldSizes:
+    """How many samples have a field, and the sizes of its values in bytes; part of ``penstock info --json``."""
 
     name: str
     samples: int
@@ -33,37 +33,37 @@ class Field:
     total: int
 
 
-def index_of(url: str, storage: Storage | None = None) -> Index:
-    """Give the index of a shard: the one beside it where there is one, else a new one.
+def load_shard_index(url: str, storage: Storage | None = None) -> Index:
+    """Return the index of a shard: the one stored beside it, or a new one where there is none.
 
     Raises:
         StorageError: The shard cannot be read.
     """
     if on_disk(url):
         return load_index(local_path(url), shard=url)
-    return remote_index(url, open_storage(url, storage)) or make_index(url, storage)
+    return remote_index(url, open_storage(url, storage)) or build_index(url, storage)
 
 
-def fields_of(indexes: Iterable[Index]) -> list[Field]:
-    """Measure the fields of all shards, by name."""
+def measure_fields(indexes: Iterable[Index]) -> list[FieldSizes]:
+    """Return the sizes of all fields of the shards together, sorted by name."""
     sizes: dict[str, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {}
     for index in indexes:
-        for number, names in enumerate(index.kinds):
-            first = index.first[index.kind == number]
-            for place, name in enumerate(names):
-                sizes.setdefault(name, []).append(index.size[first + place])
-    out = []
+        for kind, names in enumerate(index.kinds):
+            first = index.first[index.kind == kind]
+            for position, name in enumerate(names):
+                sizes.setdefault(name, []).append(index.size[first + position])
+    fields = []
     for name in sorted(sizes):
-        every = np.concatenate(sizes[name])
-        if len(every):
-            numbers = (every.min(), np.median(every), every.max(), every.sum())
-            out.append(Field(name, len(every), *(int(number) for number in numbers)))
-    return out
+        values = np.concatenate(sizes[name])
+        if len(values):
+            statistics = (values.min(), np.median(values), values.max(), values.sum())
+            fields.append(FieldSizes(name, len(values), *(int(number) for number in statistics)))
+    return fields
 
 
 @dataclass(frozen=True)
 class _Label(Map):
-    """The class of a sample, and nothing else of it."""
+    """Replaces a sample by its ``cls`` field, so that nothing else of it is read."""
 
     def needs(self, after: Fields) -> Fields:
         return Fields(frozenset({"cls"}))
@@ -76,11 +76,12 @@ def _label(sample: dict[str, Any]) -> Any:
     return sample.get("cls")
 
 
-def classes_of(urls: list[str], storage: Storage | None = None) -> dict[str, int]:
-    """Count the samples of each class, most first; by name where the manifest has names.
+def count_classes(urls: list[str], storage: Storage | None = None) -> dict[str, int]:
+    """Count the samples of each class, most frequent first; classes have the names that the manifest gives them.
+
+    Samples that cannot be read are not counted.
 
     Raises:
-        DataError: A sample cannot be read.
         StorageError: A shard cannot be read.
     """
     source: Any = TarSource(tuple(urls), storage=storage)
@@ -90,9 +91,10 @@ def classes_of(urls: list[str], storage: Storage | None = None) -> dict[str, int
     counts = Counter(label.decode("utf-8", "replace").strip() for label in run.items() if label is not None)
     manifest = read_manifest_at(urls[0].rpartition("/")[0] or ".", storage)
     names = manifest.classes if manifest is not None else None
-    return {_name(label, names): many for label, many in counts.most_common()}
+    return {_class_name(label, names): samples for label, samples in counts.most_common()}
 
 
-def _name(label: str, names: tuple[str, ...] | None) -> str:
-    known = names is not None and label.isdecimal() and int(label) < len(names)
-    return names[int(label)] if names is not None and known else label
+def _class_name(label: str, names: tuple[str, ...] | None) -> str:
+    if names is not None and label.isdecimal() and int(label) < len(names):
+        return names[int(label)]
+    return label

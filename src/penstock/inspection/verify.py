@@ -1,4 +1,4 @@
-"""Shards looked at from outside: their index made, their checksums, keys and counts compared with what is said."""
+"""Check shards and Parquet files against their manifest, index and checksums, and build indexes that are missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
 from penstock.formats.files import find
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest_at
-from penstock.formats.tables.source import SUFFIXES as TABLES
+from penstock.formats.tables.source import SUFFIXES as TABLE_SUFFIXES
 from penstock.formats.tar.index import SUFFIX, Index, write_beside
 from penstock.formats.tar.scan import load_index, open_archive, scan
 from penstock.formats.tar.shard_names import on_disk
@@ -26,12 +26,12 @@ from penstock.formats.tar.source import SUFFIXES
 from penstock.packing.parquet_set import read_note
 from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted
 
-_PIECE = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a shard."""
+    """One thing that is wrong with a shard or table file."""
 
     shard: str
     problem: str
@@ -41,35 +41,37 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """The checksums of a file as it is."""
+class FileChecksums:
+    """The size of a file, its SHA-256, and the checksum of each of its cells, as an index stores them."""
 
     size: int
     sha256: str
-    checksums: np.ndarray[tuple[int], np.dtype[np.uint32]]
+    cells: np.ndarray[tuple[int], np.dtype[np.uint32]]
 
 
-def make_index(url: str, storage: Storage | None = None) -> Index:
-    """Make the index of a shard anywhere, with its checksums; a good one beside a file is kept.
+def build_index(url: str, storage: Storage | None = None) -> Index:
+    """Build the index of a shard on any storage, with the checksums of its cells.
+
+    A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is downloaded.
 
     Raises:
         StorageError: The shard cannot be read.
-        MissingExtra: It is compressed by zstd and there is no zstandard.
+        MissingExtra: The shard is compressed by zstd, and zstandard is not installed.
     """
-    with _here(url, storage) as (path, sums):
+    with _local_copy(url, storage) as (path, checksums):
         if on_disk(url):
             index = load_index(path, shard=url)
-            return index.stamped(index.stamp, (sums or _sums(path)).checksums)
+            return index.stamped(index.stamp, (checksums or _checksum_file(path)).cells)
         content = open_archive(path, redacted(url))
-        sums = sums or _sums(path)
-        return scan(content.buffer, content.problem).stamped(Stamp(sums.size), sums.checksums)
+        checksums = checksums or _checksum_file(path)
+        return scan(content.buffer, content.problem).stamped(Stamp(checksums.size), checksums.cells)
 
 
-def put_index(url: str, index: Index, storage: Storage | None = None) -> None:
-    """Put an index beside its shard, where readers look for it.
+def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
+    """Store an index beside its shard, where readers look for it.
 
     Raises:
-        StorageError: It cannot be written there.
+        StorageError: The index cannot be written there.
     """
     try:
         if on_disk(url):
@@ -82,49 +84,55 @@ def put_index(url: str, index: Index, storage: Storage | None = None) -> None:
         raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", redacted(url)) from exc
 
 
-def entry_of(url: str, storage: Storage | None = None) -> ShardEntry:
-    """Read a shard and give what a manifest should say about it; an index that is missing is put beside it.
+def make_manifest_entry(url: str, storage: Storage | None = None) -> ShardEntry:
+    """Read a whole shard and return its entry for a manifest; store its index beside it if there is none.
 
     Raises:
-        StorageError: It cannot be read.
+        StorageError: The shard cannot be read.
     """
-    with _here(url, storage) as (path, known):
-        sums = known or _sums(path)
+    with _local_copy(url, storage) as (path, known):
+        checksums = known or _checksum_file(path)
         content = open_archive(path, redacted(url))
         index = scan(content.buffer, content.problem)
-        stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(sums.size)
+        stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(checksums.size)
     if read_object(open_storage(url, storage), url + SUFFIX) is None:
-        put_index(url, index.stamped(stamp, sums.checksums), storage)
-    return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), sums.size, sums.sha256)
+        store_index(url, index.stamped(stamp, checksums.cells), storage)
+    return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), checksums.size, checksums.sha256)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A shard to look at: where it is, and what its manifest says; ``strays`` are not in one that there is."""
+class FileToVerify:
+    """A shard or table file.
+
+    Attributes:
+        url: Its location.
+        entry: What the manifest, or the note of the packing, says about it; ``None``: nothing.
+        unlisted: Whether the folder has a manifest that does not list this file.
+    """
 
     url: str
     entry: ShardEntry | None
-    stray: bool
+    unlisted: bool
 
 
-def listed(patterns: tuple[str, ...], storage: Storage | None = None) -> list[Listed]:
-    """Find the shards that patterns mean, and those that the manifests of whole folders say there should be.
+def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) -> list[FileToVerify]:
+    """Return the shards that match the patterns and, for whole folders, those that only their manifests list.
 
     Raises:
-        DataError: A manifest is none.
-        StorageError: Nothing is there.
+        DataError: A manifest cannot be parsed.
+        StorageError: Nothing matches a pattern.
     """
     manifests: dict[str, Manifest | None] = {}
 
-    def manifest(folder: str) -> Manifest | None:
+    def manifest_of(folder: str) -> Manifest | None:
         if folder not in manifests:
             manifests[folder] = read_manifest_at(folder, None if on_disk(folder) else storage)
         return manifests[folder]
 
-    out: dict[str, Listed] = {}
+    files: dict[str, FileToVerify] = {}
     for pattern in patterns:
-        whole = manifest(pattern.rstrip("/")) if not pattern.endswith(SUFFIXES) else None
-        urls = [f"{pattern.rstrip('/')}/{entry.name}" for entry in whole.shards] if whole is not None else []
+        own = manifest_of(pattern.rstrip("/")) if not pattern.endswith(SUFFIXES) else None
+        urls = [f"{pattern.rstrip('/')}/{entry.name}" for entry in own.shards] if own is not None else []
         try:
             urls = list(dict.fromkeys([*urls, *expand((pattern,), SUFFIXES, storage)]))
         except StorageError:
@@ -132,170 +140,177 @@ def listed(patterns: tuple[str, ...], storage: Storage | None = None) -> list[Li
                 raise
         for url in urls:
             folder, _, name = url.rpartition("/")
-            known = manifest(folder or ".")
-            entry = known.entry(name) if known is not None else None
-            out[url] = Listed(url, entry, known is not None and entry is None)
-    return list(out.values())
+            manifest = manifest_of(folder or ".")
+            entry = manifest.entry(name) if manifest is not None else None
+            files[url] = FileToVerify(url, entry, manifest is not None and entry is None)
+    return list(files.values())
 
 
-def listed_tables(patterns: tuple[str, ...], storage: Storage | None = None) -> list[Listed]:
-    """Find the Parquet files that patterns mean, and those that packings noted in whole folders.
+def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) -> list[FileToVerify]:
+    """Return the Parquet files that match the patterns and, for whole folders, those that only packing has noted.
 
     Raises:
-        StorageError: Nothing is there.
+        StorageError: Nothing matches a pattern.
     """
-    notes: dict[str, dict[str, ShardEntry]] = {}
+    entries_by_folder: dict[str, dict[str, ShardEntry]] = {}
 
-    def noted(folder: str) -> dict[str, ShardEntry]:
-        if folder not in notes:
+    def entries_of(folder: str) -> dict[str, ShardEntry]:
+        if folder not in entries_by_folder:
             note = read_note(folder, None if on_disk(folder) else storage)
             files = note["files"] if note is not None else ()
-            notes[folder] = {name: ShardEntry(name, rows, size, sha) for _, name, rows, size, sha in files}
-        return notes[folder]
+            entries_by_folder[folder] = {
+                name: ShardEntry(name, rows, size, sha256) for _, name, rows, size, sha256 in files
+            }
+        return entries_by_folder[folder]
 
-    out: dict[str, Listed] = {}
+    files: dict[str, FileToVerify] = {}
     for pattern in patterns:
-        whole = noted(pattern.rstrip("/")) if not pattern.endswith(TABLES) else {}
-        urls = [f"{pattern.rstrip('/')}/{name}" for name in whole]
+        own = entries_of(pattern.rstrip("/")) if not pattern.endswith(TABLE_SUFFIXES) else {}
+        urls = [f"{pattern.rstrip('/')}/{name}" for name in own]
         try:
-            urls = list(dict.fromkeys([*urls, *find((pattern,), TABLES, storage)]))
+            urls = list(dict.fromkeys([*urls, *find((pattern,), TABLE_SUFFIXES, storage)]))
         except StorageError:
             if not urls:
                 raise
         for url in urls:
             folder, _, name = url.rpartition("/")
-            out[url] = Listed(url, noted(folder or ".").get(name), False)
-    return list(out.values())
+            files[url] = FileToVerify(url, entries_of(folder or ".").get(name), False)
+    return list(files.values())
 
 
-def verify_table(shard: Listed, storage: Storage | None = None) -> list[Problem]:
-    """Decode every row group of a Parquet file and tell everything that is wrong with it."""
-    missing = "it was packed and is not there" if shard.entry else "there is no such file"
-    return _told(shard, _table_problems(shard, storage), missing)
+def verify_table(file: FileToVerify, storage: Storage | None = None) -> list[Problem]:
+    """Decode every row group of a Parquet file and return all problems; an unreadable file is one of them."""
+    missing = "it was packed but does not exist" if file.entry else "there is no such file"
+    return _collect(file, _table_problems(file, storage), missing)
 
 
-def _table_problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
+def _table_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _here(shard.url, storage) as (path, known):
-        if shard.entry is not None:
-            yield from _against_manifest(shard.entry, known or _sums(path), "packing noted")
+    with _local_copy(file.url, storage) as (path, known):
+        if file.entry is not None:
+            yield from _compare_with_entry(file.entry, known or _checksum_file(path), "packing noted")
         try:
-            file = pq.ParquetFile(path)
+            table = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as exc:
-            yield f"no Parquet file: {str(exc).splitlines()[0]}"
+            yield f"not a Parquet file: {str(exc).splitlines()[0]}"
             return
-        with file:
+        with table:
             rows = 0
-            for group in range(file.num_row_groups):
+            for group in range(table.num_row_groups):
                 try:
-                    rows += file.read_row_group(group).num_rows
+                    rows += table.read_row_group(group).num_rows
                 except (pa.ArrowException, OSError) as exc:
                     yield f"row group {group}: {str(exc).splitlines()[0]}"
                     return
-            if rows != file.metadata.num_rows:
-                yield f"its footer says {file.metadata.num_rows:,} rows, it holds {rows:,}"
+            if rows != table.metadata.num_rows:
+                yield f"its footer says {table.metadata.num_rows:,} rows, but it holds {rows:,}"
 
 
-def verify(shard: Listed, storage: Storage | None = None) -> list[Problem]:
-    """Read a shard whole and tell everything that is wrong with it."""
-    missing = "it is in the manifest and not there" if shard.entry else "there is no such shard"
-    return _told(shard, _problems(shard, storage), missing)
+def verify_shard(file: FileToVerify, storage: Storage | None = None) -> list[Problem]:
+    """Read a whole shard and return all problems; an unreadable shard is one of them."""
+    missing = "it is in the manifest but does not exist" if file.entry else "there is no such shard"
+    return _collect(file, _shard_problems(file, storage), missing)
 
 
-def _told(shard: Listed, problems: Iterator[str], missing: str) -> list[Problem]:
-    name = redacted(shard.url)
+def _collect(file: FileToVerify, problems: Iterator[str], missing: str) -> list[Problem]:
+    name = redacted(file.url)
     try:
-        return [Problem(name, what) for what in problems]
+        return [Problem(name, problem) for problem in problems]
     except NotFound:
         return [Problem(name, missing)]
     except (StorageError, DataError) as exc:
         return [Problem(name, exc.problem)]
 
 
-def _problems(shard: Listed, storage: Storage | None) -> Iterator[str]:
-    if shard.stray:
+def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str]:
+    if file.unlisted:
         yield "it is not in the manifest"
-    with _here(shard.url, storage) as (path, known):
-        sums = known or _sums(path)
-        if shard.entry is not None:
-            yield from _against_manifest(shard.entry, sums)
-        content = open_archive(path, redacted(shard.url))
+    with _local_copy(file.url, storage) as (path, known):
+        checksums = known or _checksum_file(path)
+        if file.entry is not None:
+            yield from _compare_with_entry(file.entry, checksums)
+        content = open_archive(path, redacted(file.url))
         fresh = scan(content.buffer, content.problem)
     for number, problem in fresh.bad.items():
         yield f"sample {number} ({fresh.key(number)!r}): {problem}"
-    if shard.entry is not None and fresh.samples - len(fresh.bad) != shard.entry.samples:
-        yield f"the manifest says {shard.entry.samples} samples, it holds {fresh.samples - len(fresh.bad)} good ones"
-    yield from _against_index(shard, storage, fresh, sums)
+    good = fresh.samples - len(fresh.bad)
+    if file.entry is not None and good != file.entry.samples:
+        yield f"the manifest says {file.entry.samples} samples, but it holds {good} good ones"
+    yield from _compare_with_index(file, storage, fresh, checksums)
 
 
-def _against_manifest(entry: ShardEntry, sums: Sums, says: str = "the manifest says") -> Iterator[str]:
-    if entry.bytes != sums.size:
-        yield f"{says} {entry.bytes:,} bytes, it has {sums.size:,}"
-    elif entry.sha256 != sums.sha256:
-        yield f"its SHA-256 is {sums.sha256[:12]}..., {says} {entry.sha256[:12]}..."
+def _compare_with_entry(entry: ShardEntry, checksums: FileChecksums, says: str = "the manifest says") -> Iterator[str]:
+    if entry.bytes != checksums.size:
+        yield f"{says} {entry.bytes:,} bytes, but it has {checksums.size:,}"
+    elif entry.sha256 != checksums.sha256:
+        yield f"its SHA-256 is {checksums.sha256[:12]}..., but {says} {entry.sha256[:12]}..."
 
 
-def _against_index(shard: Listed, storage: Storage | None, fresh: Index, sums: Sums) -> Iterator[str]:
-    data = read_object(open_storage(shard.url, None if on_disk(shard.url) else storage), shard.url + SUFFIX)
+def _compare_with_index(
+    file: FileToVerify, storage: Storage | None, fresh: Index, checksums: FileChecksums
+) -> Iterator[str]:
+    """Compare the index that is stored beside a shard with a fresh scan of the shard."""
+    data = read_object(open_storage(file.url, None if on_disk(file.url) else storage), file.url + SUFFIX)
     if data is None:
-        if shard.entry is not None:
+        if file.entry is not None:
             yield "its index is missing"
         return
     try:
-        index = Index.from_bytes(data, redacted(shard.url))
+        index = Index.from_bytes(data, redacted(file.url))
     except DataError as exc:
         yield exc.problem
         return
-    if index.shard_size != sums.size:
-        yield f"its index is of a file of {index.shard_size:,} bytes, it has {sums.size:,}"
+    if index.shard_size != checksums.size:
+        yield f"its index is for a file of {index.shard_size:,} bytes, but it has {checksums.size:,}"
     if index.keys() != fresh.keys():
         yield "its index lists other keys than it holds"
-    elif not (_same(index.start, fresh.start) and _same(index.size, fresh.size) and index.bad == fresh.bad):
-        yield "its index says other places than its samples have"
-    recorded = index.checksums if len(index.checksums) == len(sums.checksums) else sums.checksums
-    for cell in np.flatnonzero(recorded != sums.checksums).tolist():
-        yield f"bytes {cell * CELL:,} to {min((cell + 1) * CELL, sums.size):,} are not those the index was made of"
+    elif not (_equal(index.start, fresh.start) and _equal(index.size, fresh.size) and index.bad == fresh.bad):
+        yield "its index lists other offsets or sizes than its samples have"
+    if len(index.checksums) == len(checksums.cells):
+        for cell in np.flatnonzero(index.checksums != checksums.cells).tolist():
+            start, stop = cell * CELL, min((cell + 1) * CELL, checksums.size)
+            yield f"bytes {start:,} to {stop:,} have changed since the index was built"
 
 
-def _same(one: np.ndarray[tuple[int], np.dtype[np.int64]], other: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+def _equal(one: np.ndarray[tuple[int], np.dtype[np.int64]], other: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
     return bool(np.array_equal(one, other))
 
 
 @contextmanager
-def _here(url: str, storage: Storage | None) -> Iterator[tuple[str, Sums | None]]:
-    """A shard as a file of this machine, fetched if need be, with its checksums where it was."""
+def _local_copy(url: str, storage: Storage | None) -> Iterator[tuple[str, FileChecksums | None]]:
+    """Provide the path of a local file, or of a temporary copy of a remote one with its checksums."""
     if on_disk(url):
         path = local_path(url)
         if not os.path.isfile(path):
             raise NotFound("there is no such shard", url)
         yield path, None
         return
-    with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
-        sums = _summed(_kept(open_storage(url, storage).stream(url), spool))
-        spool.flush()
-        yield spool.name, sums
+    with tempfile.NamedTemporaryFile(prefix="penstock-") as copy:
+        checksums = _checksum(_tee(open_storage(url, storage).stream(url), copy))
+        copy.flush()
+        yield copy.name, checksums
 
 
-def _kept(pieces: Iterable[bytes], spool: IO[bytes]) -> Iterator[bytes]:
-    for piece in pieces:
-        spool.write(piece)
-        yield piece
+def _tee(chunks: Iterable[bytes], copy: IO[bytes]) -> Iterator[bytes]:
+    for chunk in chunks:
+        copy.write(chunk)
+        yield chunk
 
 
-def _sums(path: str) -> Sums:
+def _checksum_file(path: str) -> FileChecksums:
     try:
         with open(path, "rb", buffering=0) as file:
-            return _summed(iter(lambda: file.read(_PIECE), b""))
+            return _checksum(iter(lambda: file.read(_READ_BYTES), b""))
     except OSError as exc:
         raise StorageError(f"cannot read the shard: {exc.strerror or exc}", path) from exc
 
 
-def _summed(pieces: Iterable[bytes]) -> Sums:
-    hashed, checksums, size = hashlib.sha256(), CellChecksums(), 0
-    for piece in pieces:
-        hashed.update(piece)
-        checksums.update(piece)
-        size += len(piece)
-    return Sums(size, hashed.hexdigest(), checksums.values())
+def _checksum(chunks: Iterable[bytes]) -> FileChecksums:
+    sha256, cells, size = hashlib.sha256(), CellChecksums(), 0
+    for chunk in chunks:
+        sha256.update(chunk)
+        cells.update(chunk)
+        size += len(chunk)
+    return FileChecksums(size, sha256.hexdigest(), cells.values())

@@ -1,4 +1,4 @@
-"""Jobs that turn files into files: ``InputFile -> (OutputFiles, Metadata)``, each input once, whatever happens."""
+"""Jobs that turn files into files and rows: ``InputFile -> (OutputFiles, Metadata)``, each input exactly once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is made of outcomes, one after the other: names given, clashes found, everything noted.
+"""Commit the outcomes of inputs to the output folder and the journal, one at a time.
 
-Outcomes come in any order, and what becomes of them does not depend on it: of inputs that write one name none keeps
-it, whichever came first.
+Outcomes arrive in any order, and the result does not depend on it: if several inputs write the same name, none of them
+keeps it, whichever came first.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import PlanError, StorageError
 from penstock.jobs.inputs import Input
-from penstock.jobs.journal import Journal
-from penstock.jobs.output_folder import Folder
-from penstock.jobs.task import FULL, Done
+from penstock.jobs.journal import JobJournal
+from penstock.jobs.output_folder import OutputFolder
+from penstock.jobs.task import UNWRITABLE, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Failure:
     """An input that could not be processed.
 
     Attributes:
-        input: Which.
-        error: What went wrong, in a line.
-        traceback: Where, from the function on; empty where a worker ended without a word.
-        tries: How often the function was called; 0: nobody knows.
+        input: The input, without secrets of its URL.
+        error: What went wrong, in one line.
+        traceback: The traceback, from the user's function on; empty if the worker died.
+        tries: How often the function was called; 0 if that is not known.
     """
 
     input: str
@@ -36,116 +36,125 @@ class Failure:
 
 
 class OutputCommitter:
-    """Settles outcomes in a folder and its journal."""
+    """Publishes the outputs of inputs and records them in the journal. Not thread-safe."""
 
-    def __init__(self, journal: Journal, folder: Folder, inputs: Iterable[Input], overwrite: bool = False) -> None:
+    def __init__(
+        self, journal: JobJournal, folder: OutputFolder, inputs: Iterable[Input], overwrite: bool = False
+    ) -> None:
         self._journal, self._folder, self._overwrite = journal, folder, overwrite
-        self._inputs = {one.key: one for one in inputs}
-        self._contested: dict[str, str] = {}  # names that nobody may have, and one of those who wanted them
+        self._inputs = {job_input.key: job_input for job_input in inputs}
+        self._contested: dict[str, str] = {}  # names that no input may have -> one of the inputs that wrote them
         self._failed: dict[str, Failure] = {}
 
     def failures(self) -> tuple[Failure, ...]:
-        """The inputs that failed, in order."""
+        """Return the inputs that failed so far, in the order of the inputs."""
         return tuple(self._failed[key] for key in sorted(self._failed, key=lambda key: self._inputs[key].number))
 
-    def settle(self, done: Done, *, trial: bool = False) -> None:
-        """Publish what an input gave, or take away what it had, and note it.
+    def commit(self, outcome: Outcome, *, trial: bool = False) -> None:
+        """Publish the outputs of an input or, if it failed, remove its earlier ones, and record that.
 
         Raises:
-            StorageError: nothing can be written any more.
+            StorageError: Nothing can be written any more.
         """
-        if done.full:
-            self._drop(done)
-            raise _stopped(done.error or "", done.input.key)
-        if done.error is None:
-            done = self._checked(done)
+        if outcome.unwritable:
+            self._discard(outcome)
+            raise _stopped(outcome.error or "", outcome.input.key)
+        if outcome.error is None:
+            outcome = self._check_names(outcome)
         try:
-            self._note(done, trial)
+            self._record_and_publish(outcome, trial)
         except OSError as exc:
-            self._drop(done)
-            raise _stopped(exc.strerror or str(exc), done.input.key) from exc
+            self._discard(outcome)
+            raise _stopped(exc.strerror or str(exc), outcome.input.key) from exc
 
-    def lost(self, one: Input, problem: str) -> None:
-        """Note that nothing came back of an input: its worker ended."""
-        self.settle(Done(one, None, 0, error=problem))
+    def commit_lost(self, job_input: Input, problem: str) -> None:
+        """Record the failure of an input whose worker died or took too long.
 
-    def _checked(self, done: Done) -> Done:
-        """The outcome, or a failure if it may not have its names."""
-        key, names = done.input.key, [name for name, _ in done.outputs]
+        Raises:
+            StorageError: Nothing can be written any more.
+        """
+        self.commit(Outcome(job_input, None, 0, error=problem))
+
+    def _check_names(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, or a failure if its outputs may not have their names."""
+        key, names = outcome.input.key, [name for name, _ in outcome.outputs]
         owners = self._journal.owners
-        clashes = {name: owners.get(name) or self._contested.get(name, key) for name in names}
-        if clashes := {name: other for name, other in clashes.items() if other != key}:
+        owner_of = {name: owners.get(name) or self._contested.get(name, key) for name in names}
+        if clashes := {name: owner for name, owner in owner_of.items() if owner != key}:
             self._contested.update(dict.fromkeys(names, key) | self._contested)
-            for name, other in clashes.items():
-                if owners.get(name) == other and other in self._inputs:
-                    self._revoke(other, key, name)
-            name, other = next(iter(clashes.items()))
-            return self._refused(done, self._clash(key, other, name))
+            for name, owner in clashes.items():
+                if owners.get(name) == owner and owner in self._inputs:
+                    self._revoke(owner, key, name)
+            name, owner = next(iter(clashes.items()))
+            return self._fail(outcome, self._clash_message(key, owner, name))
         if self._overwrite:
-            return done
-        if strange := self._folder.strangers(name for name in names if owners.get(name) != key):
-            return self._refused(
-                done,
-                f"there is a {strange[0]!r} in the folder that is no output of this job; remove it, choose another "
-                "folder, or pass overwrite=True",
+            return outcome
+        if existing := self._folder.existing(name for name in names if owners.get(name) != key):
+            return self._fail(
+                outcome,
+                f"the folder already holds {existing[0]!r}, which is not an output of this job; remove it, choose "
+                "another folder, or pass overwrite=True",
             )
-        return done
+        return outcome
 
-    def _clash(self, one: str, other: str, name: str) -> str:
-        if other not in self._inputs:
+    def _clash_message(self, key: str, owner: str, name: str) -> str:
+        if owner not in self._inputs:
             return (
-                f"{one!r} writes {name!r}, which is an output of {other!r}, an input of an earlier run; choose another "
+                f"{key!r} writes {name!r}, which is an output of {owner!r}, an input of an earlier run; choose another "
                 "folder, or pass fresh=True to start over"
             )
-        first, second = sorted((one, other), key=lambda key: self._inputs[key].number)
-        return f"{first!r} and {second!r} both write {name!r}, so neither may; put something of the input into the name"
+        first, second = sorted((key, owner), key=lambda key: self._inputs[key].number)
+        return (
+            f"{first!r} and {second!r} both write {name!r}, so neither is published; make the name depend on the input"
+        )
 
     def _revoke(self, key: str, other: str, name: str) -> None:
-        """Take away from an input what it got before another one wanted the same."""
-        record, one = self._journal.records[key], self._inputs[key]
+        """Remove the published outputs of an input because another one has written the same name."""
+        record, job_input = self._journal.records[key], self._inputs[key]
         self._contested.update({own: key for own, _ in record.outputs} | self._contested)
-        self._note(Done(one, record.sign, 1, error=self._clash(key, other, name)), trial=False)
+        problem = self._clash_message(key, other, name)
+        self._record_and_publish(Outcome(job_input, record.fingerprint, 1, error=problem), trial=False)
 
-    def _refused(self, done: Done, problem: str) -> Done:
-        self._drop(done)
-        return replace(done, outputs=(), draft=None, rows="[]", error=problem)
+    def _fail(self, outcome: Outcome, problem: str) -> Outcome:
+        self._discard(outcome)
+        return replace(outcome, outputs=(), draft=None, rows="[]", error=problem)
 
-    def _drop(self, done: Done) -> None:
-        """Leave nothing of what was written."""
-        if done.draft is not None:
-            shutil.rmtree(done.draft, ignore_errors=True)
-        elif done.outputs:
-            self._folder.remove(name for name, _ in done.outputs)
+    def _discard(self, outcome: Outcome) -> None:
+        """Remove everything that the function wrote."""
+        if outcome.draft is not None:
+            shutil.rmtree(outcome.draft, ignore_errors=True)
+        elif outcome.outputs:
+            self._folder.remove(name for name, _ in outcome.outputs)
 
-    def _note(self, done: Done, trial: bool) -> None:
-        """Old outputs go, then the journal says what there will be, then it is there: see the journal's promise."""
-        before = self._journal.records.get(done.input.key)
-        kept = {name for name, _ in done.outputs} if done.draft is None else set()  # uploaded already
-        self._folder.remove(name for name, _ in (before.outputs if before else ()) if name not in kept)
-        self._journal.add(done, trial=trial)
-        if done.error is not None:
-            self._fail(done)
+    def _record_and_publish(self, outcome: Outcome, trial: bool) -> None:
+        """Remove old outputs, then write the journal, then publish: the order that the journal relies on."""
+        record = self._journal.records.get(outcome.input.key)
+        uploaded = {name for name, _ in outcome.outputs} if outcome.draft is None else set()
+        self._folder.remove(name for name, _ in (record.outputs if record else ()) if name not in uploaded)
+        self._journal.add(outcome, trial=trial)
+        if outcome.error is not None:
+            self._add_failure(outcome)
             return
         try:
-            self._folder.publish(done.draft, done.outputs)
+            self._folder.publish(outcome.draft, outcome.outputs)
         except (OSError, PlanError) as exc:
-            if isinstance(exc, OSError) and exc.errno in FULL:
+            if isinstance(exc, OSError) and exc.errno in UNWRITABLE:
                 raise
-            problem = str(exc) if isinstance(exc, PlanError) else f"cannot be published: {exc.strerror}"
-            self._folder.remove(name for name, _ in done.outputs)
-            failed = self._refused(done, _named(problem, exc))
+            problem = str(exc) if isinstance(exc, PlanError) else f"the outputs cannot be published: {exc.strerror}"
+            self._folder.remove(name for name, _ in outcome.outputs)
+            failed = self._fail(outcome, _with_path(problem, exc))
             self._journal.add(failed)
-            self._fail(failed)
+            self._add_failure(failed)
 
-    def _fail(self, done: Done) -> None:
-        key = done.input.key
-        self._failed[key] = Failure(key, done.error or "", done.trace, done.tries)
+    def _add_failure(self, outcome: Outcome) -> None:
+        key = outcome.input.key
+        self._failed[key] = Failure(key, outcome.error or "", outcome.traceback, outcome.tries)
 
 
-def _named(problem: str, exc: Exception) -> str:
-    place = getattr(exc, "filename2", None) or getattr(exc, "filename", None)
-    return f"{problem} ({os.fspath(place)})" if place else problem
+def _with_path(problem: str, exc: Exception) -> str:
+    path = getattr(exc, "filename2", None) or getattr(exc, "filename", None)
+    return f"{problem} ({os.fspath(path)})" if path else problem
 
 
 def _stopped(problem: str, key: str) -> StorageError:
-    return StorageError(f"{problem}; what is done is kept: make room and run it again", key)
+    return StorageError(f"{problem}; finished inputs are kept: free some space and run it again", key)

@@ -1,4 +1,4 @@
-"""Which inputs there are, what they are called, and what tells an input that has changed."""
+"""The inputs of a job: which files they are, their names in the journal, and fingerprints that show a change."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from penstock.plan import ByObject, Fields, Resources
 from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted, spell
 from penstock.storage.protocol import scheme
 
-Sign = tuple[Any, ...]  # what tells an input that has changed: its size and time, or its size and tag
+Fingerprint = tuple[Any, ...]  # size and modification time of a file, size and tag of a remote object
 
-_WEIGHT = 1 << 30  # more than any block may weigh, so that every input is a block of its own
-_ASKING = 32  # of a storage at a time: most of it is waiting
+_INPUT_WEIGHT = 1 << 30  # bytes, more than any block may hold, so that every input is a block of its own
+_CONCURRENT_REQUESTS = 32  # for fingerprints of remote inputs: most of the time is latency
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Input:
     """One input.
 
     Attributes:
-        number: Its place.
-        url: Where it lies.
-        key: What it is called in the journal and in messages: the URL, but for secrets in it.
+        number: Its position among the inputs.
+        url: Its path or URL.
+        key: Its name in the journal and in messages: the URL without secrets.
     """
 
     number: int
@@ -42,116 +42,116 @@ class Input:
 
     @property
     def path(self) -> str | None:
-        """Its path, where it is a file of this machine."""
+        """Its path, if it is a local file."""
         return local_path(self.url) if scheme(self.url) == "file" else None
 
 
-def inputs_of(given: Any, storage: Storage | None = None) -> list[Input]:
-    """List the inputs that a user means: a glob, a folder, a URL, a list of them, a column of a dataset.
+def resolve_inputs(given: Any, storage: Storage | None = None) -> list[Input]:
+    """Return the inputs that a user names: a glob, a folder, a URL, a list of them, or a column of a dataset.
 
-    What stands in a list or column and is there under that very name is taken as it is, whatever letters it has.
+    An entry of a list or column that is an existing file is taken literally, whatever characters its name has.
 
     Raises:
-        PlanError: these are no inputs, or one comes twice.
-        StorageError: a folder or glob holds nothing, or cannot be listed.
+        PlanError: A value is not a path or URL, or an input appears twice.
+        StorageError: A folder or glob holds nothing, or cannot be listed.
     """
     if isinstance(given, str | os.PathLike):
         text = os.fsdecode(given)
-        names = [text] if _is_file(text) else expand(spell(text), (), storage)
+        urls = [text] if _is_file(text) else expand(spell(text), (), storage)
     elif isinstance(given, Dataset):
-        names = [_name(value, number) for number, value in enumerate(given.take_all())]
+        urls = [_check_name(value, number) for number, value in enumerate(given.take_all())]
     elif isinstance(given, Iterable) and not isinstance(given, bytes):
-        named = (_name(value, number) for number, value in enumerate(given))
-        names = [name for one in named for name in _listed(one, storage)]
+        entries = (_check_name(value, number) for number, value in enumerate(given))
+        urls = [url for entry in entries for url in _expand_entry(entry, storage)]
     else:
         raise PlanError(f"inputs={given!r}: give a list of paths, a glob, a folder, or a column of a dataset")
-    made = [Input(number, name, key_of(name)) for number, name in enumerate(names)]
-    _check_distinct(made)
-    return made
+    inputs = [Input(number, url, journal_key(url)) for number, url in enumerate(urls)]
+    _check_distinct(inputs)
+    return inputs
 
 
 def _is_file(name: str) -> bool:
     return scheme(name) == "file" and os.path.isfile(local_path(name))
 
 
-def _name(value: Any, number: int) -> str:
+def _check_name(value: Any, number: int) -> str:
     if isinstance(value, np.str_):
         value = str(value)
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
-        what = f"a row ({', '.join(map(str, value))})" if isinstance(value, dict) else repr(value)
+        shown = f"a row ({', '.join(map(str, value))})" if isinstance(value, dict) else repr(value)
         hint = '; choose a column, as in ds["input"]' if isinstance(value, dict) else ""
-        raise PlanError(f"input {number} is {what}, and no path or URL{hint}")
+        raise PlanError(f"input {number} is {shown}, not a path or URL{hint}")
     name = os.fsdecode(value)
     if "\0" in name:
-        raise PlanError(f"input {number} is {name!r}, which cannot be a name")
+        raise PlanError(f"input {number} is {name!r}, which cannot be a file name")
     return name
 
 
-def _listed(name: str, storage: Storage | None) -> list[str]:
-    """What one entry of a list means: itself, or what its pattern or folder holds."""
+def _expand_entry(name: str, storage: Storage | None) -> list[str]:
+    """Return what an entry of a list stands for: itself, or what its pattern or folder holds."""
     if scheme(name) == "file" and os.path.lexists(path := local_path(name)):
         return expand([name], (), storage) if os.path.isdir(path) and "{" not in name else [name]
     return expand([name], (), storage) if glob.has_magic(name) or "{" in name else [name]
 
 
 def _check_distinct(inputs: Sequence[Input]) -> None:
-    seen: dict[str, int] = {}
-    for one in inputs:
-        first = seen.setdefault(one.key, one.number)
-        if first != one.number:
+    numbers: dict[str, int] = {}
+    for job_input in inputs:
+        first = numbers.setdefault(job_input.key, job_input.number)
+        if first != job_input.number:
             raise PlanError(
-                f"{one.key!r} comes twice among the inputs (numbers {first} and {one.number}); give each once, "
-                'of a column: ds.unique("input")'
+                f"{job_input.key!r} appears twice among the inputs (numbers {first} and {job_input.number}); name each "
+                'input once; for a column, use ds.unique("input")'
             )
 
 
-def key_of(url: str) -> str:
-    """What an input is called: its URL as it may be shown; a digest tells apart what cannot be shown.
+def journal_key(url: str) -> str:
+    """Return the name of an input: its URL without secrets, and a digest if that hides anything.
 
-    >>> key_of("inputs/a.txt")
+    >>> journal_key("inputs/a.txt")
     'inputs/a.txt'
     """
     key = redacted(url)
     return key if key == url else f"{key}#{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
-def sign(one: Input, storage: Storage | None) -> Sign:
-    """What tells this content of an input from another one.
+def fingerprint(job_input: Input, storage: Storage | None) -> Fingerprint:
+    """Return a value that changes when the content of an input changes.
 
     Raises:
-        StorageError: it is not there, or may not be looked at.
+        StorageError: The input does not exist or cannot be accessed.
     """
-    path = one.path
+    path = job_input.path
     if path is None:
-        info = open_storage(one.url, storage).info(one.url)
+        info = open_storage(job_input.url, storage).info(job_input.url)
         return (info.size, info.tag)
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        raise NotFound("there is no such file", one.key) from None
+        raise NotFound("there is no such file", job_input.key) from None
     except OSError as exc:
-        raise StorageError(f"it cannot be looked at: {(exc.strerror or str(exc)).lower()}", one.key) from exc
+        raise StorageError(f"cannot access the input: {(exc.strerror or str(exc)).lower()}", job_input.key) from exc
     return (status.st_size, status.st_mtime_ns)
 
 
-def signs(inputs: Sequence[Input], storage: Storage | None) -> list[Sign | None]:
-    """What each of them is now, in order; ``None``: that cannot be known. What is remote is asked for side by side."""
+def fingerprints(inputs: Sequence[Input], storage: Storage | None) -> list[Fingerprint | None]:
+    """Return the fingerprints of inputs, in order; ``None`` for one that cannot be accessed."""
 
-    def ask(one: Input) -> Sign | None:
+    def fingerprint_or_none(job_input: Input) -> Fingerprint | None:
         try:
-            return sign(one, storage)
+            return fingerprint(job_input, storage)
         except StorageError:
             return None
 
-    if all(one.path is not None for one in inputs):
-        return [ask(one) for one in inputs]
-    with ThreadPoolExecutor(_ASKING, thread_name_prefix="penstock inputs") as pool:
-        return list(pool.map(ask, inputs))
+    if all(job_input.path is not None for job_input in inputs):
+        return [fingerprint_or_none(job_input) for job_input in inputs]
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS, thread_name_prefix="penstock inputs") as pool:
+        return list(pool.map(fingerprint_or_none, inputs))
 
 
 @dataclass(frozen=True, slots=True)
 class InputsSource:
-    """Inputs as the source of a plan, one in every block: how many workers are busy depends on nothing else."""
+    """Inputs as the source of a plan, one per block, so that as many workers are busy as there are inputs."""
 
     inputs: ByObject
 
@@ -159,34 +159,28 @@ class InputsSource:
 
     @property
     def resources(self) -> Resources | None:
-        """Reading costs nothing."""
         return None
 
     def open(self) -> InputsReader:
-        """Nothing to open."""
         return InputsReader(self.inputs.value)
 
     def describe(self) -> str:
-        """The call that made it."""
         return f"inputs({len(self.inputs.value)})"
 
 
 class InputsReader(ItemsReader):
-    """One shard: the list of inputs."""
+    """Reads the list of inputs as one shard."""
 
     def __init__(self, inputs: Sequence[Input]) -> None:
         super().__init__(inputs)
         self.names = ["inputs"]
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedItems:
-        """Remember which."""
-        return LocatedItems(self._items, index, np.full(len(index), _WEIGHT, np.int64))
+        return LocatedItems(self._items, index, np.full(len(index), _INPUT_WEIGHT, np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
-        """What the input is called."""
         key: str = self._items[index].key
         return key
 
     def url(self, shard: int) -> str:
-        """They lie in many places."""
         return "inputs"

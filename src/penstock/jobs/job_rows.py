@@ -1,4 +1,4 @@
-"""What a function may return, as rows of plain values, and such rows as text."""
+"""Rows that a function returns, as plain values, and their JSON in the journal."""
 
 from __future__ import annotations
 
@@ -14,49 +14,55 @@ import numpy as np
 from penstock.errors import DataError
 from penstock.plan import is_tensor
 
-_TIMES: dict[str, Any] = {"T": datetime.datetime, "D": datetime.date, "t": datetime.time}
+_SHOWN_LENGTH = 60  # characters of a wrong value in a message
+_TIME_TYPES: dict[str, Any] = {"T": datetime.datetime, "D": datetime.date, "t": datetime.time}  # by tag
 
 
-def rows_of(answer: Any) -> list[dict[str, Any]]:
-    """Read what a function returned: a row, several, a generator of rows, or nothing.
+def to_rows(returned: Any) -> list[dict[str, Any]]:
+    """Return the rows in what a function returned: a row, several rows, a generator of rows, or None.
 
     Raises:
-        DataError: it is none of these, or a row holds what no table can.
+        DataError: The function returned something else, or a row holds a value that a table cannot.
     """
-    if answer is None:
+    if returned is None:
         return []
-    if isinstance(answer, Mapping):
-        return [_row(answer)]
-    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
-        raise _junk(answer)
-    return [_row(one) for one in answer]
+    if isinstance(returned, Mapping):
+        return [_to_row(returned)]
+    if isinstance(returned, str | bytes) or not isinstance(returned, Iterable):
+        raise _not_a_row(returned)
+    return [_to_row(row) for row in returned]
 
 
-def _row(row: Any) -> dict[str, Any]:
+def _to_row(row: Any) -> dict[str, Any]:
     if not isinstance(row, Mapping):
-        raise _junk(row)
+        raise _not_a_row(row)
     if wrong := [name for name in row if not isinstance(name, str)]:
-        raise DataError(f"a row has a field called {wrong[0]!r}; names are text")
-    return {readable(name): _plain(name, value) for name, value in row.items()}
+        raise DataError(f"a row has a field named {wrong[0]!r}; names must be text")
+    return {escape_bytes(name): _to_plain(name, value) for name, value in row.items()}
 
 
-def _junk(answer: Any) -> DataError:
-    said = repr(answer)
-    kind = f"{said[:60]}{'...' * (len(said) > 60)} ({type(answer).__name__})"
-    return DataError(f"the function gave {kind}; give a row (a dict), several rows, or None")
+def _not_a_row(returned: Any) -> DataError:
+    text = repr(returned)
+    shown = f"{text[:_SHOWN_LENGTH]}{'...' * (len(text) > _SHOWN_LENGTH)} ({type(returned).__name__})"
+    return DataError(f"the function returned {shown}; return a row (a dict), several rows, or None")
 
 
-def readable(text: str) -> str:
-    """The text as a file can hold it: bytes of a name that are no UTF-8 are spelled out."""
-    return text.encode("utf-8", "surrogateescape" if _odd(text) else "strict").decode("utf-8", "backslashreplace")
+def escape_bytes(text: str) -> str:
+    r"""Return a text that can be encoded as UTF-8: bytes of a file name that are not UTF-8 become ``\xff``.
+
+    Raises:
+        UnicodeEncodeError: The text has a surrogate that does not stand for a byte.
+    """
+    errors = "surrogateescape" if _has_surrogates(text) else "strict"
+    return text.encode("utf-8", errors).decode("utf-8", "backslashreplace")
 
 
-def _odd(text: str) -> bool:
+def _has_surrogates(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _plain(name: str, value: Any) -> Any:
-    """A value as it is whatever engine it came from: lists for tuples and arrays, text for paths."""
+def _to_plain(name: str, value: Any) -> Any:
+    """Return a value as it would be on any engine: tuples and arrays as lists, paths as text."""
     if is_tensor(value):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
@@ -66,59 +72,59 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, int):
         return int(value)
     if isinstance(value, str):
-        return _text(value)
+        return _to_text(value)
     if isinstance(value, os.PathLike):
-        return _text(os.fsdecode(value))
+        return _to_text(os.fsdecode(value))
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(name, one) for key, one in value.items()}
+        return {str(key): _to_plain(name, item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset | np.ndarray):
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
-        return [_plain(name, one) for one in items]
+        return [_to_plain(name, item) for item in items]
     raise DataError(
-        f"field {name!r} of a row is a {type(value).__name__}; give numbers, text, bytes, times, lists or dicts"
+        f"field {name!r} of a row is a {type(value).__name__}; return numbers, text, bytes, times, lists or dicts"
     )
 
 
-def _text(value: str) -> str:
+def _to_text(value: str) -> str:
     try:
-        return readable(value)
-    except UnicodeEncodeError:  # half of a pair, which stands for no byte of a name
+        return escape_bytes(value)
+    except UnicodeEncodeError:  # half of a surrogate pair, which does not stand for a byte
         return value.encode("utf-8", "backslashreplace").decode()
 
 
-def to_json(rows: list[dict[str, Any]]) -> str:
-    """Rows as one line of JSON that says which values JSON does not know."""
-    return json.dumps(_tagged(rows), separators=(",", ":"))
+def encode_rows(rows: list[dict[str, Any]]) -> str:
+    """Return rows as one line of JSON; values that JSON does not have are tagged."""
+    return json.dumps(_tag(rows), separators=(",", ":"))
 
 
-def from_json(rows: Any) -> list[dict[str, Any]]:
-    """The rows that ``to_json`` wrote, after the text was parsed."""
-    made: list[dict[str, Any]] = _untagged(rows)
-    return made
+def decode_rows(rows: Any) -> list[dict[str, Any]]:
+    """Return the rows that :func:`encode_rows` encoded, from the parsed JSON."""
+    decoded: list[dict[str, Any]] = _untag(rows)
+    return decoded
 
 
-def _tagged(value: Any) -> Any:
-    """A value that JSON does not know becomes an object of one field, whose name begins with ``$``."""
+def _tag(value: Any) -> Any:
+    """Replace a value that JSON does not have by an object of one field, whose name begins with ``$``."""
     if isinstance(value, list):
-        return [_tagged(one) for one in value]
+        return [_tag(item) for item in value]
     if isinstance(value, dict):
-        inner = {name: _tagged(one) for name, one in value.items()}
-        return {"$d": inner} if len(inner) == 1 and next(iter(inner)).startswith("$") else inner
+        tagged = {name: _tag(item) for name, item in value.items()}
+        return {"$d": tagged} if len(tagged) == 1 and next(iter(tagged)).startswith("$") else tagged
     if isinstance(value, bytes):
         return {"$b": base64.b64encode(value).decode()}
-    for tag, kind in _TIMES.items():
-        if isinstance(value, kind):
+    for tag, time_type in _TIME_TYPES.items():
+        if isinstance(value, time_type):
             return {f"${tag}": value.isoformat()}
     return value
 
 
-def _untagged(value: Any) -> Any:
+def _untag(value: Any) -> Any:
     if isinstance(value, list):
-        return [_untagged(one) for one in value]
+        return [_untag(item) for item in value]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
@@ -126,7 +132,7 @@ def _untagged(value: Any) -> Any:
         if name == "$b":
             return base64.b64decode(inner)
         if name == "$d":
-            return {key: _untagged(one) for key, one in inner.items()}
-        if name[:1] == "$" and name[1:] in _TIMES:
-            return _TIMES[name[1:]].fromisoformat(inner)
-    return {name: _untagged(one) for name, one in value.items()}
+            return {key: _untag(item) for key, item in inner.items()}
+        if name[:1] == "$" and name[1:] in _TIME_TYPES:
+            return _TIME_TYPES[name[1:]].fromisoformat(inner)
+    return {name: _untag(item) for name, item in value.items()}

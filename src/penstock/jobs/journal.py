@@ -1,10 +1,11 @@
-"""What became of every input: lines that are added to a file and never changed.
+"""The journal of a job: what became of every input, one line per outcome, in a file that only grows.
 
-A line is written before the outputs it speaks of get their names, and an input counts as done when its line and its
-outputs are there; so a run that is killed at any moment leaves nothing that the next one takes for what it is not. The
-last line of an input holds; a last line that is cut off is dropped.
+The line of an input is written before its outputs are published, and the input counts as done only if both the line and
+the outputs exist. A run that is killed at any moment therefore leaves nothing that the next run mistakes for finished.
+The last line of an input is the valid one; an incomplete last line of the file is dropped.
 
-Elsewhere than on a disk nothing can be added to a file: there the journal is a row of objects, one every few seconds.
+On remote storage nothing can be appended to an object, so that the journal there is a sequence of objects, a new one
+every few seconds.
 """
 
 from __future__ import annotations
@@ -19,59 +20,63 @@ from typing import Any
 
 from penstock.blobs.draft import put_object, read_object
 from penstock.errors import StateError
-from penstock.jobs.inputs import Sign
-from penstock.jobs.job_rows import from_json
-from penstock.jobs.output import HIDDEN
+from penstock.jobs.inputs import Fingerprint
+from penstock.jobs.job_rows import decode_rows
+from penstock.jobs.output import JOB_FOLDER
 from penstock.jobs.output_folder import Outputs
-from penstock.jobs.task import Done
+from penstock.jobs.task import Outcome
 from penstock.storage import Storage, redacted
 
 _VERSION = 1
-_EVERY_S = 2.0  # how often what is new is sent elsewhere, or made to survive a power cut
-_FILE = "journal.jsonl"
-_PIECES = 8  # that a journal elsewhere may be left in
+_SYNC_INTERVAL_S = 2.0  # between two fsyncs, or two uploads of new lines
+_FILE_NAME = "journal.jsonl"
+_MAX_OBJECTS = 8  # that a closed remote journal may consist of
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """What the journal says of an input.
+class InputRecord:
+    """What the journal says about an input.
 
     Attributes:
-        sign: The content that was worked on.
-        outputs: What it owns in the folder, done or not.
-        done: It need not be done again while neither changes.
-        at: Where its line begins.
-        size: How long that is.
+        fingerprint: The content that was processed; None if it could not be accessed.
+        outputs: The outputs that the input owns in the folder, whether it is done or not.
+        done: Whether the input need not be processed again while its content and outputs stay the same.
+        offset: Where its line starts in the journal.
+        size: The length of that line.
     """
 
-    sign: Sign | None
+    fingerprint: Fingerprint | None
     outputs: Outputs
     done: bool
-    at: int
+    offset: int
     size: int
 
 
-class Journal:
-    """The journal of one folder of outputs, open for more.
+class JobJournal:
+    """The journal of one output folder, open for appending.
 
-    With ``fresh`` it is read for what outputs there are, however damaged it is, and then ``reset``.
+    With ``fresh``, it is read only for the outputs that it lists, as far as it is intact, and must then be ``reset``.
+
+    Attributes:
+        records: The record of each input, by its key.
+        owners: The key of the input that owns an output, by the name of the output.
 
     Raises:
-        StateError: it cannot be understood, or is that of another function.
-        OSError: it cannot be read or written.
+        StateError: The journal is damaged, or belongs to another function.
+        OSError: The journal cannot be read or written.
     """
 
-    def __init__(self, fd: int, where: str, function: str, fresh: bool = False) -> None:
-        self._fd, self._where, self._function = fd, redacted(where), function
-        self.records: dict[str, Record] = {}
-        self.owners: dict[str, str] = {}  # whose an output is
-        self._synced = time.monotonic()
+    def __init__(self, fd: int, folder: str, function: str, fresh: bool = False) -> None:
+        self._fd, self._folder, self._function = fd, redacted(folder), function
+        self.records: dict[str, InputRecord] = {}
+        self.owners: dict[str, str] = {}
+        self._synced_at = time.monotonic()
         self._end = 0
-        self._load(fresh)
+        self._load(lenient=fresh)
         if not fresh:
             os.truncate(fd, self._end)
             if not self._end:
-                self._begin()
+                self._write_header()
 
     def _load(self, lenient: bool) -> None:
         with open(self._fd, "rb", closefd=False) as lines:
@@ -80,68 +85,69 @@ class Journal:
                 if not line.endswith(b"\n"):
                     return
                 try:
-                    self._understand(json.loads(line), len(line), lenient)
+                    self._load_entry(json.loads(line), len(line), lenient)
                 except (ValueError, KeyError, TypeError, AttributeError) as exc:
                     if isinstance(exc, StateError):
                         raise
                     if not lenient:
                         raise StateError(
-                            f"{self._where}: the journal cannot be understood (byte {self._end}: {exc}); "
+                            f"{self._folder}: the journal is damaged at byte {self._end} ({exc}); "
                             "pass fresh=True to start over"
                         ) from exc
                 self._end += len(line)
 
-    def _understand(self, said: dict[str, Any], size: int, lenient: bool) -> None:
-        if "key" in said:
-            self._note(said, self._end, size)
-        elif said["v"] != _VERSION:
-            raise ValueError("another version")
-        elif said["function"] != self._function and not lenient:
+    def _load_entry(self, entry: dict[str, Any], size: int, lenient: bool) -> None:
+        if "key" in entry:
+            self._index(entry, self._end, size)
+        elif entry["v"] != _VERSION:
+            raise ValueError("unknown version")
+        elif entry["function"] != self._function and not lenient:
             raise StateError(
-                f"{self._where} holds the outputs of {said['function']}, and this is {self._function}; choose another "
+                f"{self._folder} holds the outputs of {entry['function']}, not of {self._function}; choose another "
                 "folder, or pass fresh=True to start over"
             )
 
-    def _note(self, said: dict[str, Any], at: int, size: int) -> None:
-        key = said["key"]
-        before = self.records.get(key)
-        for name, _ in before.outputs if before is not None else ():
+    def _index(self, entry: dict[str, Any], offset: int, size: int) -> None:
+        """Update ``records`` and ``owners`` with an entry."""
+        key = entry["key"]
+        previous = self.records.get(key)
+        for name, _ in previous.outputs if previous is not None else ():
             if self.owners.get(name) == key:
                 del self.owners[name]
-        outputs = tuple((str(name), int(nbytes)) for name, nbytes in said["outputs"])
-        sign = None if said["sign"] is None else tuple(said["sign"])
-        self.records[key] = Record(sign, outputs, bool(said["done"]), at, size)
+        outputs = tuple((str(name), int(nbytes)) for name, nbytes in entry["outputs"])
+        fingerprint = None if entry["sign"] is None else tuple(entry["sign"])
+        self.records[key] = InputRecord(fingerprint, outputs, bool(entry["done"]), offset, size)
         self.owners.update((name, key) for name, _ in outputs)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget everything and start a new journal."""
         self.records.clear()
         self.owners.clear()
         self._end = 0
         os.truncate(self._fd, 0)
-        self._begin()
+        self._write_header()
 
-    def _begin(self) -> None:
+    def _write_header(self) -> None:
         self._append(json.dumps({"v": _VERSION, "function": self._function}))
 
-    def add(self, done: Done, *, trial: bool = False) -> None:
-        """Add what became of an input; of a trial, that it is not done, though its outputs are there.
+    def add(self, outcome: Outcome, *, trial: bool = False) -> None:
+        """Append the outcome of an input; with ``trial``, it owns its outputs but does not count as done.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: The line cannot be written.
         """
-        said = {
-            "key": done.input.key,
-            "done": done.error is None and not trial,
-            "sign": done.sign,
-            "outputs": done.outputs,
-            "tries": done.tries,
+        entry = {
+            "key": outcome.input.key,
+            "done": outcome.error is None and not trial,
+            "sign": outcome.fingerprint,
+            "outputs": outcome.outputs,
+            "tries": outcome.tries,
         }
-        if done.error is not None:
-            said |= {"error": done.error, "trace": done.trace}
-        at = self._end
-        self._append(f'{json.dumps(said)[:-1]}, "rows": {done.rows}}}')
-        self._note(said, at, self._end - at)
+        if outcome.error is not None:
+            entry |= {"error": outcome.error, "trace": outcome.traceback}
+        offset = self._end
+        self._append(f'{json.dumps(entry)[:-1]}, "rows": {outcome.rows}}}')
+        self._index(entry, offset, self._end - offset)
 
     def _append(self, line: str) -> None:
         data = memoryview(line.encode() + b"\n")
@@ -151,37 +157,37 @@ class Journal:
                 written += os.pwrite(self._fd, data[written:], self._end + written)
         except OSError:
             with suppress(OSError):
-                os.truncate(self._fd, self._end)  # half a line
+                os.truncate(self._fd, self._end)  # drop the part that was written
             raise
         self._end += len(data)
-        if time.monotonic() - self._synced > _EVERY_S:
+        if time.monotonic() - self._synced_at > _SYNC_INTERVAL_S:
             self.sync()
 
     def sync(self) -> None:
-        """Have what was added survive the end of this machine too."""
+        """Make sure that all lines survive a power cut or, of a remote journal, the end of this process."""
         os.fsync(self._fd)
-        self._synced = time.monotonic()
+        self._synced_at = time.monotonic()
 
     def rows(self, key: str) -> list[dict[str, Any]]:
-        """The rows of an input that is done."""
+        """Return the rows of an input that is done."""
         record = self.records[key]
-        return from_json(json.loads(os.pread(self._fd, record.size, record.at))["rows"])
+        return decode_rows(json.loads(os.pread(self._fd, record.size, record.offset))["rows"])
 
     def close(self) -> None:
-        """End; the journal stays."""
+        """Sync and close the file."""
         try:
             self.sync()
         finally:
             os.close(self._fd)
 
 
-class DiskJournal(Journal):
-    """A journal beside the outputs."""
+class LocalJournal(JobJournal):
+    """A journal in a local output folder."""
 
     def __init__(self, folder: str, function: str, fresh: bool = False) -> None:
-        hidden = os.path.join(folder, HIDDEN)
-        os.makedirs(hidden, exist_ok=True)
-        fd = os.open(os.path.join(hidden, _FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        job_folder = os.path.join(folder, JOB_FOLDER)
+        os.makedirs(job_folder, exist_ok=True)
+        fd = os.open(os.path.join(job_folder, _FILE_NAME), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             super().__init__(fd, folder, function, fresh)
         except BaseException:
@@ -189,53 +195,51 @@ class DiskJournal(Journal):
             raise
 
 
-class FarJournal(Journal):
-    """A journal elsewhere: kept in a temporary file, and sent piece by piece."""
+class RemoteJournal(JobJournal):
+    """A journal on remote storage: a local temporary file whose new lines are uploaded as objects."""
 
     def __init__(self, url: str, storage: Storage, function: str, fresh: bool = False) -> None:
-        self._url, self._storage = f"{url}/{HIDDEN}/", storage
-        self._pieces = [one.url for one in storage.list(self._url) if one.url.endswith(_FILE)]
+        self._url, self._storage = f"{url}/{JOB_FOLDER}/", storage
+        self._objects = [info.url for info in storage.list(self._url) if info.url.endswith(_FILE_NAME)]
         with tempfile.TemporaryFile(prefix="penstock-job-", buffering=0) as file:
             fd = os.dup(file.fileno())
         try:
-            self._sent = 0
-            for piece in self._pieces:
-                self._sent += os.write(fd, read_object(storage, piece) or b"")
+            self._uploaded = 0
+            for object_url in self._objects:
+                self._uploaded += os.write(fd, read_object(storage, object_url) or b"")
             super().__init__(fd, url, function, fresh)
         except BaseException:
             os.close(fd)
             raise
 
     def reset(self) -> None:
-        """Begin anew."""
-        self._forget(self._pieces)
-        self._pieces, self._sent = [], 0
+        self._delete(self._objects)
+        self._objects, self._uploaded = [], 0
         super().reset()
 
-    def _forget(self, pieces: list[str]) -> None:
-        for piece in pieces:
-            self._storage.delete(piece)
+    def _delete(self, objects: list[str]) -> None:
+        for object_url in objects:
+            self._storage.delete(object_url)
 
     def sync(self) -> None:
-        """Send what is new."""
-        self._synced = time.monotonic()
-        if self._sent < self._end:
-            self._put(os.pread(self._fd, self._end - self._sent, self._sent))
-            self._sent = self._end
+        self._synced_at = time.monotonic()
+        if self._uploaded < self._end:
+            self._upload(os.pread(self._fd, self._end - self._uploaded, self._uploaded))
+            self._uploaded = self._end
 
-    def _put(self, data: bytes) -> None:
-        last = int(self._pieces[-1].rpartition("/")[2].partition("-")[0]) if self._pieces else -1
-        piece = f"{self._url}{last + 1:08d}-{_FILE}"
-        put_object(self._storage, piece, data)
-        self._pieces.append(piece)
+    def _upload(self, data: bytes) -> None:
+        last = int(self._objects[-1].rpartition("/")[2].partition("-")[0]) if self._objects else -1
+        object_url = f"{self._url}{last + 1:08d}-{_FILE_NAME}"
+        put_object(self._storage, object_url, data)
+        self._objects.append(object_url)
 
     def close(self) -> None:
-        """Send the rest, and make one object of many: the whole is there before its parts go."""
+        """Upload the rest, and join many objects into one, which exists before the others are deleted."""
         try:
             self.sync()
-            if len(self._pieces) > _PIECES:
-                before = list(self._pieces)
-                self._put(os.pread(self._fd, self._end, 0))
-                self._forget(before)
+            if len(self._objects) > _MAX_OBJECTS:
+                joined = list(self._objects)
+                self._upload(os.pread(self._fd, self._end, 0))
+                self._delete(joined)
         finally:
             os.close(self._fd)

@@ -1,4 +1,4 @@
-"""The rows of a job, into one file that appears whole or not at all: Parquet, CSV or JSON lines."""
+"""Write the rows of a job to one Parquet, CSV or JSON-lines file, which is replaced whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,49 +21,49 @@ from penstock.storage.protocol import scheme
 if TYPE_CHECKING:
     import pyarrow as pa
 
-INPUT = "input"  # the field that names the input of a row
+INPUT_FIELD = "input"  # of a row: the name of its input
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_JSON = (".jsonl", ".json", ".ndjson")
-_LOT = 8192  # rows that are made a table together
+_JSON_EXTENSIONS = (".jsonl", ".json", ".ndjson")
+_ROWS_PER_TABLE = 8192  # converted to Arrow at once
 
 
 def check_metadata(url: str) -> None:
-    """Require the name of a file that rows can be written to.
+    """Check that rows can be written to a file of this name.
 
     Raises:
-        PlanError: its ending means nothing.
-        MissingExtra: it is Parquet, and pyarrow is not installed.
+        PlanError: The extension is not supported.
+        MissingExtra: The file is Parquet, and pyarrow is not installed.
     """
     if url.endswith(".parquet"):
         require_arrow("metadata in Parquet")
-    elif not url.endswith((*_DELIMITERS, *_JSON)):
+    elif not url.endswith((*_DELIMITERS, *_JSON_EXTENSIONS)):
         raise PlanError(f"metadata={redacted(url)!r}: give a file that ends in .parquet, .csv, .tsv or .jsonl")
 
 
-def filled(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows with the fields of all of them, in the order they first come; what a row does not have is ``None``."""
-    names: dict[str, None] = {INPUT: None} if rows else {}
+def fill_fields(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Give every row the fields of all rows, in the order in which they first appear; missing values are ``None``."""
+    names: dict[str, None] = {INPUT_FIELD: None} if rows else {}
     for row in rows:
         names.update(dict.fromkeys(row))
     return [{name: row.get(name) for name in names} for row in rows]
 
 
 def write_metadata(rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:
-    """Write rows of the same fields.
+    """Write rows, which must all have the same fields.
 
     Raises:
-        DataError: a value has no place in such a file.
-        StorageError: it cannot be written.
+        DataError: The format cannot store a value.
+        StorageError: The file cannot be written.
     """
     with failures_of(url):
         if url.endswith(".parquet"):
             _write_parquet(rows, url, storage)
-        elif url.endswith(_JSON):
+        elif url.endswith(_JSON_EXTENSIONS):
             from_items(rows).write_json(url, storage=storage)
         elif rows:
             from_items(rows).write_csv(url, delimiter=_DELIMITERS[os.path.splitext(url)[1]], storage=storage)
         else:
-            put_object(open_storage(url, storage), url, f"{INPUT}\n".encode())
+            put_object(open_storage(url, storage), url, f"{INPUT_FIELD}\n".encode())
 
 
 def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:
@@ -72,7 +72,7 @@ def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | 
     if local:
         os.makedirs(os.path.dirname(target), exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".penstock-", dir=os.path.dirname(target) or None) as folder:
-        writer = TableWriter(folder, max_bytes=1 << 60, schema=_schema(rows))
+        writer = TableWriter(folder, max_bytes=1 << 60, schema=_common_schema(rows))
         for table in _tables(rows):
             writer.write(table)
         writer.close()
@@ -86,20 +86,21 @@ def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | 
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:
-    for low in range(0, len(rows), _LOT):
+    for start in range(0, len(rows), _ROWS_PER_TABLE):
+        chunk = rows[start : start + _ROWS_PER_TABLE]
         try:
-            yield table_from(rows[low : low + _LOT]).replace_schema_metadata(None)
+            yield table_from(chunk).replace_schema_metadata(None)
         except DataError:
-            for row in rows[low : low + _LOT]:  # name the one that is to blame by itself
+            for row in chunk:  # find a row that fails by itself, to name its input
                 try:
                     table_from([row])
-                except DataError as own:
-                    raise DataError(own.problem, None, str(row[INPUT])) from own
+                except DataError as exc:
+                    raise DataError(exc.problem, None, str(row[INPUT_FIELD])) from exc
             raise
 
 
-def _schema(rows: Sequence[dict[str, Any]]) -> pa.Schema | None:
-    """The types that all rows fit, wherever in them a value first comes."""
+def _common_schema(rows: Sequence[dict[str, Any]]) -> pa.Schema | None:
+    """Return the types that all rows fit, wherever the first value of a column is; None if there are no rows."""
     import pyarrow as pa
 
     schemas = [table.schema for table in _tables(rows)]
@@ -108,11 +109,11 @@ def _schema(rows: Sequence[dict[str, Any]]) -> pa.Schema | None:
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowException, TypeError) as exc:
-        raise DataError(f"rows do not go together in a table: {str(exc).splitlines()[0]}") from exc
+        raise DataError(f"the rows do not fit into one table: {str(exc).splitlines()[0]}") from exc
 
 
 def _write_empty(path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({INPUT: pa.array([], pa.string())}), path)
+    pq.write_table(pa.table({INPUT_FIELD: pa.array([], pa.string())}), path)

@@ -1,4 +1,4 @@
-"""Where a function writes: a private folder, whose files are published under their names when the call succeeds."""
+"""Where the function of a job writes: a private folder, whose files are published if the call succeeds."""
 
 from __future__ import annotations
 
@@ -9,66 +9,66 @@ from pathlib import Path
 
 from penstock.errors import DataError, PlanError
 
-HIDDEN = ".penstock-job"  # the folder of the journal and of drafts, in the folder of outputs
+JOB_FOLDER = ".penstock-job"  # in the output folder, for the journal and the drafts
 
 
 class Out:
-    """What a function is given as ``out``.
+    """What the function of a job gets as ``out``.
 
     Attributes:
         input: The input as it was given: a path or URL.
     """
 
-    __slots__ = ("_asked", "_folder", "input")
+    __slots__ = ("_folder", "_requested", "input")
 
     def __init__(self, folder: str, input: str) -> None:
         self._folder, self.input = folder, input
-        self._asked: dict[str, None] = {}
+        self._requested: dict[str, None] = {}
 
     def path(self, name: str | os.PathLike[str]) -> Path:
-        """A path to write the output ``name`` to, a file or a folder of files; its parent folders are there.
+        """Return a path for the output ``name``, a file or a folder of files; its parent folders exist.
 
         Raises:
-            PlanError: the name leads out of the folder of outputs, or is none.
+            PlanError: The name is not valid, or leads out of the output folder.
         """
-        clean = checked(name)
-        self._asked[clean] = None
-        path = Path(self._folder, clean)
+        normalized = normalize_name(name)
+        self._requested[normalized] = None
+        path = Path(self._folder, normalized)
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
     def written(self) -> list[tuple[str, int]]:
-        """All files that were written, by name, with their sizes.
+        """Return the names and sizes of all files that were written, sorted by name.
 
         Raises:
-            DataError: a path was asked for and not written, or something is no file.
+            DataError: A path was requested but not written, or is not a regular file.
         """
-        for name in self._asked:
+        for name in self._requested:
             if not os.path.lexists(os.path.join(self._folder, name)):
-                raise DataError(f"the function asked for a path for {name!r} and wrote nothing there")
+                raise DataError(f"the function requested out.path({name!r}), but wrote nothing there")
         return sorted(_files(self._folder, ""))
 
 
-def _files(folder: str, below: str) -> Iterator[tuple[str, int]]:
+def _files(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
     with os.scandir(folder) as entries:
         for entry in entries:
-            name = f"{below}{entry.name}"
+            name = f"{prefix}{entry.name}"
             status = entry.stat(follow_symlinks=False)
             if stat.S_ISDIR(status.st_mode):
                 yield from _files(entry.path, f"{name}/")
             elif stat.S_ISREG(status.st_mode):
                 yield name, status.st_size
             else:
-                raise DataError(f"the output {name!r} is no file, but a link or device; write a file")
+                raise DataError(f"the output {name!r} is a link or device; write a regular file")
 
 
-def checked(name: str | os.PathLike[str]) -> str:
-    """The name of an output, in one spelling.
+def normalize_name(name: str | os.PathLike[str]) -> str:
+    """Return the one spelling of an output's name.
 
     Raises:
-        PlanError: it leads out of the folder, or cannot be a name.
+        PlanError: The name is not valid, or leads out of the output folder.
 
-    >>> checked("a//b.txt")
+    >>> normalize_name("a//b.txt")
     'a/b.txt'
     """
     if not isinstance(name, str | os.PathLike):
@@ -76,9 +76,9 @@ def checked(name: str | os.PathLike[str]) -> str:
     text = os.fsdecode(name)
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not parts or "\0" in text or text.endswith(("/", "/.")):
-        raise PlanError(f"out.path({text!r}): that cannot be the name of a file")
+        raise PlanError(f"out.path({text!r}): this is not a valid file name")
     if text.startswith("/") or ".." in parts:
-        raise PlanError(f"out.path({text!r}) leads out of the folder of outputs; give a name below it")
-    if parts[0] == HIDDEN:
-        raise PlanError(f"out.path({text!r}): {HIDDEN} is where the journal is kept; choose another name")
+        raise PlanError(f"out.path({text!r}) leads out of the output folder; give a name below it")
+    if parts[0] == JOB_FOLDER:
+        raise PlanError(f"out.path({text!r}): {JOB_FOLDER} is reserved for the journal; choose another name")
     return "/".join(parts)

@@ -1,4 +1,4 @@
-"""Where outputs go: a folder on a disk, where drafts are renamed, or a place elsewhere, where workers upload."""
+"""Output folders of a job: a local one, where drafts are renamed, or a remote one, where workers upload."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from penstock.storage import Storage
 Outputs = tuple[tuple[str, int], ...]  # names and sizes
 
 
-class Folder(Protocol):
-    """The folder of outputs, as the one who settles outcomes sees it."""
+class OutputFolder(Protocol):
+    """An output folder, as the committer of outcomes uses it."""
 
     def holds(self, outputs: Outputs) -> bool:
-        """Whether all of them are there, with these sizes."""
+        """Return whether all outputs exist with these sizes."""
 
-    def strangers(self, names: Iterable[str]) -> list[str]:
-        """Those of the names that stand for something already."""
+    def existing(self, names: Iterable[str]) -> list[str]:
+        """Return the names that would replace a file."""
 
     def publish(self, draft: str | None, outputs: Outputs) -> None:
-        """Give the files of a draft their names.
+        """Move the files of a draft to their names, and remove the draft.
 
         Raises:
-            OSError: one of them cannot have its name; some may have theirs.
-            PlanError: a name leads out of the folder.
+            OSError: A file cannot be moved; others may have been.
+            PlanError: A name leads out of the folder.
         """
 
     def remove(self, names: Iterable[str]) -> None:
-        """Take outputs away, and folders that are empty then."""
+        """Remove outputs, as far as they exist, and folders that are empty then."""
 
 
-class DiskFolder:
-    """A folder of this machine."""
+class LocalOutputFolder:
+    """A local output folder."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._real = os.path.realpath(folder)
-        self._parents: set[str] = set()  # known to lie in the folder
+        self._checked_parents: set[str] = set()  # exist, and are known to be inside the folder
 
     def holds(self, outputs: Outputs) -> bool:
         for name, size in outputs:
@@ -55,20 +55,20 @@ class DiskFolder:
                 return False
         return True
 
-    def strangers(self, names: Iterable[str]) -> list[str]:
+    def existing(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if os.path.lexists(os.path.join(self.folder, name))]
 
     def publish(self, draft: str | None, outputs: Outputs) -> None:
         assert draft is not None
         for name, _ in outputs:
             source, target = os.path.join(draft, name), os.path.join(self.folder, name)
-            if (parent := os.path.dirname(target)) not in self._parents:
+            if (parent := os.path.dirname(target)) not in self._checked_parents:
                 os.makedirs(parent, exist_ok=True)
                 self._check_inside(parent, name)
-                self._parents.add(parent)
+                self._checked_parents.add(parent)
             try:
                 os.replace(source, target)
-            except FileNotFoundError:  # somebody took the folder away meanwhile
+            except FileNotFoundError:  # another program has removed the parent meanwhile
                 os.makedirs(parent, exist_ok=True)
                 os.replace(source, target)
             except OSError as exc:
@@ -87,7 +87,7 @@ class DiskFolder:
                     os.rmdir(os.path.join(self.folder, parent))
                 except OSError:  # not empty
                     break
-                self._parents.discard(os.path.join(self.folder, parent))
+                self._checked_parents.discard(os.path.join(self.folder, parent))
                 parent = os.path.dirname(parent)
 
     def _check_inside(self, parent: str, name: str) -> None:
@@ -97,7 +97,7 @@ class DiskFolder:
 
 
 def _copy(source: str, target: str) -> None:
-    """Where a folder within the folder lies on another disk."""
+    """Copy a file to a folder that is mounted from another disk; the target appears whole."""
     partial = partial_path(Path(target))
     try:
         shutil.copyfile(source, partial)
@@ -107,8 +107,8 @@ def _copy(source: str, target: str) -> None:
         raise
 
 
-class FarFolder:
-    """A place that a storage serves; what is there is listed once, when that is first asked for."""
+class RemoteOutputFolder:
+    """A remote output folder; it is listed once, at the first call of ``holds``."""
 
     def __init__(self, url: str, storage: Storage) -> None:
         self.url, self._storage = url, storage
@@ -116,15 +116,15 @@ class FarFolder:
 
     def holds(self, outputs: Outputs) -> bool:
         if self._sizes is None:
-            below = f"{self.url}/"
-            self._sizes = {one.url.removeprefix(below): one.size for one in self._storage.list(below)}
+            prefix = f"{self.url}/"
+            self._sizes = {info.url.removeprefix(prefix): info.size for info in self._storage.list(prefix)}
         return all(name in self._sizes and self._sizes[name] in (None, size) for name, size in outputs)
 
-    def strangers(self, names: Iterable[str]) -> list[str]:
-        return []  # the worker has put them there by now
+    def existing(self, names: Iterable[str]) -> list[str]:
+        return []  # the worker has uploaded them by now
 
     def publish(self, draft: str | None, outputs: Outputs) -> None:
-        """Nothing is left to do: the worker has."""
+        pass  # the worker has uploaded the outputs
 
     def remove(self, names: Iterable[str]) -> None:
         for name in names:

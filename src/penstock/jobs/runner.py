@@ -1,4 +1,4 @@
-"""``ps.process``: a function over inputs, each once, whatever happens in between."""
+"""``ps.process``: call a function on every input, exactly once, even across interrupted runs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StageError
 from penstock.formats.items import ItemsSource
 from penstock.jobs.commit_outputs import Failure, OutputCommitter
-from penstock.jobs.inputs import Input, InputsSource, inputs_of, sign, signs
-from penstock.jobs.job_rows import from_json, readable
-from penstock.jobs.journal import DiskJournal, FarJournal, Journal
-from penstock.jobs.metadata import INPUT, check_metadata, filled, write_metadata
-from penstock.jobs.output import HIDDEN
-from penstock.jobs.output_folder import DiskFolder, FarFolder, Folder
-from penstock.jobs.task import Work, check_function
+from penstock.jobs.inputs import Fingerprint, Input, InputsSource, fingerprint, fingerprints, resolve_inputs
+from penstock.jobs.job_rows import decode_rows, escape_bytes
+from penstock.jobs.journal import JobJournal, LocalJournal, RemoteJournal
+from penstock.jobs.metadata import INPUT_FIELD, check_metadata, fill_fields, write_metadata
+from penstock.jobs.output import JOB_FOLDER
+from penstock.jobs.output_folder import LocalOutputFolder, OutputFolder, RemoteOutputFolder
+from penstock.jobs.task import ProcessStage, check_function
 from penstock.packing.folder_lock import Owner, busy, folder_lock
 from penstock.packing.tar_output import failures_of
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
@@ -35,16 +35,17 @@ from penstock.storage.protocol import scheme
 
 log = logging.getLogger("penstock")
 
-_OWNER = "owner.json"
+_OWNER_FILE = "owner.json"
+_LOGGED_FAILURES = 3
 
 
 class Processed(Dataset):
-    """The rows of a job, in the order of its inputs, and what became of it.
+    """The rows of a job, in the order of its inputs, and its failures.
 
     Attributes:
-        inputs: How many inputs there are.
-        worked: How many of them were worked on now; the others were done before.
-        failures: Those that failed.
+        inputs: The number of inputs.
+        worked: How many of them this run processed; the others were done before.
+        failures: The inputs that failed.
     """
 
     __slots__ = ("failures", "inputs", "worked")
@@ -80,75 +81,78 @@ def process(
 ) -> Processed:
     """Turn files into files: call ``fn(path, out)`` on every input that is not done yet, and collect its rows.
 
-    ``fn`` writes to ``out.path(name)``, which is published when the call succeeds, and returns a row (a dict), several,
-    a generator of rows, or nothing. Every row gets a field ``input`` that names its input, unless it has one. A journal
-    in ``out`` says what is done: an input that is neither new, changed (size, time or tag), failed nor without its
-    outputs is not done again. That the function has changed is not noticed.
+    ``fn`` writes to ``out.path(name)``, which is published if the call succeeds, and returns a row (a dict), several
+    rows, a generator of rows, or None. Every row gets a field ``input`` that names its input, unless it has one. A
+    journal in ``out`` records what is done: an input is processed again only if it is new, has changed (its size, time
+    or tag), failed, or lacks an output. A change of the function itself is not noticed.
 
     Args:
         inputs: A list of paths or URLs, a glob, a folder, or a column of a dataset: ``ds["input"]``.
-        fn: A function of (path, out), or of the path alone; or a class, made once a worker, with such a ``__call__``.
-        out: The folder of outputs: a path or URL.
-        metadata: A file for the rows of all inputs that are done, in their order: ``.parquet``, ``.csv``, ``.jsonl``.
-        workers: How many inputs are worked on at a time, or (min, max); ``None``: as many as there are cores.
-        on: Where: in processes, or in threads of this one.
-        retries: How often a call that fails is repeated.
-        engine: ``"ray"`` runs it on a cluster, which must see the same files.
-        timeout_s: How long one call may take; the process that takes longer is ended, and another one tries once more.
-        only: Call it on so many of the inputs only, in this process, once; what it raises comes out. Nothing counts as
-            done by that, and no metadata is written.
-        fresh: Forget what is done: remove all outputs of this job and begin anew.
-        overwrite: Replace files of the folder that are no outputs of this job.
-        on_failure: ``"raise"``: end with an error if inputs failed, when all others are done.
-        cpus: What one call needs of the machine.
-        gpus: The same; ``fn`` may have a parameter ``device``.
+        fn: A function of (path, out) or of the path alone, or a class with such a ``__call__``, which is constructed
+            once per worker.
+        out: The output folder: a path or URL.
+        metadata: A file for the rows of all inputs that are done, in their order: ``.parquet``, ``.csv``, ``.tsv`` or
+            ``.jsonl``.
+        workers: How many inputs are processed at a time, or (min, max); ``None``: one per core.
+        on: Whether workers are processes, or threads of this process.
+        retries: How often a failed call is repeated.
+        engine: ``"ray"`` runs the job on a cluster, whose machines must see the same files.
+        timeout_s: How long one call may take; a process that takes longer is killed, and another one tries once more.
+        only: Process only this many of the first inputs, once each and in this process, and let exceptions of ``fn``
+            through. Nothing counts as done, and no metadata is written.
+        fresh: Remove all outputs of this job and start over.
+        overwrite: Replace files in the output folder that are not outputs of this job.
+        on_failure: ``"raise"`` raises an error if inputs failed, once all others are done.
+        cpus: The cores that one call needs.
+        gpus: The devices that one call needs; ``fn`` may have a parameter ``device``.
         address: The Ray cluster.
-        progress: Show how far it is; ``None``: where the output is a terminal.
-        storage: How to reach what is remote.
+        progress: Whether to show a progress bar; ``None``: if standard error is a terminal.
+        storage: The storage of remote inputs and outputs.
 
     Returns:
-        The rows, as a dataset, with ``failures``, and ``inputs`` and ``worked``: how many there are, and were done now.
+        The rows as a dataset, with the attributes ``failures``, ``inputs`` and ``worked``.
 
     Raises:
-        DataError: rows have no place in the metadata file.
-        EngineError: the function cannot be sent to a worker.
-        PlanError: an argument makes no sense, or another run is writing there.
-        StageError: inputs failed, and ``on_failure`` is ``"raise"``.
-        StateError: the journal is that of another function, or damaged.
-        StorageError: the folder cannot be written, or nothing is there to be read.
+        DataError: The metadata file cannot store the rows.
+        EngineError: The function cannot be sent to a worker.
+        PlanError: An argument is not valid, or another run is writing to the output folder.
+        StageError: Inputs failed, and ``on_failure`` is ``"raise"``.
+        StateError: The journal belongs to another function, or is damaged.
+        StorageError: The output folder cannot be written, or there are no inputs.
     """
     check_function(fn)
     check_choice("on_failure", on_failure, ("keep", "raise"))
     if only is not None:
         check_count("only", only, least=1)
     check_count("retries", retries)
-    plan = _Plan(fn, retries, Resources(workers, on, cpus, gpus, 0, timeout_s), engine, address, storage)
-    plan.check()
-    rows_at = None if metadata is None else os.fspath(metadata)
-    if rows_at is not None:
-        check_metadata(rows_at)
-    job = _Job(inputs_of(inputs, storage), plan, os.fspath(out), rows_at, overwrite)
+    settings = _Settings(fn, retries, Resources(workers, on, cpus, gpus, 0, timeout_s), engine, address, storage)
+    settings.check()
+    metadata_url = None if metadata is None else os.fspath(metadata)
+    if metadata_url is not None:
+        check_metadata(metadata_url)
+    job = _Job(resolve_inputs(inputs, storage), settings, os.fspath(out), metadata_url, overwrite)
     with ExitStack() as stack:
         with failures_of(job.out):
             job.open(stack, fresh)
-        answer = job.trial(only) if only is not None else job.run(progress)
-    _tell(answer)
-    if answer.failures and on_failure == "raise":
-        first = answer.failures[0]
-        problem = f"{len(answer.failures)} of {answer.inputs} inputs failed; the first: {first.error}"
+        processed = job.try_first(only) if only is not None else job.run(progress)
+    _log_failures(processed)
+    if processed.failures and on_failure == "raise":
+        first = processed.failures[0]
+        problem = f"{len(processed.failures)} of {processed.inputs} inputs failed; the first: {first.error}"
         raise StageError(problem, f"process({name_of(fn)})", first.input)
-    return answer
+    return processed
 
 
-def _tell(answer: Processed) -> None:
-    if failed := answer.failures:
-        some = "; ".join(f"{one.input}: {one.error}" for one in failed[:3])
-        log.warning("%d of %d inputs failed (%s%s)", len(failed), answer.inputs, some, "; ..." * (len(failed) > 3))
+def _log_failures(processed: Processed) -> None:
+    if failures := processed.failures:
+        shown = "; ".join(f"{failure.input}: {failure.error}" for failure in failures[:_LOGGED_FAILURES])
+        more = "; ..." if len(failures) > _LOGGED_FAILURES else ""
+        log.warning("%d of %d inputs failed (%s%s)", len(failures), processed.inputs, shown, more)
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """How the function is called."""
+class _Settings:
+    """The function of a job, and how and where it is called."""
 
     fn: Callable[..., Any]
     retries: int
@@ -160,13 +164,13 @@ class _Plan:
     def check(self) -> None:
         check_choice("engine", self.engine or "local", ("local", "ray"))
         if self.address is not None and self.engine != "ray":
-            raise PlanError(f"address={self.address!r} is for engine='ray'")
+            raise PlanError(f"address={self.address!r} needs engine='ray'")
         if self.resources.timeout_s is not None and self.resources.on == "threads" and self.engine != "ray":
-            raise PlanError("timeout_s needs on='processes': a thread cannot be ended")
-        self.options()
+            raise PlanError("timeout_s needs on='processes': a thread cannot be stopped")
+        self.engine_options()
 
-    def options(self) -> Any:
-        """The engine, which may give outcomes in any order: nobody shall wait for the one that takes longest."""
+    def engine_options(self) -> Any:
+        """Return the options of the engine; unordered, so that no outcome waits for a slow input before it."""
         name = self.engine or "local"
         address = {} if self.address is None else {"address": self.address}
         return engine_options(name, {"ordered": False, **address})
@@ -174,141 +178,153 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Job:
-    """One run: its inputs, and the folder it fills."""
+    """One run of a job: its inputs, and the output folder."""
 
     inputs: list[Input]
-    plan: _Plan
+    settings: _Settings
     out: str
     metadata: str | None
     overwrite: bool
-    folder: Folder = None  # type: ignore[assignment] # set by open
-    journal: Journal = None  # type: ignore[assignment] # the same
-    work: Work = None  # type: ignore[assignment] # the same
-    settling: OutputCommitter = None  # type: ignore[assignment] # the same
+    folder: OutputFolder = None  # type: ignore[assignment] # set by open()
+    journal: JobJournal = None  # type: ignore[assignment] # set by open()
+    stage: ProcessStage = None  # type: ignore[assignment] # set by open()
+    committer: OutputCommitter = None  # type: ignore[assignment] # set by open()
 
     def open(self, stack: ExitStack, fresh: bool) -> None:
-        """Have the folder to oneself, and know what is done."""
+        """Lock the output folder and read its journal; closing ``stack`` releases both."""
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-job-", ignore_cleanup_errors=True))
-        function = name_of(self.plan.fn)
+        function = name_of(self.settings.fn)
         remote = scheme(self.out) != "file"
         if remote:
             self.out = self.out.rstrip("/")
-            storage = open_storage(self.out, self.plan.storage)
-            stack.enter_context(_far_turn(self.out, storage))
-            self.folder, drafts = FarFolder(self.out, storage), os.path.join(scratch, "drafts")
-            self.journal = FarJournal(self.out, storage, function, fresh)
+            storage = open_storage(self.out, self.settings.storage)
+            stack.enter_context(_remote_lock(self.out, storage))
+            self.folder, drafts = RemoteOutputFolder(self.out, storage), os.path.join(scratch, "drafts")
+            self.journal = RemoteJournal(self.out, storage, function, fresh)
         else:
             self.out = os.path.abspath(local_path(self.out))
-            stack.enter_context(folder_lock(os.path.join(self.out, HIDDEN), "job"))
-            self.folder, drafts = DiskFolder(self.out), os.path.join(self.out, HIDDEN, "drafts")
-            shutil.rmtree(drafts, ignore_errors=True)  # of a run that was killed
+            stack.enter_context(folder_lock(os.path.join(self.out, JOB_FOLDER), "job"))
+            self.folder, drafts = LocalOutputFolder(self.out), os.path.join(self.out, JOB_FOLDER, "drafts")
+            shutil.rmtree(drafts, ignore_errors=True)  # left by a run that was killed
             stack.callback(shutil.rmtree, drafts, ignore_errors=True)
-            self.journal = DiskJournal(self.out, function, fresh)
+            self.journal = LocalJournal(self.out, function, fresh)
         stack.callback(self.journal.close)
         if fresh:
             self.folder.remove(list(self.journal.owners))
             self.journal.reset()
-        self.work = Work(
-            self.plan.fn,
+        self.stage = ProcessStage(
+            self.settings.fn,
             drafts,
             scratch,
-            self.plan.retries,
+            self.settings.retries,
             self.out if remote else None,
-            tuple(self._taken().items()),
+            tuple(self._protected_names().items()),
             os.getcwd(),
-            self.plan.storage,
-            resources=self.plan.resources,
+            self.settings.storage,
+            resources=self.settings.resources,
         )
-        self.settling = OutputCommitter(self.journal, self.folder, self.inputs, self.overwrite)
+        self.committer = OutputCommitter(self.journal, self.folder, self.inputs, self.overwrite)
 
-    def _taken(self) -> dict[str, str]:
-        """Names in the folder that outputs must not have: those of inputs, and of the metadata."""
-        found = {}
-        places = [(one.url, f"the input {one.key!r}") for one in self.inputs]
+    def _protected_names(self) -> dict[str, str]:
+        """Return the names in the output folder that are inputs or the metadata, and a description of each."""
+        protected = {}
+        urls = [(job_input.url, f"the input {job_input.key!r}") for job_input in self.inputs]
         if self.metadata is not None:
-            places.append((self.metadata, "the metadata"))
+            urls.append((self.metadata, "the metadata"))
         if scheme(self.out) != "file":
-            below = f"{self.out}/"
-            return {url.removeprefix(below): what for url, what in places if url.startswith(below)}
-        real = cache(os.path.realpath)  # few folders hold many inputs
-        root = real(self.out)
-        for url, what in places:
+            prefix = f"{self.out}/"
+            return {url.removeprefix(prefix): description for url, description in urls if url.startswith(prefix)}
+        real_path = cache(os.path.realpath)  # many inputs are in few folders
+        root = real_path(self.out)
+        for url, description in urls:
             if scheme(url) == "file":
                 parent, name = os.path.split(local_path(url))
-                place = f"{real(parent or '.')}/{name}"
-                if place.startswith(f"{root}/"):
-                    found[place.removeprefix(f"{root}/")] = what
-        return found
+                path = f"{real_path(parent or '.')}/{name}"
+                if path.startswith(f"{root}/"):
+                    protected[path.removeprefix(f"{root}/")] = description
+        return protected
 
-    def trial(self, only: int) -> Processed:
-        """Call the function on the first inputs, here."""
-        call, rows = self.work.caller(), []
-        for one in self.inputs[:only]:
-            done = self.work.called(one, call, sign(one, self.plan.storage))
-            self.settling.settle(done, trial=True)
-            if failed := self.settling.failures():
-                raise PlanError(failed[0].error)
-            rows += _named(one, from_json(json.loads(done.rows)))
-        many = min(only, len(self.inputs))
-        return Processed(filled(rows), many, many, ())
+    def try_first(self, only: int) -> Processed:
+        """Call the function on the first inputs, in this process, without counting them as done."""
+        call, rows = self.stage.make_call(), []
+        for job_input in self.inputs[:only]:
+            outcome = self.stage.call_once(job_input, call, fingerprint(job_input, self.settings.storage))
+            self.committer.commit(outcome, trial=True)
+            if failures := self.committer.failures():
+                raise PlanError(failures[0].error)
+            rows += _label_rows(job_input, decode_rows(json.loads(outcome.rows)))
+        tried = min(only, len(self.inputs))
+        return Processed(fill_fields(rows), tried, tried, ())
 
     def run(self, progress: bool | None) -> Processed:
-        """Do what is not done, and write down all that is."""
-        left = self._left()
+        """Process the inputs that are not done, and return the rows of all that are."""
+        to_do = self._inputs_to_do()
         with Progress("processing", len(self.inputs), "inputs", shown=progress) as bar:
-            bar.add(len(self.inputs) - len(left))
-            if left:
-                self._do(left, bar)
-        failures = self.settling.failures()
+            bar.add(len(self.inputs) - len(to_do))
+            if to_do:
+                self._process(to_do, bar)
+        failures = self.committer.failures()
         self.journal.sync()
-        failed = {one.input for one in failures}
-        done = [one for one in self.inputs if one.key not in failed]
-        rows = filled([row for one in done for row in _named(one, self.journal.rows(one.key))])
+        failed = {failure.input for failure in failures}
+        done = [job_input for job_input in self.inputs if job_input.key not in failed]
+        rows = fill_fields(
+            [row for job_input in done for row in _label_rows(job_input, self.journal.rows(job_input.key))]
+        )
         if self.metadata is not None:
-            write_metadata(rows, self.metadata, self.plan.storage)
-        return Processed(rows, len(self.inputs), len(left), failures)
+            write_metadata(rows, self.metadata, self.settings.storage)
+        return Processed(rows, len(self.inputs), len(to_do), failures)
 
-    def _left(self) -> list[Input]:
-        known = [one for one in self.inputs if (found := self.journal.records.get(one.key)) and found.done]
-        now = dict(zip((one.key for one in known), signs(known, self.plan.storage), strict=True))
-        return [one for one in self.inputs if not self._is_done(one, now.get(one.key))]
+    def _inputs_to_do(self) -> list[Input]:
+        recorded = [
+            job_input
+            for job_input in self.inputs
+            if (record := self.journal.records.get(job_input.key)) and record.done
+        ]
+        current = dict(
+            zip((job_input.key for job_input in recorded), fingerprints(recorded, self.settings.storage), strict=True)
+        )
+        return [job_input for job_input in self.inputs if not self._is_done(job_input, current.get(job_input.key))]
 
-    def _is_done(self, one: Input, now: Any) -> bool:
-        record = self.journal.records.get(one.key)
-        if record is None or not record.done or now is None or tuple(now) != record.sign:
+    def _is_done(self, job_input: Input, current: Fingerprint | None) -> bool:
+        record = self.journal.records.get(job_input.key)
+        if record is None or not record.done or current is None or current != record.fingerprint:
             return False
         return self.folder.holds(record.outputs)
 
-    def _do(self, left: Sequence[Input], bar: Progress) -> None:
-        plan = Plan(InputsSource(ByObject(left))).then(self.work)
-        run = start_run(replace(plan, errors=OnError("skip"), engine=self.plan.options()), 0)
+    def _process(self, inputs: Sequence[Input], bar: Progress) -> None:
+        plan = Plan(InputsSource(ByObject(inputs))).then(self.stage)
+        run = start_run(replace(plan, errors=OnError("skip"), engine=self.settings.engine_options()), 0)
         with closing(run):
             for outcomes in run.runs():
-                for done in outcomes:
-                    self.settling.settle(done)
+                for outcome in outcomes:
+                    self.committer.commit(outcome)
                 bar.add(len(outcomes))
-        for skip in run.skipped:  # whose workers died or took too long
-            self.settling.lost(left[skip.place.number], skip.problem)
+        for skipped in run.skipped:  # their workers died or took too long
+            self.committer.commit_lost(inputs[skipped.place.number], skipped.problem)
             bar.add()
 
 
-def _named(one: Input, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with the name of its input, unless it has one."""
-    name = readable(one.url if one.path is not None else one.key)
-    return [{INPUT: name, **row} for row in rows]
+def _label_rows(job_input: Input, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the name of the input to rows that do not have such a field."""
+    name = escape_bytes(job_input.url if job_input.path is not None else job_input.key)
+    return [{INPUT_FIELD: name, **row} for row in rows]
 
 
 @contextmanager
-def _far_turn(url: str, storage: Storage) -> Iterator[None]:
-    """Have a place elsewhere to oneself, as far as that can be known."""
-    at = f"{url}/{HIDDEN}/{_OWNER}"
-    with folder_lock(url, "job") as me:
-        if (found := read_object(storage, at)) is not None:
-            before = Owner(**json.loads(found))
-            if before.lives():
-                raise busy(redacted(url), str(before), "job")
-        put_object(storage, at, json.dumps(asdict(me)).encode())
+def _remote_lock(url: str, storage: Storage) -> Iterator[None]:
+    """Lock a remote output folder against other runs on this machine; runs on other machines are not noticed.
+
+    Raises:
+        PlanError: Another run holds the lock.
+    """
+    owner_url = f"{url}/{JOB_FOLDER}/{_OWNER_FILE}"
+    with folder_lock(url, "job") as owner:
+        if (stored := read_object(storage, owner_url)) is not None:
+            other = Owner(**json.loads(stored))
+            if other.lives():
+                raise busy(redacted(url), str(other), "job")
+        put_object(storage, owner_url, json.dumps(asdict(owner)).encode())
         try:
             yield
         finally:
-            storage.delete(at)
+            storage.delete(owner_url)

@@ -1,4 +1,4 @@
-"""What a worker does with one input: the function called on a private copy of the world, as often as it takes."""
+"""What a worker does with one input: call the user's function, with retries, on a local file and a private folder."""
 
 from __future__ import annotations
 
@@ -15,60 +15,61 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DataError, MissingExtra, PenstockError, PlanError, StageError, StorageError
-from penstock.jobs.inputs import Input, Sign, sign
-from penstock.jobs.job_rows import rows_of, to_json
+from penstock.jobs.inputs import Fingerprint, Input, fingerprint
+from penstock.jobs.job_rows import encode_rows, to_rows
 from penstock.jobs.output import Out
 from penstock.plan import Context, Map, Place, name_of, takes_parameter
 from penstock.storage import NotFound, Storage, open_storage
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})  # no input's fault, and the next one will not fare better
-_HOPELESS = (PlanError, DataError, NotFound)  # the same again, however often it is tried
-_SHORT = 300  # letters of an error in a line
-_LONGEST = 20_000  # letters of a traceback that is kept
-_PIECE = 1 << 20
-_HERE = os.path.dirname(__file__)
+# Errors of the disk, not of an input: the next input would fail in the same way.
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
+_PERMANENT_ERRORS = (PlanError, DataError, NotFound)  # a retry would fail in the same way
+_MAX_ERROR_LENGTH = 300  # characters of an error in one line
+_MAX_TRACEBACK_LENGTH = 20_000  # characters
+_READ_BYTES = 1 << 20
+_THIS_FOLDER = os.path.dirname(__file__)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Outcome:
     """What became of an input.
 
     Attributes:
-        input: Which.
-        sign: The content that was worked on; ``None``: it could not be looked at.
+        input: The input.
+        fingerprint: The content that was processed; ``None`` if it could not be accessed.
         tries: How often the function was called.
-        outputs: The names and sizes of what it wrote.
-        draft: The folder where that lies, if it is not published yet.
-        rows: What it returned, as JSON.
-        error: What went wrong, in a line; ``None``: nothing.
-        trace: The same at length.
-        full: Nothing can be written any more.
+        outputs: The names and sizes of the files that it wrote.
+        draft: The folder that holds them, if they are not published yet.
+        rows: The rows that it returned, as JSON.
+        error: What went wrong, in one line; ``None`` if nothing did.
+        traceback: The traceback of the error.
+        unwritable: Whether the disk is full or read-only, which ends the run.
     """
 
     input: Input
-    sign: Sign | None
+    fingerprint: Fingerprint | None
     tries: int
     outputs: tuple[tuple[str, int], ...] = ()
     draft: str | None = None
     rows: str = "[]"
     error: str | None = None
-    trace: str = ""
-    full: bool = False
+    traceback: str = ""
+    unwritable: bool = False
 
 
 @dataclass(frozen=True)
-class Work(Map):
-    """The stage of a job: an ``Input`` in, a ``Done`` out. What the function raises is an answer like any other.
+class ProcessStage(Map):
+    """The stage of a job, from an ``Input`` to an ``Outcome``; an exception of the function is an outcome too.
 
     Attributes:
-        fn: The user's function, or a class that is made once a worker.
-        drafts: The folder for what is being written.
-        scratch: The folder for inputs that are fetched.
-        retries: How often a call is repeated.
-        remote: Where outputs go, if not to a disk.
-        taken: Names in the folder of outputs that are not to be replaced, and what they are.
+        fn: The user's function, or a class that is constructed once per worker.
+        drafts: The folder for files that are being written.
+        scratch: The folder for remote inputs that are downloaded.
+        retries: How often a failed call is repeated.
+        remote: The URL of the output folder; ``None`` if it is local.
+        protected: Names in the output folder that must not be replaced, and what they are.
         cwd: The folder that relative paths start from.
-        storage: How to reach what is remote.
+        storage: The storage of remote inputs and outputs.
     """
 
     fn: Callable[..., Any]
@@ -76,7 +77,7 @@ class Work(Map):
     scratch: str
     retries: int = 0
     remote: str | None = None
-    taken: tuple[tuple[str, str], ...] = ()
+    protected: tuple[tuple[str, str], ...] = ()
     cwd: str = ""
     storage: Storage | None = None
 
@@ -88,61 +89,69 @@ class Work(Map):
         return f"process({name_of(self.fn)})"
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """The end of a worker, said in a line; there is no traceback of that."""
-        error = StageError(str(exc)[:_SHORT])  # Ray says much
+        """Return the error for a worker that died, in one line and without a traceback."""
+        error = StageError(str(exc)[:_MAX_ERROR_LENGTH])  # Ray's messages are long
         error.__cause__ = exc
         return error
 
-    def function(self, ctx: Context) -> Callable[[Input], Done]:
-        """What to call on an input; prepared once a worker."""
+    def function(self, ctx: Context) -> Callable[[Input], Outcome]:
         if "call" not in ctx.local:
-            if self.cwd and os.getcwd() != self.cwd:  # a worker that was started elsewhere
+            if self.cwd and os.getcwd() != self.cwd:  # a worker that was started in another folder
                 os.chdir(self.cwd)
-            ctx.local["call"] = self.caller(ctx.device)
+            ctx.local["call"] = self.make_call(ctx.device)
         call = ctx.local["call"]
-        return lambda one: self.tried(one, call)
+        return lambda job_input: self.run_with_retries(job_input, call)
 
-    def caller(self, device: Any = None) -> Callable[[Path, Out], Any]:
-        """The user's function as it is called; a class is constructed."""
+    def make_call(self, device: Any = None) -> Callable[[Path, Out], Any]:
+        """Return the user's function as a function of (path, out); a class is constructed."""
         fn = self.fn
         if isinstance(fn, type):
             fn = fn(device=device) if takes_parameter(fn, "device") else fn()
         elif takes_parameter(fn, "device"):
-            plain = fn
-            return lambda path, out: plain(path, out, device=device)
-        return (lambda path, out: fn(path)) if _parameters(fn) == 1 else fn
+            with_device = fn
+            return lambda path, out: with_device(path, out, device=device)
+        return (lambda path, out: fn(path)) if _positional_parameters(fn) == 1 else fn
 
-    def tried(self, one: Input, call: Callable[[Path, Out], Any]) -> Done:
-        """Call the function until it succeeds, or as often as it may be."""
-        done = self._once(one, call, 1)
-        while done.error is not None and not done.full and done.tries <= self.retries:
-            if done.sign is None:
+    def run_with_retries(self, job_input: Input, call: Callable[[Path, Out], Any]) -> Outcome:
+        """Call the function until it succeeds or there are no retries left."""
+        outcome = self._try_once(job_input, call, 1)
+        while outcome.error is not None and not outcome.unwritable and outcome.tries <= self.retries:
+            if outcome.fingerprint is None:
                 break
-            done = self._once(one, call, done.tries + 1)
-        return done
+            outcome = self._try_once(job_input, call, outcome.tries + 1)
+        return outcome
 
-    def _once(self, one: Input, call: Callable[[Path, Out], Any], tries: int) -> Done:
-        seen: Sign | None = None
+    def _try_once(self, job_input: Input, call: Callable[[Path, Out], Any], tries: int) -> Outcome:
+        before: Fingerprint | None = None
         try:
-            seen = sign(one, self.storage)
-            return self.called(one, call, seen, tries)
+            before = fingerprint(job_input, self.storage)
+            return self.call_once(job_input, call, before, tries)
         except MissingExtra:
             raise
         except (Exception, SystemExit) as exc:
-            full = isinstance(exc, OSError) and exc.errno in FULL
-            tries = max(tries, self.retries + 1) if isinstance(exc, _HOPELESS) else tries
-            return Done(one, seen, tries, error=brief(exc), trace=told(exc), full=full)
+            unwritable = isinstance(exc, OSError) and exc.errno in UNWRITABLE
+            tries = max(tries, self.retries + 1) if isinstance(exc, _PERMANENT_ERRORS) else tries
+            error = _one_line(exc)
+            return Outcome(job_input, before, tries, error=error, traceback=_user_traceback(exc), unwritable=unwritable)
 
-    def called(self, one: Input, call: Callable[[Path, Out], Any], seen: Sign, tries: int = 1) -> Done:
-        """Call the function once; what it raises comes out, and nothing it wrote stays."""
-        draft = tempfile.mkdtemp(prefix=f"{one.number}-", dir=_made(self.drafts))
+    def call_once(
+        self, job_input: Input, call: Callable[[Path, Out], Any], before: Fingerprint, tries: int = 1
+    ) -> Outcome:
+        """Call the function once; let its exceptions through, and remove what it wrote if it fails.
+
+        Raises:
+            StorageError: The input cannot be read, changed during the call, or an output cannot be uploaded.
+            DataError: The function returned something that is not rows, or did not write an output.
+            PlanError: An output would replace an input or the metadata.
+        """
+        draft = tempfile.mkdtemp(prefix=f"{job_input.number}-", dir=_ensure_folder(self.drafts))
         try:
-            with self._at_hand(one) as path:
-                out = Out(draft, one.url if one.path is not None else one.key)
-                rows = rows_of(call(path, out))
+            with self._local_file(job_input) as path:
+                out = Out(draft, job_input.url if job_input.path is not None else job_input.key)
+                rows = to_rows(call(path, out))
                 outputs = tuple(out.written())
-            if one.path is not None and sign(one, self.storage) != seen:
-                raise StorageError("it changed while it was being worked on", one.key)
+            if job_input.path is not None and fingerprint(job_input, self.storage) != before:
+                raise StorageError("the input changed while it was being processed", job_input.key)
             self._check_names(outputs)
             if self.remote is not None:
                 self._upload(draft, outputs)
@@ -150,32 +159,32 @@ class Work(Map):
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        return Done(one, seen, tries, outputs, None if self.remote else draft, to_json(rows))
+        return Outcome(job_input, before, tries, outputs, None if self.remote else draft, encode_rows(rows))
 
     @contextmanager
-    def _at_hand(self, one: Input) -> Iterator[Path]:
-        """The input as a file of this machine, under its own name."""
-        if (path := one.path) is not None:
+    def _local_file(self, job_input: Input) -> Iterator[Path]:
+        """Provide the input as a local file; a remote one is downloaded under its own name."""
+        if (path := job_input.path) is not None:
             if os.path.isdir(path):
-                raise StorageError("this is a folder", one.key)
+                raise StorageError("the input is a folder", job_input.key)
             yield Path(path)
             return
-        with tempfile.TemporaryDirectory(prefix="input-", dir=_made(self.scratch)) as folder:
-            name = one.url.partition("?")[0].rpartition("/")[2] if "://" in one.url else ""
-            fetched = Path(folder, name if name not in ("", ".", "..") else "input")
-            with fetched.open("wb") as file:
-                for piece in open_storage(one.url, self.storage).stream(one.url):
-                    file.write(piece)
-            yield fetched
+        with tempfile.TemporaryDirectory(prefix="input-", dir=_ensure_folder(self.scratch)) as folder:
+            name = job_input.url.partition("?")[0].rpartition("/")[2] if "://" in job_input.url else ""
+            downloaded = Path(folder, name if name not in ("", ".", "..") else "input")
+            with downloaded.open("wb") as file:
+                for chunk in open_storage(job_input.url, self.storage).stream(job_input.url):
+                    file.write(chunk)
+            yield downloaded
 
     def _check_names(self, outputs: tuple[tuple[str, int], ...]) -> None:
-        taken = dict(self.taken)
+        protected = dict(self.protected)
         for name, _ in outputs:
-            if name in taken:
-                raise PlanError(f"the output {name!r} would replace {taken[name]}; choose another name or folder")
+            if name in protected:
+                raise PlanError(f"the output {name!r} would replace {protected[name]}; choose another name or folder")
 
     def _upload(self, draft: str, outputs: tuple[tuple[str, int], ...]) -> None:
-        """Send all outputs, then make them visible one right after the other."""
+        """Upload all outputs, then make them visible one right after the other."""
         assert self.remote is not None
         storage = open_storage(self.remote, self.storage)
         with ExitStack() as stack:
@@ -183,67 +192,72 @@ class Work(Map):
             for name, size in outputs:
                 upload = stack.enter_context(storage.put(f"{self.remote}/{name}", size_hint=size))
                 with open(os.path.join(draft, name), "rb") as file:
-                    while piece := file.read(_PIECE):
-                        upload.write(piece)
+                    while chunk := file.read(_READ_BYTES):
+                        upload.write(chunk)
                 uploads.append(upload)
             for upload in uploads:
                 upload.commit()
 
 
-def _made(folder: str) -> str:
+def _ensure_folder(folder: str) -> str:
     os.makedirs(folder, exist_ok=True)
     return folder
 
 
-def _parameters(fn: Callable[..., Any]) -> int:
-    """How many arguments a function takes by position; 2 where nobody can tell."""
+def _positional_parameters(fn: Callable[..., Any]) -> int:
+    """Return how many positional arguments a function takes; 2 if that is not known or any number is allowed."""
     try:
-        known = signature(fn).parameters.values()
+        parameters = signature(fn).parameters.values()
     except (TypeError, ValueError):
         return 2
-    if any(one.kind is Parameter.VAR_POSITIONAL for one in known):
+    if any(parameter.kind is Parameter.VAR_POSITIONAL for parameter in parameters):
         return 2
-    return sum(one.kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for one in known)
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(parameter.kind in positional for parameter in parameters)
 
 
 def check_function(fn: Any) -> None:
-    """Require something that can be called with a path and ``out``, or with a path.
+    """Check that ``fn`` can be called with (path, out) or with a path alone.
 
     Raises:
-        PlanError: it is not that.
+        PlanError: It cannot.
     """
     if not callable(fn):
         raise PlanError(f"process needs a function of (path, out), not {fn!r}")
-    if isinstance(fn, type) and not any("__call__" in vars(one) for one in fn.__mro__):
+    if isinstance(fn, type) and not any("__call__" in vars(base) for base in fn.__mro__):
         raise PlanError(f"{fn.__name__} is a class without __call__(self, path, out)")
     call = fn.__call__ if isinstance(fn, type) else fn
     try:
-        shape = signature(call)
+        call_signature = signature(call)
     except (TypeError, ValueError):
         return
     own = ("self",) if isinstance(fn, type) else ()
-    known = {"device": None} if takes_parameter(call, "device") else {}
+    keywords = {"device": None} if takes_parameter(call, "device") else {}
     for args in (("path", "out"), ("path",)):
         try:
-            shape.bind(*own, *args, **known)
+            call_signature.bind(*own, *args, **keywords)
         except TypeError:
             continue
         return
-    raise PlanError(f"{name_of(fn)}{shape} cannot be called with (path, out)")
+    raise PlanError(f"{name_of(fn)}{call_signature} cannot be called with (path, out)")
 
 
-def brief(exc: BaseException) -> str:
-    """An error in a line."""
+def _one_line(exc: BaseException) -> str:
     if isinstance(exc, PenstockError):
         return str(exc)
     text = " ".join(str(exc).split())
-    return f"{type(exc).__name__}: {text[:_SHORT]}" if text else type(exc).__name__
+    return f"{type(exc).__name__}: {text[:_MAX_ERROR_LENGTH]}" if text else type(exc).__name__
 
 
-def told(exc: BaseException) -> str:
-    """An error at length: the traceback from the user's function on."""
-    inner = exc.__traceback__
-    while inner is not None and inner.tb_next is not None and inner.tb_frame.f_code.co_filename.startswith(_HERE):
-        inner = inner.tb_next
-    text = "".join(traceback.format_exception(type(exc), exc, inner))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n...\n{text[-_LONGEST // 2 :]}"
+def _user_traceback(exc: BaseException) -> str:
+    """Return the traceback without the frames of this package above the user's function, shortened in the middle."""
+    frame = exc.__traceback__
+    while (
+        frame is not None and frame.tb_next is not None and frame.tb_frame.f_code.co_filename.startswith(_THIS_FOLDER)
+    ):
+        frame = frame.tb_next
+    text = "".join(traceback.format_exception(type(exc), exc, frame))
+    if len(text) <= _MAX_TRACEBACK_LENGTH:
+        return text
+    half = _MAX_TRACEBACK_LENGTH // 2
+    return f"{text[:half]}\n...\n{text[-half:]}"

@@ -1,44 +1,64 @@
-"""``penstock cat`` (``tarcat``, ``tarscat``, ``tarpcat``): shards into one stream."""
+"""``penstock cat`` (``tarcat``, ``tarscat``, ``tarpcat``): concatenate shards."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from penstock.cli.tools import choose, give_output, positive, stretch, take_inputs, whole, words
+from penstock.cli.argument_types import count, positive_count
+from penstock.cli.tools.arguments import (
+    add_input_arguments,
+    add_output_arguments,
+    add_selection_arguments,
+    field_names,
+    sample_slice,
+)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes; ``-s`` of ``tarpcat`` is another one."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # In tarpcat -s is --shuffle and shards are read in parallel by default; under its other names -s is --skip.
     parallel = parser.prog == "tarpcat"
-    take_inputs(parser)
-    give_output(parser)
-    choose(parser)
+    add_input_arguments(parser)
+    add_output_arguments(parser)
+    add_selection_arguments(parser)
     parser.add_argument(
         *["--skip"] if parallel else ["-s", "--skip"],
-        type=whole,
+        type=count,
         default=0,
         metavar="N",
-        help="leave out the first N samples",
+        help="skip the first N samples",
     )
     parser.add_argument(
-        "--slice", type=stretch, metavar="A:B:STEP", help="the samples from number A up to B, every STEP-th"
+        "--slice", type=sample_slice, metavar="A:B:STEP", help="take samples A up to B, every STEP-th of them"
     )
-    parser.add_argument("-f", "--fields", type=words, metavar="FIELDS", help="keep these fields only: 'jpg cls'")
-    parser.add_argument("-x", "--drop", type=words, metavar="FIELDS", help="leave these fields out")
-    about = "make keys of a template with {key}, {name}, {folder}, {shard}, {number:06d}"
-    parser.add_argument("--rename", metavar="TEMPLATE", help=about)
-    about = "hold N samples in memory and take one at random each time (0: keep the order)"
+    parser.add_argument("-f", "--fields", type=field_names, metavar="FIELDS", help="keep only these fields: 'jpg cls'")
+    parser.add_argument("-x", "--drop", type=field_names, metavar="FIELDS", help="drop these fields")
     parser.add_argument(
-        *["-s", "--shuffle"] if parallel else ["--shuffle"], type=whole, default=0, metavar="N", help=about
+        "--rename",
+        metavar="TEMPLATE",
+        help="rename keys by a template with {key}, {name}, {folder}, {shard}, {number:06d}",
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides the order (0)")
-    about = f"read N shards at a time; they come in any order ({8 if parallel else 1})"
     parser.add_argument(
-        "-p", "--parallel", "--workers", type=positive, default=8 if parallel else 1, metavar="N", help=about
+        *["-s", "--shuffle"] if parallel else ["--shuffle"],
+        type=count,
+        default=0,
+        metavar="N",
+        help="shuffle through a buffer of N samples (0: keep the order)",
     )
-    parser.add_argument("-b", "--braceexpand", action="store_true", help=argparse.SUPPRESS)  # done anyway
-    parser.add_argument("-v", "--verbose", action="store_true", help="tell at the end how many samples went through")
+    parser.add_argument("--seed", type=int, default=0, help="determines the order (0)")
+    default_workers = 8 if parallel else 1
+    parser.add_argument(
+        "-p",
+        "--parallel",
+        "--workers",
+        type=positive_count,
+        default=default_workers,
+        metavar="N",
+        help=f"read N shards at a time, which gives them in any order ({default_workers})",
+    )
+    # Braces are always expanded; tarscat has the option.
+    parser.add_argument("-b", "--braceexpand", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the number of samples at the end")
     parser.epilog = """examples:
   penstock cat -c 10 big.tgz > small.tar
   penstock cat 's3://bucket/train-{0000..0147}.tar' --where 'cls == 3' -f 'jpg cls' -o cats.tar
@@ -46,19 +66,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Copy the samples that are chosen."""
-    from penstock.cli.tools import streams as flow
+    from penstock.cli.tools import streams
 
-    chosen = flow.selection(args)
-    with flow.outlet(args) as out:
-        if chosen.copies_runs:
-            parts = chosen.encode_runs(flow.stretches(args, args.parallel, mapped=args.compress is None))
+    selection = streams.selection(args)
+    with streams.open_output(args) as out:
+        if selection.copies_runs:
+            encoded = selection.encode_runs(streams.read_runs(args, args.parallel, mapped=args.compress is None))
         else:
-            parts = chosen.encode(flow.stream(args, args.parallel))
+            encoded = selection.encode(streams.read_samples(args, args.parallel))
         written = 0
-        for some in parts:
-            out.write_encoded(some)
-            written += len(some.keys)
+        for samples in encoded:
+            out.write_encoded(samples)
+            written += len(samples.keys)
     if args.verbose:
         sys.stderr.write(f"{written:,} samples\n")
     return 0

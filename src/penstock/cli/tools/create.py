@@ -1,4 +1,4 @@
-"""``penstock create`` (``tarcreate``): a shard from a table that says what goes into it."""
+"""``penstock create`` (``tarcreate``): create a shard from a table of fields and files."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from penstock.cli.tools import give_output
+from penstock.cli.argument_types import usage_error
+from penstock.cli.tools.arguments import add_output_arguments
 
-_KEY = re.compile(r"\{record(:0?\d*d)?\}")
+_RECORD_NUMBER = re.compile(r"\{record(:0?\d*d)?\}")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "plan", metavar="PLAN", nargs="?", default="-", help="a TSV or CSV file; - is standard input (-)"
     )
     parser.add_argument("target", metavar="SHARD", nargs="?", help="the same as -o SHARD")
-    give_output(parser)
-    parser.add_argument("-f", "--delim", metavar="CHAR", help="what stands between cells (a comma in .csv, else a tab)")
+    add_output_arguments(parser)
+    parser.add_argument(
+        "-f", "--delim", metavar="CHAR", help="the character between cells (a comma for .csv, else a tab)"
+    )
     parser.add_argument(
         "-k",
         "--key",
         default="{record:09d}",
         metavar="TEMPLATE",
-        help="keys where no column __key__ says ({record:09d})",
+        help="template of the keys if there is no column __key__ ({record:09d})",
     )
     parser.add_argument(
-        "-C", "--dir", default="", metavar="FOLDER", help="where the files of the plan are: a folder or URL"
+        "-C", "--dir", default="", metavar="FOLDER", help="the folder of the plan's files: a path or URL"
     )
-    parser.epilog = """The first line of the plan names the fields. A column 'txt' holds the field itself; a
-column '@jpg' the names of files whose content becomes the field 'jpg'; a column '__key__' the keys.
-Cells of TSV may hold \\t, \\n and \\\\.
+    parser.epilog = """The first line of the plan names the fields. A column 'txt' holds the values of the field txt, a
+column '@jpg' the names of files whose content becomes the field jpg, a column '__key__' the keys.
+Cells of a TSV plan may hold \\t, \\n and \\\\.
 
 examples:
   printf '__key__\\t@jpg\\tcls\\ncat1\\tphotos/cat1.jpg\\t3\\n' | penstock create -o cats.tar
@@ -43,97 +45,100 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the shard; nothing of it where a file is missing."""
-    from penstock.cli.tools import streams as flow
-    from penstock.cli.tools import wrong
+    from penstock.cli.tools import streams
     from penstock.errors import DataError
     from penstock.formats.tar.archive import encode_sample
 
     if args.target is not None:
         args.output = args.target
-    if not _KEY.search(args.key) or "{" in _KEY.sub("", args.key):
-        wrong(f"{args.key!r} is no template for keys: write it like '{{record:09d}}'")
-    rows = list(_rows(args.plan, args.delim))
-    if not rows:
-        raise DataError("the plan is empty: its first line names the fields", args.plan)
-    _, names = rows[0]
-    _check_names(names, args.plan)
-    for number, cells in rows[1:]:
-        if len(cells) != len(names):
-            raise DataError(f"line {number} has {len(cells)} cells, the first line {len(names)}", args.plan)
-    _check_files(rows[1:], names, args.dir, args.plan)
-    with flow.outlet(args) as out:
-        for record, (number, cells) in enumerate(rows[1:]):
-            key = _KEY.sub(lambda match, record=record: format(record, (match[1] or ":09d")[1:]), args.key)  # type: ignore[misc]
+    if not _RECORD_NUMBER.search(args.key) or "{" in _RECORD_NUMBER.sub("", args.key):
+        usage_error(f"{args.key!r} is not a template for keys: write it like '{{record:09d}}'")
+    lines = list(_read_plan(args.plan, args.delim))
+    if not lines:
+        raise DataError("the plan is empty: its first line must name the fields", args.plan)
+    (_, columns), *rows = lines
+    _check_columns(columns, args.plan)
+    for line, cells in rows:
+        if len(cells) != len(columns):
+            raise DataError(f"line {line} has {len(cells)} cells, but the first line has {len(columns)}", args.plan)
+    _check_files(rows, columns, args.dir, args.plan)
+    with streams.open_output(args) as out:
+        for record, (line, cells) in enumerate(rows):
+            key = _record_key(args.key, record)
             fields: dict[str, bytes] = {}
-            for name, cell in zip(names, cells, strict=True):
-                if name == "__key__":
+            for column, cell in zip(columns, cells, strict=True):
+                if column == "__key__":
                     key = cell
-                elif name.startswith("@"):
-                    if cell:  # an empty cell: this sample has no such field
-                        fields[name[1:]] = _content(os.path.join(args.dir, cell), args.plan, number)
+                elif column.startswith("@"):
+                    if cell:  # an empty cell: this sample does not have the field
+                        fields[column[1:]] = _read_file(os.path.join(args.dir, cell), args.plan, line)
                 else:
-                    fields[name] = cell.encode("utf-8", "surrogateescape")
+                    fields[column] = cell.encode("utf-8", "surrogateescape")
             try:
                 out.write_encoded(encode_sample(key, fields))
             except DataError as exc:
-                raise DataError(f"line {number}: {exc.problem}", args.plan, exc.key) from exc
+                raise DataError(f"line {line}: {exc.problem}", args.plan, exc.key) from exc
     return 0
 
 
-def _rows(plan: str, delim: str | None) -> Iterator[tuple[int, list[str]]]:
-    """Read the cells of a plan, each row with the number of its line."""
+def _record_key(template: str, record: int) -> str:
+    return _RECORD_NUMBER.sub(lambda match: format(record, (match[1] or ":09d")[1:]), template)
+
+
+def _read_plan(plan: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row of a plan, with the number of its line."""
     from penstock.errors import DataError, StorageError
     from penstock.tarstream.table import unescape_tsv
 
-    comma = delim == "," if delim is not None else plan.lower().endswith(".csv")
+    is_csv = delimiter == "," if delimiter is not None else plan.lower().endswith(".csv")
     try:
         with ExitStack() as stack:
             file = sys.stdin if plan == "-" else stack.enter_context(open(plan, newline="", encoding="utf-8-sig"))
-            if comma:
+            if is_csv:
                 reader = csv.reader(file, strict=True)
                 yield from ((reader.line_num, row) for row in reader if row)
                 return
             for number, line in enumerate(file, 1):
                 if text := line.rstrip("\r\n"):
-                    yield number, [unescape_tsv(cell) for cell in text.split(delim or "\t")]
+                    yield number, [unescape_tsv(cell) for cell in text.split(delimiter or "\t")]
     except csv.Error as exc:
-        raise DataError(f"the plan is no CSV: {exc}", plan) from exc
+        raise DataError(f"the plan is not valid CSV: {exc}", plan) from exc
     except UnicodeDecodeError as exc:
-        raise DataError("the plan is no UTF-8", plan) from exc
+        raise DataError("the plan is not UTF-8 text", plan) from exc
     except OSError as exc:
-        raise StorageError(f"the plan cannot be read: {exc.strerror or exc}", plan) from exc
+        raise StorageError(f"cannot read the plan: {exc.strerror or exc}", plan) from exc
 
 
-def _check_names(names: list[str], plan: str) -> None:
+def _check_columns(columns: list[str], plan: str) -> None:
     from penstock.errors import DataError
 
-    bare = [name.removeprefix("@") for name in names]
-    twice = next((name for name in bare if bare.count(name) > 1), None)
-    if twice is not None or not [name for name in bare if name and name != "__key__"]:
-        problem = f"two columns are {twice!r}" if twice is not None else "the first line names no field"
-        raise DataError(problem, plan)
+    names = [column.removeprefix("@") for column in columns]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise DataError(f"two columns are named {repeated!r}", plan)
+    if not [name for name in names if name and name != "__key__"]:
+        raise DataError("the first line names no field", plan)
 
 
-def _check_files(rows: list[tuple[int, list[str]]], names: list[str], folder: str, plan: str) -> None:
-    """See that all files are there before anything is written; those elsewhere are found out when they are read."""
+def _check_files(rows: list[tuple[int, list[str]]], columns: list[str], folder: str, plan: str) -> None:
+    """Check that all local files exist before anything is written; remote ones are checked when they are read."""
     from penstock.errors import DataError
     from penstock.formats.tar.shard_names import on_disk
     from penstock.storage import local_path
 
-    places = [place for place, name in enumerate(names) if name.startswith("@")]
-    for number, cells in rows:
-        for cell in (cells[place] for place in places if cells[place]):
+    file_columns = [position for position, column in enumerate(columns) if column.startswith("@")]
+    for line, cells in rows:
+        for cell in (cells[position] for position in file_columns if cells[position]):
             path = os.path.join(folder, cell)
             if on_disk(path) and not os.path.isfile(local_path(path)):
-                raise DataError(f"line {number}: there is no file {path!r}", plan)
+                raise DataError(f"line {line}: there is no file {path!r}", plan)
 
 
-def _content(url: str, plan: str, number: int) -> bytes:
+def _read_file(url: str, plan: str, line: int) -> bytes:
     from penstock.errors import StorageError
     from penstock.storage import open_storage
 
     try:
         return b"".join(open_storage(url).stream(url))
     except StorageError as exc:
-        raise StorageError(f"line {number} of {plan}: {exc.problem}", exc.url) from exc
+        raise StorageError(f"line {line} of {plan}: {exc.problem}", exc.url) from exc

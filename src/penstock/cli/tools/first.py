@@ -1,32 +1,44 @@
-"""``penstock first`` (``tarfirst``): a field of the first sample that meets a condition."""
+"""``penstock first`` (``tarfirst``): write a field of the first sample that meets a condition."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from penstock.cli.tools import take_inputs, words, wrong
+from penstock.cli.argument_types import usage_error
+from penstock.cli.tools.arguments import add_input_arguments, field_names
 
-_PICTURES = "img image ppm pgm pbm jpeg jpg png"
+_DEFAULT_FIELDS = "img image ppm pgm pbm jpeg jpg png"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    take_inputs(parser)
-    about = f"the field to write: the first of these that the sample has ('{_PICTURES}')"
-    parser.add_argument("-f", "--field", type=words, default=words(_PICTURES), metavar="FIELDS", help=about)
-    about = "the condition a sample must meet, such as 'cls == 3 and size(\"jpg\") > 10000'"
-    parser.add_argument("-S", "--select", "--where", dest="where", metavar="EXPR", help=about)
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="where to: a path or URL (-)")
-    parser.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)  # the name is told anyway
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    parser.add_argument(
+        "-f",
+        "--field",
+        type=field_names,
+        default=field_names(_DEFAULT_FIELDS),
+        metavar="FIELDS",
+        help=f"the field to write: the first of these that the sample has ('{_DEFAULT_FIELDS}')",
+    )
+    parser.add_argument(
+        "-S",
+        "--select",
+        "--where",
+        dest="where",
+        metavar="EXPR",
+        help="the condition that the sample must meet, such as 'cls == 3 and size(\"jpg\") > 10000'",
+    )
+    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="a path or URL; - is standard output (-)")
+    # The key is always printed; tarfirst has the option.
+    parser.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
     parser.epilog = """examples:
   penstock first -f cls small.tar
   penstock first -S 'cls == 3' -f 'jpg;png' 's3://bucket/train-{0000..0147}.tar' > three.jpg"""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the field, and tell which it is; 1 where no sample has it."""
-    from penstock.cli.tools import streams as flow
+    from penstock.cli.tools import streams
     from penstock.errors import PlanError
     from penstock.plan.expression_text import TextExpression
     from penstock.storage import open_storage
@@ -34,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         condition = TextExpression(args.where) if args.where else None
     except PlanError as exc:
-        wrong(str(exc))
-    for raw in flow.stream(args):
+        usage_error(str(exc))
+    for raw in streams.read_samples(args):
         field = next((name for name in args.field if name in raw.kind), None)
         if field is None or (condition is not None and not condition.of(raw)):
             continue
@@ -49,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
                 upload.commit()
         sys.stderr.write(f"{_printable(raw.key)}.{field}\n")
         return 0
-    sys.stderr.write("penstock: no sample meets that\n")
+    condition_unmet = " and meets the condition" if condition is not None else ""
+    sys.stderr.write(f"penstock: no sample has one of the fields {', '.join(args.field)}{condition_unmet}\n")
     return 1
 
 

@@ -1,4 +1,4 @@
-"""``penstock mix`` (``tarmix``): samples of several sources at random, by weights."""
+"""``penstock mix`` (``tarmix``): mix the samples of several sources at random, by weight."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import random
 from importlib import import_module
 from typing import Any
 
-from penstock.cli.tools import choose, give_output, wrong
+from penstock.cli.argument_types import usage_error
+from penstock.cli.tools.arguments import add_on_error_argument, add_output_arguments, add_selection_arguments
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    about = "sources, each one shard, pattern or folder; or one .json or .yaml file that lists them"
-    parser.add_argument("sources", nargs="+", metavar="SOURCE", help=about)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="sources, each a shard, pattern or folder; or one .json or .yaml file that lists them",
+    )
     parser.add_argument(
         "-w", "--weights", metavar="W,W,...", help="how often each source is chosen, relative to the others (1 each)"
     )
@@ -22,19 +26,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--stop",
         choices=("first", "all"),
         default="first",
-        help="end when one source is at its end, or when all are (first)",
+        help="stop when the first source is exhausted, or when all are (first)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="decides the order (0)")
-    parser.add_argument("--rename", metavar="TEMPLATE", help="make keys of a template, as in penstock cat")
-    give_output(parser)
-    choose(parser)
-    parser.add_argument(
-        "--on-error",
-        choices=("raise", "skip"),
-        default="raise",
-        help="what to do about samples that cannot be read (raise)",
-    )
-    parser.epilog = """A file lists sources so:
+    parser.add_argument("--seed", type=int, default=0, help="determines the order (0)")
+    parser.add_argument("--rename", metavar="TEMPLATE", help="rename keys by a template, as in penstock cat")
+    add_output_arguments(parser)
+    add_selection_arguments(parser)
+    add_on_error_argument(parser)
+    parser.epilog = """A file lists sources like this:
 {"sources": [{"shards": "a-{00..09}.tar", "weight": 2}, {"shards": "b.tar"}]}
 
 examples:
@@ -43,66 +42,67 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Mix until a source is at its end."""
-    from penstock.cli.tools import streams as flow
-    from penstock.tarstream.gather import find_shards, gather_samples, mix_streams, raise_error
+    from penstock.cli.tools import streams
+    from penstock.tarstream.gather import find_shards, gather_samples, mix_streams
 
-    sources, weights = _described(args)
-    bad = flow.told if args.on_error == "skip" else raise_error
-    streams = [gather_samples(find_shards(source), on_error=bad) for source in sources]
-    stream = mix_streams(streams, weights, random.Random(args.seed), all=args.stop == "all")
-    with flow.outlet(args) as out:
-        for parts in flow.selection(args).encode(stream):
-            out.write_encoded(parts)
+    sources, weights = _sources_and_weights(args)
+    on_bad = streams.bad_sample_callback(args)
+    samples = [gather_samples(find_shards(source), on_error=on_bad) for source in sources]
+    mixture = mix_streams(samples, weights, random.Random(args.seed), all=args.stop == "all")
+    with streams.open_output(args) as out:
+        for encoded in streams.selection(args).encode(mixture):
+            out.write_encoded(encoded)
     return 0
 
 
-def _described(args: argparse.Namespace) -> tuple[list[list[str]], list[float]]:
-    """Read sources and weights, from the arguments or from a file."""
+def _sources_and_weights(args: argparse.Namespace) -> tuple[list[list[str]], list[float]]:
     if len(args.sources) == 1 and args.sources[0].endswith((".json", ".yaml", ".yml")):
         if args.weights is not None:
-            wrong("the file says the weights: leave out -w")
-        return _from_file(args.sources[0])
+            usage_error("the file gives the weights: leave out -w")
+        return _read_mixture(args.sources[0])
     weights = [1.0] * len(args.sources)
     if args.weights is not None:
         try:
-            weights = [float(word) for word in args.weights.split(",")]
+            weights = [float(weight) for weight in args.weights.split(",")]
         except ValueError:
-            wrong(f"{args.weights!r} are no weights: write them like 0.7,0.3")
+            usage_error(f"{args.weights!r} is not a list of weights: write it like 0.7,0.3")
     if len(weights) != len(args.sources):
-        wrong(f"there are {len(args.sources)} sources and {len(weights)} weights")
-    _check(weights)
+        usage_error(f"there are {len(args.sources)} sources, but {len(weights)} weights")
+    _check_weights(weights)
     return [[source] for source in args.sources], weights
 
 
-def _check(weights: list[float]) -> None:
+def _check_weights(weights: list[float]) -> None:
     if not all(0 <= weight < float("inf") for weight in weights) or not any(weights):
-        wrong("weights are numbers from 0 on, and one of them is above")
+        usage_error("weights must be 0 or more, and at least one must be above 0")
 
 
-def _from_file(name: str) -> tuple[list[list[str]], list[float]]:
+def _read_mixture(name: str) -> tuple[list[list[str]], list[float]]:
+    """Read sources and weights from a JSON or YAML file."""
     from penstock.errors import DataError, MissingExtra, StorageError
 
     try:
         with open(name, encoding="utf-8") as file:
             text = file.read()
         if name.endswith(".json"):
-            found: Any = json.loads(text)
+            mixture: Any = json.loads(text)
         else:
-            found = import_module("yaml").safe_load(text)
+            mixture = import_module("yaml").safe_load(text)
     except ImportError as exc:
-        raise MissingExtra("a mixture described in YAML (JSON needs nothing)", "all") from exc
+        raise MissingExtra("a mixture in YAML (JSON needs no extra)", "all") from exc
     except OSError as exc:
-        raise StorageError(f"cannot be read: {exc.strerror or exc}", name) from exc
-    except Exception as exc:  # of one of two parsers, with errors of their own
-        raise DataError(f"the description cannot be read: {exc}", name) from exc
+        raise StorageError(f"cannot read the mixture: {exc.strerror or exc}", name) from exc
+    except Exception as exc:  # each of the two parsers has errors of its own
+        raise DataError(f"the mixture cannot be parsed: {exc}", name) from exc
     try:
-        listed = found["sources"] if isinstance(found, dict) else found
-        shards = [[one["shards"]] if isinstance(one["shards"], str) else list(one["shards"]) for one in listed]
-        weights = [float(one.get("weight", one.get("probability", 1.0))) for one in listed]
+        sources = mixture["sources"] if isinstance(mixture, dict) else mixture
+        shards = [
+            [source["shards"]] if isinstance(source["shards"], str) else list(source["shards"]) for source in sources
+        ]
+        weights = [float(source.get("weight", source.get("probability", 1.0))) for source in sources]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise DataError(f"sources must be a list, each with shards and a weight: {exc!r}", name) from exc
     if not shards:
-        raise DataError("the description lists no source", name)
-    _check(weights)
+        raise DataError("the mixture lists no source", name)
+    _check_weights(weights)
     return shards, weights

@@ -1,4 +1,4 @@
-"""``penstock proc`` (``tarproc``): a command for every sample."""
+"""``penstock proc`` (``tarproc``): run a command on every sample."""
 
 from __future__ import annotations
 
@@ -7,81 +7,87 @@ import os
 import shutil
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from penstock.cli.tools import choose, give_output, positive, seconds, take_inputs, whole, wrong
+from penstock.cli.argument_types import positive_count, seconds, usage_error
+from penstock.cli.tools.arguments import add_input_arguments, add_output_arguments, add_selection_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cli.tools.shell_command import Done
+    from penstock.cli.tools.shell_command import CommandResult, ShellCommand
     from penstock.formats.manifest import ShardEntry
     from penstock.formats.tar.archive import EncodedSamples
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    take_inputs(parser)
-    give_output(parser)
-    choose(parser, count=False)
-    parser.add_argument("--count", type=whole, metavar="N", help="stop after N samples")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    add_output_arguments(parser)
+    add_selection_arguments(parser, count_flags=("--count",))
+    work = parser.add_mutually_exclusive_group(required=True)
+    work.add_argument(
         "-c",
         "--command",
         metavar="CMD",
-        help="a shell command: runs in a folder with the sample's files, sample.jpg, sample.cls, ...",
+        help="a shell command; it runs in a folder with the sample's files: sample.jpg, sample.cls, ...",
     )
-    what.add_argument("-s", "--script", metavar="FILE", help="a file of shell commands")
-    what.add_argument(
+    work.add_argument("-s", "--script", metavar="FILE", help="a file of shell commands")
+    work.add_argument(
         "--python",
         metavar="MODULE:FUNCTION",
-        help="a function instead: takes a sample (a dict), gives one, several or None",
+        help="a Python function that takes a sample (a dict) and returns one, several or None",
     )
     parser.add_argument(
         "--decode", metavar="SPEC", help="with --python: decode samples first, as in read_tar(...).decode(SPEC)"
     )
     parser.add_argument(
-        "-p", "--parallel", type=positive, default=1, metavar="N", help="samples of a shard worked on at a time (1)"
+        "-p",
+        "--parallel",
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="samples processed at a time (1)",
     )
-    parser.add_argument("--unordered", action="store_true", help="write samples as they are done, not in their order")
-    about = "what to do about a sample that fails: stop, leave it out, or keep it as it was (abort)"
+    parser.add_argument("--unordered", action="store_true", help="write samples as they finish instead of in order")
     parser.add_argument(
         "-e",
         "--on-failure",
         "--error-handling",
         choices=("abort", "skip", "keep", "ignore"),
         default="abort",
-        help=about,
+        help="stop at a sample that fails, skip it, or keep it unchanged; ignore means keep (abort)",
     )
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="seconds a sample may take; then it fails")
-    parser.add_argument("--add-log", metavar="FIELD", help="store what the command printed in this field")
-    parser.add_argument("-q", "--silent", action="store_true", help="show what commands print of failing samples only")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="seconds after which a sample fails")
+    parser.add_argument("--add-log", metavar="FIELD", help="store the output of the command in this field")
+    parser.add_argument("-q", "--silent", action="store_true", help="show the output of failing commands only")
     parser.add_argument(
         "-w",
         "--working-dir",
         metavar="FOLDER",
-        help="where the private folders are made (in memory, where there is room)",
+        help="where the samples' folders are created (in memory if there is room, else TMPDIR)",
     )
-    parser.add_argument("--interpreter", metavar="SHELL", help="what runs the commands (bash, else sh)")
+    parser.add_argument("--interpreter", metavar="SHELL", help="the shell that runs the commands (bash, else sh)")
     parser.add_argument(
-        "--jobs", type=positive, default=1, metavar="N", help="with {} in the output: shards worked on at a time (1)"
+        "--jobs",
+        type=positive_count,
+        default=1,
+        metavar="N",
+        help="with {} in the output: shards processed at a time (1)",
     )
     parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="with {} in the output: where shards are worked on (local)",
+        help="with {} in the output: where shards are processed (local)",
     )
-    parser.add_argument("--fresh", action="store_true", help="with {} in the output: do shards again that are there")
-    parser.add_argument("-v", "--verbose", action="store_true", help="tell at the end how many samples went through")
-    parser.epilog = """The key of the sample is in $PENSTOCK_KEY, its shard in $PENSTOCK_SHARD, its number in
-$PENSTOCK_NUMBER.
-Afterwards all files sample.* are the sample: what was deleted is gone, what is new is a field. A file sample.__key__
-gives another key.
+    parser.add_argument("--fresh", action="store_true", help="with {} in the output: process existing shards again")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print the number of samples at the end")
+    parser.epilog = """The command finds the key of the sample in $PENSTOCK_KEY, its shard in $PENSTOCK_SHARD and its
+number in $PENSTOCK_NUMBER. When it ends, the files sample.* are the sample: a deleted file is a deleted field, a new
+file a new field. A file sample.__key__ holds a new key.
 
-With {} in the output every shard becomes a shard; {} is what the braces of the input stood for. Shards that are there
-are not done again, so a run that was interrupted goes on.
+With {} in the output, every input shard becomes an output shard; {} stands for what the braces of the input stand for.
+Output shards that exist are not made again, so that a run resumes where it was interrupted.
 
 examples:
   penstock proc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar
@@ -90,64 +96,67 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run it on one stream, or on every shard."""
     if args.on_failure == "ignore":
         args.on_failure = "keep"
     if args.script is not None and not os.path.isfile(args.script):
-        wrong(f"there is no script {args.script!r}")
+        usage_error(f"there is no script {args.script!r}")
     if args.decode is not None and args.python is None:
-        wrong("--decode goes with --python: a command gets files as they are")
+        usage_error("--decode needs --python: a command gets files as they are")
     if args.python is not None and (args.where or args.count is not None):
-        wrong("--where and --count do not go with --python: pipe from penstock cat")
+        usage_error("--where and --count do not work with --python: pipe from penstock cat")
     if "{}" in args.output:
-        return _over_shards(args)
+        return _process_shards(args)
     if args.engine != "local":
-        wrong("--engine ray needs {} in the output: one shard for each shard")
-    return _over_stream(args)
+        usage_error("--engine ray needs {} in the output: one shard for each shard")
+    return _process_stream(args)
 
 
 @dataclass(slots=True)
 class _Counts:
     samples: int = 0
     failed: int = 0
-    gone: int = 0
+    emptied: int = 0
 
     def __str__(self) -> str:
-        more = [f"{self.failed:,} failed"] * bool(self.failed) + [f"{self.gone:,} left without files"] * bool(self.gone)
-        return ", ".join([f"{self.samples:,} samples", *more])
+        counts = [f"{self.samples:,} samples"]
+        if self.failed:
+            counts.append(f"{self.failed:,} failed")
+        if self.emptied:
+            counts.append(f"{self.emptied:,} left without files")
+        return ", ".join(counts)
 
 
-def _over_stream(args: argparse.Namespace) -> int:
-    from penstock.cli.tools import streams as flow
+def _process_stream(args: argparse.Namespace) -> int:
+    from penstock.cli.tools import streams
 
     counts = _Counts()
-    with flow.outlet(args) as out:
-        for parts in _progress(_parts(args, flow.shards(args), counts)):
-            out.write_encoded(parts)
-    if args.verbose or counts.failed or counts.gone:
+    with streams.open_output(args) as out:
+        for samples in _show_progress(_process_samples(args, streams.shard_urls(args), counts)):
+            out.write_encoded(samples)
+    if args.verbose or counts.failed or counts.emptied:
         sys.stderr.write(f"penstock: {counts}\n")
     return 0
 
 
-def _progress(parts: Iterator[EncodedSamples]) -> Iterator[EncodedSamples]:
-    """Show how far it is, on a terminal."""
+def _show_progress(samples: Iterator[EncodedSamples]) -> Iterator[EncodedSamples]:
+    """Yield the samples, with a progress bar if standard error is a terminal."""
     if not sys.stderr.isatty():
-        yield from parts
+        yield from samples
         return
     from penstock.engines.progress import Progress
 
     with Progress("proc") as bar:
-        for one in parts:
-            yield one
+        for sample in samples:
+            yield sample
             bar.add()
 
 
-def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterator[EncodedSamples]:
-    """What comes of the samples of shards."""
+def _process_samples(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterator[EncodedSamples]:
+    """Run the command or function on the samples of shards; yield the results and update ``counts``."""
     if args.python is not None:
         from penstock.cli.tools.python_function import call_on_each
 
-        made = call_on_each(
+        results = call_on_each(
             urls,
             args.python,
             parallel=args.parallel,
@@ -156,60 +165,63 @@ def _parts(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterat
             on_error=args.on_failure,
             timeout_s=args.timeout,
         )
-        for parts in made:
+        for encoded in results:
             counts.samples += 1
-            yield parts
+            yield encoded
         return
-    from penstock.cli.tools import streams as flow
-    from penstock.cli.tools.shell_command import Workplace, each
-    from penstock.tarstream.gather import gather_samples, raise_error
+    from penstock.cli.tools import streams
+    from penstock.cli.tools.shell_command import CommandRunner, run_on_each
+    from penstock.tarstream.gather import gather_samples
 
-    stream = flow.selection(args).samples(
-        gather_samples(urls, on_error=flow.told if args.on_error == "skip" else raise_error)
-    )
-    with Workplace(_command(args), args.working_dir) as place:
-        for done in each(stream, place, args.parallel, not args.unordered):
-            if (now := _outcome(done, args, counts)) is not None:
-                yield now
+    samples = streams.selection(args).samples(gather_samples(urls, on_error=streams.bad_sample_callback(args)))
+    with CommandRunner(_shell_command(args), args.working_dir) as runner:
+        for result in run_on_each(samples, runner, args.parallel, not args.unordered):
+            if (output := _sample_to_write(result, args, counts)) is not None:
+                yield output
 
 
-def _outcome(done: Done, args: argparse.Namespace, counts: _Counts) -> EncodedSamples | None:
+def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _Counts) -> EncodedSamples | None:
+    """Return what is written for a sample, as ``--on-failure`` says, and report a failure.
+
+    Raises:
+        StageError: The command failed, and failures abort the run.
+    """
     from penstock.cli.tools.shell_command import echo
     from penstock.errors import StageError
 
     counts.samples += 1
-    if done.problem is None:
+    if result.problem is None:
         if not args.silent:
-            echo(done.printed)
-        counts.gone += done.encoded is None
-        return done.encoded
+            echo(result.printed)
+        counts.emptied += result.encoded is None
+        return result.encoded
     counts.failed += 1
     if args.on_failure == "abort":
-        printed = done.printed.decode("utf-8", "replace").strip()
-        raise StageError(done.problem + (f"\n{printed}\n" if printed else ""), "proc", done.raw.key, done.raw.shard)
-    echo(done.printed)
-    what = "kept as it was" if args.on_failure == "keep" else "left out"
-    sys.stderr.write(f"penstock: {what}: {done.problem} (shard: {done.raw.shard}, key: {done.raw.key})\n")
-    return done.raw.encode() if args.on_failure == "keep" else None
+        printed = result.printed.decode("utf-8", "replace").strip()
+        output = f"\n{printed}\n" if printed else ""
+        raise StageError(result.problem + output, "proc", result.raw.key, result.raw.shard)
+    echo(result.printed)
+    action = "kept unchanged" if args.on_failure == "keep" else "skipped"
+    sys.stderr.write(f"penstock: {action}: {result.problem} (shard: {result.raw.shard}, key: {result.raw.key})\n")
+    return result.raw.encode() if args.on_failure == "keep" else None
 
 
-def _command(args: argparse.Namespace) -> Any:
-    from penstock.cli.tools.shell_command import Command
+def _shell_command(args: argparse.Namespace) -> ShellCommand:
+    from penstock.cli.tools.shell_command import ShellCommand
 
     shell = args.interpreter or shutil.which("bash") or "/bin/sh"
-    script = os.path.abspath(args.script) if args.script is not None else None
-    words = (shell, script) if script is not None else (shell, "-c", args.command)
-    return Command(words, args.timeout, args.add_log)
+    argv = (shell, "-c", args.command) if args.script is None else (shell, os.path.abspath(args.script))
+    return ShellCommand(argv, args.timeout, args.add_log)
 
 
 @dataclass(frozen=True, slots=True)
-class Convert:
-    """Makes one shard of one shard; travels to other machines."""
+class ShardProcessor:
+    """Makes an output shard from an input shard; picklable, so that it can run on other machines."""
 
     args: argparse.Namespace
 
     def __call__(self, source: str, target: str) -> ShardEntry:
-        """Convert, and give what a manifest should say."""
+        """Write the output shard and return its entry for a manifest."""
         from penstock.formats.tar.shard_names import on_disk
         from penstock.formats.tar.writer import TarWriter
         from penstock.storage import local_path
@@ -218,31 +230,32 @@ class Convert:
         if on_disk(target):
             os.makedirs(os.path.dirname(local_path(target)) or ".", exist_ok=True)
         with TarWriter(target, compress=self.args.compress) as writer:
-            for parts in _parts(self.args, [source], counts):
-                writer.write_encoded(parts)
-        if counts.failed or counts.gone or self.args.verbose:
+            for samples in _process_samples(self.args, [source], counts):
+                writer.write_encoded(samples)
+        if counts.failed or counts.emptied or self.args.verbose:
             sys.stderr.write(f"penstock: {source}: {counts}\n")
         assert writer.entry is not None
         return writer.entry
 
 
-def _over_shards(args: argparse.Namespace) -> int:
-    from penstock.cli.tools import shard_jobs as shards
+def _process_shards(args: argparse.Namespace) -> int:
+    from penstock.cli.tools import shard_jobs
     from penstock.cli.tools.shell_command import stop_all
 
     if args.filelist is not None or not args.inputs or "-" in args.inputs:
-        wrong("with {} in the output name the shards: standard input is none of many")
-    planned = shards.pairs(args.inputs, args.output)
-    convert = Convert(args)
+        usage_error("with {} in the output, name the shards as arguments: standard input and -T do not work")
+    jobs = shard_jobs.plan_jobs(args.inputs, args.output)
+    processor = ShardProcessor(args)
     if args.engine == "ray":
-        tally = shards.convert_all(planned, shards.on_ray(convert, args.parallel), args.jobs, fresh=args.fresh)
+        counts = shard_jobs.run_jobs(jobs, shard_jobs.on_ray(processor, args.parallel), args.jobs, fresh=args.fresh)
     else:
-        pool, start = shards.on_threads(convert, args.jobs)
+        pool, start = shard_jobs.on_threads(processor, args.jobs)
         try:
-            tally = shards.convert_all(planned, start, args.jobs, fresh=args.fresh)
+            counts = shard_jobs.run_jobs(jobs, start, args.jobs, fresh=args.fresh)
         finally:
             stop_all()
             pool.shutdown(cancel_futures=True)
-    left = f", {tally.there:,} were there" * bool(tally.there) + f", {tally.failed:,} failed" * bool(tally.failed)
-    sys.stderr.write(f"penstock: {tally.done:,} shards done{left}\n")
-    return 1 if tally.failed else 0
+    existing = f", {counts.existing:,} existed" if counts.existing else ""
+    failed = f", {counts.failed:,} failed" if counts.failed else ""
+    sys.stderr.write(f"penstock: {counts.done:,} shards done{existing}{failed}\n")
+    return 1 if counts.failed else 0

@@ -1,4 +1,4 @@
-"""A Python function for every sample, named on the command line as ``module:function``."""
+"""Call a Python function on every sample; the command line names it as ``module:function``."""
 
 from __future__ import annotations
 
@@ -14,71 +14,75 @@ from penstock.codecs.registry import encode
 from penstock.dataset import read_tar
 from penstock.errors import DataError, PlanError
 from penstock.formats.tar.archive import EncodedSamples, encode_sample
+from penstock.plan.values import WorkerKind
 
 
-def find(name: str) -> Callable[..., Any]:
-    """Import a function; modules of the current folder are found too.
+def import_function(name: str) -> Callable[..., Any]:
+    """Import the function that ``module:function`` names; modules in the current folder are found too.
 
     Raises:
         PlanError: There is no such function.
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise PlanError(f"{name!r} names no function: write it like module:function")
+        raise PlanError(f"{name!r} does not name a function: write it like module:function")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = import_module(module)
+        function: Any = import_module(module)
         for part in attribute.split("."):
-            found = getattr(found, part)
+            function = getattr(function, part)
     except ModuleNotFoundError as exc:
         raise PlanError(f"there is no module {exc.name!r}, which {name!r} needs") from exc
     except AttributeError as exc:
         raise PlanError(f"there is no such function: {exc}") from exc
-    if not callable(found):
-        raise PlanError(f"{name!r} is no function")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise PlanError(f"{name!r} is not a function")
+    return function  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
-class Each:
-    """Calls the function on a sample: it gives a sample, several, or None for none.
+class SampleFunction:
+    """Calls a function on a sample and encodes what it returns: a sample, several, or None for no sample.
+
+    It holds the name of the function, not the function, so that it can be pickled.
 
     Attributes:
-        name: The function.
-        keep: A sample it fails on stays as it was.
+        name: The function, as ``module:function``.
+        keep_failed: Whether a sample on which the function fails is kept unchanged.
     """
 
     name: str
-    keep: bool = False
+    keep_failed: bool = False
 
     def __call__(self, sample: dict[str, Any]) -> list[dict[str, Any]]:
-        """Give the samples that come of one, encoded."""
+        """Return the encoded samples that the function makes from one sample."""
         try:
-            given = find(self.name)(dict(sample))
-            return [_encoded(one, sample) for one in _several(given, self.name)]
+            returned = import_function(self.name)(dict(sample))
+            return [_encode(result, sample) for result in _as_samples(returned, self.name)]
         except Exception:
-            if not self.keep:
+            if not self.keep_failed:
                 raise
-            sys.stderr.write(f"penstock: kept as it was: {sample['__key__']!r}\n{traceback.format_exc()}")
-            return [_encoded(sample, sample)]
+            sys.stderr.write(f"penstock: kept unchanged: {sample['__key__']!r}\n{traceback.format_exc()}")
+            return [_encode(sample, sample)]
 
 
-def _several(given: Any, name: str) -> Iterable[Any]:
-    if given is None:
+def _as_samples(returned: Any, name: str) -> Iterable[Any]:
+    if returned is None:
         return ()
-    if isinstance(given, dict):
-        return (given,)
-    if isinstance(given, list | tuple | Iterator):
-        return given
-    raise TypeError(f"{name} gave a {type(given).__name__}: give a sample (a dict), several, or None")
+    if isinstance(returned, dict):
+        return (returned,)
+    if isinstance(returned, list | tuple | Iterator):
+        return returned
+    raise TypeError(f"{name} returned a {type(returned).__name__}: return a sample (a dict), several samples, or None")
 
 
-def _encoded(given: Any, sample: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise TypeError(f"a sample is a dict of fields, not {type(given).__name__}")
-    fields = {name: encode(name, value) for name, value in given.items() if not name.startswith("__")}
-    return {"__key__": given.get("__key__", sample["__key__"]), "__url__": sample["__url__"], **fields}
+def _encode(result: Any, sample: dict[str, Any]) -> dict[str, Any]:
+    """Encode a sample that a function returned; it has the key of the original unless it has its own."""
+    if not isinstance(result, dict):
+        raise TypeError(f"a sample is a dict of fields, not a {type(result).__name__}")
+    fields = {name: encode(name, value) for name, value in result.items() if not name.startswith("__")}
+    return {"__key__": result.get("__key__", sample["__key__"]), "__url__": sample["__url__"], **fields}
 
 
 def call_on_each(
@@ -91,26 +95,28 @@ def call_on_each(
     on_error: str,
     timeout_s: float | None,
 ) -> Iterator[EncodedSamples]:
-    """Call a function on every sample of shards, in ``parallel`` processes, and give what comes of them for a writer.
+    """Call a function on every sample of shards, in ``parallel`` processes, and yield the results for a tar writer.
 
     Raises:
-        StageError: The function failed, unless such samples are skipped or kept.
-        DataError: A sample cannot be read, or what came of it cannot be stored.
+        PlanError: There is no such function.
+        StageError: The function failed, unless failed samples are skipped or kept.
+        DataError: A sample cannot be read, or a result cannot be stored.
     """
-    find(name)
+    import_function(name)  # before workers start, so that a wrong name is one clear error
     samples = read_tar(urls[0] if len(urls) == 1 else urls)
     if decode is not None:
         samples = samples.decode(decode)
-    on = "processes" if parallel > 1 or timeout_s is not None else "threads"
-    samples = samples.flat_map(Each(name, on_error == "keep"), workers=parallel, on=on, timeout_s=timeout_s)
+    on: WorkerKind = "processes" if parallel > 1 or timeout_s is not None else "threads"
+    function = SampleFunction(name, keep_failed=on_error == "keep")
+    samples = samples.flat_map(function, workers=parallel, on=on, timeout_s=timeout_s)
     if on_error == "skip":
         samples = samples.on_error("skip")
     if not ordered:
         samples = samples.on("local", ordered=False)
-    for one in samples:
-        fields = {field: value for field, value in one.items() if not field.startswith("__")}
+    for sample in samples:
+        fields = {field: value for field, value in sample.items() if not field.startswith("__")}
         if fields:
             try:
-                yield encode_sample(one["__key__"], fields)
+                yield encode_sample(sample["__key__"], fields)
             except DataError as exc:
-                raise DataError(exc.problem, one["__url__"], exc.key) from exc
+                raise DataError(exc.problem, sample["__url__"], exc.key) from exc

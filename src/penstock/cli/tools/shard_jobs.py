@@ -1,4 +1,7 @@
-"""Shards to shards: one output for each input, many at a time, here or on a cluster, and on where a run was ended."""
+"""Make one output shard from each input shard, many at a time, on this machine or on a Ray cluster.
+
+Output shards that exist are left as they are, so that a run resumes where it was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -17,160 +20,163 @@ from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.storage import braces, exists, local_path, open_storage, redacted
 from penstock.tarstream.gather import find_shards
 
-PLACE = "{}"
-_OFTEN_S = 10.0  # seconds between two writings of the manifest
-Convert = Callable[[str, str], ShardEntry]
+PLACEHOLDER = "{}"
+_MANIFEST_INTERVAL_S = 10.0
+ProcessShard = Callable[[str, str], ShardEntry]  # from the URLs of the input and of the output
+StartJob = Callable[["ShardJob"], Future[ShardEntry]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A shard and what it becomes."""
+class ShardJob:
+    """An input shard and the output shard that is made from it."""
 
     source: str
     target: str
 
 
-def pairs(inputs: Iterable[str], output: str) -> list[Pair]:
-    """Say which shard becomes which: ``{}`` in the output is what stood for the braces of the input, else its name.
+def plan_jobs(inputs: Iterable[str], output: str) -> list[ShardJob]:
+    """Return a job for every input shard.
+
+    ``{}`` in the output is what the braces of the input stand for or, without braces, the name of the input shard
+    without its extension.
 
     Raises:
-        PlanError: Two would become one.
-        StorageError: Nothing is there.
+        PlanError: Two inputs would become one output, or one would replace itself.
+        StorageError: Nothing matches an input pattern.
 
-    >>> [pair.target for pair in pairs(["in-{08..09}.tar"], "out-{}.tar")]
+    >>> [job.target for job in plan_jobs(["in-{08..09}.tar"], "out-{}.tar")]
     ['out-08.tar', 'out-09.tar']
     """
-    made = [Pair(url, output.replace(PLACE, part)) for pattern in inputs for url, part in _named(pattern)]
-    seen: dict[str, str] = {}
-    for pair in made:
-        if (before := seen.setdefault(pair.target, pair.source)) != pair.source:
-            raise PlanError(f"{redacted(before)} and {redacted(pair.source)} would both become {redacted(pair.target)}")
-        if pair.target == pair.source:
-            raise PlanError(f"{redacted(pair.source)} would become itself: choose another name")
-    return made
+    jobs = [ShardJob(url, output.replace(PLACEHOLDER, part)) for pattern in inputs for url, part in _expand(pattern)]
+    sources: dict[str, str] = {}
+    for job in jobs:
+        if (other := sources.setdefault(job.target, job.source)) != job.source:
+            raise PlanError(f"{redacted(other)} and {redacted(job.source)} would both become {redacted(job.target)}")
+        if job.target == job.source:
+            raise PlanError(f"{redacted(job.source)} would become itself: choose another name")
+    return jobs
 
 
-def _named(pattern: str) -> Iterator[tuple[str, str]]:
-    """The shards that a pattern means, each with the part of its name that tells it from the others."""
+def _expand(pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the shards that match a pattern, each with the part of its name that replaces the placeholder."""
     group = re.search(r"\{[^{}]*(?:\.\.|,)[^{}]*\}", pattern)
     if group is not None and pattern.count("{") == 1 and not re.search(r"[*?\[]", pattern):
         yield from ((pattern[: group.start()] + part + pattern[group.end() :], part) for part in braces(group[0]))
         return
     for url in find_shards([pattern]):
         name = url.rpartition("/")[2]
-        ending = next((suffix for suffix in sorted(TAR_SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), "")
-        yield url, name.removesuffix(ending)
+        suffix = next((suffix for suffix in sorted(TAR_SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), "")
+        yield url, name.removesuffix(suffix)
 
 
 @dataclass(slots=True)
-class Tally:
-    """What came of a run over many shards."""
+class JobCounts:
+    """How many shards were made, existed already, and failed."""
 
     done: int = 0
-    there: int = 0
+    existing: int = 0
     failed: int = 0
 
 
-def convert_all(
-    planned: list[Pair], start: Callable[[Pair], Future[ShardEntry]], jobs: int, *, fresh: bool = False
-) -> Tally:
-    """Convert shards, ``jobs`` at a time; those that are there already are left as they are, unless ``fresh``.
+def run_jobs(jobs: list[ShardJob], start: StartJob, parallel: int, *, fresh: bool = False) -> JobCounts:
+    """Run jobs, ``parallel`` at a time; outputs that exist are left as they are, unless ``fresh``.
 
-    A shard that fails is told, and does not stop the others. What was written goes into the manifests of its folders.
+    A shard that fails is reported on standard error and does not stop the others. The manifests of the output folders
+    list all outputs, also those of earlier runs.
 
     Raises:
-        StorageError: An output cannot be looked for, or a manifest cannot be written.
+        StorageError: A storage cannot be reached, or a manifest cannot be written.
     """
-    tally, books = Tally(), _Books()
-    under_way: dict[Future[ShardEntry], Pair] = {}
-    waiting = iter(planned)
+    counts, manifests = JobCounts(), _Manifests()
+    running: dict[Future[ShardEntry], ShardJob] = {}
+    waiting = iter(jobs)
     try:
         while True:
-            while len(under_way) < jobs and (pair := next(waiting, None)) is not None:
-                if not fresh and exists(open_storage(pair.target), pair.target):
-                    tally.there += 1
-                    books.there(pair.target)
+            while len(running) < parallel and (job := next(waiting, None)) is not None:
+                if not fresh and exists(open_storage(job.target), job.target):
+                    counts.existing += 1
+                    manifests.add_existing(job.target)
                 else:
-                    under_way[start(pair)] = pair
-            if not under_way:
+                    running[start(job)] = job
+            if not running:
                 break
-            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
-                _note(future, under_way.pop(future), tally, books)
-            books.write_often()
+                _finish_job(future, running.pop(future), counts, manifests)
+            manifests.write_if_due()
     finally:
-        for future in under_way:
+        for future in running:
             future.cancel()
-    books.write()
-    return tally
+    manifests.write_all()
+    return counts
 
 
-def _note(future: Future[ShardEntry], pair: Pair, tally: Tally, books: _Books) -> None:
+def _finish_job(future: Future[ShardEntry], job: ShardJob, counts: JobCounts, manifests: _Manifests) -> None:
     try:
-        books.add(pair.target, future.result())
-        tally.done += 1
+        manifests.add(job.target, future.result())
+        counts.done += 1
     except PenstockError as exc:
-        tally.failed += 1
-        sys.stderr.write(f"penstock: {redacted(pair.source)} failed: {exc}\n")
+        counts.failed += 1
+        sys.stderr.write(f"penstock: {redacted(job.source)} failed: {exc}\n")
 
 
-class _Books:
-    """The manifests of the folders that are written to."""
+class _Manifests:
+    """Collects entries for the manifests of the output folders, and writes them from time to time."""
 
     def __init__(self) -> None:
         self._entries: dict[str, list[ShardEntry]] = {}
-        self._there: dict[str, list[str]] = {}
-        self._last = time.monotonic()
+        self._existing: dict[str, list[str]] = {}
+        self._written_at = time.monotonic()
 
     def add(self, target: str, entry: ShardEntry) -> None:
-        self._entries.setdefault(_folder(target), []).append(entry)
+        self._entries.setdefault(_folder_of(target), []).append(entry)
 
-    def there(self, target: str) -> None:
-        self._there.setdefault(_folder(target), []).append(target)
+    def add_existing(self, target: str) -> None:
+        self._existing.setdefault(_folder_of(target), []).append(target)
 
-    def write_often(self) -> None:
-        if time.monotonic() - self._last >= _OFTEN_S:
-            self._put(self._entries)
+    def write_if_due(self) -> None:
+        if time.monotonic() - self._written_at >= _MANIFEST_INTERVAL_S:
+            self._write(self._entries)
             self._entries = {}
-            self._last = time.monotonic()
+            self._written_at = time.monotonic()
 
-    def write(self) -> None:
-        """Write all of it; shards of an earlier run that no manifest knows are looked at."""
-        from penstock.inspection.verify import entry_of
+    def write_all(self) -> None:
+        """Write all entries, also those of existing shards that a killed run did not add to the manifest."""
+        from penstock.inspection.verify import make_manifest_entry
 
-        for folder, targets in self._there.items():
-            known = read_manifest_at(folder)
-            names = {entry.name for entry in known.shards} if known is not None else set()
+        for folder, targets in self._existing.items():
+            manifest = read_manifest_at(folder)
+            names = {entry.name for entry in manifest.shards} if manifest is not None else set()
             for target in targets:
                 if target.rpartition("/")[2] not in names:
-                    self._entries.setdefault(folder, []).append(entry_of(target))
-        self._put(self._entries)
+                    self._entries.setdefault(folder, []).append(make_manifest_entry(target))
+        self._write(self._entries)
 
-    def _put(self, entries: dict[str, list[ShardEntry]]) -> None:
-        for folder, some in entries.items():
+    def _write(self, entries_by_folder: dict[str, list[ShardEntry]]) -> None:
+        for folder, entries in entries_by_folder.items():
             try:
                 if on_disk(folder):
-                    write_manifest(local_path(folder), some)
+                    write_manifest(local_path(folder), entries)
                 else:
-                    write_manifest_at(folder, None, some)
+                    write_manifest_at(folder, None, entries)
             except StorageError:
                 raise
             except OSError as exc:
-                raise StorageError(f"the manifest cannot be written: {exc.strerror or exc}", redacted(folder)) from exc
+                raise StorageError(f"cannot write the manifest: {exc.strerror or exc}", redacted(folder)) from exc
 
 
-def _folder(url: str) -> str:
+def _folder_of(url: str) -> str:
     return os.path.dirname(url) or "."
 
 
-def on_threads(convert: Convert, jobs: int) -> tuple[ThreadPoolExecutor, Callable[[Pair], Future[ShardEntry]]]:
-    """Convert in threads of this process."""
-    pool = ThreadPoolExecutor(jobs, thread_name_prefix="penstock-shard")
-    return pool, lambda pair: pool.submit(convert, pair.source, pair.target)
+def on_threads(process: ProcessShard, threads: int) -> tuple[ThreadPoolExecutor, StartJob]:
+    """Return a pool of threads, which the caller shuts down, and a function that starts a job in it."""
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="penstock-shard")
+    return pool, lambda job: pool.submit(process, job.source, job.target)
 
 
-def on_ray(convert: Convert, cpus: int) -> Callable[[Pair], Future[ShardEntry]]:
-    """Convert as tasks of Ray, each on ``cpus`` cores of any node.
+def on_ray(process: ProcessShard, cpus: int) -> StartJob:
+    """Return a function that starts a job as a Ray task on ``cpus`` cores of any node.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -179,38 +185,37 @@ def on_ray(convert: Convert, cpus: int) -> Callable[[Pair], Future[ShardEntry]]:
 
     ensure()
     ray = imported()
-    task: Any = ray.remote(max_retries=2)(_apart).options(num_cpus=cpus)
+    task: Any = ray.remote(max_retries=2)(_ray_task).options(num_cpus=cpus)
 
-    def start(pair: Pair) -> Future[ShardEntry]:
-        future: Future[ShardEntry] = task.remote(convert, pair.source, pair.target).future()
-        return _plain(future)
+    def start(job: ShardJob) -> Future[ShardEntry]:
+        future: Future[ShardEntry] = task.remote(process, job.source, job.target).future()
+        return _unwrap(future)
 
     return start
 
 
-def _apart(convert: Convert, source: str, target: str) -> ShardEntry | PenstockError:
-    """Convert in a task of Ray; an error of ours comes back as a value, without the wrapping of the cluster."""
+def _ray_task(process: ProcessShard, source: str, target: str) -> ShardEntry | PenstockError:
+    """Run a job; return an error of ours as a value, because Ray would wrap what is raised."""
     try:
-        return convert(source, target)
+        return process(source, target)
     except PenstockError as exc:
         return exc
 
 
-def _plain(inner: Future[Any]) -> Future[ShardEntry]:
-    """The future of a task, with our errors raised again."""
+def _unwrap(task: Future[Any]) -> Future[ShardEntry]:
+    """Return a future of the task's entry that raises the error which the task returned."""
     outer: Future[ShardEntry] = Future()
 
-    def finished(done: Future[Any]) -> None:
+    def on_done(done: Future[Any]) -> None:
         try:
             value = done.result()
         except BaseException as exc:
-            problem = StorageError(f"the task failed on the cluster: {type(exc).__name__}: {exc}")
-            outer.set_exception(problem)
+            outer.set_exception(StorageError(f"the task failed on the cluster: {type(exc).__name__}: {exc}"))
             return
         if isinstance(value, PenstockError):
             outer.set_exception(value)
         else:
             outer.set_result(value)
 
-    inner.add_done_callback(finished)
+    task.add_done_callback(on_done)
     return outer

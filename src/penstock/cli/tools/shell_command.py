@@ -1,4 +1,7 @@
-"""A shell command for every sample, in a private folder: its files go in, what is there afterwards comes out."""
+"""Run a shell command on every sample, in a private folder that holds the sample's files.
+
+The files that the folder holds when the command ends are the new sample.
+"""
 
 from __future__ import annotations
 
@@ -26,38 +29,38 @@ from penstock.formats.tar.archive import EncodedSamples, encode_sample
 from penstock.formats.tar.walker import MAX_MEMBER
 from penstock.tarstream.raw import RawSample
 
-_SHM = "/dev/shm"
-_ROOM = 1 << 30  # bytes that must be free in memory before folders are put there
-_LOG = 64 << 10  # bytes of a command's output that are kept: the last ones
-_STALE = re.compile(r"penstock-proc-(\d+)-")
-_NAME = "sample"
-_RENAMED = "__key__"  # a file sample.__key__ that the command writes holds another key
+_SHARED_MEMORY = "/dev/shm"
+_MIN_FREE_MEMORY = 1 << 30  # bytes that must be free there before folders are created in memory
+_LOG_BYTES = 64 << 10  # of a command's output that are kept: the last ones
+_FOLDER_OF_RUN = re.compile(r"penstock-proc-(\d+)-")
+_FILE_NAME = "sample"
+_KEY_FIELD = "__key__"  # a file sample.__key__ that the command writes holds the new key
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    """What is done with every sample.
+class ShellCommand:
+    """What is run on every sample.
 
     Attributes:
-        words: The program and its arguments.
-        timeout_s: How long it may take.
-        log: The field that gets what it printed.
+        argv: The program and its arguments.
+        timeout_s: How long it may take; ``None``: as long as it likes.
+        log_field: The field that stores what it printed.
     """
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     timeout_s: float | None = None
-    log: str | None = None
+    log_field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """What came of a sample.
+class CommandResult:
+    """The outcome of the command for one sample.
 
     Attributes:
-        raw: The sample as it was.
-        encoded: The sample as it is now; None where nothing is left of it.
-        printed: What the command printed, the last of it.
-        problem: Why it failed, if it did.
+        raw: The original sample.
+        encoded: The new sample; None if the command failed or left no files.
+        printed: The last bytes that the command printed.
+        problem: Why it failed; None if it succeeded.
     """
 
     raw: RawSample
@@ -66,160 +69,165 @@ class Done:
     problem: str | None = None
 
 
-_places: WeakSet[Workplace] = WeakSet()
+_runners: WeakSet[CommandRunner] = WeakSet()
 
 
 def stop_all() -> None:
-    """End all commands of this process, whoever runs them."""
-    for place in list(_places):
-        place.stop()
+    """Kill all commands that run in this process, whichever thread runs them."""
+    for runner in list(_runners):
+        runner.stop()
 
 
-def each(stream: Iterable[RawSample], place: Workplace, parallel: int, ordered: bool = True) -> Iterator[Done]:
-    """Run the command of a workplace on samples, ``parallel`` at a time; what comes of them in order, or as it is done.
+def run_on_each(
+    samples: Iterable[RawSample], runner: CommandRunner, parallel: int, ordered: bool = True
+) -> Iterator[CommandResult]:
+    """Run the command on samples, ``parallel`` at a time; yield results in the order of the samples or as they finish.
+
+    Closing the iterator kills the commands that run.
 
     Raises:
         StorageError: The files of a sample cannot be written.
-        EngineError: The workplace was stopped.
+        EngineError: The runner was stopped.
     """
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="penstock-proc")
-    waiting: deque[Future[Done]] = deque()
+    pending: deque[Future[CommandResult]] = deque()
     try:
-        for number, raw in enumerate(stream):
-            waiting.append(pool.submit(place.do, number, raw))
-            while len(waiting) >= parallel * 2 or (waiting and waiting[0].done()):
-                yield _next(waiting, ordered).result()
-        while waiting:
-            yield _next(waiting, ordered).result()
+        for number, raw in enumerate(samples):
+            pending.append(pool.submit(runner.run, number, raw))
+            # Twice as many as run at a time, so that a slow sample at the front does not leave threads idle.
+            while len(pending) >= parallel * 2 or (pending and pending[0].done()):
+                yield _pop_next(pending, ordered).result()
+        while pending:
+            yield _pop_next(pending, ordered).result()
     finally:
-        place.stop()  # whoever leaves early does not wait for commands
+        runner.stop()  # a consumer that leaves early does not wait for commands
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _next(waiting: deque[Future[Done]], ordered: bool) -> Future[Done]:
+def _pop_next(pending: deque[Future[CommandResult]], ordered: bool) -> Future[CommandResult]:
     if ordered:
-        return waiting.popleft()
-    done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        return pending.popleft()
+    done, _ = wait(pending, return_when=FIRST_COMPLETED)
     chosen = next(iter(done))
-    waiting.remove(chosen)
+    pending.remove(chosen)
     return chosen
 
 
-class Workplace:
-    """A folder with one private folder for each sample that is being worked on, and the commands that run there.
+class CommandRunner:
+    """Runs a command on samples, each in a private folder below a temporary one.
 
-    Leaving the ``with`` block ends those commands and removes the folder.
+    Leaving the ``with`` block kills the commands that run and removes the temporary folder. Thread-safe.
 
     Args:
-        command: What is done with every sample.
-        folder: Where it is made; in memory by default where there is room, else where temporary files go.
+        command: What is run on every sample.
+        folder: Where the temporary folder is created; by default in memory if there is room, else in ``TMPDIR``.
 
     Raises:
-        StorageError: It cannot be made.
+        StorageError: The temporary folder cannot be created.
     """
 
-    def __init__(self, command: Command, folder: str | None = None) -> None:
+    def __init__(self, command: ShellCommand, folder: str | None = None) -> None:
         self._command = command
-        parent = folder or _parent()
-        _remove_stale(parent)
+        parent = folder or _default_parent()
+        _remove_stale_folders(parent)
         try:
             os.makedirs(parent, exist_ok=True)
             self._root = tempfile.mkdtemp(prefix=f"penstock-proc-{os.getpid()}-", dir=parent)
         except OSError as exc:
-            raise StorageError(f"the work folder cannot be made: {exc.strerror or exc}", parent) from exc
+            raise StorageError(f"cannot create the work folder: {exc.strerror or exc}", parent) from exc
         self._running: set[int] = set()
         self._lock = threading.Lock()
         self._stopped = False
-        _places.add(self)
+        _runners.add(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
-        _remove(self._root)
+        _remove_folder(self._root)
 
     def stop(self) -> None:
-        """End all commands that run, and let none begin."""
+        """Kill all commands that run, and start no others."""
         with self._lock:
             self._stopped = True
             for pid in self._running:
-                _kill(pid)
+                _kill_group(pid)
 
-    def do(self, number: int, raw: RawSample) -> Done:
+    def run(self, number: int, raw: RawSample) -> CommandResult:
         """Run the command on a sample.
 
         Raises:
-            StorageError: The files of the sample cannot be written.
-            EngineError: The workplace was stopped.
+            StorageError: The files of the sample cannot be written, or the command cannot be started.
+            EngineError: The runner was stopped.
         """
-        place = os.path.join(self._root, f"_{number:08d}")
+        folder = os.path.join(self._root, f"_{number:08d}")
         try:
             try:
-                _put(place, raw)
+                _write_files(folder, raw)
             except OSError as exc:
-                if exc.errno == errno.ENAMETOOLONG:  # a field whose name is too long for a file
-                    return Done(raw, None, b"", f"its fields cannot be files: {exc.strerror}")
-                raise StorageError(f"the files of {raw.key!r} cannot be written: {exc.strerror}", self._root) from exc
-            code, printed = self._run(place, number, raw)
-            if self._stopped:  # it may have been ended, which is no failure of the sample's
+                if exc.errno == errno.ENAMETOOLONG:  # the name of a field is too long for a file
+                    return CommandResult(raw, None, b"", f"its fields cannot be files: {exc.strerror}")
+                raise StorageError(f"cannot write the files of {raw.key!r}: {exc.strerror}", self._root) from exc
+            code, printed = self._run_in(folder, number, raw)
+            if self._stopped:  # a command that was killed is not a failure of its sample
                 raise EngineError("the command was stopped")
             problem = self._problem(code)
             if problem is not None:
-                return Done(raw, None, printed, problem)
+                return CommandResult(raw, None, printed, problem)
             try:
-                return Done(raw, self._result(place, raw, printed), printed)
+                return CommandResult(raw, self._read_files(folder, raw, printed), printed)
             except DataError as exc:
-                return Done(raw, None, printed, exc.problem)
+                return CommandResult(raw, None, printed, exc.problem)
             except OSError as exc:
-                return Done(raw, None, printed, f"its files cannot be read back: {exc.strerror or exc}")
+                return CommandResult(raw, None, printed, f"its files cannot be read back: {exc.strerror or exc}")
         finally:
-            _remove(place)
+            _remove_folder(folder)
 
     def _problem(self, code: int | None) -> str | None:
         if code is None:
             return f"the command took longer than {self._command.timeout_s:g} s"
         if code < 0:
-            return f"the command was ended by signal {-code}"
+            return f"the command was killed by signal {-code}"
         return f"the command failed with exit code {code}" if code else None
 
-    def _run(self, place: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
-        """Run it; None for the exit code if it took too long."""
-        words = {"PENSTOCK_KEY": raw.key, "PENSTOCK_SHARD": raw.shard, "PENSTOCK_NUMBER": str(number)}
+    def _run_in(self, folder: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
+        """Run the command in a folder; return its exit code, None after a timeout, and what it printed."""
+        variables = {"PENSTOCK_KEY": raw.key, "PENSTOCK_SHARD": raw.shard, "PENSTOCK_NUMBER": str(number)}
         log = os.memfd_create("penstock-proc")
         try:
             process = subprocess.Popen(
-                self._command.words,
-                cwd=place,
-                env=os.environ | words,
+                self._command.argv,
+                cwd=folder,
+                env=os.environ | variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                process_group=0,  # so that what it starts can be ended with it
+                process_group=0,  # so that its children can be killed with it
             )
             with self._lock:
                 self._running.add(process.pid)
                 if self._stopped:
-                    _kill(process.pid)
+                    _kill_group(process.pid)
             try:
-                code = self._waited(process)
+                code = self._wait(process)
             finally:
                 with self._lock:
-                    _kill(process.pid)
+                    _kill_group(process.pid)
                     self._running.discard(process.pid)
                 process.wait()
             size = os.fstat(log).st_size
-            return code, os.pread(log, _LOG, max(0, size - _LOG))
+            return code, os.pread(log, _LOG_BYTES, max(0, size - _LOG_BYTES))
         except OSError as exc:
-            raise StorageError(f"the command cannot be started: {exc.strerror or exc}", self._command.words[0]) from exc
+            raise StorageError(f"cannot start the command: {exc.strerror or exc}", self._command.argv[0]) from exc
         finally:
             os.close(log)
 
-    def _waited(self, process: subprocess.Popen[bytes]) -> int | None:
+    def _wait(self, process: subprocess.Popen[bytes]) -> int | None:
+        """Wait for a process without reaping it, so that its pid stays valid until its group is killed."""
         if self._command.timeout_s is None:
-            # Not reaped here: its number must stay its own until its group is ended.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            return _code(process.pid)
+            return _exit_code(process.pid)
         handle = os.pidfd_open(process.pid)
         try:
             poll = select.poll()
@@ -228,41 +236,41 @@ class Workplace:
                 return None
         finally:
             os.close(handle)
-        return _code(process.pid)
+        return _exit_code(process.pid)
 
-    def _result(self, place: str, raw: RawSample, printed: bytes) -> EncodedSamples | None:
-        """Read the files of a sample back."""
+    def _read_files(self, folder: str, raw: RawSample, printed: bytes) -> EncodedSamples | None:
+        """Read the sample that the command left; None if there is no field."""
         fields: dict[str, bytes] = {}
         key = raw.key
-        with os.scandir(place) as entries:
+        with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries)
         for name in names:
-            field = name[len(_NAME) + 1 :].lower()
-            if not name.startswith(f"{_NAME}.") or not field:
+            field = name[len(_FILE_NAME) + 1 :].lower()
+            if not name.startswith(f"{_FILE_NAME}.") or not field:
                 continue
-            data = _content(os.path.join(place, name))
-            if field == _RENAMED:
+            data = _read_file(os.path.join(folder, name))
+            if field == _KEY_FIELD:
                 key = data.decode("utf-8", "surrogateescape").split("\n")[0]
             elif field in fields:
                 raise DataError(f"two files are the field {field!r}")
             elif not (field.startswith("__") and field.endswith("__")):
                 fields[field] = data
-        if self._command.log is not None:
-            fields[self._command.log] = printed
+        if self._command.log_field is not None:
+            fields[self._command.log_field] = printed
         return encode_sample(key, fields) if fields else None
 
 
-def _code(pid: int) -> int:
-    """The exit code of a process that has ended and is not reaped yet; of a signal, its number below zero."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert found is not None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+def _exit_code(pid: int) -> int:
+    """Return the exit code of a process that has ended and is not reaped yet; after a signal, its negative number."""
+    status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert status is not None
+    return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _put(place: str, raw: RawSample) -> None:
-    os.mkdir(place, 0o700)
+def _write_files(folder: str, raw: RawSample) -> None:
+    os.mkdir(folder, 0o700)
     for field, data in raw.fields().items():
-        handle = os.open(os.path.join(place, f"{_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        handle = os.open(os.path.join(folder, f"{_FILE_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             rest = memoryview(data)
             while rest:
@@ -271,71 +279,74 @@ def _put(place: str, raw: RawSample) -> None:
             os.close(handle)
 
 
-def _content(path: str) -> bytes:
-    """Read a file that a command left; never one it only points to."""
+def _read_file(path: str) -> bytes:
+    """Read a regular file that a command left, without following a link or waiting at a pipe.
+
+    Raises:
+        DataError: The path is not a regular file, or too large for a field.
+    """
+    name = os.path.basename(path)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as exc:
         if exc.errno == errno.ELOOP:
-            raise DataError(f"{os.path.basename(path)!r} is a link, not a file") from exc
+            raise DataError(f"{name!r} is a link, not a file") from exc
         raise
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise DataError(f"{os.path.basename(path)!r} is no file")
-        if status.st_size > MAX_MEMBER:  # it may have holes, and need no disk to be larger than memory
-            raise DataError(f"{os.path.basename(path)!r} has more than {MAX_MEMBER} bytes, too many for a field")
+            raise DataError(f"{name!r} is not a regular file")
+        if status.st_size > MAX_MEMBER:  # a sparse file may be larger than memory
+            raise DataError(f"{name!r} has more than {MAX_MEMBER} bytes, too many for a field")
         with open(handle, "rb", buffering=0, closefd=False) as file:
             return file.readall()
     finally:
         os.close(handle)
 
 
-def _remove(place: str) -> None:
+def _remove_folder(folder: str) -> None:
     try:
-        shutil.rmtree(place)
+        shutil.rmtree(folder)
     except FileNotFoundError:
         return
-    except OSError:  # a folder that the command has locked
-        for folder, _, _ in os.walk(place):
-            os.chmod(folder, 0o700)
-        shutil.rmtree(place, ignore_errors=True)
+    except OSError:  # the command has taken away the permissions of a folder
+        for parent, _, _ in os.walk(folder):
+            os.chmod(parent, 0o700)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kill(group: int) -> None:
+def _kill_group(group: int) -> None:
     try:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
 
 
-def _parent() -> str:
-    """Memory, where there is room; else where temporary files go."""
+def _default_parent() -> str:
+    """Return the folder of shared memory if there is room, else the one for temporary files."""
     try:
-        free = os.statvfs(_SHM)
-        if free.f_bavail * free.f_frsize >= _ROOM and os.access(_SHM, os.W_OK):
-            return _SHM
+        free = os.statvfs(_SHARED_MEMORY)
+        if free.f_bavail * free.f_frsize >= _MIN_FREE_MEMORY and os.access(_SHARED_MEMORY, os.W_OK):
+            return _SHARED_MEMORY
     except OSError:
         pass
     return tempfile.gettempdir()
 
 
-def _remove_stale(parent: str) -> None:
-    """Remove what killed runs of this user have left."""
+def _remove_stale_folders(parent: str) -> None:
+    """Remove the folders that killed runs of this user have left."""
     try:
         with os.scandir(parent) as entries:
-            left = [entry for entry in entries if _STALE.match(entry.name)]
-        for entry in left:
-            match = _STALE.match(entry.name)
-            gone = match is not None and not os.path.exists(f"/proc/{match[1]}")
-            if gone and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                _remove(entry.path)
+            folders = [(entry, match[1]) for entry in entries if (match := _FOLDER_OF_RUN.match(entry.name))]
+        for entry, pid in folders:
+            if not os.path.exists(f"/proc/{pid}") and entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                _remove_folder(entry.path)
     except OSError:
         return
 
 
 def echo(data: bytes) -> None:
-    """Show what a command printed."""
+    """Write what a command printed to standard error, as whole lines."""
     if data:
         sys.stderr.buffer.write(data if data.endswith(b"\n") else data + b"\n")
         sys.stderr.buffer.flush()

@@ -1,4 +1,4 @@
-"""``penstock show`` (``tarshow``): samples for people to look at."""
+"""``penstock show`` (``tarshow``): show samples in a terminal."""
 
 from __future__ import annotations
 
@@ -7,24 +7,37 @@ import json
 import os
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
-from penstock.cli.tools import choose, positive, take_inputs, words
+from penstock.cli.argument_types import positive_count
+from penstock.cli.tools.arguments import add_input_arguments, add_selection_arguments, field_names
 
-_MOST_WIDE = 64
+if TYPE_CHECKING:
+    from penstock.tarstream.raw import RawSample
+
+_MAX_WIDTH = 64
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    take_inputs(parser)
-    choose(parser)
-    parser.add_argument("-f", "--field", "--fields", type=words, metavar="FIELDS", help="show these fields only")
-    about = "how pictures are drawn: auto is not at all where the output is no terminal (auto)"
-    parser.add_argument("--draw", choices=("auto", "blocks", "kitty", "iterm", "none"), default="auto", help=about)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    add_selection_arguments(parser)
+    parser.add_argument("-f", "--field", "--fields", type=field_names, metavar="FIELDS", help="show only these fields")
     parser.add_argument(
-        "--width", type=positive, metavar="N", help=f"columns of a picture (the terminal's, at most {_MOST_WIDE})"
+        "--draw",
+        choices=("auto", "blocks", "kitty", "iterm", "none"),
+        default="auto",
+        help="how images are drawn; auto chooses by the terminal, and none for a pipe (auto)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="one JSON line for each sample: key, shard, and bytes of its fields"
+        "--width",
+        type=positive_count,
+        metavar="N",
+        help=f"columns of an image (the width of the terminal, at most {_MAX_WIDTH})",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON line per sample: its key, its shard, and the sizes of its fields",
     )
     parser.epilog = """examples:
   penstock show -c 2 small.tar
@@ -32,49 +45,46 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show them."""
-    from penstock.cli.tools import drawing
-    from penstock.cli.tools import streams as flow
-    from penstock.tarstream.raw import RawSample
+    from penstock.cli.tools import drawing, streams
 
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
-    how = args.draw if args.draw != "auto" else "none" if plain else drawing.protocol()
+    protocol = args.draw if args.draw != "auto" else "none" if plain else drawing.image_protocol()
     columns = shutil.get_terminal_size().columns
-    width = args.width or min(_MOST_WIDE, columns - 2)
+    width = args.width or min(_MAX_WIDTH, columns - 2)
 
-    def told(name: str, data: bytes) -> str:
-        kind = name.rpartition(".")[2]
+    def draw_field(name: str, data: bytes) -> str:
+        extension = name.rpartition(".")[2]
         drawn = None
-        if how != "none" and kind in drawing.PICTURES:
-            drawn = drawing.picture(data, how, width)
-        elif how != "none" and kind in drawing.SOUNDS:
-            drawn = drawing.sound(data, width)
-        head = f"  {name:<12} {len(data):>12,} bytes"
+        if protocol != "none" and extension in drawing.IMAGE_EXTENSIONS:
+            drawn = drawing.draw_image(data, protocol, width)
+        elif protocol != "none" and extension in drawing.AUDIO_EXTENSIONS:
+            drawn = drawing.draw_waveform(data, width)
+        heading = f"  {name:<12} {len(data):>12,} bytes"
         if drawn is not None:
-            return f"{head}\n{drawn.rstrip()}\n"
-        return f"{head}  {drawing.safe(_start(data, columns * 4), max(20, columns - 36))}".rstrip() + "\n"
+            return f"{heading}\n{drawn.rstrip()}\n"
+        return f"{heading}  {drawing.escape(_text_start(data, columns * 4), max(20, columns - 36))}".rstrip() + "\n"
 
-    def sample(raw: RawSample) -> str:
+    def draw_sample(raw: RawSample) -> str:
         fields = {name: data for name, data in raw.fields().items() if args.field is None or name in args.field}
         if args.json:
             sizes = {name: len(data) for name, data in fields.items()}
             return json.dumps({"key": raw.key, "shard": raw.shard, "fields": sizes}) + "\n"
-        lines = "".join(told(name, data) for name, data in fields.items())
-        return f"{drawing.safe(raw.key)}\n{lines}\n"
+        lines = "".join(draw_field(name, data) for name, data in fields.items())
+        return f"{drawing.escape(raw.key)}\n{lines}\n"
 
-    for raw in flow.selection(args).samples(flow.stream(args)):
-        sys.stdout.write(sample(raw))
+    for raw in streams.selection(args).samples(streams.read_samples(args)):
+        sys.stdout.write(draw_sample(raw))
     sys.stdout.flush()
     return 0
 
 
-def _start(data: bytes, most: int) -> str:
-    """The beginning of a text; nothing of what is none."""
-    start = data[:most]
+def _text_start(data: bytes, max_bytes: int) -> str:
+    """Return the start of a text, or nothing if the data is not UTF-8 text."""
+    start = data[:max_bytes]
     try:
         text = start.decode()
     except UnicodeDecodeError as exc:
-        if exc.start < len(start) - 3 or len(start) == len(data):
+        if exc.start < len(start) - 3 or len(start) == len(data):  # not a character that was cut in two
             return ""
         text = start[: exc.start].decode()
     return "" if "\0" in text else text

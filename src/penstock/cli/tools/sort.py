@@ -1,46 +1,47 @@
-"""``penstock sort`` (``tarsort``): samples in the order of their keys or of a field."""
+"""``penstock sort`` (``tarsort``): sort samples by key or by a field."""
 
 from __future__ import annotations
 
 import argparse
 
-from penstock.cli.tools import choose, give_output, take_inputs
+from penstock.cli.tools.arguments import (
+    add_input_arguments,
+    add_output_arguments,
+    add_selection_arguments,
+    add_temporary_folder_argument,
+)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    take_inputs(parser)
-    give_output(parser)
-    choose(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    add_output_arguments(parser)
+    add_selection_arguments(parser)
     parser.add_argument(
         "-s", "-k", "--by", "--sortkey", default="key", metavar="FIELD", help="sort by this field (key)"
     )
-    about = "how values compare (text); shuffle: by a hash of the key"
     parser.add_argument(
-        "-S", "--type", "--sorttype", choices=("text", "int", "float", "shuffle"), default="text", help=about
+        "-S",
+        "--type",
+        "--sorttype",
+        choices=("text", "int", "float", "shuffle"),
+        default="text",
+        help="how values are compared; shuffle: by a hash of the key (text)",
     )
-    parser.add_argument("-r", "--reverse", action="store_true", help="the largest first")
-    parser.add_argument("--seed", type=int, default=0, help="decides the order of a shuffle (0)")
-    temporary(parser)
+    parser.add_argument("-r", "--reverse", action="store_true", help="largest first")
+    parser.add_argument("--seed", type=int, default=0, help="determines the order of a shuffle (0)")
+    add_temporary_folder_argument(parser)
     parser.epilog = """examples:
   penstock sort unsorted.tar -o sorted.tar
   penstock sort -s cls -S int 's3://bucket/train-*.tar' | penstock split -o by-class"""
 
 
-def temporary(parser: argparse.ArgumentParser) -> None:
-    """Declare where temporary files go."""
-    about = "where what cannot be read twice is kept meanwhile (TMPDIR)"
-    parser.add_argument("-t", "--tmp", metavar="FOLDER", help=about)
-
-
 def run(args: argparse.Namespace) -> int:
-    """Sort."""
-    from penstock.cli.tools import streams as flow
+    from penstock.cli.tools import streams
     from penstock.tarstream.sort import SortOrder, sort_samples
 
     order = SortOrder(args.by, args.type, args.reverse, args.seed)
-    chosen = flow.selection(args)
-    with flow.outlet(args) as out:
-        for parts in sort_samples(chosen.samples(flow.stream(args, mapped=True)), order, args.tmp):
-            out.write_encoded(parts)
+    selection = streams.selection(args)
+    with streams.open_output(args) as out:
+        for samples in sort_samples(selection.samples(streams.read_samples(args, mapped=True)), order, args.tmp):
+            out.write_encoded(samples)
     return 0

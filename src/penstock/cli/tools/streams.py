@@ -1,4 +1,4 @@
-"""From arguments to streams: what the tools read, choose and write."""
+"""What the arguments of a tool mean: the samples it reads, the samples it selects, and the archive it writes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.cli.tools import wrong
+from penstock.cli.argument_types import usage_error
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.plan.expression_text import TextExpression
 from penstock.storage import STDIN, redacted
@@ -17,69 +17,75 @@ from penstock.tarstream.raw import RawRun, RawSample
 from penstock.tarstream.select import KeyTemplate, Selection
 from penstock.tarstream.stream_writer import STDOUT, StreamWriter, open_stream_writer
 
-# glibc keeps as much freed memory as the largest piece it saw freed says; else a stream is read into pages that are
-# touched afresh again and again, a third of the time that copying a pipe takes. Nobody touches this one.
-_SIGN = 30 << 20
+# glibc raises its mmap threshold, and with it the free memory that it keeps, to the size of the largest mapped block
+# that was freed, up to 32 MB. Otherwise every buffer of a stream is mapped and touched afresh, a third of the time that
+# copying a pipe takes. The pages of this block are never touched.
+_MALLOC_THRESHOLD_BYTES = 30 << 20
 
 
-def shards(args: argparse.Namespace) -> list[str]:
-    """List the shards that a tool reads; standard input where none is named.
+def shard_urls(args: argparse.Namespace) -> list[str]:
+    """Return the shards that a tool reads; standard input if none is named.
 
     Raises:
-        StorageError: Nothing is there.
+        StorageError: A folder or glob holds no shard, or the file list cannot be read.
+        SystemExit: With 2 if there is nothing to read.
     """
-    bytes(_SIGN)
+    bytes(_MALLOC_THRESHOLD_BYTES)
     names = list(args.inputs)
     if args.filelist is not None:
-        names += _listed(args.filelist)
+        names += _read_filelist(args.filelist)
     elif not names:
         names = [STDIN]
     if not names:
-        wrong(f"{args.filelist} names no shard")
+        usage_error(f"{args.filelist} lists no shard")
     if STDIN in names and sys.stdin.isatty():
-        wrong("there is nothing to read: name shards, or pipe one in")
+        usage_error("there is nothing to read: name shards, or pipe one in")
     return find_shards(names)
 
 
-def _listed(name: str) -> list[str]:
+def _read_filelist(name: str) -> list[str]:
     try:
         with open(0 if name == STDIN else name) as file:
             return [line.strip() for line in file if line.strip()]
     except (OSError, UnicodeDecodeError) as exc:
-        raise StorageError(f"the list cannot be read: {getattr(exc, 'strerror', None) or exc}", name) from exc
+        raise StorageError(f"cannot read the list of shards: {getattr(exc, 'strerror', None) or exc}", name) from exc
 
 
-def stream(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
-    """Give the samples that a tool reads; ``mapped`` where it hardly looks into them.
-
-    Raises:
-        StorageError: A shard cannot be read.
-        DataError: One is damaged, unless such samples are left out.
-    """
-    return gather.gather_samples(shards(args), on_error=_bad(args), workers=workers, mapped=mapped)
-
-
-def stretches(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[RawRun]:
-    """Give the same for a tool that copies them as they lie.
+def read_samples(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
+    """Iterate over the samples that a tool reads; ``mapped`` pays off where most of their bytes are not looked at.
 
     Raises:
         StorageError: A shard cannot be read.
-        DataError: One is damaged, unless such samples are left out.
+        DataError: A shard is damaged, unless bad samples are skipped.
     """
-    return gather.gather_runs(shards(args), on_error=_bad(args), workers=workers, mapped=mapped)
+    return gather.gather_samples(shard_urls(args), on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
 
 
-def _bad(args: argparse.Namespace) -> gather.OnError:
-    return told if args.on_error == "skip" else raise_error
+def read_runs(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[RawRun]:
+    """Iterate over runs of adjacent samples, for a tool that copies them unchanged.
+
+    Raises:
+        StorageError: A shard cannot be read.
+        DataError: A shard is damaged, unless bad samples are skipped.
+    """
+    return gather.gather_runs(shard_urls(args), on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
 
 
-def told(error: DataError) -> None:
-    """Say what is left out."""
-    sys.stderr.write(f"penstock: left out: {error}\n")
+def bad_sample_callback(args: argparse.Namespace) -> gather.OnError:
+    """Return what is called with the error of a sample that cannot be read, as ``--on-error`` says."""
+    return _report_skipped if args.on_error == "skip" else raise_error
+
+
+def _report_skipped(error: DataError) -> None:
+    sys.stderr.write(f"penstock: skipped: {error}\n")
 
 
 def selection(args: argparse.Namespace) -> Selection:
-    """Read which samples are chosen, and how they go on; a condition or template that cannot be one is a wrong call."""
+    """Return which samples and fields a tool selects; options that it does not have select everything.
+
+    Raises:
+        SystemExit: With 2 if a condition or template cannot be parsed.
+    """
     start, stop, step = getattr(args, "slice", None) or (0, None, 1)
     skip = getattr(args, "skip", 0)
     start, stop = start + skip, None if stop is None else stop + skip
@@ -90,7 +96,7 @@ def selection(args: argparse.Namespace) -> Selection:
         where = TextExpression(args.where) if args.where else None
         rename = KeyTemplate(args.rename) if getattr(args, "rename", None) else None
     except PlanError as exc:
-        wrong(str(exc))
+        usage_error(str(exc))
     return Selection(
         where=where,
         shuffle=getattr(args, "shuffle", 0),
@@ -105,23 +111,24 @@ def selection(args: argparse.Namespace) -> Selection:
 
 
 @contextmanager
-def outlet(args: argparse.Namespace) -> Iterator[StreamWriter]:
-    """Open what a tool writes to, never a terminal; it appears if all is well.
+def open_output(args: argparse.Namespace) -> Iterator[StreamWriter]:
+    """Open the archive that a tool writes; a named one appears only if the ``with`` block succeeds.
 
     Raises:
-        StorageError: It cannot be written.
+        StorageError: The archive cannot be written.
+        SystemExit: With 2 if it would go to a terminal.
     """
-    no_terminal(args.output)
-    with failures_at(args.output), open_stream_writer(args.output, args.compress) as out:
+    refuse_terminal(args.output)
+    with write_errors_name(args.output), open_stream_writer(args.output, args.compress) as out:
         yield out
 
 
 @contextmanager
-def failures_at(place: str) -> Iterator[None]:
-    """Name the place of what the system says without one: a disk that is full.
+def write_errors_name(target: str) -> Iterator[None]:
+    """Name the target in system errors that name no file, such as that of a full disk.
 
     Raises:
-        StorageError: It said so.
+        StorageError: Instead of such an error.
     """
     try:
         yield
@@ -130,10 +137,14 @@ def failures_at(place: str) -> Iterator[None]:
     except OSError as exc:
         if exc.filename is not None:
             raise
-        raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(place)) from exc
+        raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(target)) from exc
 
 
-def no_terminal(output: str) -> None:
-    """Refuse to write an archive where people read."""
+def refuse_terminal(output: str) -> None:
+    """Exit with a usage error if binary output would go to a terminal.
+
+    Raises:
+        SystemExit: With 2.
+    """
     if output == STDOUT and sys.stdout.isatty():
-        wrong("an archive is nothing for a terminal: name a file with -o, or pipe it on")
+        usage_error("refusing to write binary data to a terminal: name a file with -o, or pipe the output")

@@ -1,4 +1,4 @@
-"""``penstock tsv`` (``tar2tsv``): fields as a table."""
+"""``penstock tsv`` (``tar2tsv``): write fields as a table."""
 
 from __future__ import annotations
 
@@ -8,27 +8,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock.cli.tools import choose, take_inputs, wrong
+from penstock.cli.argument_types import usage_error
+from penstock.cli.tools.arguments import add_input_arguments, add_selection_arguments
 
 if TYPE_CHECKING:
     from penstock.tarstream.table import WriteBytes
 
 _FORMATS = ("tsv", "csv", "jsonl", "parquet")
+_BUFFER_BYTES = 1 << 20  # of a table on its way to a storage
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
-    take_inputs(parser)
-    choose(parser)
-    about = "columns: 'jpg;png cls' are two, the first from jpg or else png (the texts of the first sample)"
-    parser.add_argument("-f", "--fields", metavar="FIELDS", help=about)
-    parser.add_argument("-F", "--format", choices=_FORMATS, help="what to write (as the output's name says, else tsv)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_input_arguments(parser)
+    add_selection_arguments(parser)
+    parser.add_argument(
+        "-f",
+        "--fields",
+        metavar="FIELDS",
+        help="columns: 'jpg;png cls' gives two, the first from jpg or else png (the text fields of the first sample)",
+    )
+    parser.add_argument(
+        "-F", "--format", choices=_FORMATS, help="format to write (by the extension of the output, else tsv)"
+    )
     parser.add_argument("-o", "--output", default="-", metavar="FILE", help="a path or URL; - is standard output (-)")
     parser.add_argument("--nokey", "--no-key", action="store_true", help="leave out the column __key__")
-    parser.add_argument("--noheader", "--no-header", action="store_true", help="leave out the line of names")
+    parser.add_argument("--noheader", "--no-header", action="store_true", help="leave out the line of column names")
     parser.add_argument("--json", action="store_true", help="the same as --format jsonl")
-    parser.epilog = """In TSV a tab, a newline and a backslash are written \\t, \\n and \\\\; CSV is quoted as usual.
-In JSON lines what is no text is {"base64": ...}.
+    parser.epilog = """TSV writes a tab, a newline and a backslash as \\t, \\n and \\\\; CSV is quoted as usual.
+JSON lines write a value that is not text as {"base64": ...}.
 
 examples:
   penstock tsv -f cls small.tar
@@ -36,36 +43,37 @@ examples:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the table; one that has a name appears when it is whole."""
-    from penstock.cli.tools import streams as flow
-    from penstock.tarstream import table as tabulating
+    from penstock.cli.tools import streams
+    from penstock.tarstream import table as tables
 
-    format = "jsonl" if args.json else args.format or _by_name(args.output)
-    chosen = tabulating.parse_columns(args.fields) if args.fields else ()
-    if args.fields and not chosen:
-        wrong("no field is named")
+    format = "jsonl" if args.json else args.format or _format_of(args.output)
+    columns = tables.parse_columns(args.fields) if args.fields else ()
+    if args.fields and not columns:
+        usage_error("no field is named")
     if format == "parquet":
-        flow.no_terminal(args.output)
-    table: tabulating.SampleTable | None = None
-    with _written(args.output) as write:
-        for raw in flow.selection(args).samples(flow.stream(args)):
+        streams.refuse_terminal(args.output)
+    table: tables.SampleTable | None = None
+    with _open_file(args.output) as write:
+        for raw in streams.selection(args).samples(streams.read_samples(args)):
             if table is None:
-                chosen = chosen or tabulating.text_columns(raw)
-                table = tabulating.open_table(format, chosen, write, key=not args.nokey, header=not args.noheader)
+                columns = columns or tables.text_columns(raw)
+                table = tables.open_table(format, columns, write, key=not args.nokey, header=not args.noheader)
             table.add(raw)
         if table is None:
-            table = tabulating.open_table(format, chosen, write, key=not args.nokey, header=not args.noheader)
+            table = tables.open_table(format, columns, write, key=not args.nokey, header=not args.noheader)
         table.close()
     return 0
 
 
-def _by_name(output: str) -> str:
-    ending = output.rpartition(".")[2].lower()
-    return {"json": "jsonl", "ndjson": "jsonl", "pq": "parquet"}.get(ending, ending if ending in _FORMATS else "tsv")
+def _format_of(output: str) -> str:
+    extension = output.rpartition(".")[2].lower()
+    aliases = {"json": "jsonl", "ndjson": "jsonl", "pq": "parquet"}
+    return aliases.get(extension, extension if extension in _FORMATS else "tsv")
 
 
 @contextmanager
-def _written(output: str) -> Iterator[WriteBytes]:
+def _open_file(output: str) -> Iterator[WriteBytes]:
+    """Provide a function that writes bytes; a named file appears only if the ``with`` block succeeds."""
     from penstock.storage import open_storage
 
     if output == "-":
@@ -73,14 +81,14 @@ def _written(output: str) -> Iterator[WriteBytes]:
         sys.stdout.buffer.flush()
         return
     with open_storage(output).put(output) as upload:
-        waiting = bytearray()
+        buffer = bytearray()
 
         def write(data: bytes) -> None:
-            waiting.extend(data)
-            if len(waiting) >= 1 << 20:
-                upload.write(waiting)
-                waiting.clear()
+            buffer.extend(data)
+            if len(buffer) >= _BUFFER_BYTES:
+                upload.write(buffer)
+                buffer.clear()
 
         yield write
-        upload.write(waiting)
+        upload.write(buffer)
         upload.commit()

@@ -1,4 +1,4 @@
-"""What tarproc's own tools write is read, and what ours write they read."""
+"""Our tools read what tarproc's tools write, and tarproc's tools read what ours write."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import penstock as ps
 from penstock.cli import main
 
-# They were written for an older Python, which took flags anywhere in a pattern.
-RUN = """
+# tarproc was written for an older Python, which allowed flags anywhere in a pattern.
+RUN_SCRIPT = """
 import re, runpy, sys
 strict = re._compile
 def tolerant(pattern, flags):
@@ -35,32 +35,33 @@ def shard(tmp_path: Path) -> Path:
     return tmp_path / "ours.tar"
 
 
-def run(name: str, *words: str, data: bytes = b"") -> bytes:
-    script = [sys.executable, "-W", "ignore", "-c", RUN, os.path.join(sysconfig.get_path("scripts"), name), *words]
+def run_tarproc(name: str, *words: str, data: bytes = b"") -> bytes:
+    path = os.path.join(sysconfig.get_path("scripts"), name)
+    script = [sys.executable, "-W", "ignore", "-c", RUN_SCRIPT, path, *words]
     return subprocess.run(script, input=data, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
 
 
-def test_their_tools_read_what_ours_write_and_ours_what_theirs_write(
+def test_tarproc_reads_our_archives_and_we_read_tarproc_s(
     shard: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    (tmp_path / "theirs.tar").write_bytes(run("tarcats", str(shard)))
-    for place in (str(tmp_path / "theirs.tar"), str(shard)):
-        rows = ps.read_tar(place).drop("__url__").take_all()
+    (tmp_path / "tarproc.tar").write_bytes(run_tarproc("tarcats", str(shard)))
+    for path in (str(tmp_path / "tarproc.tar"), str(shard)):
+        rows = ps.read_tar(path).drop("__url__").take_all()
         assert [row["__key__"] for row in rows] == [f"k{number}" for number in range(9)]
         assert set(rows[0]) == {"__key__", "cls", "txt"}
-        assert main(["cat", place, "-c", "3", "-o", str(tmp_path / "some.tar")]) == 0
+        assert main(["cat", path, "-c", "3", "-o", str(tmp_path / "some.tar")]) == 0
         assert len(ps.read_tar(str(tmp_path / "some.tar"))) == 3
-        (tmp_path / "again.tar").write_bytes(run("tarcats", str(tmp_path / "some.tar")))
+        (tmp_path / "again.tar").write_bytes(run_tarproc("tarcats", str(tmp_path / "some.tar")))
         assert len(ps.read_tar(str(tmp_path / "again.tar"))) == 3
-        assert main(["tsv", "-f", "cls", place]) == 0
+        assert main(["tsv", "-f", "cls", path]) == 0
         assert capfdbinary.readouterr().out.count(b"\n") == 10
 
 
-def test_a_plan_of_theirs_is_ours(tmp_path: Path) -> None:
+def test_a_plan_of_tarproc_gives_the_same_samples(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"\xff")
     with open(tmp_path / "plan.tsv", "w", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([["__key__", "@jpg", "cls"], ["k", str(tmp_path / "a.jpg"), "3"]])
-    run("tsv2tar", "-o", str(tmp_path / "theirs.tar"), str(tmp_path / "plan.tsv"))
+    run_tarproc("tsv2tar", "-o", str(tmp_path / "tarproc.tar"), str(tmp_path / "plan.tsv"))
     assert main(["create", str(tmp_path / "plan.tsv"), "-o", str(tmp_path / "ours.tar")]) == 0
-    rows = [ps.read_tar(str(tmp_path / name)).drop("__url__").take_all() for name in ("theirs.tar", "ours.tar")]
+    rows = [ps.read_tar(str(tmp_path / name)).drop("__url__").take_all() for name in ("tarproc.tar", "ours.tar")]
     assert rows[0] == rows[1] == [{"__key__": "k", "cls": b"3", "jpg": b"\xff"}]

@@ -1,4 +1,4 @@
-"""The command lines and programs that people know from tarproc and WebDataset, as they are written."""
+"""Command lines and programs from the documentation of tarproc and WebDataset, unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ for name in [word for word in sys.argv if word.endswith(".jpg")]:
     image.thumbnail((16, 16))
     image.save(name)
 """
-OLD = """#!{python}
+OLD_NAME = """#!{python}
 import sys
 from penstock.cli import old_name
 sys.exit(old_name())
@@ -37,10 +37,10 @@ sys.exit(old_name())
 
 @pytest.fixture
 def shell(tmp_path: Path, photo_shards: Path) -> Any:
-    """A shell in a folder with shards, where the old names are commands, and gm and gsutil stand for the real ones."""
+    """A shell in a folder with shards; the old names are commands, gm and gsutil are small substitutes."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    scripts = dict.fromkeys(OLD_NAMES, OLD) | {"gm": GM, "gsutil": '#!/bin/sh\ncat "${{2#gs://lpr-imagenet/}}"\n'}
+    scripts = dict.fromkeys(OLD_NAMES, OLD_NAME) | {"gm": GM, "gsutil": '#!/bin/sh\ncat "${{2#gs://lpr-imagenet/}}"\n'}
     for name, text in scripts.items():
         (folder / name).write_text(text.format(python=sys.executable))
         (folder / name).chmod(0o755)
@@ -53,14 +53,14 @@ def shell(tmp_path: Path, photo_shards: Path) -> Any:
         words = ["bash", "-o", "pipefail", "-c", line]
         done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
-        run.said = done.stderr  # type: ignore[attr-defined]
+        run.error = done.stderr  # type: ignore[attr-defined]
         return done.stdout
 
     return run
 
 
-def test_the_lines_of_the_document_do_what_it_says(shell: Any, tmp_path: Path) -> None:
-    # gsutil is cut off when enough was read, and says so by its exit code: a plain pipe does not look at it.
+def test_the_documented_command_lines_work(shell: Any, tmp_path: Path) -> None:
+    # gsutil fails when its pipe is closed early, which a pipe without pipefail ignores.
     line = "gsutil cat gs://lpr-imagenet/imagenet_train-0000.tgz | tarscat -c 10 > small.tar"
     shell(f"set +o pipefail; {line}")
     assert shell("tar tvf small.tar | fgrep .jpg | wc -l").strip() == "10"
@@ -82,14 +82,14 @@ def test_the_lines_of_the_document_do_what_it_says(shell: Any, tmp_path: Path) -
     assert shown.count("\n\n") == 2
 
     shell("tarproc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar")
-    assert shell.said.count("sample.jpg\n") == 10
+    assert shell.error.count("sample.jpg\n") == 10
     before, after = (ps.read_tar(str(tmp_path / name)).decode("pil").take_all() for name in ("small.tar", "out.tar"))
     assert [row["__key__"] for row in after] == [row["__key__"] for row in before]
     assert {row["jpg"].size for row in before} == {(48, 32)}
     assert all(max(row["jpg"].size) == 16 for row in after)
 
 
-def test_the_job_of_the_document_over_its_shards(shell: Any, tmp_path: Path) -> None:
+def test_the_documented_job_over_many_shards_works(shell: Any, tmp_path: Path) -> None:
     for number in range(2):
         shell(f"tarcat mdata/train-000{number}.tar -c 4 > scanned-000{number}.tar")
         shell(f"tarproc -p 16 -q -c 'wc -c *.png' scanned-000{number}.tar -o one-000{number}.tar")
@@ -99,7 +99,7 @@ def test_the_job_of_the_document_over_its_shards(shell: Any, tmp_path: Path) -> 
         assert (tmp_path / f"one-000{number}.tar").read_bytes() == (tmp_path / f"ocr-000{number}.tar").read_bytes()
 
 
-def test_the_other_old_names_work_too(shell: Any, tmp_path: Path) -> None:
+def test_the_other_old_names_work(shell: Any, tmp_path: Path) -> None:
     assert shell("tarpcat -p 2 -s 100 mdata/train-000{0..3}.tar | tar tf - | grep -c jpg").strip() == "100"
     shell("tarsort -s cls -S int mdata/train-0000.tar -o sorted.tar")
     labels = [row["cls"] for row in ps.read_tar(str(tmp_path / "sorted.tar"))]
@@ -118,7 +118,7 @@ def process_sample(sample: dict[str, Any]) -> dict[str, Any]:
     return {"__key__": sample["__key__"], "png": sample["jpg"].resize((256, 256)), "cls": str(sample["cls"])}
 
 
-def _check(path: Path, keys: list[str]) -> None:
+def _check_rescaled(path: Path, keys: list[str]) -> None:
     rows = ps.read_tar(str(path)).decode("pil").take_all()
     assert sorted(row["__key__"] for row in rows) == keys
     assert all(isinstance(row["png"], Image.Image) and row["png"].size == (256, 256) for row in rows)
@@ -135,10 +135,10 @@ def test_map_reduce_in_one_process_in_a_pool_and_over_shards(tiny_shards: list[P
     for sample in ps.read_tar(small).decode("pil"):
         sink.write(process_sample(sample))
     sink.close()
-    _check(tmp_path / "out1.tar", keys)
+    _check_rescaled(tmp_path / "out1.tar", keys)
 
     processed = ps.read_tar(small).decode("pil").map(process_sample, workers=2, on="processes")
-    processed.write_tar(str(tmp_path / "out2.tar"))  # beside what it reads, as the document has it
+    processed.write_tar(str(tmp_path / "out2.tar"))  # beside its input, as the documentation does
     assert (tmp_path / "out2.tar").read_bytes() == (tmp_path / "out1.tar").read_bytes()
 
     def process_shard(shards: tuple[str, str]) -> None:
@@ -148,10 +148,12 @@ def test_map_reduce_in_one_process_in_a_pool_and_over_shards(tiny_shards: list[P
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(process_shard, shards))
     for number in range(2):
-        _check(tmp_path / f"rescaled-{number:04d}.tar", [f"{number * 25 + place:06}" for place in range(3)])
+        _check_rescaled(
+            tmp_path / f"rescaled-{number:04d}.tar", [f"{number * 25 + position:06}" for position in range(3)]
+        )
 
 
-def test_one_archive_is_not_written_over_what_is_read(tmp_path: Path) -> None:
+def test_an_archive_does_not_replace_its_own_input(tmp_path: Path) -> None:
     ps.from_items([{"__key__": "a", "txt": "x"}]).write_tar(str(tmp_path / "a.tar"))
     with pytest.raises(ps.errors.PlanError, match="where it is to be written"):
         ps.read_tar(str(tmp_path / "a.tar")).write_tar(str(tmp_path / "a.tar"))

@@ -1,0 +1,77 @@
+"""Types of command-line arguments, for ``type=`` of argparse, and the error for a wrong call."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import NoReturn
+
+_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+
+
+def count(text: str) -> int:
+    """Parse a whole number from 0 on; ``1e6`` and ``1_000`` are accepted too.
+
+    Raises:
+        ArgumentTypeError: The text is not such a number.
+    """
+    try:
+        number = float(text.replace("_", ""))
+        if number >= 0 and number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a count: write a whole number, 0 or more")
+
+
+def positive_count(text: str) -> int:
+    """Parse a whole number from 1 on, written as for :func:`count`.
+
+    Raises:
+        ArgumentTypeError: The text is not such a number.
+    """
+    if (number := count(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+    return number
+
+
+def size_in_bytes(text: str) -> float:
+    """Parse a size in bytes, such as ``1e9`` or ``500MB``; units are powers of 1000.
+
+    Raises:
+        ArgumentTypeError: The text is not a size above zero.
+    """
+    match = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    try:
+        size = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
+    except ValueError:
+        size = 0.0
+    if not 0 < size < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes: write it like 1e9 or 500MB")
+    return size
+
+
+def seconds(text: str) -> float:
+    """Parse a finite number of seconds above zero.
+
+    Raises:
+        ArgumentTypeError: The text is not such a number.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+    return value
+
+
+def usage_error(problem: str) -> NoReturn:
+    """Print what is wrong with the arguments in one line and exit.
+
+    Raises:
+        SystemExit: Always, with 2, as argparse does.
+    """
+    sys.stderr.write(f"penstock: {problem}\n")
+    raise SystemExit(2)

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.cli import main
+from penstock.formats.tar.writer import ShardWriter
+
+Capture = pytest.CaptureFixture[bytes]
+
+
+def test_shards_are_split_by_count_and_size_with_index_and_manifest(
+    shard: str, tmp_path: Path, capfdbinary: Capture
+) -> None:
+    for name, options in {"n": ["-n", "6"], "s": ["-s", "20KB"]}.items():
+        out = tmp_path / name
+        assert main(["split", *options, "-o", f"{out}/", "--json", shard]) == 0
+        entries = [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+        assert [entry["name"] for entry in entries] == sorted(path.name for path in out.glob("*.tar"))
+        assert [sample["__key__"] for sample in ps.read_tar(str(out))] == [f"k{number:02d}" for number in range(20)]
+        assert main(["verify", str(out)]) == 0
+        assert b"no problems found" in capfdbinary.readouterr().out
+    manifest = json.loads((tmp_path / "n" / "manifest.json").read_text())
+    assert [entry["samples"] for entry in manifest["shards"]] == [6, 6, 6, 2]
+    assert all(path.stat().st_size <= 20_000 for path in (tmp_path / "s").glob("*.tar"))
+
+
+@pytest.mark.parametrize("source_kind", ["file", "pipe", "gz"])
+@pytest.mark.parametrize("limits", [{"max_bytes": 60_000}, {"max_bytes": 90_000, "max_samples": 25}])
+def test_shards_are_those_of_a_writer_that_gets_samples_one_by_one(
+    source_kind: str, limits: dict[str, Any], tmp_path: Path
+) -> None:
+    rows = [{"__key__": f"k{n:03}", "cls": b"%d" % n, "txt": b"x" * (n * 37 % 1500)} for n in range(70)]
+    source = tmp_path / ("in.tar.gz" if source_kind == "gz" else "in.tar")
+    with ps.TarWriter(source) as writer:
+        for row in rows:
+            writer.write(row)
+    with ShardWriter(tmp_path / "one", **limits) as shards:
+        for row in rows:
+            shards.write(row)
+    options = ["-s", str(limits.get("max_bytes", 10**9)), "-n", str(limits.get("max_samples", 10**6))]
+    words = ["split", *options, "-o", f"{tmp_path}/two/"]
+    if source_kind == "pipe":
+        with open(source, "rb") as file:
+            subprocess.run([sys.executable, "-m", "penstock", *words], stdin=file, check=True)
+    else:
+        assert main([*words, str(source)]) == 0
+    names = sorted(path.name for path in (tmp_path / "one").glob("*.tar"))
+    assert names == sorted(path.name for path in (tmp_path / "two").glob("*.tar"))
+    assert len(names) > 2
+    assert all((tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes() for name in names)
+    assert (tmp_path / "one/manifest.json").read_bytes() == (tmp_path / "two/manifest.json").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["x", "x-{shard:06d}.tar", "x-%06d.tar"])
+def test_splitting_stops_after_the_maximum_number_of_shards(name: str, shard: str, tmp_path: Path) -> None:
+    assert main(["split", "-n", "6", "--maxshards", "2", "-o", str(tmp_path / "o" / name), shard]) == 0
+    assert sorted(path.name for path in (tmp_path / "o").glob("*.tar")) == ["x-000000.tar", "x-000001.tar"]
+    assert len(ps.read_tar(str(tmp_path / "o"))) == 12
