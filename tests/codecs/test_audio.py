@@ -1,4 +1,4 @@
-"""Sound."""
+"""Audio files: round trips, limits, damage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tone(frames: int = RATE, channels: int = 1) -> npt.NDArray[np.float32]:
 
 
 def decode(data: bytes, limits: Limits = LIMITS) -> dict[str, Any]:
-    return audio.decoder(limits)(data)
+    return audio.audio_decoder(limits)(data)
 
 
 shapes = st.tuples(st.integers(0, 40)) | st.tuples(st.integers(0, 40), st.integers(2, 4))
@@ -48,13 +48,13 @@ def test_wav_keeps_floats_exactly(array: npt.NDArray[np.float32], rate: int) -> 
 
 @pytest.mark.parametrize("extension", ["wav", "flac", "aiff"])
 @pytest.mark.parametrize("channels", [1, 2])
-def test_sixteen_bits_come_back_exactly(extension: str, channels: int) -> None:
+def test_int16_round_trips_exactly(extension: str, channels: int) -> None:
     array = (tone(channels=channels) * 32767).astype(np.int16)
     back = decode(audio.encode_audio((array, RATE), extension))
     assert np.array_equal(back["array"], array.astype(np.float32) / 32768)
 
 
-def test_thirty_two_bits_of_wav_come_back() -> None:
+def test_int32_wav_round_trips() -> None:
     array = (tone() * 2**30).astype(np.int32)
     back = decode(audio.encode_audio((array, RATE), "wav"))
     np.testing.assert_allclose(back["array"], array / 2**31, atol=1e-7)
@@ -68,7 +68,7 @@ def test_flac_keeps_floats_to_24_bits() -> None:
 
 @pytest.mark.parametrize(("extension", "rate"), [("ogg", RATE), ("opus", 48_000), ("mp3", RATE)])
 @pytest.mark.parametrize("dtype", ["f4", "i2"])
-def test_lossy_formats_come_close(extension: str, rate: int, dtype: str) -> None:
+def test_lossy_formats_stay_close_to_the_original(extension: str, rate: int, dtype: str) -> None:
     array = tone() if dtype == "f4" else (tone() * 32767).astype(np.int16)
     back = decode(audio.encode_audio((array, rate), extension))
     assert back["sampling_rate"] == rate
@@ -76,60 +76,60 @@ def test_lossy_formats_come_close(extension: str, rate: int, dtype: str) -> None
     assert np.abs(back["array"] - tone()).mean() < 0.05
 
 
-def test_long_ogg_is_written() -> None:
+def test_a_minute_of_ogg_is_written() -> None:
     array = tone(RATE * 60)
     assert len(decode(audio.encode_audio((array, RATE), "ogg"))["array"]) == len(array)
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac", "ogg"])
-def test_the_result_is_what_soundfile_reads(extension: str) -> None:
+def test_decoded_frames_equal_those_of_soundfile(extension: str) -> None:
     data = audio.encode_audio((tone(channels=2), RATE), extension)
     array, rate = soundfile.read(io.BytesIO(data), dtype="float32")
     assert rate == RATE
     assert np.array_equal(decode(data)["array"], array)
 
 
-def test_half_floats_doubles_tensors_and_mappings_are_taken() -> None:
+def test_half_floats_doubles_tensors_and_mappings_are_encoded() -> None:
     for array in (tone().astype(np.float16), tone().astype(np.float64), torch.from_numpy(tone())):
         back = decode(audio.encode_audio({"array": array, "sampling_rate": RATE, "path": "x"}, "wav"))
         np.testing.assert_allclose(back["array"], tone(), atol=1e-3)
 
 
-def test_the_kind_is_told_by_content() -> None:
+def test_the_format_is_recognised_by_content() -> None:
     assert len(audio.decode_audio(audio.encode_audio((tone(), RATE), "flac"), LIMITS)["array"]) == RATE
 
 
 @pytest.mark.parametrize("extension", ["wav", "flac"])
-def test_sound_beyond_the_limit_is_refused(extension: str) -> None:
+def test_audio_beyond_the_limit_is_refused(extension: str) -> None:
     data = audio.encode_audio((tone(), RATE), extension)
     assert decode(data, Limits(bytes=4 * RATE))
     with pytest.raises(OverLimit, match=f"audio of {4 * RATE} bytes exceeds"):
         decode(data, Limits(bytes=4 * RATE - 1))
 
 
-def flac_claiming(frames: int) -> bytes:
+def flac_declaring(frames: int) -> bytes:
     data = bytearray(audio.encode_audio((tone(), RATE), "flac"))
     data[21] = data[21] & 0xF0 | frames >> 32
     data[22:26] = struct.pack(">I", frames & 0xFFFFFFFF)
     return bytes(data)
 
 
-def test_a_header_that_claims_hours_is_refused_before_memory_is_taken() -> None:
+def test_a_header_that_declares_hours_is_refused_before_memory_is_allocated() -> None:
     with pytest.raises(OverLimit, match="audio of 274877906940 bytes exceeds"):
-        decode(flac_claiming(2**36 - 1))
+        decode(flac_declaring(2**36 - 1))
 
 
-def test_a_wav_header_that_claims_gigabytes_gives_what_is_there() -> None:
+def test_a_wav_header_that_declares_gigabytes_yields_the_frames_present() -> None:
     data = bytearray(audio.encode_audio((tone(1000), RATE), "wav"))
     size = data.index(b"data") + 4
     data[size : size + 4] = struct.pack("<I", 2**32 - 1)
     assert np.array_equal(decode(bytes(data))["array"][:1000], tone(1000))
 
 
-def test_flac_of_a_length_that_is_not_said_is_read_to_its_end() -> None:
-    assert len(decode(flac_claiming(0))["array"]) == RATE
+def test_flac_without_a_declared_length_is_read_to_its_end() -> None:
+    assert len(decode(flac_declaring(0))["array"]) == RATE
     with pytest.raises(OverLimit, match="audio of"):
-        decode(flac_claiming(0), Limits(bytes=4 * RATE - 1))
+        decode(flac_declaring(0), Limits(bytes=4 * RATE - 1))
 
 
 def test_truncated_flac_is_an_error() -> None:
@@ -138,11 +138,11 @@ def test_truncated_flac_is_an_error() -> None:
         with pytest.raises(ValueError, match=r"damaged audio|truncated FLAC"):
             decode(data[:cut])
     with pytest.raises(ValueError, match=r"damaged audio|truncated FLAC"):
-        decode(flac_claiming(RATE + 5000))
+        decode(flac_declaring(RATE + 5000))
 
 
 @pytest.mark.parametrize("data", [b"", b"rubbish", b"\x89PNG\r\n\x1a\n", b"%!PS"])
-def test_other_content_is_no_audio(data: bytes) -> None:
+def test_other_content_is_not_audio(data: bytes) -> None:
     with pytest.raises(ValueError, match="not an audio file"):
         decode(data)
 
@@ -155,11 +155,11 @@ def test_a_damaged_file_is_an_error(data: bytes) -> None:
 
 def test_a_damaged_file_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     data = bytearray(audio.encode_audio((tone(), RATE), "aiff"))
-    for place in range(60):
-        spoiled = data.copy()
-        spoiled[place] = 255
+    for offset in range(60):
+        corrupted = data.copy()
+        corrupted[offset] = 255
         try:
-            decode(bytes(spoiled))
+            decode(bytes(corrupted))
         except ValueError:
             continue
     assert capfd.readouterr().err == ""
@@ -168,8 +168,8 @@ def test_a_damaged_file_prints_nothing(capfd: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("value", "extension", "problem"),
     [
-        (tone(), "wav", "sound is {"),
-        ({"array": tone()}, "wav", "sound is {"),
+        (tone(), "wav", "audio must be {"),
+        ({"array": tone()}, "wav", "audio must be {"),
         (([0.0, 1.0], RATE), "wav", "needs an array"),
         ((np.zeros(3, np.uint8), RATE), "wav", "float, int16 or int32"),
         ((np.zeros((2, 2, 2), np.float32), RATE), "wav", "shape"),
@@ -179,17 +179,17 @@ def test_a_damaged_file_prints_nothing(capfd: pytest.CaptureFixture[str]) -> Non
         ((np.zeros((9, 9), np.float32), RATE), "flac", "cannot hold"),
     ],
 )
-def test_what_cannot_be_written_is_refused(value: Any, extension: str, problem: str) -> None:
+def test_a_value_that_cannot_be_encoded_is_refused(value: Any, extension: str, problem: str) -> None:
     with pytest.raises((TypeError, ValueError), match=problem):
         audio.encode_audio(value, extension)
 
 
-def test_every_extension_has_a_writer() -> None:
-    for extension in audio.EXTENSIONS:
+def test_every_extension_can_be_written() -> None:
+    for extension in audio.AUDIO_EXTENSIONS:
         assert decode(audio.encode_audio((tone(), 48_000), extension))["sampling_rate"] == 48_000
 
 
-def test_without_soundfile_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_soundfile_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(MissingExtra, match=r"penstock\[audio\]"):
-        audio.decoder(LIMITS)
+        audio.audio_decoder(LIMITS)

@@ -1,4 +1,4 @@
-"""Fields by their features: decoded, stored, told."""
+"""Decoding and storing fields by their features, and inferring features from values."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from PIL import Image as Picture
+from PIL import Image as PILImage
 
 import penstock as ps
-from penstock.codecs.feature_codecs import decoder_of, store_sample, stored, told_by
+from penstock.codecs.feature_codecs import feature_decoder, store_sample, stored, told_by
 from penstock.codecs.features import (
     Audio,
     ClassLabel,
@@ -33,27 +33,27 @@ from penstock.errors import DataError, PlanError
 
 def png(value: int = 7) -> bytes:
     out = io.BytesIO()
-    Picture.fromarray(np.full((2, 3, 3), value, np.uint8)).save(out, "png")
+    PILImage.fromarray(np.full((2, 3, 3), value, np.uint8)).save(out, "png")
     return out.getvalue()
 
 
 def wav(rate: int = 8000, channels: int = 1) -> bytes:
     out = io.BytesIO()
-    sound = np.tile(np.sin(np.arange(rate // 10) / 9).astype(np.float32)[:, None], (1, channels))
-    soundfile.write(out, sound, rate, format="WAV", subtype="FLOAT")
+    array = np.tile(np.sin(np.arange(rate // 10) / 9).astype(np.float32)[:, None], (1, channels))
+    soundfile.write(out, array, rate, format="WAV", subtype="FLOAT")
     return out.getvalue()
 
 
 def decoded(feature: Feature, value: Any, spec: str | None = None) -> Any:
-    call = decoder_of(feature, spec, limits=Limits())
-    return value if call is None else call(value)
+    decode = feature_decoder(feature, spec, limits=Limits())
+    return value if decode is None else decode(value)
 
 
 def file(data: bytes | None, path: str | None = None) -> dict[str, Any]:
     return {"bytes": data, "path": path}
 
 
-def test_images_become_arrays_as_stored_or_as_asked_for() -> None:
+def test_images_become_arrays_as_stored_or_in_the_requested_mode() -> None:
     assert decoded(Image(), file(png())).shape == (2, 3, 3)
     assert decoded(Image("L"), file(png())).shape == (2, 3)
     assert decoded(Image(), file(png()), "l8").shape == (2, 3)
@@ -61,7 +61,7 @@ def test_images_become_arrays_as_stored_or_as_asked_for() -> None:
     assert decoded(Image(decode=False), file(png())) == file(png())
 
 
-def test_sound_comes_at_the_rate_its_feature_says() -> None:
+def test_audio_is_resampled_to_the_rate_of_its_feature() -> None:
     plain = decoded(Audio(), file(wav()))
     assert (plain["sampling_rate"], plain["array"].shape) == (8000, (800,))
     faster = decoded(Audio(16000), file(wav()))
@@ -70,7 +70,7 @@ def test_sound_comes_at_the_rate_its_feature_says() -> None:
     assert decoded(Audio(num_channels=1), file(wav(channels=2)))["array"].shape == (800,)
 
 
-def test_what_is_decoded_already_and_what_is_missing_stay_as_they_are() -> None:
+def test_decoded_values_and_none_are_returned_unchanged() -> None:
     array = np.zeros((2, 2), np.uint8)
     assert decoded(Image(), array) is array
     assert decoded(Image(), None) is None
@@ -78,7 +78,7 @@ def test_what_is_decoded_already_and_what_is_missing_stay_as_they_are() -> None:
     assert decoded(Struct((("a", Image()),)), None) is None
 
 
-def test_values_inside_of_values_are_decoded() -> None:
+def test_nested_values_are_decoded() -> None:
     feature = Struct((("name", Value()), ("shots", Sequence(Image())), ("grid", Tensor((1, 2), "int16"))))
     got = decoded(feature, {"name": "x", "shots": [file(png()), None], "grid": [[1, 2]]})
     assert got["name"] == "x"
@@ -88,13 +88,13 @@ def test_values_inside_of_values_are_decoded() -> None:
 
 
 def test_an_array_of_another_shape_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"shape \(1, 2\), and \(2, 2\) is what"):
+    with pytest.raises(ValueError, match=r"has the shape \(1, 2\), but its feature has \(2, 2\)"):
         decoded(Tensor((2, 2), "int8"), [[1, 2]])
     assert decoded(Tensor((None, 2), "int8"), [[1, 2]]).shape == (1, 2)
 
 
-def test_a_file_that_is_only_named_is_not_opened() -> None:
-    with pytest.raises(ValueError, match="'/etc/passwd' is named, and its bytes are not stored"):
+def test_a_file_stored_only_by_path_is_not_opened() -> None:
+    with pytest.raises(ValueError, match="the path '/etc/passwd' is stored without the bytes of its file"):
         decoded(Image(), file(None, "/etc/passwd"))
 
 
@@ -115,18 +115,18 @@ ROUND_TRIPS: list[tuple[Feature, Any]] = [
 
 
 @pytest.mark.parametrize(("feature", "value"), ROUND_TRIPS, ids=lambda value: type(value).__name__)
-def test_storing_is_the_way_back_of_decoding(feature: Feature, value: Any) -> None:
-    kept = stored(feature, value)
-    np.testing.assert_equal(decoded(feature, kept), value)
-    assert stored(feature, kept) == kept  # what is stored already is stored as it is
+def test_storing_is_the_inverse_of_decoding(feature: Feature, value: Any) -> None:
+    encoded = stored(feature, value)
+    np.testing.assert_equal(decoded(feature, encoded), value)
+    assert stored(feature, encoded) == encoded  # a value in stored form does not change
 
 
-def test_a_file_may_be_given_by_its_path_where_it_may_be_read(tmp_path: Path) -> None:
+def test_a_path_is_stored_as_its_file_only_with_a_read_function(tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     path.write_bytes(png())
     got = stored(Image(), str(path), read=lambda name: Path(name).read_bytes())
     assert got == file(png(), "a.png")
-    with pytest.raises(ValueError, match="its bytes are not stored"):
+    with pytest.raises(ValueError, match="stored without the bytes of its file"):
         stored(Image(), str(path))
 
 
@@ -140,21 +140,21 @@ def test_classes_are_stored_by_name_or_number() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sample", "words"),
+    ("sample", "problem"),
     [
         ({"n": 1, "more": 2}, "'more' is not among the features: n, list"),
-        ({"list": [1]}, "'list': a list of 1, and 2 is what its feature says"),
-        ({"list": 3}, "'list': a int, and a list"),
+        ({"list": [1]}, "'list': expected a list of length 2, as its feature says, not 1"),
+        ({"list": 3}, "'list': expected a list, as its feature says, not int"),
     ],
 )
-def test_a_sample_that_does_not_fit_names_its_field(sample: dict[str, Any], words: str) -> None:
+def test_the_error_of_a_sample_that_does_not_match_names_its_field(sample: dict[str, Any], problem: str) -> None:
     features: dict[str, Feature] = {"n": Value("int64"), "list": Sequence(Value("int64"), 2)}
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=problem):
         store_sample(features, sample)
     assert store_sample(features, {"n": 1}) == {"n": 1, "list": None}
 
 
-def test_features_are_told_by_values() -> None:
+def test_features_are_inferred_from_values() -> None:
     sample = {
         "jpg": b"..",
         "flac": b"..",
@@ -171,7 +171,7 @@ def test_features_are_told_by_values() -> None:
         "numbers": [1, None, 2.5],
         "inside": {"a": 1},
         "sound": {"array": np.zeros(3, np.float32), "sampling_rate": 8000},
-        "photo": Picture.new("RGB", (1, 1)),
+        "photo": PILImage.new("RGB", (1, 1)),
     }
     assert told_by([sample]) == {
         "jpg": Image(),
@@ -193,7 +193,7 @@ def test_features_are_told_by_values() -> None:
     }
 
 
-def test_later_samples_tell_what_the_first_does_not() -> None:
+def test_later_samples_complete_what_the_first_leaves_open() -> None:
     assert told_by([{"a": None, "b": []}, {"a": 1, "b": ["x"]}]) == {
         "a": Value("int64"),
         "b": Sequence(Value("string")),
@@ -201,17 +201,17 @@ def test_later_samples_tell_what_the_first_does_not() -> None:
     assert told_by([{"a": None}]) == {"a": Value("null")}
 
 
-def test_known_features_are_believed_while_the_values_allow_it() -> None:
+def test_known_features_are_kept_if_the_values_match_them() -> None:
     known = {"label": ClassLabel(("a", "b")), "n": Value("int8"), "image": Image()}
     assert told_by([{"label": 1, "n": 3, "image": np.zeros((2, 2), np.uint8)}], known) == known
     changed = told_by([{"label": "b, mostly", "n": "three", "image": 3}], known)
     assert changed == {"label": Value("string"), "n": Value("string"), "image": Value("int64")}
 
 
-def test_a_value_that_no_table_stores_names_its_field() -> None:
-    with pytest.raises(ValueError, match="field 'f': a object cannot be stored"):
+def test_the_error_of_a_value_that_no_table_stores_names_its_field() -> None:
+    with pytest.raises(ValueError, match="field 'f': a value of type object cannot be stored"):
         told_by([{"f": object()}])
-    with pytest.raises(ValueError, match="field 'f': a list of different kinds"):
+    with pytest.raises(ValueError, match="field 'f': the items of a list have different types"):
         told_by([{"f": [1, "a"]}])
 
 
@@ -227,10 +227,10 @@ def test_decode_without_arguments_follows_the_features_of_the_source() -> None:
     sample = ps.from_arrow(table()).decode().first()
     assert sample["image"].shape == (2, 3, 3)
     assert sample["label"] == 0
-    assert sample["jpg"].shape == (2, 3, 3)  # what features leave as bytes goes by extension
+    assert sample["jpg"].shape == (2, 3, 3)  # bytes without a decoder by feature are decoded by extension
 
 
-def test_decode_still_does_what_it_is_told() -> None:
+def test_arguments_of_decode_override_the_features() -> None:
     ds = ps.from_arrow(table())
     assert ds.decode("l8").first()["image"].shape == (2, 3)
     assert ds.decode(image="pil").first()["image"].size == (3, 2)
@@ -241,28 +241,28 @@ def test_decode_still_does_what_it_is_told() -> None:
     assert ps.from_items([{"f": json.dumps(1), "shot": png()}]).decode(shot=Image()).first()["shot"].shape == (2, 3, 3)
 
 
-def test_features_follow_a_new_name() -> None:
+def test_features_follow_renamed_fields() -> None:
     ds = ps.from_arrow(table()).rename(shot="photo;image", image="jpg").decode().select("shot", "image")
     assert {name: value.shape for name, value in ds.first().items()} == {"shot": (2, 3, 3), "image": (2, 3, 3)}
 
 
-@pytest.mark.parametrize("where", ["threads", "processes"])
-def test_features_reach_every_worker(where: Any) -> None:
-    ds = ps.from_arrow(table()).union(ps.from_arrow(table()).rename(label="label")).decode(workers=2, on=where)
+@pytest.mark.parametrize("on", ["threads", "processes"])
+def test_every_worker_decodes_by_features(on: Any) -> None:
+    ds = ps.from_arrow(table()).union(ps.from_arrow(table()).rename(label="label")).decode(workers=2, on=on)
     assert [int(sample["image"][0, 0, 0]) for sample in ds] == [0, 1, 2, 3] * 2
 
 
-def test_a_branch_follows_its_own_features_and_two_meanings_of_one_field_are_refused() -> None:
+def test_each_branch_follows_its_own_features_and_conflicting_features_are_refused() -> None:
     import pyarrow as pa
 
-    sounds = pa.Table.from_pylist([{"image": file(wav())}], schema=arrow_schema({"image": Audio()}))
-    both = ps.from_arrow(table()).decode().union(ps.from_arrow(sounds).decode())
+    clips = pa.Table.from_pylist([{"image": file(wav())}], schema=arrow_schema({"image": Audio()}))
+    both = ps.from_arrow(table()).decode().union(ps.from_arrow(clips).decode())
     assert [type(sample["image"]).__name__ for sample in both] == ["ndarray"] * 4 + ["dict"]
     with pytest.raises(PlanError, match=r"'image' is Image\(.*\) in one source and Audio\(.*call decode\(\) on each"):
-        ps.from_arrow(table()).union(ps.from_arrow(sounds)).decode().take_all()
+        ps.from_arrow(table()).union(ps.from_arrow(clips)).decode().take_all()
 
 
-def test_a_damaged_file_in_a_table_is_an_error_that_names_field_and_row() -> None:
+def test_the_error_of_a_damaged_file_in_a_table_names_field_and_row() -> None:
     import pyarrow as pa
 
     rows = [{"image": file(png())}, {"image": file(b"no png")}, {"image": file(None, "gone.png")}]
@@ -272,7 +272,7 @@ def test_a_damaged_file_in_a_table_is_an_error_that_names_field_and_row() -> Non
     assert len(ds.on_error("skip").take_all()) == 1
 
 
-def test_typed_fields_get_names_in_shards_by_which_they_are_decoded(tmp_path: Path) -> None:
+def test_fields_with_features_get_extensions_in_shards(tmp_path: Path) -> None:
     import pyarrow as pa
 
     features = {
@@ -290,8 +290,8 @@ def test_typed_fields_get_names_in_shards_by_which_they_are_decoded(tmp_path: Pa
     row = {"image": file(png()), "shot": file(png(), "a.PNG"), "sound": file(wav()), "label": 1, "id": "x-1", "n": 7}
     row |= {"grid": [[1, 2]], "list": ["a", "b"], "gone": None, "jpg": png()}
     ds = ps.from_arrow(pa.Table.from_pylist([row], schema=arrow_schema(features)))
-    for made in (ds, ds.decode()):
-        made.write_tar(str(tmp_path / "a.tar"))
+    for dataset in (ds, ds.decode()):
+        dataset.write_tar(str(tmp_path / "a.tar"))
         sample = ps.read_tar(str(tmp_path / "a.tar")).decode().first()
         assert (sample["image"].shape, sample["shot.png"].shape, sample["jpg"].shape) == ((2, 3, 3),) * 3
         assert sample["sound.wav"]["sampling_rate"] == 8000
@@ -300,8 +300,8 @@ def test_typed_fields_get_names_in_shards_by_which_they_are_decoded(tmp_path: Pa
         assert not [name for name in sample if name.startswith("gone")]
 
 
-def test_metadata_that_lies_about_a_column_leaves_it_as_it_is() -> None:
+def test_a_column_that_does_not_match_its_metadata_is_left_unchanged() -> None:
     import pyarrow as pa
 
-    lying = pa.table({"a": [1, 2]}).replace_schema_metadata(metadata_of({"a": Image()}))
-    assert ps.from_arrow(lying).decode().take_all() == [{"a": 1}, {"a": 2}]
+    mismatched = pa.table({"a": [1, 2]}).replace_schema_metadata(metadata_of({"a": Image()}))
+    assert ps.from_arrow(mismatched).decode().take_all() == [{"a": 1}, {"a": 2}]

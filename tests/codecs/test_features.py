@@ -1,4 +1,4 @@
-"""Features as values, and as the metadata that Hugging Face writes and reads."""
+"""Features, and the metadata in which Hugging Face describes them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from penstock.codecs.features import (
 )
 from penstock.errors import PlanError
 
-THEIRS = datasets.Features(
+HUGGINGFACE = datasets.Features(
     {
         "text": datasets.Value("string"),
         "when": datasets.Value("timestamp[us, tz=UTC]"),
@@ -49,7 +49,7 @@ THEIRS = datasets.Features(
         "many": datasets.LargeList(datasets.Value("int8")),
     }
 )
-OURS = {
+FEATURES = {
     "text": Value("string"),
     "when": Value("timestamp[us, tz=UTC]"),
     "price": Value("decimal128(10, 2)"),
@@ -67,24 +67,26 @@ OURS = {
 }
 
 
-def test_their_metadata_is_read() -> None:
-    assert features_of(THEIRS.arrow_schema.metadata) == OURS
+def test_metadata_written_by_huggingface_is_read() -> None:
+    assert features_of(HUGGINGFACE.arrow_schema.metadata) == FEATURES
 
 
-def test_they_read_our_metadata_even_of_kinds_that_are_not_known_here() -> None:
-    schema = pa.schema([], metadata=metadata_of(OURS))
-    found = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-    assert {name: datasets.Features.from_dict({name: told})[name] for name, told in found.items()} == dict(THEIRS)
+def test_huggingface_reads_the_metadata_even_of_features_without_a_class() -> None:
+    schema = pa.schema([], metadata=metadata_of(FEATURES))
+    descriptions = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
+    assert {
+        name: datasets.Features.from_dict({name: description})[name] for name, description in descriptions.items()
+    } == dict(HUGGINGFACE)
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name not in ("clip", "many", "grid", "frames")])
-def test_a_field_is_stored_as_they_store_it(name: str) -> None:
-    assert arrow_type(OURS[name]) == THEIRS.arrow_schema.field(name).type
+@pytest.mark.parametrize("name", [name for name in FEATURES if name not in ("clip", "many", "grid", "frames")])
+def test_a_field_has_the_arrow_type_that_huggingface_gives_it(name: str) -> None:
+    assert arrow_type(FEATURES[name]) == HUGGINGFACE.arrow_schema.field(name).type
 
 
 @pytest.mark.parametrize("name", ["grid", "frames"])
-def test_arrays_are_stored_as_theirs_are(name: str) -> None:
-    assert arrow_type(OURS[name]) == THEIRS.arrow_schema.field(name).type.storage_type
+def test_an_array_has_the_storage_type_of_huggingface(name: str) -> None:
+    assert arrow_type(FEATURES[name]) == HUGGINGFACE.arrow_schema.field(name).type.storage_type
 
 
 def test_a_schema_describes_its_own_features() -> None:
@@ -95,7 +97,7 @@ def test_a_schema_describes_its_own_features() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "feature"),
+    ("description", "feature"),
     [
         ([{"dtype": "int8", "_type": "Value"}], Sequence(Value("int8"))),
         ({"feature": {"dtype": "int8", "_type": "Value"}, "length": -1, "_type": "Sequence"}, Sequence(Value("int8"))),
@@ -107,8 +109,8 @@ def test_a_schema_describes_its_own_features() -> None:
         ({"sampling_rate": 8000, "mono": True, "_type": "Audio"}, Audio(8000)),
     ],
 )
-def test_older_descriptions_are_understood(told: Any, feature: Any) -> None:
-    assert features_from({"x": told}) == {"x": feature}
+def test_descriptions_of_older_versions_are_read(description: Any, feature: Any) -> None:
+    assert features_from({"x": description}) == {"x": feature}
 
 
 @pytest.mark.parametrize(
@@ -125,17 +127,17 @@ def test_older_descriptions_are_understood(told: Any, feature: Any) -> None:
         {b"huggingface": b'{"info": {"features": {"a": {"dtype": 3, "_type": "Value"}}}}'},
     ],
 )
-def test_metadata_that_says_nothing_is_as_good_as_none(metadata: dict[bytes, bytes] | None) -> None:
+def test_metadata_without_a_valid_description_is_ignored(metadata: dict[bytes, bytes] | None) -> None:
     assert features_of(metadata) is None
 
 
-def test_tensors_of_one_axis_are_lists_to_others() -> None:
+def test_a_tensor_with_one_axis_is_described_as_a_list() -> None:
     assert described({"v": Tensor((3,), "int16")}) == described({"v": Sequence(Value("int16"), 3)})
     assert arrow_type(Tensor((3,), "int16")) == pa.list_(pa.int16())
 
 
 @pytest.mark.parametrize(
-    "make",
+    "build",
     [
         lambda: Value("Not A Type"),
         lambda: ClassLabel(("a", "a")),
@@ -150,25 +152,25 @@ def test_tensors_of_one_axis_are_lists_to_others() -> None:
         lambda: arrow_type(OtherFeature("{}")),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Any) -> None:
+def test_an_invalid_feature_is_refused(build: Any) -> None:
     with pytest.raises(PlanError):
-        make()
+        build()
 
 
-def test_features_are_values() -> None:
-    for feature in OURS.values():
+def test_features_hash_and_pickle_by_value() -> None:
+    for feature in FEATURES.values():
         assert pickle.loads(pickle.dumps(feature)) == feature
         assert hash(feature) == hash(pickle.loads(pickle.dumps(feature)))
     assert ps.features.Image is Image
 
 
-def test_a_class_is_found_by_its_name() -> None:
+def test_the_number_of_a_class_is_found_by_its_name() -> None:
     assert ClassLabel(("cat", "dog")).number("dog") == 1
-    with pytest.raises(ValueError, match="'fox' is none of the classes cat, dog"):
+    with pytest.raises(ValueError, match="'fox' is not one of the classes cat, dog"):
         ClassLabel(("cat", "dog")).number("fox")
 
 
-def test_types_alone_tell_something() -> None:
+def test_features_are_inferred_from_arrow_types() -> None:
     columns = [
         ("a", pa.float32()),
         ("b", pa.list_(pa.large_string())),
@@ -184,5 +186,5 @@ def test_types_alone_tell_something() -> None:
         "f": Sequence(Value("bool"), 2),
     }
     assert [arrow_type(feature) for feature in features_by_type(columns[:3]).values()] == [
-        kind for _, kind in columns[:3]
+        arrow for _, arrow in columns[:3]
     ]

@@ -1,4 +1,4 @@
-"""Gzip within limits."""
+"""gzip decompression within limits, reproducible compression."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from penstock.codecs.limits import Limits, OverLimit
 
 
 @given(st.binary(max_size=5000))
-def test_what_is_compressed_comes_back(data: bytes) -> None:
+def test_compressed_data_round_trips(data: bytes) -> None:
     assert gz.decompress(gz.compress(data), Limits()) == data
 
 
-def test_compression_is_reproducible_and_readable_by_others() -> None:
+def test_compression_is_reproducible_and_readable_by_gzip() -> None:
     data = b"the same words " * 100
     assert gz.compress(data) == gz.compress(data)
-    assert gz.compress(data)[4:8] == b"\0\0\0\0", "a time stamp would differ from run to run"
+    assert gz.compress(data)[4:8] == b"\0\0\0\0", "a timestamp would differ from run to run"
     assert gzip.decompress(gz.compress(data)) == data
 
 
@@ -60,7 +60,7 @@ def test_truncated_data_is_an_error(cut: int) -> None:
         gz.decompress(gzip.compress(b"some words that matter")[:-cut], Limits())
 
 
-def test_damage_and_other_content_are_errors() -> None:
+def test_damaged_data_and_other_content_are_errors() -> None:
     good = bytearray(gzip.compress(b"some words that matter"))
     good[-6] ^= 1
     with pytest.raises(ValueError, match="damaged gzip"):

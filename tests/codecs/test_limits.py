@@ -1,4 +1,4 @@
-"""The limits on how far a field may grow."""
+"""Limits on the size of decoded fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.errors import PlanError
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, True, "1MB", None])
 @pytest.mark.parametrize("name", ["pixels", "bytes", "ratio"])
-def test_a_limit_that_is_no_positive_integer_is_refused_where_it_is_written(name: str, bad: Any) -> None:
+def test_a_limit_must_be_a_positive_integer(name: str, bad: Any) -> None:
     with pytest.raises(PlanError, match=name):
         Limits(**{name: bad})
 
@@ -28,7 +28,7 @@ def test_a_value_at_the_limit_passes_and_one_beyond_it_does_not() -> None:
         limits.check_bytes(51, "thing")
 
 
-def test_the_ratio_counts_only_beyond_one_mebibyte() -> None:
+def test_the_ratio_is_checked_only_beyond_one_mebibyte() -> None:
     limits = Limits(ratio=10)
     limits.check_ratio(1, 1 << 20, "thing")
     limits.check_ratio(1 << 20, 10 << 20, "thing")
@@ -36,7 +36,7 @@ def test_the_ratio_counts_only_beyond_one_mebibyte() -> None:
         limits.check_ratio(1, (1 << 20) + 1, "thing")
 
 
-def test_limits_are_values() -> None:
+def test_limits_compare_hash_and_pickle_by_value() -> None:
     limits = Limits(pixels=5)
     assert limits == pickle.loads(pickle.dumps(limits))
     assert hash(limits) == hash(Limits(pixels=5))

@@ -1,4 +1,4 @@
-"""Which codec a field gets."""
+"""Which codec decodes and encodes a field."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def decode(
     return decoder(data)
 
 
-def explicit(field: str, spec: str | None, data: bytes, *, trust_pickle: bool = False) -> Any:
-    return codecs.explicit(field, spec, limits=LIMITS, trust_pickle=trust_pickle)(data)
+def decode_as(field: str, spec: str | None, data: bytes, *, trust_pickle: bool = False) -> Any:
+    return codecs.decoder_by_spec(field, spec, limits=LIMITS, trust_pickle=trust_pickle)(data)
 
 
-def each(extensions: list[str], value: Any) -> dict[str, Any]:
-    return {extension: value for extension in extensions}  # noqa: C420 (values here are compared, never changed)
+def by_extension(extensions: list[str], value: Any) -> dict[str, Any]:
+    return {extension: value for extension in extensions}  # noqa: C420 (the value is only compared)
 
 
 def png() -> bytes:
@@ -43,18 +43,18 @@ def png() -> bytes:
 
 
 VALUES: dict[str, Any] = {
-    **each(["txt", "text", "transcript"], "größer"),
-    **each(["cls", "cls2", "class", "count", "index", "inx", "id"], 42),
-    **each(["json", "jsn", "mp", "msg", "msgpack", "cbor"], {"a": [1, 2.5, None, "x"]}),
-    **each(["npy"], np.arange(6.0).reshape(2, 3)),
-    **each(["npz"], {"a": np.arange(3), "b": np.eye(2)}),
-    **each(["ten", "tb", "tenbin"], [np.arange(3), np.eye(2)]),
-    **each(["pth"], {"w": torch.arange(3)}),
-    **each(["png", "ppm", "bmp", "tif", "tiff", "webp", "pnm", "jp2"], PIXELS),
-    **each(["pgm"], PIXELS[:, :, 0]),
-    **each(["pbm"], PIXELS[:, :, 0] // 128 * np.uint8(255)),
-    **each(["wav", "aiff", "aif"], {"array": np.zeros(5, np.float32), "sampling_rate": 8000}),
-    **each(["flac"], {"array": np.zeros(5, np.float32), "sampling_rate": 8000}),
+    **by_extension(["txt", "text", "transcript"], "größer"),
+    **by_extension(["cls", "cls2", "class", "count", "index", "inx", "id"], 42),
+    **by_extension(["json", "jsn", "mp", "msg", "msgpack", "cbor"], {"a": [1, 2.5, None, "x"]}),
+    **by_extension(["npy"], np.arange(6.0).reshape(2, 3)),
+    **by_extension(["npz"], {"a": np.arange(3), "b": np.eye(2)}),
+    **by_extension(["ten", "tb", "tenbin"], [np.arange(3), np.eye(2)]),
+    **by_extension(["pth"], {"w": torch.arange(3)}),
+    **by_extension(["png", "ppm", "bmp", "tif", "tiff", "webp", "pnm", "jp2"], PIXELS),
+    **by_extension(["pgm"], PIXELS[:, :, 0]),
+    **by_extension(["pbm"], PIXELS[:, :, 0] // 128 * np.uint8(255)),
+    **by_extension(["wav", "aiff", "aif"], {"array": np.zeros(5, np.float32), "sampling_rate": 8000}),
+    **by_extension(["flac"], {"array": np.zeros(5, np.float32), "sampling_rate": 8000}),
 }
 LOSSY = {"jpg", "jpeg", "img", "image", "ogg", "oga", "opus", "mp3"}
 READ_ONLY = {"gif", "avif"}
@@ -68,8 +68,8 @@ def assert_same(left: Any, right: Any) -> None:
             assert_same(left[name], right[name])
     elif isinstance(right, list):
         assert len(left) == len(right)
-        for one, other in zip(left, right, strict=True):
-            assert_same(one, other)
+        for left_item, right_item in zip(left, right, strict=True):
+            assert_same(left_item, right_item)
     else:
         assert np.array_equal(left, right)
         assert type(left) is type(right)
@@ -77,12 +77,12 @@ def assert_same(left: Any, right: Any) -> None:
 
 @pytest.mark.parametrize("field", VALUES)
 @pytest.mark.parametrize("pattern", ["{}", "seg.{}", "{}.gz", "a.b.{}.gz"])
-def test_every_codec_brings_its_value_back(field: str, pattern: str) -> None:
+def test_every_codec_round_trips_its_value(field: str, pattern: str) -> None:
     value, name = VALUES[field], pattern.format(field)
     assert_same(decode(name, codecs.encode(name, value)), value)
 
 
-def test_no_extension_is_forgotten_above() -> None:
+def test_every_extension_is_covered_by_these_tests() -> None:
     known = {extension for codec in registry.CODECS.values() for extension in codec.extensions}
     assert known == set(VALUES) | LOSSY | READ_ONLY | TRUSTED
 
@@ -94,10 +94,10 @@ WEBDATASET_VALUES = {
 
 
 @pytest.mark.parametrize("field", WEBDATASET_VALUES)
-def test_webdataset_reads_what_is_written_and_the_reverse(field: str) -> None:
+def test_fields_are_exchanged_with_webdataset(field: str) -> None:
     value = WEBDATASET_VALUES[field]
-    theirs = autodecode.decoders[field](codecs.encode(field, value))
-    assert_same(list(theirs) if isinstance(value, list) else theirs, value)
+    read_back = autodecode.decoders[field](codecs.encode(field, value))
+    assert_same(list(read_back) if isinstance(value, list) else read_back, value)
     data = bytes(writer.default_handlers[field](value))
     assert_same(decode(field, data), value)
     gzipped = decode(f"{field}.gz", gzip.compress(data))
@@ -125,20 +125,20 @@ def test_an_image_spec_leaves_other_extensions_alone() -> None:
     assert not codecs.is_image("png.txt")
 
 
-def test_gzip_of_an_unknown_extension_is_unfolded() -> None:
+def test_gzip_data_of_an_unknown_extension_is_decompressed_to_bytes() -> None:
     assert decode("bin.gz", gzip.compress(b"raw")) == b"raw"
     assert decode("gz", gzip.compress(b"raw")) == b"raw"
     assert decode("txt.gz.gz", gzip.compress(gzip.compress(b"raw"))) == "raw"
 
 
-def test_limits_reach_every_codec() -> None:
+def test_limits_are_applied_by_every_codec() -> None:
     tight = Limits(pixels=10, bytes=20)
-    sound = codecs.encode("wav", (np.zeros(100, np.float32), 8000))
+    wav = codecs.encode("wav", (np.zeros(100, np.float32), 8000))
     for field, data in [
         ("png", png()),
         ("npy", codecs.encode("npy", np.zeros(10))),
         ("npz", codecs.encode("npz", {"a": np.zeros(10)})),
-        ("wav", sound),
+        ("wav", wav),
         ("txt.gz", gzip.compress(bytes(100))),
         ("pth", codecs.encode("pth", torch.zeros(10))),
     ]:
@@ -150,69 +150,69 @@ def test_limits_reach_every_codec() -> None:
 @pytest.mark.parametrize("field", sorted(TRUSTED))
 def test_pickle_is_refused_unless_trusted(field: str) -> None:
     data = pickle.dumps({"a": 1})
-    refusal = r"pickle can run code and is refused; decode\(trust_pickle=True\) if you trust this data"
+    refusal = r"pickle can run code and is refused; pass decode\(trust_pickle=True\) if you trust this data"
     with pytest.raises(ValueError, match=refusal):
         decode(field, data)
     with pytest.raises(ValueError, match=refusal):
-        explicit("x", field, data)
+        decode_as("x", field, data)
     with pytest.raises(ValueError, match="refused"):
         codecs.encode(field, {"a": 1})
     assert decode(field, data, trust_pickle=True) == {"a": 1}
-    assert explicit("x", field, data, trust_pickle=True) == {"a": 1}
+    assert decode_as("x", field, data, trust_pickle=True) == {"a": 1}
     assert decode(field, codecs.encode(field, {"a": 1}, trust_pickle=True), trust_pickle=True) == {"a": 1}
     with pytest.raises(ValueError, match="refused"):
         decode(f"{field}.gz", gzip.compress(data))
 
 
-def test_a_number_that_is_none_names_its_extension() -> None:
+def test_the_error_of_an_invalid_integer_names_its_extension() -> None:
     with pytest.raises(ValueError, match="cls2 is not an integer: b'x'"):
         decode("a.cls2", b"x")
 
 
-def test_a_field_asked_for_by_name_is_decoded_whatever_its_extension() -> None:
-    assert explicit("dat", "rgb8", png()).shape == (4, 5, 3)
-    assert explicit("txt", "pil", png()).size == (5, 4)
-    assert explicit("dat", "image", png()).shape == (4, 5, 3)
-    assert explicit("dat", "json", b"[1]") == [1]
-    assert explicit("dat", "int", b"7") == 7
-    assert explicit("dat", "cls", b"7") == 7
-    assert explicit("dat", "jpg", png()).shape == (4, 5, 3)
-    assert explicit("dat", "npy", codecs.encode("npy", PIXELS)).shape == (4, 5, 3)
-    assert explicit("dat", "wav", codecs.encode("wav", (np.zeros(3, np.int16), 8000)))["sampling_rate"] == 8000
-    assert explicit("json", "bytes", b"[1]") == b"[1]"
-    assert explicit("json", "txt", b"[1]") == "[1]"
-    assert explicit("json", None, b"[1]") == [1]
-    assert explicit("bin", None, b"[1]") == b"[1]"
+def test_a_spec_for_a_field_overrides_its_extension() -> None:
+    assert decode_as("dat", "rgb8", png()).shape == (4, 5, 3)
+    assert decode_as("txt", "pil", png()).size == (5, 4)
+    assert decode_as("dat", "image", png()).shape == (4, 5, 3)
+    assert decode_as("dat", "json", b"[1]") == [1]
+    assert decode_as("dat", "int", b"7") == 7
+    assert decode_as("dat", "cls", b"7") == 7
+    assert decode_as("dat", "jpg", png()).shape == (4, 5, 3)
+    assert decode_as("dat", "npy", codecs.encode("npy", PIXELS)).shape == (4, 5, 3)
+    assert decode_as("dat", "wav", codecs.encode("wav", (np.zeros(3, np.int16), 8000)))["sampling_rate"] == 8000
+    assert decode_as("json", "bytes", b"[1]") == b"[1]"
+    assert decode_as("json", "txt", b"[1]") == "[1]"
+    assert decode_as("json", None, b"[1]") == [1]
+    assert decode_as("bin", None, b"[1]") == b"[1]"
 
 
-def test_a_field_asked_for_by_name_is_unfolded_first_unless_bytes_are_wanted() -> None:
+def test_a_gz_field_with_a_spec_is_decompressed_first_unless_the_spec_is_bytes() -> None:
     packed = gzip.compress(b"[1]")
-    assert explicit("txt.gz", "json", packed) == [1]
-    assert explicit("gz", "json", packed) == [1]
-    assert explicit("json.gz", "bytes", packed) == packed
+    assert decode_as("txt.gz", "json", packed) == [1]
+    assert decode_as("gz", "json", packed) == [1]
+    assert decode_as("json.gz", "bytes", packed) == packed
 
 
 @pytest.mark.parametrize("spec", [*autodecode.imagespecs, "pil8"])
-def test_every_image_spec_is_accepted_everywhere(spec: str) -> None:
+def test_every_image_spec_is_accepted_for_all_fields_and_for_one(spec: str) -> None:
     check_spec(spec)
     check_spec(spec, by_field=True)
 
 
-def test_an_unknown_spec_is_refused_with_what_is_known() -> None:
-    with pytest.raises(PlanError, match=r"unknown decode spec 'rgb9': did you mean 'rgb\w?'\? known are pil, "):
+def test_an_unknown_spec_is_refused_and_the_supported_ones_are_listed() -> None:
+    with pytest.raises(PlanError, match=r"unknown decode spec 'rgb9': did you mean 'rgb\w?'\? supported specs: pil, "):
         check_spec("rgb9")
     with pytest.raises(PlanError, match="did you mean 'json'"):
         check_spec("jsn8", by_field=True)
-    with pytest.raises(PlanError, match=r"'json': it is for one field: decode\(fields="):
+    with pytest.raises(PlanError, match=r"'json': it applies to a single field: decode\(fields="):
         check_spec("json")
     with pytest.raises(PlanError, match="unknown decode spec"):
         codecs.decoder("jpg", "RGB8", limits=LIMITS, trust_pickle=False)
     with pytest.raises(PlanError, match="unknown decode spec"):
-        codecs.explicit("jpg", "nonsense", limits=LIMITS, trust_pickle=False)
+        codecs.decoder_by_spec("jpg", "nonsense", limits=LIMITS, trust_pickle=False)
 
 
 @pytest.mark.parametrize("field", VALUES)
-def test_decoders_cross_processes(field: str) -> None:
+def test_decoders_can_be_pickled(field: str) -> None:
     name, value = f"{field}.gz", VALUES[field]
     decoder = codecs.decoder(name, limits=LIMITS, trust_pickle=False)
     assert_same(pickle.loads(pickle.dumps(decoder))(codecs.encode(name, value)), value)
@@ -220,7 +220,7 @@ def test_decoders_cross_processes(field: str) -> None:
 
 @pytest.mark.parametrize("data", [b"\0raw", bytearray(b"\0raw"), memoryview(b"\0raw")])
 @pytest.mark.parametrize("field", ["jpg", "bin", "json", "cls", "pkl", "npy"])
-def test_bytes_pass_through_as_already_encoded(field: str, data: Any) -> None:
+def test_bytes_are_stored_unchanged(field: str, data: Any) -> None:
     assert codecs.encode(field, data) == b"\0raw"
 
 
@@ -231,7 +231,7 @@ def test_bytes_under_gz_are_compressed_once() -> None:
     assert codecs.encode("json.gz", [1]) == codecs.encode("json.gz", [1])
 
 
-def test_text_is_written_under_any_extension_that_means_nothing_else() -> None:
+def test_text_is_written_as_utf8_under_extensions_without_a_codec() -> None:
     assert codecs.encode("html", "<é>") == "<é>".encode()
     assert codecs.encode("txt", "é") == "é".encode()
     assert codecs.encode("json", "é") == '"é"'.encode()
@@ -239,7 +239,7 @@ def test_text_is_written_under_any_extension_that_means_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "fitting"),
+    ("value", "suggestion"),
     [
         (3, "cls"),
         (np.int64(3), "cls"),
@@ -250,28 +250,29 @@ def test_text_is_written_under_any_extension_that_means_nothing_else() -> None:
         (torch.zeros(1), "pth"),
     ],
 )
-def test_a_value_without_encoder_is_told_a_name_that_has_one(value: Any, fitting: str) -> None:
+def test_the_error_of_a_value_without_encoder_suggests_an_extension(value: Any, suggestion: str) -> None:
     kind = type(value).__name__
-    problem = rf"field 'label' \({kind}\) has no encoder .*; rename it, e.g. .rename\({fitting}='label'\)"
+    problem = rf"field 'label' \({kind}\) cannot be encoded: its extension has no encoder; "
+    problem += rf"rename it, e.g. .rename\({suggestion}='label'\)"
     with pytest.raises(TypeError, match=problem):
         codecs.encode("label", value)
-    codecs.encode(fitting, value)
+    codecs.encode(suggestion, value)
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [("cls", 1.5), ("txt", 3), ("json", object()), ("npy", [1]), ("seg.png", "x"), ("wav", 3)],
 )
-def test_a_value_that_does_not_fit_names_its_field(field: str, value: Any) -> None:
+def test_the_error_of_a_value_that_cannot_be_encoded_names_its_field(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=rf"field '{field}' \({type(value).__name__}\) cannot be encoded: \w"):
         codecs.encode(field, value)
 
 
-def test_json_of_other_writers_is_read() -> None:
+def test_json_with_indentation_is_read() -> None:
     assert decode("json", json.dumps({"ä": [1]}, indent=2).encode()) == {"ä": [1]}
 
 
-def test_images_of_other_writers_are_read_under_any_image_extension() -> None:
+def test_images_are_read_under_any_image_extension() -> None:
     stream = io.BytesIO()
     Image.fromarray(PIXELS).save(stream, "BMP")
     assert np.array_equal(decode("jpg", stream.getvalue()), PIXELS)

@@ -16,6 +16,7 @@ from penstock.engines.program import Segment
 from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import MapFn, PlacedStage, Resources
+from penstock.plan.values import WorkerKind
 from penstock.testing import numbers
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
@@ -79,14 +80,14 @@ def never_called(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"])
-def test_a_missing_gpu_is_an_error_before_the_first_sample(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_gpu_is_an_error_before_the_first_sample(on: WorkerKind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.engines.devices.devices_at_hand", tuple)
     with pytest.raises(EngineError, match=r"map\(never_called\) asks for gpus=1 .*no GPU.*devices="):
         next(iter(from_items([1, 2]).map(never_called, gpus=1, on=on)))
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"] if FULL else ["threads"])
-def test_functions_and_constructors_get_their_device(on: str) -> None:
+def test_functions_and_constructors_get_their_device(on: WorkerKind) -> None:
     class Model:
         def __init__(self, device: Any) -> None:
             self.device = device

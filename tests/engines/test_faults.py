@@ -23,6 +23,7 @@ import pytest
 
 import penstock
 from penstock.dataset import Dataset, from_items
+from penstock.engines import EngineName
 from penstock.errors import DataError, PenstockError, StageError
 from penstock.testing import numbers
 
@@ -275,7 +276,7 @@ def test_too_many_failing_samples_end_the_run() -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
 @pytest.mark.parametrize("how", ["map", "filter", "flat_map"])
-def test_a_function_that_raises_stop_iteration_does_not_end_the_stream_quietly(how: str, engine: str) -> None:
+def test_a_function_that_raises_stop_iteration_does_not_end_the_stream_quietly(how: str, engine: EngineName) -> None:
     def stops(item: int) -> Any:
         if item == 5:
             raise StopIteration
@@ -290,7 +291,7 @@ def test_a_function_that_raises_stop_iteration_does_not_end_the_stream_quietly(h
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_generator_that_raises_stop_iteration_is_an_error(engine: str) -> None:
+def test_a_generator_that_raises_stop_iteration_is_an_error(engine: EngineName) -> None:
     def stops(item: int) -> Iterator[int]:
         yield item
         if item == 2:
@@ -303,7 +304,7 @@ def test_a_generator_that_raises_stop_iteration_is_an_error(engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_none_is_a_value_like_any_other(engine: str) -> None:
+def test_none_is_a_value_like_any_other(engine: EngineName) -> None:
     ds = from_items(list(range(5))).map(lambda x: None).map(lambda x: (x, 1), workers=2).on(engine)
     assert list(ds) == [(None, 1)] * 5
     assert list(from_items([None, None]).map(same).on(engine)) == [None, None]
@@ -311,7 +312,7 @@ def test_none_is_a_value_like_any_other(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_flat_map_that_gives_nothing_to_go_through_is_an_error(engine: str) -> None:
+def test_a_flat_map_that_gives_nothing_to_go_through_is_an_error(engine: EngineName) -> None:
     with pytest.raises(StageError, match="TypeError"):
         list(from_items([1]).flat_map(lambda x: None).on(engine))  # type: ignore[arg-type,return-value]
 
@@ -331,7 +332,7 @@ def test_an_interrupt_inside_a_worker_reaches_the_consumer(kind: type[BaseExcept
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_retry_is_given_the_same_randomness(engine: str) -> None:
+def test_a_retry_is_given_the_same_randomness(engine: EngineName) -> None:
     failed: set[int] = set()
 
     def flaky(item: int, rng: Any) -> tuple[int, float]:
@@ -349,7 +350,7 @@ def test_a_retry_is_given_the_same_randomness(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_generator_that_fails_midway_is_tried_again_as_a_whole(engine: str) -> None:
+def test_a_generator_that_fails_midway_is_tried_again_as_a_whole(engine: EngineName) -> None:
     failed: set[int] = set()
 
     def flaky(item: int) -> Iterator[tuple[int, int]]:

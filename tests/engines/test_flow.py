@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.dataset import Dataset
+from penstock.engines import EngineName
 from penstock.engines.flow import BlockSizer, _closing, finish_level, look_ahead
 from penstock.errors import DataError, StageError
 from penstock.feed import Loader
@@ -151,7 +152,7 @@ def restored(ds: Dataset, state: Any) -> Loader:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_state_within_a_large_flat_map_restores_the_rest(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_within_a_large_flat_map_restores_the_rest(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.plan.stage.PART_ITEMS", 30)
     ds = numbers((2, 2)).flat_map(frames).filter(lambda s: s["frame"] % 3).map(dict, workers=2).on(engine)
     want = outputs(ds.epoch(0))
@@ -162,20 +163,20 @@ def test_a_state_within_a_large_flat_map_restores_the_rest(engine: str, monkeypa
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_size_function_that_fails_names_stage_and_sample(engine: str) -> None:
+def test_a_size_function_that_fails_names_stage_and_sample(engine: EngineName) -> None:
     ds = numbers((9,)).batched_by(lambda s: 1 / (s["x"] - 5), 2).on(engine)
     with pytest.raises(StageError, match=r"ZeroDivisionError.*batched_by.*key: 5"):
         list(ds)
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_size_that_is_not_a_number_fails(engine: str) -> None:
+def test_a_size_that_is_not_a_number_fails(engine: EngineName) -> None:
     with pytest.raises(StageError, match="TypeError"):
         list(numbers((9,)).batched_by(lambda s: None, 2).on(engine))  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_sample_that_cannot_be_weighed_can_be_skipped(engine: str) -> None:
+def test_a_sample_that_cannot_be_weighed_can_be_skipped(engine: EngineName) -> None:
     ds = numbers((9,)).batched_by(lambda s: 1 // abs(s["x"] - 5), 2).on_error("skip").on(engine)
     loader = ds.loader()
     assert [x for batch in loader for x in batch["x"].tolist()] == [0, 1, 2, 3, 4, 6, 7, 8]
@@ -183,7 +184,7 @@ def test_a_sample_that_cannot_be_weighed_can_be_skipped(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_whole_batches_before_an_error_are_delivered(engine: str) -> None:
+def test_whole_batches_before_an_error_are_delivered(engine: EngineName) -> None:
     got: list[Any] = []
     with pytest.raises(DataError, match="made to fail"):
         got.extend(batch["x"].tolist() for batch in numbers((20,), bad=[10]).batched(4).on(engine))
@@ -193,7 +194,7 @@ def test_whole_batches_before_an_error_are_delivered(engine: str) -> None:
 @pytest.mark.parametrize("uneven", ["drop", "pad"])
 @pytest.mark.parametrize("stages", ["plain", "batched", "batches shuffled"])
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_equal_ranks_can_be_restored_after_every_item(uneven: Any, stages: str, engine: str) -> None:
+def test_equal_ranks_can_be_restored_after_every_item(uneven: Any, stages: str, engine: EngineName) -> None:
     ds = numbers((5, 6)).map(dict).on(engine)
     batches = ds.batched(2, collate=list)
     ds = {"plain": ds, "batched": batches, "batches shuffled": batches.shuffle(2)}[stages]

@@ -26,6 +26,7 @@ import penstock
 from penstock.dataset import Dataset, from_items
 from penstock.engines.meter import Event
 from penstock.errors import EngineError, StageError
+from penstock.plan.values import WorkerKind
 from penstock.testing import numbers
 
 SOURCE = str(Path(penstock.__file__).parents[1])
@@ -360,7 +361,7 @@ class Feed(torch.utils.data.IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"])
-def test_a_dataset_runs_inside_the_workers_of_a_data_loader(on: str) -> None:
+def test_a_dataset_runs_inside_the_workers_of_a_data_loader(on: WorkerKind) -> None:
     ds = from_items(list(range(40))).map(plus_one, on=on, workers=1).epoch(0)
     assert list(ds) == list(range(1, 41))  # this process has run it before
     loader = torch.utils.data.DataLoader(Feed(ds), batch_size=None, num_workers=2, multiprocessing_context="fork")

@@ -91,7 +91,7 @@ def failing_collate(samples: list[Sample]) -> list[Sample]:
 def add_each_stage(ds: Dataset, rng: Random, *, keeps: bool = False, failing: bool = False) -> Dataset:
     """Add one random stage that works on single samples."""
     q = rng.randrange(3, 8)
-    needs = rng.choice([{}, {}, {"workers": rng.randrange(1, 4)}])
+    needs: dict[str, Any] = rng.choice([{}, {}, {"workers": rng.randrange(1, 4)}])
     choices: list[Callable[[], Dataset]] = [
         lambda: ds.map(count_visits, **needs),
         lambda: ds.map(noisy, **needs),

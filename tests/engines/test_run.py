@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.dataset import Dataset
-from penstock.engines import Program, Run, Start, start_run
+from penstock.engines import EngineName, Program, Run, Start, start_run
 from penstock.engines.run import ENGINES
 from penstock.errors import DataError
 from penstock.plan import Cut
@@ -32,7 +32,7 @@ def test_every_engine_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_run_can_be_resumed_after_every_item(engine: str) -> None:
+def test_a_run_can_be_resumed_after_every_item(engine: EngineName) -> None:
     ds = numbers((7, 6)).shuffle(seed=3).map(dict, workers=2).on(engine)
     whole = xs(run_of(ds).items())
     run = run_of(ds, tracked=True)
@@ -43,7 +43,7 @@ def test_a_run_can_be_resumed_after_every_item(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
-def test_a_run_can_be_resumed_after_every_block(engine: str) -> None:
+def test_a_run_can_be_resumed_after_every_block(engine: EngineName) -> None:
     ds = numbers((40,)).map(dict).on(engine)
     run, done = run_of(ds), 0
     for items in run.runs():

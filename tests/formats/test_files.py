@@ -1,3 +1,5 @@
+"""Files and image files as samples."""
+
 from __future__ import annotations
 
 import io
@@ -21,7 +23,7 @@ from penstock.storage import Memory
 from penstock.testing import fingerprint
 
 
-def _save(path: Path, mode: str, format: str = "PNG") -> None:
+def save_image(path: Path, mode: str, format: str = "PNG") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     out = io.BytesIO()
     Image.new(mode, (6, 4), 7 if mode == "L" else (1, 2, 3) if mode == "RGB" else (1, 2, 3, 4)).save(out, format)
@@ -31,24 +33,29 @@ def _save(path: Path, mode: str, format: str = "PNG") -> None:
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     root = tmp_path / "photos"
-    _save(root / "dog" / "2.png", "RGB")
-    _save(root / "dog" / "1.PNG", "L")
-    _save(root / "cat" / "deep" / "9.jpeg", "RGB", "JPEG")
-    _save(root / "cat" / "1.png", "RGBA")
+    save_image(root / "dog" / "2.png", "RGB")
+    save_image(root / "dog" / "1.PNG", "L")
+    save_image(root / "cat" / "deep" / "9.jpeg", "RGB", "JPEG")
+    save_image(root / "cat" / "1.png", "RGBA")
     (root / "cat" / "notes.txt").write_text("no image")
     (root / "cat" / ".hidden.png").write_bytes(b"")
     return root
 
 
-def _names(ds: ps.Dataset, root: Path) -> list[str]:
+def relative_paths(ds: ps.Dataset, root: Path) -> list[str]:
     return [os.path.relpath(sample["path"], root) for sample in ds]
 
 
-def test_images_come_in_the_order_of_their_paths(photos: Path) -> None:
-    assert _names(ps.read_images(str(photos)), photos) == ["cat/1.png", "cat/deep/9.jpeg", "dog/1.PNG", "dog/2.png"]
+def test_images_are_read_in_the_order_of_their_paths(photos: Path) -> None:
+    assert relative_paths(ps.read_images(str(photos)), photos) == [
+        "cat/1.png",
+        "cat/deep/9.jpeg",
+        "dog/1.PNG",
+        "dog/2.png",
+    ]
 
 
-def test_images_come_as_they_are_stored(photos: Path) -> None:
+def test_images_are_decoded_as_stored(photos: Path) -> None:
     images = {Path(s["path"]).name: s["image"] for s in ps.read_images(str(photos))}
     assert {name: image.shape for name, image in images.items()} == {
         "1.png": (4, 6, 4),
@@ -60,21 +67,21 @@ def test_images_come_as_they_are_stored(photos: Path) -> None:
 
 
 @pytest.mark.parametrize(("mode", "shape"), [("RGB", (4, 6, 3)), ("L", (4, 6)), ("RGBA", (4, 6, 4))])
-def test_a_mode_makes_all_images_alike(photos: Path, mode: str, shape: tuple[int, ...]) -> None:
+def test_a_mode_applies_to_all_images(photos: Path, mode: str, shape: tuple[int, ...]) -> None:
     assert {s["image"].shape for s in ps.read_images(str(photos), mode=mode)} == {shape}
 
 
 def test_labels_number_the_class_folders_by_name(photos: Path) -> None:
-    found = ps.read_images([f"{photos}/dog", f"{photos}/cat/*.png"], labels="folder")
-    assert [s["label"] for s in found] == [1, 1, 0]
+    samples = ps.read_images([f"{photos}/dog", f"{photos}/cat/*.png"], labels="folder")
+    assert [s["label"] for s in samples] == [1, 1, 0]
 
 
-def test_there_is_no_label_unless_it_is_asked_for(photos: Path) -> None:
+def test_samples_have_a_label_only_if_labels_are_requested(photos: Path) -> None:
     assert set(ps.read_images(str(photos)).first()) == {"image", "path"}
     assert set(ps.read_images(str(photos), labels="folder").first()) == {"image", "path", "label"}
 
 
-def test_an_unknown_mode_or_kind_of_labels_is_refused_where_it_is_written() -> None:
+def test_unknown_values_of_mode_and_labels_are_refused() -> None:
     with pytest.raises(PlanError, match=r"mode='CMYK'.*'RGB'"):
         ps.read_images("photos", mode="CMYK")
     with pytest.raises(PlanError, match=r"labels='name'.*'folder'"):
@@ -83,15 +90,15 @@ def test_an_unknown_mode_or_kind_of_labels_is_refused_where_it_is_written() -> N
         ps.read_images("photos", workers=0)
 
 
-def test_an_image_nobody_asks_for_is_not_decoded(photos: Path) -> None:
-    (photos / "cat" / "1.png").write_bytes(b"no image at all")
+def test_an_image_that_no_stage_needs_is_not_decoded(photos: Path) -> None:
+    (photos / "cat" / "1.png").write_bytes(b"not an image")
     paths = ps.read_images(str(photos), labels="folder").select("path", "label")
     assert len(list(paths)) == 4
     assert next(iter(ps.read_images(str(photos), labels="folder").to_tuple("label"))) == (0,)
 
 
-def test_a_broken_image_is_named(photos: Path) -> None:
-    (photos / "dog" / "2.png").write_bytes(b"no image at all")
+def test_the_error_of_a_damaged_image_names_it(photos: Path) -> None:
+    (photos / "dog" / "2.png").write_bytes(b"not an image")
     with pytest.raises(DataError) as caught:
         list(ps.read_images(str(photos)))
     assert (caught.value.shard, caught.value.key) == (str(photos / "dog"), "2.png")
@@ -99,23 +106,23 @@ def test_a_broken_image_is_named(photos: Path) -> None:
 
 
 def test_images_are_the_same_with_any_number_of_workers(photos: Path) -> None:
-    want = [fingerprint(s) for s in ps.read_images(str(photos)).on("serial")]
+    expected = [fingerprint(s) for s in ps.read_images(str(photos)).on("serial")]
     for workers in (1, 4):
-        assert [fingerprint(s) for s in ps.read_images(str(photos), workers=workers)] == want
+        assert [fingerprint(s) for s in ps.read_images(str(photos), workers=workers)] == expected
 
 
-def test_pixels_are_bounded(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_pixels_applies(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "Limits", lambda: Limits(pixels=10))
     with pytest.raises(DataError, match="pixels"):
         list(ps.read_images(str(photos)))
 
 
-def test_files_come_with_path_and_bytes(tmp_path: Path) -> None:
+def test_samples_of_files_have_path_and_bytes(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("z.bin", "a.txt", "b/c"):
         (tmp_path / name).write_bytes(name.encode())
-    found = list(ps.read_files(str(tmp_path)))
-    assert found == [{"path": str(tmp_path / n), "bytes": n.encode()} for n in ("a.txt", "b/c", "z.bin")]
+    samples = list(ps.read_files(str(tmp_path)))
+    assert samples == [{"path": str(tmp_path / n), "bytes": n.encode()} for n in ("a.txt", "b/c", "z.bin")]
 
 
 def test_files_keep_the_order_of_a_list(tmp_path: Path) -> None:
@@ -132,7 +139,7 @@ def test_files_are_counted_without_being_read(tmp_path: Path) -> None:
     assert len(ds) == ds.count() == 5
 
 
-def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_the_error_of_a_missing_file_names_it(tmp_path: Path) -> None:
     ds = ps.read_files([str(tmp_path / "a"), str(tmp_path / "gone")])
     (tmp_path / "a").write_bytes(b"x")
     with pytest.raises(DataError) as caught:
@@ -141,18 +148,18 @@ def test_a_file_that_is_gone_is_an_error_with_its_name(tmp_path: Path) -> None:
     assert [s["bytes"] for s in ds.on_error("skip")] == [b"x"]
 
 
-def test_a_folder_without_files_of_the_kind_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_images_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(StorageError, match="wanted kind"):
+    with pytest.raises(StorageError, match=r"holds no files ending in \.jpg, \.jpeg, \.png"):
         list(ps.read_images(str(tmp_path)))
 
 
-def test_nothing_is_listed_before_it_is_needed() -> None:
+def test_files_are_not_listed_before_the_dataset_is_read() -> None:
     ds: Any = ps.read_files("/nowhere/at/all").limit(3)
     assert "read_files('/nowhere/at/all')" in repr(ds)
 
 
-def test_reading_describes_itself_as_it_was_written() -> None:
+def test_the_source_is_described_as_the_call_that_made_it() -> None:
     ds = ps.read_images("photos", mode="RGB", labels="folder")
     assert "read_images('photos', mode='RGB', labels='folder')" in repr(ds)
 
@@ -166,34 +173,34 @@ def test_remote_files_and_images_are_read_like_local_ones(tmp_path: Path) -> Non
         with memory.put(f"memory://remote-files/{name}") as put:
             put.write(file.read_bytes())
             put.commit()
-    here, there = ps.read_files(str(tmp_path)), ps.read_files("memory://remote-files")
-    assert [sample["bytes"] for sample in there] == [sample["bytes"] for sample in here]
-    assert there[0]["path"] == "memory://remote-files/a/1.png"
+    local, remote = ps.read_files(str(tmp_path)), ps.read_files("memory://remote-files")
+    assert [sample["bytes"] for sample in remote] == [sample["bytes"] for sample in local]
+    assert remote[0]["path"] == "memory://remote-files/a/1.png"
     images = ps.read_images("memory://remote-files/", labels="folder", storage=memory)
     assert [(sample["image"].shape, sample["label"]) for sample in images] == [((3, 4, 3), n) for n in (0, 0, 1)]
     memory.delete("memory://remote-files/a/2.png")
     with pytest.raises(DataError, match=r"no such object.*2\.png"):
         list(ps.read_files(["memory://remote-files/a/1.png", "memory://remote-files/a/2.png"]))
-    with pytest.raises(StorageError, match="no file"):
+    with pytest.raises(StorageError, match="holds no files"):
         list(ps.read_files("memory://remote-files/nothing"))
 
 
 @dataclass(frozen=True)
-class Far(Memory):
-    """Memory that takes its time."""
+class SlowMemory(Memory):
+    """Memory whose reads take 0.1 s."""
 
     def stream(self, url: str) -> Iterator[bytes]:
         time.sleep(0.1)
         return super().stream(url)
 
 
-def test_remote_files_are_fetched_side_by_side() -> None:
+def test_remote_files_are_fetched_concurrently() -> None:
     folder = f"memory://{uuid4().hex}"
     for number in range(64):
         with Memory().put(f"{folder}/{number:02}.bin") as put:
             put.write(b"%d" % number)
             put.commit()
-    begun = time.monotonic()
-    got = ps.read_files(folder, storage=Far()).take_all()
-    assert [sample["bytes"] for sample in got] == [b"%d" % number for number in range(64)]
-    assert time.monotonic() - begun < 3.2, "64 files of 0.1 s, one after the other"
+    start = time.monotonic()
+    samples = ps.read_files(folder, storage=SlowMemory()).take_all()
+    assert [sample["bytes"] for sample in samples] == [b"%d" % number for number in range(64)]
+    assert time.monotonic() - start < 3.2, "64 files of 0.1 s each, so 6.4 s one after the other"

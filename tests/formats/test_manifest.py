@@ -1,4 +1,4 @@
-"""The manifest is merged, atomic, quick to load and strict about what it holds."""
+"""The manifest is merged atomically, quick to load and strict about its content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def entry(name: str, samples: int = 1) -> ShardEntry:
     return ShardEntry(name, samples, 100, "ab" * 32)
 
 
-def test_what_is_written_is_read_sorted_by_name(tmp_path: Path) -> None:
+def test_entries_are_read_sorted_by_name(tmp_path: Path) -> None:
     write_manifest(tmp_path, [entry("b.tar", 2), entry("a.tar", 1)])
     manifest = read_manifest(tmp_path)
     assert manifest is not None
@@ -38,17 +38,17 @@ def test_what_is_written_is_read_sorted_by_name(tmp_path: Path) -> None:
     assert raw["shards"][0] == {"name": "a.tar", "samples": 1, "bytes": 100, "sha256": "ab" * 32}
 
 
-def test_other_shards_stay_and_the_same_are_replaced(tmp_path: Path) -> None:
+def test_entries_of_the_same_name_are_replaced_and_others_stay(tmp_path: Path) -> None:
     write_manifest(tmp_path, [entry("a.tar", 1), entry("b.tar", 2)])
     manifest = write_manifest(tmp_path, [entry("b.tar", 5), entry("c.tar", 3)])
     assert [shard.samples for shard in manifest.shards] == [1, 5, 3]
-    again = read_manifest(tmp_path)
-    assert again is not None
-    assert again.shards == manifest.shards
+    reread = read_manifest(tmp_path)
+    assert reread is not None
+    assert reread.shards == manifest.shards
     assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
 
 
-def test_a_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
+def test_reading_a_folder_without_a_manifest_returns_none(tmp_path: Path) -> None:
     assert read_manifest(tmp_path) is None
     assert read_manifest(tmp_path / "missing") is None
 
@@ -74,7 +74,7 @@ def test_a_folder_without_a_manifest_has_none(tmp_path: Path) -> None:
     ],
     ids=range(15),
 )
-def test_a_malformed_manifest_is_a_data_error_that_names_it(text: str, tmp_path: Path) -> None:
+def test_the_error_of_a_malformed_manifest_names_it(text: str, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(text)
     with pytest.raises(DataError, match=r"manifest.*manifest\.json"):
         read_manifest(tmp_path)
@@ -87,7 +87,7 @@ def test_a_shard_listed_twice_is_a_data_error(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_shards_of_another_format_are_not_mixed_in(tmp_path: Path) -> None:
+def test_a_manifest_refuses_shards_of_another_format(tmp_path: Path) -> None:
     write_manifest(tmp_path, [entry("a.tar")])
     with pytest.raises(DataError, match="holds tar shards, not parquet"):
         write_manifest(tmp_path, [entry("a.parquet")], "parquet")
@@ -108,7 +108,7 @@ def test_ten_thousand_shards_load_in_50_ms(tmp_path: Path) -> None:
         folder = tmp_path / str(copy)
         folder.mkdir()
         (folder / MANIFEST).write_bytes((tmp_path / MANIFEST).read_bytes())
-        start = time.process_time()  # of this process alone: others may keep the machine busy
+        start = time.process_time()  # CPU time of this process: the machine may be busy
         manifest = read_manifest(folder)
         times.append(time.process_time() - start)
         assert manifest is not None
@@ -116,14 +116,14 @@ def test_ten_thousand_shards_load_in_50_ms(tmp_path: Path) -> None:
     assert min(times) < 0.05
 
 
-def _add(folder: str, worker: int) -> None:
+def add_entries(folder: str, worker: int) -> None:
     for number in range(10):
         write_manifest(folder, [entry(f"{worker}-{number}.tar")])
 
 
-def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
+def test_processes_that_write_at_the_same_time_lose_no_entry(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_add, args=(str(tmp_path), worker)) for worker in range(3)]
+    workers = [context.Process(target=add_entries, args=(str(tmp_path), worker)) for worker in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -133,7 +133,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(tmp_path: Path) -> N
     assert len(manifest.shards) == 30
 
 
-def test_classes_and_what_it_was_made_of_are_kept(tmp_path: Path) -> None:
+def test_classes_and_the_source_fingerprint_are_stored(tmp_path: Path) -> None:
     write_manifest(tmp_path, [entry("a.tar")], classes=("cat", "d\u00f6g"), made="abc")
     manifest = read_manifest(tmp_path)
     assert manifest is not None
@@ -142,25 +142,25 @@ def test_classes_and_what_it_was_made_of_are_kept(tmp_path: Path) -> None:
     assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), "")
 
 
-def test_a_manifest_elsewhere_is_that_of_a_folder(tmp_path: Path) -> None:
+def test_a_manifest_on_another_storage_has_the_same_bytes(tmp_path: Path) -> None:
     url = "memory://manifest/out"
     assert read_manifest_at(url) is None
-    for place, write in ((tmp_path, write_manifest), (url, None)):
+    for folder, write in ((tmp_path, write_manifest), (url, None)):
         for entries, without in (([entry("a.tar"), entry("b.tar")], ()), ([entry("c.tar", 9)], ("a.tar",))):
             if write is not None:
-                write(place, entries, without=without, classes=["x"])
+                write(folder, entries, without=without, classes=["x"])
             else:
-                write_manifest_at(str(place), Memory(), entries, without=without, classes=["x"])
+                write_manifest_at(str(folder), Memory(), entries, without=without, classes=["x"])
     assert b"".join(Memory().stream(f"{url}/{MANIFEST}")) == (tmp_path / MANIFEST).read_bytes()
     manifest = read_manifest_at(url, Memory())
     assert manifest is not None
     assert [shard.name for shard in manifest.shards] == ["b.tar", "c.tar"]
-    here = read_manifest_at(str(tmp_path))
-    assert here is not None
-    assert here.shards == manifest.shards
+    local = read_manifest_at(str(tmp_path))
+    assert local is not None
+    assert local.shards == manifest.shards
 
 
-def test_a_malformed_manifest_elsewhere_is_a_data_error() -> None:
+def test_a_malformed_manifest_on_another_storage_is_a_data_error() -> None:
     with Memory().put("memory://manifest/bad/manifest.json") as upload:
         upload.write(b"{}")
         upload.commit()

@@ -1,4 +1,4 @@
-"""Map-style datasets are read by number, and their failures have one."""
+"""Map-style datasets are read by index, and errors name the index."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from penstock.errors import DataError, PlanError
 
 
 class Pairs:
-    def __init__(self, many: int, fail: int = -1) -> None:
-        self.many, self.fail = many, fail
+    def __init__(self, length: int, failing_index: int = -1) -> None:
+        self.length, self.failing_index = length, failing_index
 
     def __len__(self) -> int:
-        return self.many
+        return self.length
 
-    def __getitem__(self, number: int) -> Any:
-        if number == self.fail:
+    def __getitem__(self, index: int) -> Any:
+        if index == self.failing_index:
             raise KeyError("no such thing")
-        return f"image {number}", number
+        return f"image {index}", index
 
 
-def test_items_become_samples_by_name() -> None:
+def test_the_values_of_items_are_named_by_fields() -> None:
     ds = ps.from_torch(Pairs(5))
     assert len(ds) == 5
     assert ds.take_all() == [{"image": f"image {n}", "label": n} for n in range(5)]
@@ -45,18 +45,18 @@ def test_dicts_and_single_values_are_samples_too() -> None:
     assert ps.from_torch(["text"]).first() == {"image": "text"}
 
 
-def test_a_list_is_one_value_under_one_name() -> None:
+def test_a_list_is_one_value_if_there_is_one_field() -> None:
     words = [["ab", "bc"], ["a"], []]
-    assert ps.from_torch(words, fields=("words",)).take_all() == [{"words": one} for one in words]
+    assert ps.from_torch(words, fields=("words",)).take_all() == [{"words": item} for item in words]
     assert ps.from_torch([[1, 2]]).first() == {"image": 1, "label": 2}
 
 
-def test_as_many_names_as_values() -> None:
-    with pytest.raises(DataError, match="an item has 2 values and there are names for 3: a, b, c"):
+def test_there_must_be_as_many_names_as_values() -> None:
+    with pytest.raises(DataError, match="an item has 2 values, but there are 3 field names: a, b, c"):
         ps.from_torch(Pairs(2), fields=("a", "b", "c")).first()
-    with pytest.raises(DataError, match="an item has 1 value and there are names for 2: a, b"):
+    with pytest.raises(DataError, match="an item has 1 value, but there are 2 field names: a, b"):
         ps.from_torch(["text"], fields=("a", "b")).first()
-    with pytest.raises(PlanError, match="a name comes twice"):
+    with pytest.raises(PlanError, match="a name occurs twice"):
         ps.from_torch(Pairs(2), fields=("a", "a"))
 
 
@@ -65,21 +65,21 @@ def test_a_torch_dataset_is_read() -> None:
     assert [int(s["label"]) for s in ps.from_torch(data)] == [0, 2, 4, 6]
 
 
-def test_a_failing_item_is_named_or_skipped() -> None:
+def test_the_error_of_a_failing_item_names_it_and_it_can_be_skipped() -> None:
     with pytest.raises(DataError, match=r"KeyError.*no such thing.*key: 2"):
-        list(ps.from_torch(Pairs(5, fail=2)))
-    assert len(list(ps.from_torch(Pairs(5, fail=2)).on_error("skip"))) == 4
-    with pytest.raises(DataError, match="an item has 3 values and there are names for 2"):
+        list(ps.from_torch(Pairs(5, failing_index=2)))
+    assert len(list(ps.from_torch(Pairs(5, failing_index=2)).on_error("skip"))) == 4
+    with pytest.raises(DataError, match="an item has 3 values, but there are 2 field names"):
         ps.from_torch([(1, 2, 3)]).first()
 
 
 @pytest.mark.parametrize("given", [iter(()), 7])
-def test_what_has_no_items_by_number_is_refused(given: Any) -> None:
+def test_an_object_without_items_by_index_is_refused(given: Any) -> None:
     with pytest.raises(PlanError, match="items by number"):
         ps.from_torch(given)
 
 
 @pytest.mark.parametrize("fields", ["image", (), (1,)])
-def test_fields_are_names(fields: Any) -> None:
+def test_fields_must_be_names(fields: Any) -> None:
     with pytest.raises(PlanError, match="give names"):
         ps.from_torch(Pairs(1), fields=fields)

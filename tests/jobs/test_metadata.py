@@ -75,7 +75,7 @@ def test_values_without_a_common_type_are_an_error_and_the_old_file_stays(tmp_pa
         write_metadata([*ROWS, {"input": "x", "n": "text", "label": ""}], path, None)
     with pytest.raises(DataError, match=r"'n'.*key: big"):
         write_metadata([{"input": "big", "n": 1 << 70}], path, None)
-    with pytest.raises(DataError, match="has no place in CSV"):
+    with pytest.raises(DataError, match="cannot be stored in CSV"):
         write_metadata([{"input": "x", "n": [1]}], str(tmp_path / "m.csv"), None)
     assert ps.read_parquet(path).take_all() == ROWS
     assert os.listdir(tmp_path) == ["m.parquet"]

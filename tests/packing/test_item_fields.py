@@ -55,7 +55,7 @@ def test_a_file_behind_an_item_is_kept_as_it_is(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_none_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="float pixels lie in"):
+    with pytest.raises(ValueError, match="float pixels must be in"):
         as_fields({"image": np.full((4, 4, 3), -2.0)}, "png")
 
 

@@ -106,7 +106,7 @@ def test_tfrecords_come_back(tmp_path: Path) -> None:
 
 
 def test_samples_of_a_csv_have_the_same_fields(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="a sample has the fields a, b, and the first has a"):
+    with pytest.raises(DataError, match="a sample has the fields a, b, but the first sample has a"):
         ps.from_items([{"a": 1}, {"a": 1, "b": 2}]).write_csv(str(tmp_path))
     assert not list(tmp_path.iterdir())
 

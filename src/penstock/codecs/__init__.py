@@ -1,4 +1,4 @@
-"""Bytes to values and back: images, audio, arrays, text, by extension or as named."""
+"""Decode bytes to values and encode values to bytes: images, audio, arrays, text, documents."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from penstock.codecs.registry import Spec as Spec
     from penstock.codecs.registry import check_spec as check_spec
     from penstock.codecs.registry import decoder as decoder
+    from penstock.codecs.registry import decoder_by_spec as decoder_by_spec
     from penstock.codecs.registry import encode as encode
-    from penstock.codecs.registry import explicit as explicit
     from penstock.codecs.registry import extension as extension
     from penstock.codecs.registry import is_image as is_image
 else:

@@ -30,7 +30,7 @@ _NPY_MAGIC = b"\x93NUMPY"
 _NPY_HEADER_MAX_BYTES = 10_000  # numpy's own bound: literal_eval is slow, or worse, on long text
 _PYTHON2_LONG = re.compile(rb"(?<=\d)L(?=[,)])")  # numpy under Python 2 wrote shapes as (3L, 4L)
 
-# What zipfile lets out of damaged archives; RuntimeError is an encrypted one.
+# What zipfile raises for damaged archives; RuntimeError means an encrypted one.
 _ARCHIVE_ERRORS = (
     *(zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError),
     *(zlib.error, lzma.LZMAError, struct.error),
@@ -43,10 +43,10 @@ _TENBIN_DTYPES = ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u
 
 
 def as_array(value: Any) -> Array | None:
-    """Return an array or tensor as a numpy array, without a copy if it is on the CPU; ``None`` for others."""
+    """Return an array or tensor as a numpy array, without a copy if it is on the CPU; ``None`` for any other value."""
     if isinstance(value, np.ndarray):
         return value
-    # A value can be a tensor only if someone has imported torch already.
+    # A value can be a tensor only if torch has been imported already.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         array: Array = value.detach().cpu().numpy()
@@ -55,15 +55,15 @@ def as_array(value: Any) -> Array | None:
 
 
 def decode_npy(data: bytes, limits: Limits) -> Array:
-    """Return the array of an npy file, fresh and writable.
+    """Return the array in an npy file as a new, writable array.
 
     Raises:
         OverLimit: The header declares more than ``limits.bytes``.
-        ValueError: It is not an npy file, is cut short, or holds Python objects.
+        ValueError: The data is not an npy file, is truncated, or holds Python objects.
     """
     header = _npy_header(data)
     count = math.prod(header.shape)
-    # A dtype of no size still costs numpy a byte an element.
+    # A dtype of size 0 still costs numpy one byte per element.
     limits.check_bytes(count * max(1, header.dtype.itemsize), "npy array")
     needed, present = count * header.dtype.itemsize, len(data) - header.size
     if present < needed:
@@ -76,13 +76,13 @@ def encode_npy(value: Any) -> bytes:
     """Return an array, tensor or number as an npy file.
 
     Raises:
-        TypeError: It is none of these.
-        ValueError: It holds Python objects.
+        TypeError: The value is none of these.
+        ValueError: The array holds Python objects.
     """
     array = as_array(value)
     if array is None:
         if not isinstance(value, bool | int | float | complex | np.generic):
-            raise TypeError("an array, tensor or number is expected")
+            raise TypeError("expected an array, tensor or number")
         array = np.asarray(value)
     stream = BytesIO()
     _write_npy(stream, array)
@@ -90,57 +90,57 @@ def encode_npy(value: Any) -> bytes:
 
 
 def decode_npz(data: bytes, limits: Limits) -> dict[str, Any]:
-    """Return the arrays of an npz file by name; a member that is not an npy file stays bytes.
+    """Return the arrays in an npz file by name; a member that is not an npy file stays bytes.
 
     Raises:
-        OverLimit: Its members together exceed ``limits.bytes``, or ``limits.ratio`` times the file.
-        ValueError: It is not an npz file, is damaged, names an array twice, or holds Python objects.
+        OverLimit: The members together exceed ``limits.bytes``, or ``limits.ratio`` times the size of the file.
+        ValueError: The data is not an npz file, is damaged, names an array twice, or holds Python objects.
     """
     try:
         with zipfile.ZipFile(BytesIO(data)) as archive:
             _check_archive(archive, len(data), limits, "npz archive")
             return _npz_members(archive, limits)
     except _ARCHIVE_ERRORS as exc:
-        raise ValueError(f"damaged or unknown npz archive: {exc}") from exc
+        raise ValueError(f"damaged or unsupported npz archive: {exc}") from exc
 
 
 def encode_npz(value: Any) -> bytes:
     """Return a mapping from names to arrays as a compressed npz file; equal arrays give equal bytes.
 
     Raises:
-        TypeError: It is not a mapping from text to arrays.
+        TypeError: The value is not a mapping from strings to arrays.
         ValueError: An array holds Python objects.
     """
     if not isinstance(value, Mapping):
-        raise TypeError("a dict of arrays is expected")
+        raise TypeError("expected a dict of arrays")
     stream = BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, part in value.items():
             array = as_array(part)
             if array is None or not isinstance(name, str):
-                raise TypeError(f"names are text and values arrays; {name!r} is a {type(part).__name__}")
+                raise TypeError(f"expected string keys and array values; {name!r} holds a {type(part).__name__}")
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 _write_npy(member, array)
     return stream.getvalue()
 
 
 def decode_tenbin(data: bytes) -> list[Array]:
-    """Return the arrays of a tenbin file, fresh and writable.
+    """Return the arrays in a tenbin file as new, writable arrays.
 
     Raises:
-        ValueError: It is not tenbin, is cut short, or its parts contradict each other.
+        ValueError: The data is not tenbin, is truncated, or a header contradicts its array.
     """
     chunks = list(_tenbin_chunks(memoryview(data)))
     if len(chunks) % 2:
-        raise ValueError("truncated tenbin data: the last array has a header only")
+        raise ValueError("truncated tenbin data: the last array has only a header")
     return [_tenbin_array(header, body) for header, body in zip(chunks[::2], chunks[1::2], strict=True)]
 
 
 def encode_tenbin(value: Any) -> bytes:
-    """Return one array, or a list of them, as tenbin: readable by WebDataset, except uint32, which it cannot.
+    """Return an array, or a list of arrays, as tenbin; WebDataset reads the result, except for uint32 arrays.
 
     Raises:
-        TypeError: It is neither, or a dtype is none of tenbin's: floats, signed and unsigned integers.
+        TypeError: The value is neither, or tenbin cannot hold a dtype: it has floats, signed and unsigned integers.
         ValueError: An array has more than nine dimensions.
     """
     parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
@@ -148,7 +148,7 @@ def encode_tenbin(value: Any) -> bytes:
     for part in parts:
         array = as_array(part)
         if array is None:
-            raise TypeError(f"arrays are expected, not {type(part).__name__}")
+            raise TypeError(f"expected arrays, not {type(part).__name__}")
         kind = f"{array.dtype.kind}{array.dtype.itemsize}"
         if kind not in _TENBIN_DTYPES:
             raise TypeError(f"tenbin cannot hold {array.dtype}; cast the array first")
@@ -163,7 +163,7 @@ def encode_tenbin(value: Any) -> bytes:
 
 
 def pth_decoder(limits: Limits, *, trust_pickle: bool = False) -> Callable[[bytes], Any]:
-    """Return the decoder of files written by ``torch.save``.
+    """Return a function that decodes files written by ``torch.save``.
 
     Raises:
         MissingExtra: torch is not installed.
@@ -173,33 +173,33 @@ def pth_decoder(limits: Limits, *, trust_pickle: bool = False) -> Callable[[byte
 
 
 def decode_pth(data: bytes, limits: Limits, trust_pickle: bool = False) -> Any:
-    """Return what ``torch.save`` stored, on the CPU: tensors and plain values unless pickle is trusted.
+    """Return what ``torch.save`` stored, on the CPU: only tensors and plain values, unless pickle is trusted.
 
     Raises:
-        OverLimit: The archive unfolds beyond the limits.
-        ValueError: It is not such a file, or holds other objects and ``trust_pickle`` is false.
+        OverLimit: The archive expands beyond the limits.
+        ValueError: The data is not a pth file, or holds other objects and ``trust_pickle`` is false.
         MissingExtra: torch is not installed.
     """
     torch = _torch("pth files")
     try:
-        # The older format of torch is no archive and does not unfold.
+        # The older format of torch is not an archive, so it does not expand.
         if data.startswith(b"PK"):
             with zipfile.ZipFile(BytesIO(data)) as archive:
                 _check_archive(archive, len(data), limits, "pth archive")
         return torch.load(BytesIO(data), map_location="cpu", weights_only=not trust_pickle)
     except pickle.UnpicklingError as exc:
         raise ValueError(
-            "the pth file is damaged, or holds objects beyond tensors and plain values: these are pickle, "
-            "can run code and are refused; decode(trust_pickle=True) if you trust this data"
+            "the pth file is damaged, or holds objects other than tensors and plain values: such objects are pickled, "
+            "can run code and are refused; pass decode(trust_pickle=True) if you trust this data"
         ) from exc
     except OverLimit:
         raise
-    except Exception as exc:  # torch lets almost any exception out of damaged data
+    except Exception as exc:  # torch raises almost any exception for damaged data
         raise ValueError(f"damaged pth file: {exc}") from exc
 
 
 def encode_pth(value: Any) -> bytes:
-    """Return a value in torch's own file format.
+    """Return a value as ``torch.save`` stores it.
 
     Raises:
         MissingExtra: torch is not installed.
@@ -211,7 +211,7 @@ def encode_pth(value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _NpyHeader:
-    """What an npy file says of its array, and how many bytes it takes to say it."""
+    """The header of an npy file; ``size`` is the number of bytes before the array."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -236,48 +236,48 @@ def _npy_header(data: bytes) -> _NpyHeader:
 
 def _parsed_npy_header(raw: bytes, charset: str, size: int) -> _NpyHeader:
     try:
-        said = ast.literal_eval(_PYTHON2_LONG.sub(b"", raw).decode(charset))
-        shape, fortran = said["shape"], said["fortran_order"]
-        dtype = np.lib.format.descr_to_dtype(said["descr"])
+        header = ast.literal_eval(_PYTHON2_LONG.sub(b"", raw).decode(charset))
+        shape, fortran = header["shape"], header["fortran_order"]
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
     except (ValueError, TypeError, SyntaxError, KeyError, IndexError, RecursionError, MemoryError) as exc:
         raise ValueError(f"damaged npy header: {exc}") from exc
-    sound = isinstance(shape, tuple) and all(type(size) is int and size >= 0 for size in shape)
-    if not sound or type(fortran) is not bool:
+    shape_is_valid = isinstance(shape, tuple) and all(type(length) is int and length >= 0 for length in shape)
+    if not shape_is_valid or type(fortran) is not bool:
         raise ValueError(f"damaged npy header: shape {shape!r}, fortran_order {fortran!r}")
     if dtype.hasobject:
-        raise ValueError("the npy array holds Python objects: these are pickle, can run code and are refused")
+        raise ValueError("the npy array holds Python objects, which are pickled, can run code and are refused")
     return _NpyHeader(shape, dtype, fortran, size)
 
 
 def _write_npy(stream: Any, array: Array) -> None:
     if array.dtype.hasobject:
-        raise ValueError("an array of Python objects would need pickle, which is refused")
+        raise ValueError("an array of Python objects can only be stored as pickle, which is refused")
     np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def _check_archive(archive: zipfile.ZipFile, stored: int, limits: Limits, what: str) -> None:
-    """Check the declared sizes, which zipfile never reads beyond."""
-    unfolded = sum(member.file_size for member in archive.infolist())
-    limits.check_bytes(unfolded, what)
-    limits.check_ratio(stored, unfolded, what)
+def _check_archive(archive: zipfile.ZipFile, stored_bytes: int, limits: Limits, label: str) -> None:
+    """Check the declared sizes, beyond which zipfile never reads."""
+    expanded_bytes = sum(member.file_size for member in archive.infolist())
+    limits.check_bytes(expanded_bytes, label)
+    limits.check_ratio(stored_bytes, expanded_bytes, label)
 
 
 def _npz_members(archive: zipfile.ZipFile, limits: Limits) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
-        if name in found:
+        if name in members:
             raise ValueError(f"the npz archive has two members named {name!r}")
         raw = archive.read(member)
-        found[name] = decode_npy(raw, limits) if raw.startswith(_NPY_MAGIC) else raw
-    return found
+        members[name] = decode_npy(raw, limits) if raw.startswith(_NPY_MAGIC) else raw
+    return members
 
 
 def _tenbin_chunks(data: memoryview) -> Iterator[memoryview]:
     offset = 0
     while offset < len(data):
         if data[offset : offset + 8] != _TENBIN_MAGIC:
-            raise ValueError(f"not tenbin data: no chunk begins at byte {offset}")
+            raise ValueError(f"not tenbin data: no chunk starts at byte {offset}")
         start = offset + 16
         size = int.from_bytes(data[offset + 8 : start], "little", signed=True)
         if size < 0 or start + size > len(data):
@@ -297,13 +297,13 @@ def _tenbin_array(header: memoryview, body: memoryview) -> Array:
         raise ValueError(f"damaged tenbin header: {ndim} dimensions, shape {tuple(shape)}")
     dtype = np.dtype(f"<{kind}")
     if math.prod(shape) * dtype.itemsize != len(body):
-        raise ValueError(f"a tenbin array of {dtype} {tuple(shape)} cannot have {len(body)} bytes")
+        raise ValueError(f"damaged tenbin data: {len(body)} bytes for a {dtype} array of shape {tuple(shape)}")
     return np.ndarray(tuple(shape), dtype, body).copy()
 
 
-def _torch(what: str) -> ModuleType:
+def _torch(feature: str) -> ModuleType:
     try:
         import torch
     except ImportError as exc:
-        raise MissingExtra(what, "torch") from exc
+        raise MissingExtra(feature, "torch") from exc
     return torch

@@ -1,6 +1,6 @@
-"""Sound: WAV, FLAC, Ogg and MP3 by libsndfile, as ``{"array": float32, "sampling_rate": int}``.
+"""Audio files (WAV, FLAC, Ogg, MP3) by libsndfile, decoded to ``{"array": float32, "sampling_rate": int}``.
 
-The array is ``(frames,)`` for one channel, else ``(frames, channels)``, in -1..1.
+The array has the shape ``(frames,)`` for one channel, else ``(frames, channels)``; its values are in -1..1.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from penstock.codecs.arrays import as_array
 from penstock.codecs.limits import Limits
 from penstock.errors import MissingExtra
 
-EXTENSIONS = ("wav", "flac", "ogg", "oga", "opus", "mp3", "aiff", "aif")
+AUDIO_EXTENSIONS = ("wav", "flac", "ogg", "oga", "opus", "mp3", "aiff", "aif")
 
-# Told by content, and only these: libsndfile would also try two dozen formats nobody trains on.
+# Only these formats, recognised by content: libsndfile would also try two dozen that no dataset needs.
 _MAGICS = (b"RIFF", b"RIFX", b"RF64", b"fLaC", b"OggS", b"FORM", b"ID3")
-_SAMPLE_BYTES = 4
-_BLOCK_FRAMES = 1 << 16
-_UNSAID = 2**63 - 1  # libsndfile's count where the file does not tell, as in FLAC made by a pipe
+_VALUE_BYTES = 4  # one float32
+_CHUNK_FRAMES = 1 << 16
+_UNKNOWN_FRAMES = 2**63 - 1  # libsndfile's count where the file has none, as in FLAC written to a pipe
 
-# Lossless where the format can be. FLAC has no floats: 24 bits keep them to 6e-8.
+# Lossless where the format allows it. FLAC has no floats: 24 bits keep them to within 6e-8.
 _FLOATS, _SHORTS, _LONGS = "f", "i2", "i4"
 _SUBTYPES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "wav": ("WAV", {_FLOATS: "FLOAT", _SHORTS: "PCM_16", _LONGS: "PCM_32"}),
@@ -40,8 +40,8 @@ _SUBTYPES: Mapping[str, tuple[str, Mapping[str, str]]] = {
 }
 
 
-def decoder(limits: Limits) -> Callable[[bytes], dict[str, Any]]:
-    """Return the decoder of audio files; the kind of file is told by its content.
+def audio_decoder(limits: Limits) -> Callable[[bytes], dict[str, Any]]:
+    """Return a function that decodes audio files; the format is recognised by content.
 
     Raises:
         MissingExtra: The package soundfile is not installed.
@@ -51,19 +51,19 @@ def decoder(limits: Limits) -> Callable[[bytes], dict[str, Any]]:
 
 
 def decode_audio(data: bytes, limits: Limits) -> dict[str, Any]:
-    """Return the whole sound and its rate.
+    """Decode a whole audio file.
 
     Raises:
-        OverLimit: It declares, or has, more than ``limits.bytes`` as float32.
-        ValueError: It is no audio file that is known here, is damaged or is cut short.
+        OverLimit: The file declares, or holds, more than ``limits.bytes`` as float32.
+        ValueError: The format is not supported, or the file is damaged or truncated.
         MissingExtra: The package soundfile is not installed.
     """
     soundfile = _soundfile()
     if not _looks_like_audio(data):
         raise ValueError(f"not an audio file (WAV, FLAC, Ogg, MP3, AIFF): it starts with {bytes(data[:8])!r}")
     try:
-        with _forward_reader()(_QuietStream(data)) as sound:
-            return {"array": _read(sound, limits), "sampling_rate": int(sound.samplerate)}
+        with _forward_only_file()(_LenientStream(data)) as file:
+            return {"array": _read_frames(file, limits), "sampling_rate": int(file.samplerate)}
     except soundfile.LibsndfileError as exc:
         raise ValueError(f"damaged audio file: {exc.error_string}") from exc
 
@@ -71,52 +71,52 @@ def decode_audio(data: bytes, limits: Limits) -> dict[str, Any]:
 def encode_audio(value: Any, extension: str) -> bytes:
     """Return ``{"array", "sampling_rate"}`` or ``(array, rate)`` in the format of the extension.
 
-    WAV and AIFF keep float32, int16 and int32 exactly; FLAC keeps int16 exactly and all else to 24 bits;
-    Ogg, Opus and MP3 are lossy. Formats without floats take values in -1..1 only.
+    WAV and AIFF keep float32, int16 and int32 exactly; FLAC keeps int16 exactly and anything else to 24 bits;
+    Ogg, Opus and MP3 are lossy. Formats without floats take only values in -1..1.
 
     Raises:
-        TypeError: It is neither, or the array's dtype is not a float, int16 or int32.
-        ValueError: Its shape is not ``(frames,)`` or ``(frames, channels)``, or values are out of range.
+        TypeError: The value is neither, or the array's dtype is not a float, int16 or int32.
+        ValueError: The shape is not ``(frames,)`` or ``(frames, channels)``, or values are out of range.
         MissingExtra: The package soundfile is not installed.
     """
-    array, rate = _sound(value)
+    array, rate = _array_and_rate(value)
     kind = _FLOATS if array.dtype.kind == "f" else f"{array.dtype.kind}{array.dtype.itemsize}"
     container, subtypes = _SUBTYPES[extension]
     if kind not in subtypes:
-        raise TypeError(f"sound is float, int16 or int32, not {array.dtype}")
+        raise TypeError(f"audio must be float, int16 or int32, not {array.dtype}")
     if array.ndim not in (1, 2):
-        raise ValueError(f"sound has the shape (frames,) or (frames, channels), not {array.shape}")
+        raise ValueError(f"audio must have the shape (frames,) or (frames, channels), not {array.shape}")
     if kind == _FLOATS and subtypes[kind] != "FLOAT" and array.size and not float(np.abs(array).max()) <= 1:
-        raise ValueError(f"{container} holds values in -1..1 only")
-    return _written(array, rate, container, subtypes[kind])
+        raise ValueError(f"{container} holds only values in -1..1")
+    return _encoded(array, rate, container, subtypes[kind])
 
 
-def _sound(value: Any) -> tuple[npt.NDArray[Any], int]:
+def _array_and_rate(value: Any) -> tuple[npt.NDArray[Any], int]:
     if isinstance(value, Mapping) and {"array", "sampling_rate"} <= value.keys():
-        samples, rate = value["array"], value["sampling_rate"]
+        frames, rate = value["array"], value["sampling_rate"]
     elif isinstance(value, tuple) and len(value) == 2:
-        samples, rate = value
+        frames, rate = value
     else:
-        raise TypeError('sound is {"array": ..., "sampling_rate": ...} or (array, rate)')
-    array = as_array(samples)
+        raise TypeError('audio must be {"array": ..., "sampling_rate": ...} or (array, rate)')
+    array = as_array(frames)
     if array is None:
-        raise TypeError(f"sound needs an array, not {type(samples).__name__}")
+        raise TypeError(f"audio needs an array, not {type(frames).__name__}")
     return array, int(rate)
 
 
-def _written(array: npt.NDArray[Any], rate: int, container: str, subtype: str) -> bytes:
+def _encoded(array: npt.NDArray[Any], rate: int, container: str, subtype: str) -> bytes:
     soundfile = _soundfile()
     channels = 1 if array.ndim == 1 else array.shape[1]
-    # libsndfile takes these four types only; half and long double become their neighbours.
+    # libsndfile takes only float32 and float64; half precision is widened, long double narrowed.
     if array.dtype.kind == "f" and array.dtype.itemsize not in (4, 8):
         array = array.astype(np.float32 if array.dtype.itemsize < 4 else np.float64)
     array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("="))
     stream = BytesIO()
     try:
-        with soundfile.SoundFile(stream, "w", rate, channels, subtype, format=container) as sound:
-            # In blocks: libsndfile's Vorbis encoder puts a whole write on the stack.
-            for start in range(0, len(array), _BLOCK_FRAMES):
-                sound.write(array[start : start + _BLOCK_FRAMES])
+        with soundfile.SoundFile(stream, "w", rate, channels, subtype, format=container) as file:
+            # In chunks: libsndfile's Vorbis encoder puts a whole write on the stack.
+            for start in range(0, len(array), _CHUNK_FRAMES):
+                file.write(array[start : start + _CHUNK_FRAMES])
     except soundfile.LibsndfileError as exc:
         problem = f"{container} cannot hold {channels} channels at {rate} Hz"
         raise ValueError(f"{problem}: {exc.error_string}") from exc
@@ -124,38 +124,41 @@ def _written(array: npt.NDArray[Any], rate: int, container: str, subtype: str) -
 
 
 def _looks_like_audio(data: bytes) -> bool:
-    # MP3 without a tag begins with a frame: eleven bits set.
+    # MP3 without a tag begins with a frame header, whose first eleven bits are set.
     return data.startswith(_MAGICS) or (len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0)
 
 
-def _read(sound: Any, limits: Limits) -> npt.NDArray[np.float32]:
-    declared, width = sound.frames, sound.channels * _SAMPLE_BYTES
-    if declared == _UNSAID:
-        return _read_to_the_end(sound, limits)
-    limits.check_bytes(declared * width, "audio")
-    array: npt.NDArray[np.float32] = sound.read(declared, dtype="float32")
+def _read_frames(file: Any, limits: Limits) -> npt.NDArray[np.float32]:
+    declared, frame_bytes = file.frames, file.channels * _VALUE_BYTES
+    if declared == _UNKNOWN_FRAMES:
+        return _read_until_end(file, limits)
+    limits.check_bytes(declared * frame_bytes, "audio")
+    array: npt.NDArray[np.float32] = file.read(declared, dtype="float32")
     if len(array) == declared:
         return array
-    if sound.format == "FLAC":
+    if file.format == "FLAC":
         raise ValueError(f"truncated FLAC file: {declared} frames declared, {len(array)} present")
-    # MP3 only estimates its length; the copy lets go of the rest.
+    # MP3 files only estimate their length; the copy frees the unused end of the buffer.
     return array.copy()
 
 
-def _read_to_the_end(sound: Any, limits: Limits) -> npt.NDArray[np.float32]:
-    blocks = [np.empty((0,) if sound.channels == 1 else (0, sound.channels), np.float32)]
+def _read_until_end(file: Any, limits: Limits) -> npt.NDArray[np.float32]:
+    chunks = [np.empty((0,) if file.channels == 1 else (0, file.channels), np.float32)]
     size = 0
     while True:
-        block = sound.read(_BLOCK_FRAMES, dtype="float32")
-        if not len(block):
-            return np.concatenate(blocks)
-        size += block.nbytes
+        chunk = file.read(_CHUNK_FRAMES, dtype="float32")
+        if not len(chunk):
+            return np.concatenate(chunks)
+        size += chunk.nbytes
         limits.check_bytes(size, "audio")
-        blocks.append(block)
+        chunks.append(chunk)
 
 
-class _QuietStream(BytesIO):
-    """Bytes to seek in: damaged files send libsndfile before the start, where an error would be printed."""
+class _LenientStream(BytesIO):
+    """A stream whose invalid seeks go to its start: libsndfile seeks to negative offsets in damaged files.
+
+    An exception from such a seek would be printed by the callback of soundfile, not raised.
+    """
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         try:
@@ -165,15 +168,15 @@ class _QuietStream(BytesIO):
 
 
 @cache
-def _forward_reader() -> type[Any]:
-    """soundfile's reader without its seek after every read, which fails where the length is not said."""
+def _forward_only_file() -> type[Any]:
+    """Return ``SoundFile`` without its seek after every read, which fails where the length is unknown."""
     soundfile = _soundfile()
 
-    class ForwardReader(soundfile.SoundFile):  # type: ignore[name-defined, misc]
+    class ForwardOnlyFile(soundfile.SoundFile):  # type: ignore[name-defined, misc]
         def seekable(self) -> bool:
             return False
 
-    return ForwardReader
+    return ForwardOnlyFile
 
 
 def _soundfile() -> ModuleType:

@@ -1,7 +1,7 @@
-"""Typed features: what the fields of a table mean, as small values, and as the metadata that Hugging Face reads.
+"""Typed features: what the fields of a table mean, and the schema metadata in which Hugging Face describes them.
 
-A file whose schema carries this metadata loads in ``datasets`` with its features, and files of theirs are decoded here
-by what they say: ``decode()`` without arguments follows it.
+A file whose schema has this metadata loads in ``datasets`` with its features. In the other direction, ``decode()``
+without arguments decodes the files that ``datasets`` writes by the features in their metadata.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any, TypeAlias, cast
 
 from penstock.errors import MissingExtra, PlanError
 
-METADATA = b"huggingface"  # the key of an Arrow schema's metadata under which features are described
+METADATA_KEY = b"huggingface"  # the key in the metadata of an Arrow schema under which features are described
 _DTYPE = re.compile(r"[a-z][a-z0-9_]*([\[(][^\])]*[\])])?")
 _NUMBERS = re.compile(r"u?int(8|16|32|64)|float(16|32|64)|bool")
 
 
 class Feature:
-    """What one field holds; the kinds below are all there are."""
+    """What one field holds; the classes below are all the features there are."""
 
     __slots__ = ()
 
 
-Given: TypeAlias = "Feature | Mapping[str, Given]"  # what a user may write for one: nested dicts are structs
+FeatureLike: TypeAlias = "Feature | Mapping[str, FeatureLike]"  # what users may pass: a nested dict is a struct
 
 
 @dataclass(frozen=True, slots=True)
 class Value(Feature):
-    """A number, text, bytes or a moment, by the name of its Arrow type: ``"int64"``, ``"string"``, ``"binary"``."""
+    """A number, text, bytes, date or time, by the name of its Arrow type: ``"int64"``, ``"string"``, ``"binary"``."""
 
     dtype: str = "string"
 
@@ -40,13 +40,13 @@ class Value(Feature):
 
     @property
     def is_number(self) -> bool:
-        """Whether an array can hold many of them."""
+        """Whether a numpy array can hold such values: integers, floats and bools."""
         return _NUMBERS.fullmatch(self.dtype) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Image(Feature):
-    """A picture, stored as the bytes of its file; decoded to uint8, as stored or in ``mode`` (``"RGB"``, ``"L"``)."""
+    """An image, stored as the bytes of its file; decoded to uint8, as stored or in ``mode`` (``"RGB"``, ``"L"``)."""
 
     mode: str | None = None
     decode: bool = True
@@ -54,9 +54,9 @@ class Image(Feature):
 
 @dataclass(frozen=True, slots=True)
 class Audio(Feature):
-    """Sound, stored as the bytes of its file; decoded to ``{"array", "sampling_rate"}``, at ``sampling_rate`` if given.
+    """Audio, stored as the bytes of its file; decoded to ``{"array", "sampling_rate"}``, at ``sampling_rate`` if given.
 
-    ``num_channels=1`` mixes several channels into one.
+    ``num_channels=1`` mixes all channels into one.
     """
 
     sampling_rate: int | None = None
@@ -66,52 +66,53 @@ class Audio(Feature):
     def __post_init__(self) -> None:
         rate = self.sampling_rate
         if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int) or rate < 1):
-            raise PlanError(f"Audio(sampling_rate={rate!r}): give samples a second, such as 16000")
+            raise PlanError(f"Audio(sampling_rate={rate!r}): give a rate in Hz, such as 16000")
 
 
 @dataclass(frozen=True, slots=True)
 class ClassLabel(Feature):
-    """A class by its number; ``names`` says what the numbers mean."""
+    """A class, stored as its number; class ``i`` is called ``names[i]``."""
 
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = (self.names,) if isinstance(self.names, str) else tuple(self.names)
         if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
-            raise PlanError(f"ClassLabel({list(names)!r}): give different names")
+            raise PlanError(f"ClassLabel({list(names)!r}): give names that are strings and all different")
         object.__setattr__(self, "names", names)
 
     def number(self, name: str) -> int:
-        """The number of a class.
+        """Return the number of a class.
 
         Raises:
-            ValueError: there is no such class.
+            ValueError: No class has this name.
         """
         if name not in self.names:
-            raise ValueError(f"{name!r} is none of the classes {', '.join(self.names[:8])}")
+            raise ValueError(f"{name!r} is not one of the classes {', '.join(self.names[:8])}")
         return self.names.index(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor(Feature):
-    """An array of one shape and dtype; the first length may be ``None``: it differs from sample to sample."""
+    """An array of a fixed shape and dtype; the first length may be ``None`` if it differs between samples."""
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
         shape = tuple(self.shape)
-        right = all(type(n) is int and n >= 0 for n in shape[1:]) and shape and (shape[0] is None or shape[0] >= 0)
-        if not right or _NUMBERS.fullmatch(self.dtype) is None:
+        rest_is_valid = all(type(length) is int and length >= 0 for length in shape[1:])
+        shape_is_valid = rest_is_valid and shape and (shape[0] is None or shape[0] >= 0)
+        if not shape_is_valid or _NUMBERS.fullmatch(self.dtype) is None:
             raise PlanError(
-                f"Tensor({self.shape!r}, {self.dtype!r}): give lengths and a type, as in (224, 224), 'uint8'"
+                f"Tensor({self.shape!r}, {self.dtype!r}): give a shape and a numeric type, as in (224, 224), 'uint8'"
             )
         object.__setattr__(self, "shape", shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Sequence(Feature):
-    """Any number of values of one kind, or exactly ``length``."""
+    """A list of values of one feature: of any length, or of exactly ``length``."""
 
     feature: Feature
     length: int | None = None
@@ -122,14 +123,14 @@ class Sequence(Feature):
 
 @dataclass(frozen=True, slots=True)
 class Struct(Feature):
-    """Named values inside of one field: what a nested dict of features becomes."""
+    """Named values inside one field; a nested dict of features becomes a ``Struct``."""
 
     fields: tuple[tuple[str, Feature], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OtherFeature(Feature):
-    """A kind that is not known here, kept as it was described, so that writing it again loses nothing."""
+    """A feature without a class of its own, kept as its JSON description, so that it can be written unchanged."""
 
     described: str
 
@@ -138,49 +139,49 @@ Features: TypeAlias = dict[str, Feature]
 
 
 def feature_of(given: Any) -> Feature:
-    """Read what a user wrote for one field: a feature, or a dict of them.
+    """Return the feature that a user passed for one field: a feature itself, or a dict of features as a ``Struct``.
 
     Raises:
-        PlanError: it is neither.
+        PlanError: ``given`` is neither.
     """
     if isinstance(given, Feature):
         return given
     if isinstance(given, Mapping) and all(isinstance(name, str) for name in given):
         return Struct(tuple((name, feature_of(inner)) for name, inner in given.items()))
-    raise PlanError(f"{given!r} is no feature: give one of ps.features, such as Value('int64'), or a dict of them")
+    raise PlanError(f"{given!r} is not a feature: give one of ps.features, such as Value('int64'), or a dict of them")
 
 
 def features_of(metadata: Mapping[bytes, bytes] | None) -> Features | None:
-    """Read the features that an Arrow schema's metadata describes; ``None`` where it says nothing of them.
+    """Return the features described in the metadata of an Arrow schema; ``None`` if it describes none.
 
-    Metadata that cannot be understood is as good as none: the columns are there all the same.
+    Invalid descriptions are ignored, since the columns can be read without them.
     """
     try:
-        described = json.loads((metadata or {})[METADATA])["info"]["features"]
-        return features_from(described)
+        descriptions = json.loads((metadata or {})[METADATA_KEY])["info"]["features"]
+        return features_from(descriptions)
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def metadata_of(features: Mapping[str, Given]) -> dict[bytes, bytes]:
-    """Describe features as the metadata of an Arrow schema."""
-    return {METADATA: json.dumps({"info": {"features": described(features)}}).encode()}
+def metadata_of(features: Mapping[str, FeatureLike]) -> dict[bytes, bytes]:
+    """Return the metadata for an Arrow schema that describes ``features``."""
+    return {METADATA_KEY: json.dumps({"info": {"features": described(features)}}).encode()}
 
 
-def described(features: Mapping[str, Given]) -> dict[str, Any]:
-    """Describe features in the plain dicts and lists that Hugging Face stores."""
+def described(features: Mapping[str, FeatureLike]) -> dict[str, Any]:
+    """Return the description of ``features`` in the dicts and lists that Hugging Face stores as JSON."""
     return {name: _description(feature_of(feature)) for name, feature in features.items()}
 
 
 def features_from(descriptions: Mapping[str, Any]) -> Features:
-    """Read what ``described`` gives, or ``Features.to_dict`` of Hugging Face.
+    """Return the features of a description, as ``described`` or ``datasets.Features.to_dict`` return it.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: ``descriptions`` does not describe features.
     """
     if not isinstance(descriptions, Mapping):
-        raise ValueError(f"features are described by a dict, not by {type(descriptions).__name__}")
-    return {name: _feature(inner) for name, inner in descriptions.items()}
+        raise ValueError(f"features must be described by a dict, not {type(descriptions).__name__}")
+    return {name: _parsed_feature(description) for name, description in descriptions.items()}
 
 
 def _description(feature: Feature) -> Any:
@@ -191,8 +192,8 @@ def _description(feature: Feature) -> Any:
             return {"names": list(names), "_type": "ClassLabel"}
         case Sequence(inner, length):
             return {"feature": _description(inner), "_type": "List", **({} if length is None else {"length": length})}
-        case Struct(inside):
-            return {name: _description(one) for name, one in inside}
+        case Struct(members):
+            return {name: _description(member) for name, member in members}
         case Tensor(shape, dtype):
             if 2 <= len(shape) <= 5:
                 return {"shape": list(shape), "dtype": dtype, "_type": f"Array{len(shape)}D"}
@@ -200,49 +201,51 @@ def _description(feature: Feature) -> Any:
             return _description(Sequence(inner, shape[0]))
         case OtherFeature(text):
             return json.loads(text)
-    usual = type(feature)()  # a description leaves out what is as usual
-    parts = [one.name for one in fields(cast(Any, feature))]
-    said = {name: getattr(feature, name) for name in parts if getattr(feature, name) != getattr(usual, name)}
-    return {**said, "_type": type(feature).__name__}
+    default = type(feature)()  # a description leaves out default values
+    parameters = [field.name for field in fields(cast(Any, feature))]
+    changed = {name: getattr(feature, name) for name in parameters if getattr(feature, name) != getattr(default, name)}
+    return {**changed, "_type": type(feature).__name__}
 
 
-def _feature(told: Any) -> Feature:
-    if isinstance(told, list) and len(told) == 1:  # how lists were described once
-        return Sequence(_feature(told[0]))
-    if not isinstance(told, Mapping):
-        raise ValueError(f"{told!r} describes no feature")
-    kind = told.get("_type")
+def _parsed_feature(description: Any) -> Feature:
+    if isinstance(description, list) and len(description) == 1:  # how old versions of datasets describe lists
+        return Sequence(_parsed_feature(description[0]))
+    if not isinstance(description, Mapping):
+        raise ValueError(f"{description!r} does not describe a feature")
+    kind = description.get("_type")
     if not isinstance(kind, str):
-        return Struct(tuple((name, _feature(inner)) for name, inner in told.items()))
+        return Struct(tuple((name, _parsed_feature(inner)) for name, inner in description.items()))
     if kind == "Value":
-        return Value(told["dtype"])
+        return Value(description["dtype"])
     if kind == "Image":
-        return Image(told.get("mode"), told.get("decode", True))
+        return Image(description.get("mode"), description.get("decode", True))
     if kind == "Audio":
-        return Audio(told.get("sampling_rate"), told.get("num_channels"), told.get("decode", True))
+        get = description.get
+        return Audio(get("sampling_rate"), get("num_channels"), get("decode", True))
     if kind == "ClassLabel":
-        return ClassLabel(tuple(told.get("names") or map(str, range(told.get("num_classes") or 0))))
+        return ClassLabel(tuple(description.get("names") or map(str, range(description.get("num_classes") or 0))))
     if kind in ("List", "Sequence"):
-        return _list(told)
+        return _parsed_list(description)
     if re.fullmatch(r"Array[2-5]D", kind):
-        return Tensor(tuple(told["shape"]), told["dtype"])
-    return OtherFeature(json.dumps(told, sort_keys=True))
+        return Tensor(tuple(description["shape"]), description["dtype"])
+    return OtherFeature(json.dumps(description, sort_keys=True))
 
 
-def _list(told: Mapping[str, Any]) -> Feature:
-    inner, length = _feature(told["feature"]), told.get("length", -1)
+def _parsed_list(description: Mapping[str, Any]) -> Feature:
+    inner, length = _parsed_feature(description["feature"]), description.get("length", -1)
     length = None if length in (-1, None) else int(length)
-    if isinstance(inner, Struct) and told["_type"] == "Sequence":  # stored as a struct of lists, by old habit
+    # datasets stores a Sequence of a struct as a struct of lists, unlike a List of one.
+    if isinstance(inner, Struct) and description["_type"] == "Sequence":
         return Struct(tuple((name, Sequence(feature, length)) for name, feature in inner.fields))
     return Sequence(inner, length)
 
 
-def arrow_type(feature: Given) -> Any:
-    """The Arrow type that a field of this feature is stored as.
+def arrow_type(feature: FeatureLike) -> Any:
+    """Return the Arrow type in which a field of this feature is stored.
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        PlanError: there is no such type.
+        PlanError: Arrow has no type of that name, or the feature is an ``OtherFeature``.
     """
     pa = _pyarrow()
     match feature_of(feature):
@@ -254,22 +257,22 @@ def arrow_type(feature: Given) -> Any:
             return pa.int64()
         case Sequence(inner, length):
             return pa.list_(arrow_type(inner), -1 if length is None else length)
-        case Struct(inside):
-            return pa.struct([(name, arrow_type(one)) for name, one in inside])
+        case Struct(members):
+            return pa.struct([(name, arrow_type(member)) for name, member in members])
         case Tensor(shape, dtype):
             kind = _value_type(dtype)
             for _ in shape:
                 kind = pa.list_(kind)
             return kind
-    raise PlanError(f"a feature of this kind cannot be written: {feature}")
+    raise PlanError(f"the feature {feature} cannot be written: it has no Arrow type")
 
 
-def arrow_schema(features: Mapping[str, Given]) -> Any:
-    """The Arrow schema of a table with these features, which it describes in its metadata.
+def arrow_schema(features: Mapping[str, FeatureLike]) -> Any:
+    """Return the Arrow schema of a table with these features, with their description in its metadata.
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        PlanError: a feature cannot be written.
+        PlanError: A feature has no Arrow type.
     """
     pa = _pyarrow()
     columns = [(name, arrow_type(feature)) for name, feature in features.items()]
@@ -277,31 +280,32 @@ def arrow_schema(features: Mapping[str, Given]) -> Any:
 
 
 def features_by_type(columns: Iterable[tuple[str, Any]]) -> Features:
-    """What can be said of columns by their Arrow types alone: ``(name, type)`` each.
+    """Return the features of columns, given as ``(name, type)``, by their Arrow types alone.
 
     Raises:
         MissingExtra: pyarrow is not installed.
     """
-    return {name: _by_type(kind) for name, kind in columns}
+    return {name: _feature_by_type(arrow) for name, arrow in columns}
 
 
-def _by_type(kind: Any) -> Feature:
+def _feature_by_type(arrow: Any) -> Feature:
     pa = _pyarrow()
-    if isinstance(kind, pa.BaseExtensionType):
-        return _by_type(kind.storage_type)
-    if pa.types.is_struct(kind):
-        inner = [kind.field(number) for number in range(kind.num_fields)]
-        return Struct(tuple((one.name, _by_type(one.type)) for one in inner))
-    if pa.types.is_fixed_size_list(kind):
-        return Sequence(_by_type(kind.value_type), kind.list_size)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return Sequence(_by_type(kind.value_type))
-    if pa.types.is_dictionary(kind):
-        return _by_type(kind.value_type)
-    return Value(_ALIASES.get(str(kind), str(kind)))
+    if isinstance(arrow, pa.BaseExtensionType):
+        return _feature_by_type(arrow.storage_type)
+    if pa.types.is_struct(arrow):
+        members = [arrow.field(number) for number in range(arrow.num_fields)]
+        return Struct(tuple((member.name, _feature_by_type(member.type)) for member in members))
+    if pa.types.is_fixed_size_list(arrow):
+        return Sequence(_feature_by_type(arrow.value_type), arrow.list_size)
+    if pa.types.is_list(arrow) or pa.types.is_large_list(arrow):
+        return Sequence(_feature_by_type(arrow.value_type))
+    if pa.types.is_dictionary(arrow):
+        return _feature_by_type(arrow.value_type)
+    return Value(_DTYPE_NAMES.get(str(arrow), str(arrow)))
 
 
-_ALIASES = {
+# Arrow types whose text is not the name that Hugging Face uses.
+_DTYPE_NAMES = {
     "halffloat": "float16",
     "float": "float32",
     "double": "float64",
@@ -319,7 +323,7 @@ def _value_type(dtype: str) -> Any:
     try:
         return pa.type_for_alias(dtype)
     except ValueError as exc:
-        raise PlanError(f"Value({dtype!r}): there is no such type") from exc
+        raise PlanError(f"Value({dtype!r}): Arrow has no such type") from exc
 
 
 def _pyarrow() -> Any:

@@ -1,4 +1,4 @@
-"""Fields stored under a ``.gz`` extension: bounded decompression, reproducible compression."""
+"""gzip for fields with a ``.gz`` extension: bounded decompression, reproducible compression."""
 
 from __future__ import annotations
 
@@ -7,49 +7,49 @@ import zlib
 
 from penstock.codecs.limits import Limits
 
-MAGIC = b"\x1f\x8b"
-_GZIP_WINDOW = 31  # zlib's number for the largest window with a gzip header and trailer
+GZIP_MAGIC = b"\x1f\x8b"
+_GZIP_WBITS = 31  # zlib's code for the largest history buffer with a gzip header and trailer
 
 
 def decompress(data: bytes, limits: Limits) -> bytes:
-    """Return what a gzip file holds, all its members joined, checksums verified.
+    """Return the content of a gzip file, with all its members joined and their checksums verified.
 
-    Memory stays within the limits whatever the data claims.
+    Memory stays within the limits whatever sizes the data declares.
 
     Raises:
         OverLimit: The result exceeds ``limits.bytes`` or ``limits.ratio``.
-        ValueError: The data is not gzip, is damaged or is cut short.
+        ValueError: The data is not gzip, is damaged or is truncated.
     """
-    allowed = min(limits.bytes, limits.unfolded(len(data)))
-    parts: list[bytes] = []
+    max_bytes = min(limits.bytes, limits.max_expanded_bytes(len(data)))
+    contents: list[bytes] = []
     size, rest = 0, data
     while True:
-        part, rest = _member(rest, allowed - size)
-        parts.append(part)
-        size += len(part)
-        if size > allowed:
+        content, rest = _decompress_member(rest, max_bytes - size)
+        contents.append(content)
+        size += len(content)
+        if size > max_bytes:
             limits.check_bytes(size, "gzip content")
             limits.check_ratio(len(data), size, "gzip content")
-        # Zeros may pad the last member up to a block.
+        # Zeros may pad the last member to a block boundary, as on tapes.
         rest = rest.lstrip(b"\0")
         if not rest:
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+            return contents[0] if len(contents) == 1 else b"".join(contents)
 
 
 def compress(data: bytes) -> bytes:
-    """Return ``data`` as one gzip member without a time stamp: equal data gives equal bytes."""
+    """Return ``data`` as one gzip member without a timestamp, so that equal data gives equal bytes."""
     return gzip.compress(data, compresslevel=6, mtime=0)
 
 
-def _member(data: bytes, allowed: int) -> tuple[bytes, bytes]:
-    """One member's content, at most one byte more than ``allowed``, and the data after it."""
-    if not data.startswith(MAGIC):
+def _decompress_member(data: bytes, max_bytes: int) -> tuple[bytes, bytes]:
+    """Return the content of the first member, at most ``max_bytes + 1`` bytes, and the data after that member."""
+    if not data.startswith(GZIP_MAGIC):
         raise ValueError(f"not gzip data: it starts with {bytes(data[:8])!r}")
-    unfold = zlib.decompressobj(_GZIP_WINDOW)
+    decompressor = zlib.decompressobj(_GZIP_WBITS)
     try:
-        content = unfold.decompress(data, allowed + 1)
+        content = decompressor.decompress(data, max_bytes + 1)
     except zlib.error as exc:
         raise ValueError(f"damaged gzip data: {exc}") from exc
-    if not unfold.eof and len(content) <= allowed:
+    if not decompressor.eof and len(content) <= max_bytes:
         raise ValueError(f"truncated gzip data: {len(data)} bytes end in the middle of a member")
-    return content, unfold.unused_data
+    return content, decompressor.unused_data

@@ -1,4 +1,4 @@
-"""How far a field may grow while it is decoded: the guard against data made to exhaust memory."""
+"""Limits on the size of decoded fields: the guard against data made to exhaust memory."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import dataclass, fields
 
 from penstock.errors import PlanError
 
-# Below this a high ratio is no danger: a page of zeros compresses a thousandfold and is harmless.
+# Below this size a high ratio is harmless: a page of zeros compresses a thousandfold.
 _RATIO_FREE_BYTES = 1 << 20
 
 
 class OverLimit(ValueError):
-    """A field declares, or grew to, more than its ``Limits`` allow."""
+    """A field declares, or expands to, more than its ``Limits`` allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How large a decoded field may be; larger ones are refused before memory is spent on them.
+    """How large a decoded field may be; a larger field is refused before memory is allocated for it.
 
     Attributes:
-        pixels: Width times height of one image. The default is where Pillow itself refuses an image,
-            about 13,400 x 13,400: 0.5 GB as RGB.
+        pixels: Width times height of one image. The default is the limit at which Pillow itself refuses an
+            image, about 13,400 x 13,400: 0.5 GB as RGB.
         bytes: Size of one field after decompression: gzip, arrays, audio as float32.
-        ratio: Decompressed size over stored size of gzip data and archives. The default passes all but
-            runs of a single byte; results up to 1 MiB are never refused for their ratio.
+        ratio: Decompressed size divided by stored size, for gzip data and archives. The default admits everything
+            but runs of a single byte; results up to 1 MiB are never refused for their ratio.
 
     Raises:
         PlanError: A limit is not a positive integer.
@@ -37,13 +37,13 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise PlanError(f"Limits({field.name}={value!r}): a limit is a positive integer")
+                raise PlanError(f"Limits({field.name}={value!r}): a limit must be a positive integer")
 
     def check_pixels(self, width: int, height: int) -> None:
-        """Refuse an image of this size if it is too large.
+        """Refuse an image with more than ``pixels`` pixels.
 
         Raises:
-            OverLimit: It has more than ``pixels`` pixels.
+            OverLimit: The image is too large.
         """
         if width * height > self.pixels:
             raise OverLimit(
@@ -51,30 +51,30 @@ class Limits:
                 "pass decode(limits=ps.Limits(pixels=...))"
             )
 
-    def check_bytes(self, size: int, what: str) -> None:
-        """Refuse a value of ``size`` bytes, called ``what`` in the message, if it is too large.
+    def check_bytes(self, size: int, label: str) -> None:
+        """Refuse a value of more than ``bytes`` bytes, called ``label`` in the message.
 
         Raises:
-            OverLimit: It has more than ``bytes`` bytes.
+            OverLimit: The value is too large.
         """
         if size > self.bytes:
             raise OverLimit(
-                f"{what} of {size} bytes exceeds the limit of {self.bytes} bytes; "
+                f"{label} of {size} bytes exceeds the limit of {self.bytes} bytes; "
                 "pass decode(limits=ps.Limits(bytes=...))"
             )
 
-    def check_ratio(self, stored: int, size: int, what: str) -> None:
-        """Refuse ``stored`` bytes that unfold to ``size`` if the ratio is that of a bomb.
+    def check_ratio(self, stored: int, size: int, label: str) -> None:
+        """Refuse ``stored`` bytes that expand to ``size`` bytes if the ratio is that of a decompression bomb.
 
         Raises:
             OverLimit: The ratio is above ``ratio`` and the result above 1 MiB.
         """
-        if size > self.unfolded(stored):
+        if size > self.max_expanded_bytes(stored):
             raise OverLimit(
-                f"{what} of {stored} bytes unfolds to {size} or more, beyond {self.ratio} times its size; "
+                f"{label} of {stored} bytes expands to {size} bytes or more, beyond {self.ratio} times its size; "
                 "pass decode(limits=ps.Limits(ratio=...))"
             )
 
-    def unfolded(self, stored: int) -> int:
-        """The largest size that ``ratio`` lets ``stored`` bytes unfold to."""
+    def max_expanded_bytes(self, stored: int) -> int:
+        """Return the largest size that ``ratio`` lets ``stored`` bytes expand to."""
         return max(_RATIO_FREE_BYTES, self.ratio * stored)

@@ -1,4 +1,4 @@
-"""The stages that turn bytes into values and values into bytes."""
+"""The stages that decode the fields of samples and encode them for shards."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
-from penstock.codecs.feature_codecs import as_member, decoder_of, of_file
+from penstock.codecs.feature_codecs import decode_file, feature_decoder, to_tar_field
 from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
-from penstock.codecs.registry import check_spec, decoder, encode, explicit
+from penstock.codecs.registry import check_spec, decoder, decoder_by_spec, encode
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.plan import Context, Fields, Map, Place, takes_parameter
 
 FieldSpec = str | Feature | Callable[..., Any] | None
 
-
 _LIMITS = Limits()
+_FieldDecoder = tuple[Callable[..., Any], bool]  # the function, and whether it takes ``rng``
 
 
 @dataclass(frozen=True)
 class Decode(Map):
-    """``decode(...)``: fields named by the user as given there, others by their features, or ``spec`` and extension."""
+    """``decode(...)``: decodes fields by the specs given for them, else by their features, else by extension.
+
+    ``spec`` says how images are decoded that have no spec of their own.
+    """
 
     follows_features = True
 
@@ -34,7 +37,7 @@ class Decode(Map):
     def __post_init__(self) -> None:
         if self.spec is not None:
             if not isinstance(self.spec, str):
-                raise PlanError(f"decode({self.spec!r}): give a spec such as 'rgb8', or name the field it is for")
+                raise PlanError(f"decode({self.spec!r}): give a spec such as 'rgb8', or name the field to decode")
             check_spec(self.spec)
         for _, spec in self.by_field:
             if isinstance(spec, str):
@@ -45,124 +48,127 @@ class Decode(Map):
     def describe(self) -> str:
         shown = [repr(self.spec)] * bool(self.spec)
         shown += [
-            f"{name}={spec!r}" if isinstance(spec, str) else f"{name}={_word(spec)}" for name, spec in self.by_field
+            f"{name}={spec!r}" if isinstance(spec, str) else f"{name}={_spec_name(spec)}"
+            for name, spec in self.by_field
         ]
         return f"decode({', '.join(shown)})"
 
     def needs(self, after: Fields) -> Fields:
-        """The same fields: what nobody asks for is not decoded."""
+        """Return the same fields: a field that no later stage needs is not decoded."""
         return after
 
-    @cached_property  # asked for once a block, and blocks of large images are short
+    @cached_property  # asked for once per block, and blocks of large images are short
     def wants_rng(self) -> bool:
         return any(callable(spec) and takes_parameter(spec, "rng") for _, spec in self.by_field)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Decode every field that has a decoder, remembering which do."""
-        decoders: dict[str, tuple[Callable[..., Any], bool] | None] = ctx.local.setdefault("decoders", {})
-        typed = ctx.features.keys() | {name for name, spec in self.by_field if isinstance(spec, Feature)}
-        asked = {name for name, spec in self.by_field if callable(spec)}
+        """Return the function that decodes a sample; it caches the decoder of each field in ``ctx``."""
+        decoders: dict[str, _FieldDecoder | None] = ctx.local.setdefault("decoders", {})
+        with_feature = ctx.features.keys() | {name for name, spec in self.by_field if isinstance(spec, Feature)}
+        with_function = {name for name, spec in self.by_field if callable(spec)}
 
         def decode(sample: Any, rng: Any = None) -> dict[str, Any]:
             if not isinstance(sample, dict):
                 raise TypeError(f"decode needs a sample with fields, not {type(sample).__name__}")
             out = {}
             for name, value in sample.items():
-                if (isinstance(value, bytes) and not name.startswith("__")) or name in typed or name in asked:
+                if (
+                    (isinstance(value, bytes) and not name.startswith("__"))
+                    or name in with_feature
+                    or name in with_function
+                ):
                     if name not in decoders:
-                        decoders[name] = self._decoder(name, ctx.features.get(name))
-                    if (known := decoders[name]) is not None:
-                        value = _decoded(name, value, known, rng)
+                        decoders[name] = self._field_decoder(name, ctx.features.get(name))
+                    if (field_decoder := decoders[name]) is not None:
+                        value = _decode_field(name, value, field_decoder, rng)
                 out[name] = value
             return out
 
         return decode
 
-    def _decoder(self, field: str, feature: Feature | None) -> tuple[Callable[..., Any], bool] | None:
-        """The field's decoder, and whether it takes the generator."""
-        given = dict(self.by_field)
-        spec = given.get(field)
-        asked = spec if isinstance(spec, Feature) else feature if field not in given else None
+    def _field_decoder(self, field: str, feature: Feature | None) -> _FieldDecoder | None:
+        """Return the decoder of a field, whose source says that it holds ``feature``; ``None`` if it stays as it is."""
+        specs = dict(self.by_field)
+        spec = specs.get(field)
+        feature_to_decode = spec if isinstance(spec, Feature) else feature if field not in specs else None
         call: Callable[..., Any] | None = None
-        if asked is not None:
-            call = decoder_of(asked, self.spec, limits=self.limits)
+        if feature_to_decode is not None:
+            call = feature_decoder(feature_to_decode, self.spec, limits=self.limits)
         if call is not None or isinstance(spec, Feature):
             return None if call is None else (call, False)
         if callable(spec):
-            within = getattr(spec, "within", None)  # a transform of images: it decodes, and has to know the limits
+            within = getattr(spec, "within", None)  # image transforms decode, so they have to know the limits
             call = spec if within is None else within(self.limits)
-        elif field in given:
-            call = explicit(field, spec, limits=self.limits, trust_pickle=self.trust_pickle)
+        elif field in specs:
+            call = decoder_by_spec(field, spec, limits=self.limits, trust_pickle=self.trust_pickle)
         else:
             call = decoder(field, self.spec, limits=self.limits, trust_pickle=self.trust_pickle)
         if call is None:
             return None
-        random = callable(spec) and takes_parameter(spec, "rng")
-        return partial(of_file, decode=call) if feature is not None else call, random
+        takes_rng = callable(spec) and takes_parameter(spec, "rng")
+        return partial(decode_file, decode=call) if feature is not None else call, takes_rng
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
         error = DataError(f"decode: {exc}", place.shard, place.key)
         error.__cause__ = exc.__cause__ or exc
         return error
 
 
-def _decoded(name: str, value: Any, known: tuple[Callable[..., Any], bool], rng: Any) -> Any:
-    call, random = known
+def _decode_field(name: str, value: Any, field_decoder: _FieldDecoder, rng: Any) -> Any:
+    call, takes_rng = field_decoder
     try:
-        return call(value, rng=rng) if random else call(value)
+        return call(value, rng=rng) if takes_rng else call(value)
     except MissingExtra:
         raise
     except Exception as exc:
         raise ValueError(f"field {name!r}: {exc}") from exc
 
 
-def _word(spec: Any) -> str:
+def _spec_name(spec: Any) -> str:
     return "None" if spec is None else str(getattr(spec, "__name__", None) or repr(spec))
 
 
 def field_specs(
-    fields: Mapping[str, FieldSpec] | None, named: Mapping[str, FieldSpec]
+    fields: Mapping[str, FieldSpec] | None, keywords: Mapping[str, FieldSpec]
 ) -> tuple[tuple[str, FieldSpec], ...]:
-    """Put ``fields={...}`` and keyword arguments together.
+    """Merge the ``fields={...}`` argument of ``decode`` with its keyword arguments.
 
     Raises:
-        PlanError: a field is given twice.
+        PlanError: A field is in both.
     """
     fields = dict(fields or {})
-    if twice := sorted(fields.keys() & named.keys()):
-        raise PlanError(f"decode: {', '.join(twice)} is given twice")
-    return tuple({**fields, **named}.items())
+    if duplicates := sorted(fields.keys() & keywords.keys()):
+        raise PlanError(f"decode: {', '.join(duplicates)} is given twice")
+    return tuple({**fields, **keywords}.items())
 
 
 @dataclass(frozen=True)
 class Encode(Map):
-    """Every field as bytes, by its extension or its feature: what a shard writer stores."""
+    """Encodes every field to bytes, by its feature or extension, for a shard writer."""
 
     trust_pickle: bool = False
 
     follows_features = True
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Encode every field but those named ``__like_this__``."""
+        """Return the function that encodes a sample; fields named ``__like_this__`` stay as they are."""
 
-        def encoded(sample: Any) -> dict[str, Any]:
+        def encode_sample(sample: Any) -> dict[str, Any]:
             if not isinstance(sample, dict):
                 raise TypeError(f"a shard stores samples with fields, not {type(sample).__name__}")
             out = {}
             for name, value in sample.items():
                 if name in ctx.features:
-                    name, value = as_member(name, ctx.features[name], value)
+                    name, value = to_tar_field(name, ctx.features[name], value)
                 if name.startswith("__"):
                     out[name] = value
                 elif value is not None or name not in ctx.features:
                     out[name] = encode(name, value, trust_pickle=self.trust_pickle)
             return out
 
-        return encoded
+        return encode_sample
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
         error = DataError(f"encode: {exc}", place.shard, place.key)
         error.__cause__ = exc
         return error

@@ -1,4 +1,4 @@
-"""Text, whole numbers, and the documents made of them: JSON, MessagePack, CBOR."""
+"""Text, integers and documents: JSON, MessagePack, CBOR."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 from penstock.errors import MissingExtra
 
-_SHOWN_BYTES = 40  # enough of a wrong value to recognise it in a message
+_SHOWN_BYTES = 40  # enough of an invalid value to recognise it in a message
 
 
 def decode_text(data: bytes) -> str:
-    """Return the text, as it stands: nothing is stripped, a byte order mark stays.
+    """Decode UTF-8 text; nothing is stripped, not even a byte order mark.
 
     Raises:
-        ValueError: It is not UTF-8; the message says from which byte on.
+        ValueError: The data is not UTF-8; the message gives the position of the first invalid byte.
     """
     try:
         return data.decode("utf-8")
@@ -32,50 +32,50 @@ def encode_text(value: Any) -> bytes:
     """Return text as UTF-8.
 
     Raises:
-        TypeError: It is not text.
-        ValueError: It holds half a surrogate pair, which UTF-8 cannot say.
+        TypeError: The value is not a string.
+        ValueError: The text holds a lone surrogate, which UTF-8 cannot encode.
     """
     if not isinstance(value, str):
-        raise TypeError("text is expected")
+        raise TypeError("expected text")
     return value.encode("utf-8")
 
 
 def decode_int(data: bytes, name: str = "value") -> int:
-    """Return the number written in ASCII digits, white space around it allowed.
+    """Return the integer written in ASCII digits; white space around it is allowed.
 
     Raises:
-        ValueError: It is anything else; ``name`` is what the message calls it.
+        ValueError: The data is not an integer; the message calls it ``name``.
     """
-    written = data.strip()
-    digits = written[1:] if written[:1] in (b"+", b"-") else written
-    # int() would also take b"1_000".
+    stripped = data.strip()
+    digits = stripped[1:] if stripped[:1] in (b"+", b"-") else stripped
+    # int() would also accept b"1_000".
     if not digits.isdigit():
         shown = data if len(data) <= _SHOWN_BYTES else data[:_SHOWN_BYTES] + b"..."
         raise ValueError(f"{name} is not an integer: {shown!r}")
-    return int(written)
+    return int(stripped)
 
 
 def encode_int(value: Any) -> bytes:
-    """Return a whole number (also numpy's, a bool, or its text) in ASCII digits.
+    """Return an integer in ASCII digits; also takes numpy integers, bools and text that is an integer.
 
     Raises:
-        TypeError: It is not a whole number.
-        ValueError: It is text that is not a whole number.
+        TypeError: The value is not an integer.
+        ValueError: The value is text that is not an integer.
     """
     if isinstance(value, str):
         return b"%d" % decode_int(value.encode("utf-8"), "text")
     try:
         number = int(value) if isinstance(value, np.bool_) else int(operator.index(value))
     except TypeError:
-        raise TypeError("a whole number is expected") from None
+        raise TypeError("expected an integer") from None
     return b"%d" % number
 
 
 def decode_json(data: bytes) -> Any:
-    """Return the JSON document, in UTF-8 with or without a byte order mark; NaN and Infinity are allowed.
+    """Decode a JSON document in UTF-8, with or without a byte order mark; NaN and Infinity are allowed.
 
     Raises:
-        ValueError: It is not JSON, or nested too deeply.
+        ValueError: The data is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(decode_text(data).removeprefix("\ufeff"))
@@ -89,19 +89,19 @@ def encode_json(value: Any) -> bytes:
     """Return a value as compact JSON in UTF-8; numpy numbers and arrays become numbers and lists.
 
     Raises:
-        TypeError: Some part of it has no JSON form.
-        ValueError: It contains itself.
+        TypeError: JSON cannot represent a part of the value.
+        ValueError: The value contains itself.
     """
-    written = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_plain)
+    document = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_numpy_to_python)
     try:
-        return written.encode("utf-8")
+        return document.encode("utf-8")
     except UnicodeEncodeError:
-        # Half a surrogate pair, as json.loads gives for "\ud800": only the escaped form can carry it.
-        return json.dumps(value, separators=(",", ":"), default=_plain).encode("ascii")
+        # A lone surrogate, as json.loads gives for "\ud800": only its escaped form can be stored.
+        return json.dumps(value, separators=(",", ":"), default=_numpy_to_python).encode("ascii")
 
 
 def msgpack_decoder() -> Callable[[bytes], Any]:
-    """Return the decoder of MessagePack documents; map keys must be text or bytes.
+    """Return a function that decodes MessagePack documents.
 
     Raises:
         MissingExtra: The package msgpack is not installed.
@@ -111,10 +111,10 @@ def msgpack_decoder() -> Callable[[bytes], Any]:
 
 
 def decode_msgpack(data: bytes) -> Any:
-    """Return the MessagePack document. No length it declares may exceed the data itself.
+    """Decode one MessagePack document. A declared length beyond the end of the data is refused.
 
     Raises:
-        ValueError: It is not one document, or a map key is neither text nor bytes.
+        ValueError: The data is not exactly one document, or a map key is neither text nor bytes.
         MissingExtra: The package msgpack is not installed.
     """
     msgpack = _msgpack()
@@ -128,16 +128,16 @@ def encode_msgpack(value: Any) -> bytes:
     """Return a value as MessagePack; numpy numbers and arrays become numbers and lists.
 
     Raises:
-        TypeError: Some part of it has no MessagePack form.
-        ValueError: It is nested too deeply, or contains itself.
+        TypeError: MessagePack cannot represent a part of the value.
+        ValueError: The value is nested too deeply, or contains itself.
         MissingExtra: The package msgpack is not installed.
     """
-    packed: bytes = _msgpack().packb(value, default=_plain)
+    packed: bytes = _msgpack().packb(value, default=_numpy_to_python)
     return packed
 
 
 def cbor_decoder() -> Callable[[bytes], Any]:
-    """Return the decoder of CBOR documents.
+    """Return a function that decodes CBOR documents.
 
     Raises:
         MissingExtra: The package cbor2 is not installed.
@@ -147,10 +147,10 @@ def cbor_decoder() -> Callable[[bytes], Any]:
 
 
 def decode_cbor(data: bytes) -> Any:
-    """Return the CBOR document; tags of unknown meaning stay ``CBORTag`` values.
+    """Decode one CBOR document; unknown tags stay ``CBORTag`` values.
 
     Raises:
-        ValueError: It is not one CBOR document.
+        ValueError: The data is not exactly one CBOR document.
         MissingExtra: The package cbor2 is not installed.
     """
     cbor2 = _cbor2()
@@ -168,24 +168,24 @@ def encode_cbor(value: Any) -> bytes:
     """Return a value as CBOR; numpy numbers and arrays become numbers and lists.
 
     Raises:
-        TypeError: Some part of it has no CBOR form.
-        ValueError: It contains itself.
+        TypeError: CBOR cannot represent a part of the value.
+        ValueError: The value contains itself.
         MissingExtra: The package cbor2 is not installed.
     """
     cbor2 = _cbor2()
     try:
-        written: bytes = cbor2.dumps(value, default=lambda encoder, part: encoder.encode(_plain(part)))
+        document: bytes = cbor2.dumps(value, default=lambda encoder, part: encoder.encode(_numpy_to_python(part)))
     except cbor2.CBOREncodeError as exc:
         raise ValueError(str(exc)) from exc
-    return written
+    return document
 
 
-def _plain(value: Any) -> Any:
+def _numpy_to_python(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"a {type(value).__name__} has no such form")
+    raise TypeError(f"this format cannot store a value of type {type(value).__name__}")
 
 
 def _msgpack() -> ModuleType:

@@ -1,1 +1,1 @@
-"""Shards and tables to samples, and back."""
+"""Formats: read samples from shards, tables and files, and write them."""

@@ -1,4 +1,4 @@
-"""The manifest of a folder of shards: how many samples and bytes each has, and its checksum."""
+"""The manifest of a folder of shards: the samples, size and checksum of each shard."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MANIFEST = "manifest.json"
 
 
 class ShardEntry(NamedTuple):
-    """What the manifest says about one shard.
+    """The entry of one shard in a manifest.
 
     Attributes:
-        name: The file's name in the folder.
-        samples: How many samples it holds.
-        bytes: Its size on disk.
+        name: The name of the file in the folder.
+        samples: How many samples the shard holds.
+        bytes: The size of the file.
         sha256: The checksum of the file, in hex.
     """
 
@@ -38,10 +38,11 @@ class Manifest:
     """The shards of a folder, sorted by name.
 
     Attributes:
-        shards: What is said about each.
-        format: What they are.
-        classes: What the numbers in ``cls`` mean, where that is known.
-        made: What they were packed from, as a fingerprint; empty where they were not, or from several things.
+        shards: The entry of each shard.
+        format: The format of the shards, such as ``"tar"``.
+        classes: The class names by number, for the numbers in ``cls``; ``None`` if unknown.
+        made: The fingerprint of the source that the shards were packed from; empty if they were not packed, or
+            packed from several sources.
     """
 
     __slots__ = ("_by_name", "classes", "format", "made", "shards")
@@ -60,39 +61,39 @@ class Manifest:
         self._by_name = {shard.name: shard for shard in self.shards}
 
     def entry(self, name: str) -> ShardEntry | None:
-        """Give what is said about a shard, None when it is not listed."""
+        """Return the entry of a shard, ``None`` if it is not listed."""
         return self._by_name.get(name)
 
     def merged(
         self, entries: Iterable[ShardEntry], without: Iterable[str], classes: Sequence[str] | None, made: str
     ) -> Manifest:
-        """Give this manifest with more shards, in place of those of the same names."""
-        known = self._by_name | {shard.name: shard for shard in entries}
+        """Return this manifest with more entries, which replace those of the same names; ``without`` are removed."""
+        by_name = self._by_name | {shard.name: shard for shard in entries}
         for name in without:
-            known.pop(name, None)
-        return Manifest(known.values(), self.format, self.classes if classes is None else classes, made)
+            by_name.pop(name, None)
+        return Manifest(by_name.values(), self.format, self.classes if classes is None else classes, made)
 
     def to_bytes(self) -> bytes:
-        """Give the file form: JSON, a line for each shard."""
+        """Return the content of the manifest file: JSON, with a line for each shard."""
         lines = ",\n".join(json.dumps(shard._asdict()) for shard in self.shards)
-        more = f'"classes": {json.dumps(self.classes)}, ' if self.classes is not None else ""
-        more += f'"made": {json.dumps(self.made)}, ' if self.made else ""
-        return f'{{"v": 1, "format": {json.dumps(self.format)}, {more}"shards": [\n{lines}\n]}}\n'.encode()
+        optional = f'"classes": {json.dumps(self.classes)}, ' if self.classes is not None else ""
+        optional += f'"made": {json.dumps(self.made)}, ' if self.made else ""
+        return f'{{"v": 1, "format": {json.dumps(self.format)}, {optional}"shards": [\n{lines}\n]}}\n'.encode()
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
-    """Read the manifest of a folder, without looking at any shard; None when there is none.
+    """Read the manifest of a local folder; ``None`` if there is none. The shards themselves are not checked.
 
     Raises:
-        DataError: It is not a manifest.
-        OSError: It is there and cannot be read.
+        DataError: The file is not a manifest.
+        OSError: The file exists but cannot be read.
     """
     path = os.path.join(folder, MANIFEST)
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return _parsed(path, status.st_mtime_ns, status.st_size, status.st_ino)
+    return _read_once(path, status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def write_manifest(
@@ -104,31 +105,33 @@ def write_manifest(
     classes: Sequence[str] | None = None,
     made: str = "",
 ) -> Manifest:
-    """Add shards to the manifest of a folder, in place of what it said about shards of the same names.
+    """Add entries to the manifest of a local folder; they replace entries of the same names.
 
-    Shards named in ``without`` are no more. Several processes may do so at the same time.
+    The entries named in ``without`` are removed. Several processes may call this at the same time.
 
     Raises:
-        DataError: There is a manifest of another format, or a file that is none.
+        DataError: The existing manifest is of another format, or is not a manifest.
         OSError: The folder cannot be written.
     """
     with _locked(folder):
-        known = _of_format(read_manifest(folder), format, os.path.join(folder, MANIFEST))
-        manifest = known.merged(entries, without, classes, made)
+        existing = _check_format(read_manifest(folder), format, os.path.join(folder, MANIFEST))
+        manifest = existing.merged(entries, without, classes, made)
         replace_file(Path(folder, MANIFEST), manifest.to_bytes())
     return manifest
 
 
 def read_manifest_at(url: str, storage: Storage | None = None, *, optional: bool = False) -> Manifest | None:
-    """Read the manifest of a folder anywhere; None when there is none, or (``optional``) it may not be read.
+    """Read the manifest of a folder on any storage; ``None`` if there is none.
+
+    With ``optional``, the result is also ``None`` if access to the manifest is denied.
 
     Raises:
-        DataError: It is not a manifest.
-        StorageError: It cannot be read.
+        DataError: The object is not a manifest.
+        StorageError: The manifest cannot be read.
     """
-    place = manifest_url(url)
-    data = read_object(open_storage(url, storage), place, optional=optional)
-    return None if data is None else _from_bytes(data, redacted(place))
+    location = manifest_url(url)
+    data = read_object(open_storage(url, storage), location, optional=optional)
+    return None if data is None else _from_bytes(data, redacted(location))
 
 
 def write_manifest_at(
@@ -141,28 +144,29 @@ def write_manifest_at(
     classes: Sequence[str] | None = None,
     made: str = "",
 ) -> Manifest:
-    """Do what :func:`write_manifest` does, for a folder anywhere; elsewhere than on disk one writer at a time.
+    """Do what :func:`write_manifest` does for a folder on any storage, without a lock: one writer at a time.
 
     Raises:
-        DataError: There is a manifest of another format, or an object that is none.
+        DataError: The existing manifest is of another format, or is not a manifest.
         StorageError: The folder cannot be written.
     """
-    place = manifest_url(url)
-    known = _of_format(read_manifest_at(url, storage), format, redacted(place))
-    manifest = known.merged(entries, without, classes, made)
-    put_object(open_storage(url, storage), place, manifest.to_bytes())
+    location = manifest_url(url)
+    existing = _check_format(read_manifest_at(url, storage), format, redacted(location))
+    manifest = existing.merged(entries, without, classes, made)
+    put_object(open_storage(url, storage), location, manifest.to_bytes())
     return manifest
 
 
 def manifest_url(folder: str) -> str:
-    """Give where the manifest of a folder is."""
+    """Return the URL of the manifest of a folder."""
     return f"{folder.rstrip('/')}/{MANIFEST}"
 
 
-def _of_format(known: Manifest | None, format: str, place: str) -> Manifest:
-    if known is not None and known.format != format:
-        raise DataError(f"the folder holds {known.format} shards, not {format}", place)
-    return known or Manifest((), format)
+def _check_format(existing: Manifest | None, format: str, url: str) -> Manifest:
+    """Return the existing manifest, or an empty one, after a check that its format is the given one."""
+    if existing is not None and existing.format != format:
+        raise DataError(f"the folder holds {existing.format} shards, not {format}", url)
+    return existing or Manifest((), format)
 
 
 @contextmanager
@@ -176,19 +180,19 @@ def _locked(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 @lru_cache(maxsize=16)
-def _parsed(path: str, mtime_ns: int, size: int, inode: int) -> Manifest:
-    """Read a manifest once; the rest of the arguments tell whether it has changed."""
+def _read_once(path: str, mtime_ns: int, size: int, inode: int) -> Manifest:
+    """Read a manifest; the arguments after ``path`` differ if the file has changed, so it is then read again."""
     return _from_bytes(Path(path).read_bytes(), path)
 
 
 def _from_bytes(data: bytes, path: str) -> Manifest:
     try:
-        found: Any = json.loads(data)
-        if found["v"] != 1:
-            raise DataError(f"the manifest is of version {found['v']!r}, this reads version 1", path)
-        entries = [_entry(**shard) for shard in found["shards"]]
-        classes = [_text(name) for name in found["classes"]] if "classes" in found else None
-        manifest = Manifest(entries, _text(found["format"]), classes, _text(found.get("made", "")))
+        content: Any = json.loads(data)
+        if content["v"] != 1:
+            raise DataError(f"the manifest has version {content['v']!r}, but only version 1 can be read", path)
+        entries = [_entry(**shard) for shard in content["shards"]]
+        classes = [_text(name) for name in content["classes"]] if "classes" in content else None
+        manifest = Manifest(entries, _text(content["format"]), classes, _text(content.get("made", "")))
     except DataError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as exc:
@@ -200,13 +204,13 @@ def _from_bytes(data: bytes, path: str) -> Manifest:
 
 def _entry(name: str, samples: int, bytes: int, sha256: str) -> ShardEntry:
     if not (type(samples) is type(bytes) is int and samples >= 0 and bytes >= 0):
-        raise ValueError(f"no count: {samples!r}, {bytes!r}")
+        raise ValueError(f"invalid counts: {samples!r} samples, {bytes!r} bytes")
     if "/" in _text(name) or name in ("", ".", ".."):
-        raise ValueError(f"no file name: {name!r}")
+        raise ValueError(f"invalid file name: {name!r}")
     return ShardEntry(name, samples, bytes, _text(sha256))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"not a text: {value!r}")
+        raise TypeError(f"not a string: {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Map-style datasets of PyTorch's kind as a source of samples: anything with a length and items by number."""
+"""Samples from a map-style dataset: any object with a length and items by index, as PyTorch defines it."""
 
 from __future__ import annotations
 
@@ -13,78 +13,74 @@ from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
 from penstock.plan.values import Workers
 
-USUAL = ("image", "label")  # names that nobody had to give, so an item may have fewer values
+DEFAULT_FIELDS = ("image", "label")  # not chosen by the user, so items with fewer values are accepted
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSource:
-    """A map-style dataset, compared by object; its items become samples by ``fields``.
+    """A map-style dataset, compared by object; ``fields`` name the values of its items.
 
-    Nobody promises that such a dataset may be asked from several threads, so one thread asks unless ``workers``
-    says otherwise.
+    Such a dataset need not be thread-safe, so a single thread reads it unless ``workers`` says otherwise.
+
+    Raises:
+        PlanError: ``fields`` holds a name twice.
     """
 
     dataset: ByObject
-    fields: tuple[str, ...] = USUAL
+    fields: tuple[str, ...] = DEFAULT_FIELDS
     workers: Workers = None
 
     random_access = True
 
     def __post_init__(self) -> None:
         if len({*self.fields}) < len(self.fields):
-            raise PlanError(f"fields={self.fields!r}: a name comes twice; give every value a name of its own")
+            raise PlanError(f"fields={self.fields!r}: a name occurs twice; give every value a name of its own")
 
     @property
     def resources(self) -> Resources | None:
-        """A function of the user's runs there."""
+        """Always set, since reading runs the user's code."""
         return Resources(1 if self.workers is None else self.workers)
 
     def open(self) -> TorchReader:
-        """Nothing to open."""
         return TorchReader(self.dataset.value, self.fields)
 
     def describe(self) -> str:
-        """The call that made it."""
         return f"from_torch({type(self.dataset.value).__name__}, {len(self.dataset.value)} items)"
 
 
 class TorchReader:
-    """One shard: the dataset."""
+    """Reads a map-style dataset as one shard."""
 
-    at_hand = True  # in the memory of this process, and nowhere else
+    at_hand = True  # the dataset is only in the memory of this process
 
     def __init__(self, dataset: Any, fields: tuple[str, ...]) -> None:
         self.names = ["items"]
         self._dataset, self._fields = dataset, fields
 
     def counts(self, scan: bool) -> I64 | None:
-        """The length of the dataset."""
         return np.array([len(self._dataset)], np.int64)
 
     def count(self, shard: int) -> int:
-        """The length of the dataset."""
         return len(self._dataset)
 
     def sizes(self) -> list[int]:
-        """Items have no size of their own."""
+        """Return 0: the size of the items is unknown."""
         return [0]
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTorchItems:
-        """Remember which."""
         return LocatedTorchItems(self._dataset, self._fields, index, np.zeros(len(index), np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
-        """The item's number."""
         return str(index)
 
     def url(self, shard: int) -> str:
-        """The dataset's class: items lie nowhere."""
+        """Return the name of the dataset's class."""
         return type(self._dataset).__name__
 
 
 @dataclass(slots=True)
 class LocatedTorchItems:
-    """Items by number."""
+    """Items of a map-style dataset by index."""
 
     dataset: Any
     fields: tuple[str, ...]
@@ -92,36 +88,34 @@ class LocatedTorchItems:
     nbytes: I64
 
     def take(self, sel: slice) -> LocatedTorchItems:
-        """Some of them."""
         return LocatedTorchItems(self.dataset, self.fields, self.index[sel], self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
-        """Ask for the items; one that fails is a DataError with its number."""
-        out: list[Any] = []
-        bad: dict[int, DataError] = {}
-        for place, number in enumerate(self.index.tolist()):
+        samples: list[Any] = []
+        errors: dict[int, DataError] = {}
+        for position, index in enumerate(self.index.tolist()):
             try:
-                out.append(named(self.dataset[number], self.fields))
-            except Exception as exc:  # whatever a dataset of the user's may raise
-                bad[place] = DataError(f"{type(exc).__name__}: {exc}", type(self.dataset).__name__, str(number))
-                bad[place].__cause__ = exc
-                out.append(None)
-        return out, bad
+                samples.append(named(self.dataset[index], self.fields))
+            except Exception as exc:  # the user's dataset may raise anything
+                errors[position] = DataError(f"{type(exc).__name__}: {exc}", type(self.dataset).__name__, str(index))
+                errors[position].__cause__ = exc
+                samples.append(None)
+        return samples, errors
 
 
 def named(item: Any, fields: tuple[str, ...]) -> dict[str, Any]:
-    """Make a sample of an item: a mapping as it is, a tuple by the names of its places, anything else as the first.
+    """Return an item as a sample: the entries of a mapping, the values of a tuple by ``fields``, else one value.
 
-    A list is one value where there is one name, and else like a tuple.
+    A list is one value if there is one field, else it is treated like a tuple.
 
     Raises:
-        ValueError: there are not as many values as names.
+        ValueError: The numbers of values and of fields differ; fewer values are allowed with ``DEFAULT_FIELDS``.
     """
     if isinstance(item, Mapping):
         return dict(item)
-    parted = isinstance(item, tuple) or (isinstance(item, list) and len(fields) > 1)
-    values = tuple(item) if parted else (item,)
-    if len(values) > len(fields) or (len(values) < len(fields) and fields != USUAL):
-        some = f"{len(values)} value{'s' * (len(values) != 1)}"
-        raise ValueError(f"an item has {some} and there are names for {len(fields)}: {', '.join(fields)}")
+    has_several_values = isinstance(item, tuple) or (isinstance(item, list) and len(fields) > 1)
+    values = tuple(item) if has_several_values else (item,)
+    if len(values) > len(fields) or (len(values) < len(fields) and fields != DEFAULT_FIELDS):
+        count = f"{len(values)} value{'s' * (len(values) != 1)}"
+        raise ValueError(f"an item has {count}, but there are {len(fields)} field names: {', '.join(fields)}")
     return dict(zip(fields, values, strict=False))

@@ -15,6 +15,7 @@ import pytest
 from penstock.dataset import from_items
 from penstock.engines.meter import Event
 from penstock.errors import StageError
+from penstock.plan.values import WorkerKind
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
@@ -34,7 +35,7 @@ def sizes(ds: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("on", ["threads", "processes"] if FULL else ["threads"])
-def test_a_pool_grows_while_its_workers_wait_for_something(on: str) -> None:
+def test_a_pool_grows_while_its_workers_wait_for_something(on: WorkerKind) -> None:
     ds = from_items(list(range(100_000))).map(waits, workers=(1, 6), on=on)
     got = []
     deadline = time.monotonic() + 30

@@ -421,6 +421,6 @@ def test_a_dataloaders_worker_is_told_that_it_cannot() -> None:
 
 def test_options_are_checked_where_they_are_written() -> None:
     with pytest.raises(PlanError, match="address=7"):
-        numbers(BASE).on("ray", address=7)
+        numbers(BASE).on("ray", address=7)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="has no option devices"):
         numbers(BASE).on("ray", devices=["cuda:0"])

@@ -30,18 +30,18 @@ def by_definition(data: bytes) -> int:
         (bytes(range(31, -1, -1)), 0x113FDB5C),
     ],
 )
-def test_known_values(data: bytes, crc: int) -> None:
+def test_known_values_are_computed(data: bytes, crc: int) -> None:
     assert crc32c(data) == crc
 
 
-def test_records_of_all_lengths_together() -> None:
-    chance = random.Random(5)
-    records = [chance.randbytes(n) for n in (0, 1, 3, 255, 256, 257, 511, 512, 513, 1024, 3000, 0, 12_345)]
+def test_records_of_different_lengths_are_computed_together() -> None:
+    rng = random.Random(5)
+    records = [rng.randbytes(n) for n in (0, 1, 3, 255, 256, 257, 511, 512, 513, 1024, 3000, 0, 12_345)]
     assert crc32c_of(records).tolist() == [by_definition(record) for record in records]
     assert crc32c_of([]).tolist() == []
 
 
-def test_the_mask_is_the_one_of_tfrecord() -> None:
+def test_the_mask_is_that_of_tfrecord() -> None:
     value = np.array([0xE3069283, 0, 0xFFFFFFFF], np.uint32)
-    want = [((x >> 15 | x << 17) + 0xA282EAD8) & 0xFFFFFFFF for x in value.tolist()]
-    assert masked(value).tolist() == want
+    expected = [((x >> 15 | x << 17) + 0xA282EAD8) & 0xFFFFFFFF for x in value.tolist()]
+    assert masked(value).tolist() == expected

@@ -1,4 +1,4 @@
-"""Files that appear when the last of them is done."""
+"""Files of rows become visible together when they are published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.storage import open_storage
 CSV = (".csv", ".txt")
 
 
-def test_files_are_cut_at_the_limit_and_begin_with_the_head(tmp_path: Path) -> None:
+def test_files_are_split_at_max_bytes_and_begin_with_the_header(tmp_path: Path) -> None:
     with FileSet(str(tmp_path), CSV, 12) as files:
         files.head = b"h\n"
         files.add([b"aaaa\n", b"bbbb\n", b"cccc\n", b"a row that is larger alone\n", b"d\n"])
@@ -30,33 +30,33 @@ def test_files_are_cut_at_the_limit_and_begin_with_the_head(tmp_path: Path) -> N
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_is_not_published_leaves_nothing(tmp_path: Path) -> None:
+def test_files_that_are_not_published_leave_nothing_behind(tmp_path: Path) -> None:
     with FileSet(str(tmp_path / "new"), CSV, 4) as files:
         files.add([b"aaaa", b"bbbb"])
         assert [path.name for path in (tmp_path / "new").iterdir()] == [".rows.csv.partial"]
     assert not list(tmp_path.iterdir())
 
 
-def test_names_that_a_killed_run_was_giving_are_given_by_the_next(
+def test_a_run_completes_the_renames_of_one_killed_while_publishing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = FileSet(str(tmp_path), CSV, 4)
     files.add([b"aaaa", b"bbbb"])
-    half = files.drafts / "00000"
-    monkeypatch.setattr(FileSet, "finish", lambda self: half.replace(tmp_path / "00000-of-00002.csv"))
-    files.publish()  # and no further
+    first_draft = files.drafts / "00000"
+    monkeypatch.setattr(FileSet, "finish", lambda self: first_draft.replace(tmp_path / "00000-of-00002.csv"))
+    files.publish()  # renames only the first draft
     monkeypatch.undo()
-    with FileSet(str(tmp_path), CSV, 4) as again:
-        again.finish()
+    with FileSet(str(tmp_path), CSV, 4) as next_run:
+        next_run.finish()
         with pytest.raises(StorageError, match=r"holds \.csv files already"):
-            again.check_empty()
+            next_run.check_empty()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
         "00000-of-00002.csv": b"aaaa",
         "00001-of-00002.csv": b"bbbb",
     }
 
 
-def test_one_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_single_file_is_replaced_atomically(tmp_path: Path) -> None:
     path = tmp_path / "out.txt"
     path.write_text("old")
     with FileSet(str(path), CSV) as files:
@@ -66,13 +66,13 @@ def test_one_file_is_replaced_whole(tmp_path: Path) -> None:
     assert path.read_text() == "new"
 
 
-def test_no_rows_are_one_empty_file(tmp_path: Path) -> None:
+def test_a_set_without_rows_is_one_empty_file(tmp_path: Path) -> None:
     with FileSet(str(tmp_path), CSV) as files:
         assert files.publish() == ("00000-of-00001.csv",)
     assert (tmp_path / "00000-of-00001.csv").read_bytes() == b""
 
 
-def test_remote_places_get_the_same_files() -> None:
+def test_remote_folders_get_the_same_files() -> None:
     url = "memory://fileset/out"
     with FileSet(url, CSV, 3) as files:
         files.add([b"aa\n", b"bb\n"])
@@ -83,14 +83,14 @@ def test_remote_places_get_the_same_files() -> None:
         FileSet(url, CSV).check_empty()
 
 
-def test_a_folder_with_such_files_is_not_mixed_with_new_ones(tmp_path: Path) -> None:
+def test_a_folder_that_holds_such_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text("")
     with pytest.raises(StorageError, match=r"holds \.csv files already"):
         FileSet(str(tmp_path), CSV).check_empty()
 
 
-def test_arguments_that_do_not_go_together_are_refused() -> None:
+def test_conflicting_arguments_are_refused() -> None:
     with pytest.raises(PlanError, match="give a folder"):
         FileSet("out.csv", CSV, 10)
-    with pytest.raises(PlanError, match="compressed files are not written"):
+    with pytest.raises(PlanError, match="compressed files cannot be written"):
         FileSet("out.csv.gz", CSV)

@@ -1,4 +1,4 @@
-"""CSV, JSON lines and text: any row of any file, typed once, wrong rows by file and line."""
+"""CSV, JSON lines and text: random access to rows, types inferred once, errors that name file and line."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.formats.rows import lines
-from penstock.formats.rows import reader as rows
-from penstock.formats.rows import row_scan as splitting
+from penstock.formats.rows import lines, row_scan
+from penstock.formats.rows import reader as reader_module
 from penstock.storage import open_storage
 from penstock.testing import fingerprint
 
@@ -27,9 +26,9 @@ TEXTS = ["plain", 'a "quote"', "new\nline", "com,ma", "ü\r\nß", ""]
 ROWS = [{"id": n, "text": TEXTS[n % 6], "x": n / 8} for n in range(700)]
 
 
-def as_csv(samples: list[dict[str, Any]], **how: Any) -> bytes:
+def as_csv(samples: list[dict[str, Any]], **options: Any) -> bytes:
     out = io.StringIO(newline="")
-    writer = csv.DictWriter(out, list(samples[0]), lineterminator="\n", **how)
+    writer = csv.DictWriter(out, list(samples[0]), lineterminator="\n", **options)
     writer.writeheader()
     writer.writerows(samples)
     return out.getvalue().encode()
@@ -39,8 +38,8 @@ def as_json(samples: list[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(sample) + "\n" for sample in samples).encode()
 
 
-def parts(folder: Path, suffix: str, encode: Callable[[list[dict[str, Any]]], bytes]) -> str:
-    """Three files of different lengths."""
+def write_parts(folder: Path, suffix: str, encode: Callable[[list[dict[str, Any]]], bytes]) -> str:
+    """Write three files of different lengths and return a glob for them."""
     for number, (first, last) in enumerate([(0, 400), (400, 401), (401, 700)]):
         (folder / f"{number}{suffix}").write_bytes(encode(ROWS[first:last]))
     return str(folder / f"*{suffix}")
@@ -49,15 +48,15 @@ def parts(folder: Path, suffix: str, encode: Callable[[list[dict[str, Any]]], by
 @pytest.fixture(params=["csv", "json"])
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> ps.Dataset:
     if request.param == "csv":
-        return ps.read_csv(parts(tmp_path, ".csv", as_csv))
-    return ps.read_json(parts(tmp_path, ".jsonl", as_json))
+        return ps.read_csv(write_parts(tmp_path, ".csv", as_csv))
+    return ps.read_json(write_parts(tmp_path, ".jsonl", as_json))
 
 
-def test_rows_come_in_order_with_their_types(dataset: ps.Dataset) -> None:
+def test_rows_are_read_in_order_with_their_types(dataset: ps.Dataset) -> None:
     assert fingerprint(dataset.take_all()) == fingerprint(ROWS)
 
 
-def test_length_and_any_row_are_known_without_reading_the_others(dataset: ps.Dataset) -> None:
+def test_the_length_and_any_row_can_be_read(dataset: ps.Dataset) -> None:
     assert len(dataset) == 700
     assert [dataset[i] for i in (0, 63, 64, 399, 400, 401, 699, -1)] == [
         ROWS[i] for i in (0, 63, 64, 399, 400, 401, 699, -1)
@@ -70,7 +69,7 @@ def test_a_shuffled_epoch_holds_every_row_once(dataset: ps.Dataset) -> None:
     assert sorted(got, key=lambda row: row["id"]) == ROWS
 
 
-def test_one_file_feeds_many_workers_and_ranks(tmp_path: Path) -> None:
+def test_many_workers_and_ranks_read_one_file(tmp_path: Path) -> None:
     path = tmp_path / "one.csv"
     path.write_bytes(as_csv(ROWS))
     ds = ps.read_csv(str(path), workers=3)
@@ -80,15 +79,15 @@ def test_one_file_feeds_many_workers_and_ranks(tmp_path: Path) -> None:
     assert [row for share in shares for row in share] == ROWS
 
 
-def test_a_run_is_taken_up_in_the_middle_of_a_file(dataset: ps.Dataset) -> None:
+def test_a_state_restores_in_the_middle_of_a_file(dataset: ps.Dataset) -> None:
     loader = dataset.shuffle(40).batched(7).loader()
-    some = iter(loader)
-    before = [next(some)["id"] for _ in range(31)]
+    iterator = iter(loader)
+    before = [next(iterator)["id"] for _ in range(31)]
     state = loader.state_dict()
-    some.close()  # type: ignore[attr-defined]
-    again = dataset.shuffle(40).batched(7).loader()
-    again.load_state_dict(state)
-    rest = [batch["id"] for batch in again]
+    iterator.close()  # type: ignore[attr-defined]
+    restored = dataset.shuffle(40).batched(7).loader()
+    restored.load_state_dict(state)
+    rest = [batch["id"] for batch in restored]
     assert sorted(np.concatenate(before + rest).tolist()) == list(range(700))
 
 
@@ -99,47 +98,47 @@ def test_batches_are_columns(dataset: ps.Dataset) -> None:
     assert batch["text"] == [row["text"] for row in ROWS[:100]]
 
 
-def test_only_the_fields_that_are_asked_for_are_made(dataset: ps.Dataset) -> None:
+def test_only_selected_fields_are_in_samples(dataset: ps.Dataset) -> None:
     assert dataset.select("x").take(2) == [{"x": 0.0}, {"x": 0.125}]
     assert dataset.map(len).take(2) == [3, 3]
     assert dataset.drop("id", "text", "x").take(2) == [{}, {}]
 
 
-@pytest.mark.parametrize("pack", ["gz", "bz2", "xz", "zst"])
-def test_compressed_files_are_told_by_their_content(pack: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
+def test_compression_is_recognised_by_content(suffix: str, tmp_path: Path) -> None:
     import bz2
     import lzma
 
     import zstandard
 
-    packs: dict[str, Any] = {
+    compressors: dict[str, Any] = {
         "gz": gzip.compress,
         "bz2": bz2.compress,
         "xz": lzma.compress,
         "zst": zstandard.compress,
     }
-    squeeze = packs[pack]
-    (tmp_path / f"a.csv.{pack}").write_bytes(squeeze(as_csv(ROWS)))
+    compress = compressors[suffix]
+    (tmp_path / f"a.csv.{suffix}").write_bytes(compress(as_csv(ROWS)))
     assert ps.read_csv(str(tmp_path)).take_all() == ROWS
-    (tmp_path / "b.jsonl").write_bytes(squeeze(as_json(ROWS)))
+    (tmp_path / "b.jsonl").write_bytes(compress(as_json(ROWS)))
     assert ps.read_json(str(tmp_path / "b.jsonl"))[699] == ROWS[699]
 
 
 def test_remote_files_are_fetched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for number, some in enumerate((ROWS[:300], ROWS[300:])):
+    for number, samples in enumerate((ROWS[:300], ROWS[300:])):
         with open_storage("memory://lines").put(f"memory://lines/{number}.csv") as upload:
-            upload.write(as_csv(some))
+            upload.write(as_csv(samples))
             upload.commit()
     ds = ps.read_csv("memory://lines/{0..1}.csv")
     with pytest.raises(TypeError, match="length is not known"):
-        len(ds)  # nobody fetches files for that
+        len(ds)  # files are not fetched just to count their rows
     assert ds.take_all() == ROWS
     assert sorted(row["id"] for row in ds.shuffle(30)) == list(range(700))
     assert ds[650] == ROWS[650]
     assert ds.count() == 700
 
 
-def test_what_pandas_writes_is_read(tmp_path: Path) -> None:
+def test_files_written_by_pandas_are_read(tmp_path: Path) -> None:
     frame = pd.DataFrame(
         {
             "when": pd.to_datetime(["2020-01-01 10:00:00.0", "2021-02-03 11:12:13.5"]),
@@ -161,7 +160,7 @@ def test_what_pandas_writes_is_read(tmp_path: Path) -> None:
     assert ps.read_json(str(tmp_path / "a.jsonl")).first() == {"day": "2020-01-01", "n": 1, "ok": True, "s": "a\nb"}
 
 
-def test_nested_json_is_dicts_lists_and_arrays(tmp_path: Path) -> None:
+def test_nested_json_becomes_dicts_lists_and_arrays(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"a": {"b": [1, 2], "c": null}, "d": ["x"], "e": 1}\n\n  \n{"a": null, "d": [], "e": 2.5}\n')
     first, second = ps.read_json(str(path))
@@ -170,26 +169,26 @@ def test_nested_json_is_dicts_lists_and_arrays(tmp_path: Path) -> None:
     assert second == {"a": None, "d": [], "e": 2.5}
 
 
-def test_text_is_a_sample_a_line(tmp_path: Path) -> None:
+def test_every_line_of_text_is_a_sample(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes("\ufeffone\n\nth\u00fcree\r\nlast".encode())
     ds = ps.read_text(str(path))
     assert ds.take_all() == [{"text": "one"}, {"text": ""}, {"text": "thüree"}, {"text": "last"}]
     assert len(ds) == 4
     path.write_bytes(b"good\nb\xffd\ngood\n")
-    with pytest.raises(DataError, match=r"no UTF-8 text.*key: line 2"):
+    with pytest.raises(DataError, match=r"the line is not UTF-8.*key: line 2"):
         ps.read_text(str(path)).take_all()
     assert len(ps.read_text(str(path)).on_error("skip").take_all()) == 2
 
 
-def test_other_delimiters_names_and_types(tmp_path: Path) -> None:
+def test_delimiter_names_and_types_can_be_given(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("1\t007\tx\n2\t008\ty\n")
     ds = ps.read_csv(str(path), delimiter="\t", names=["n", "code", "t"], types={"n": "float32", "code": "string"})
     assert ds.take_all() == [{"n": 1.0, "code": "007", "t": "x"}, {"n": 2.0, "code": "008", "t": "y"}]
 
 
-def test_a_header_may_be_quoted_and_have_a_mark_before_it(tmp_path: Path) -> None:
+def test_a_header_may_be_quoted_and_follow_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes('\ufeff"a\nb","c,d"\r\n1,2\r\n'.encode())
     assert ps.read_csv(str(path)).take_all() == [{"a\nb": 1, "c,d": 2}]
@@ -203,31 +202,33 @@ def test_files_may_have_their_columns_in_another_order_and_be_empty(tmp_path: Pa
     assert ps.read_csv(str(tmp_path)).take_all() == [{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]
 
 
-WRONG = [
-    ("a,b\n1,2\n3\n4,5\n", r"it has 1 values, and there are 2 columns \(.*0.csv, key: line 3\)", 2),
-    ("a,b\n1,2\n3,oops\n4,5\n", r"column 'b': 'oops' is no int64 \(.*0.csv, key: line 3\)", 2),
-    ('a,b\n"1\n",2\n3,4\n5,6,7\n', r"3 values.*line 5", 2),
+INVALID = [
+    ("a,b\n1,2\n3\n4,5\n", r"expected 2 values in the row, found 1 \(.*0.csv, key: line 3\)", 2),
+    ("a,b\n1,2\n3,oops\n4,5\n", r"column 'b': 'oops' is not a valid int64 \(.*0.csv, key: line 3\)", 2),
+    ('a,b\n"1\n",2\n3,4\n5,6,7\n', r"expected 2 values in the row, found 3.*line 5", 2),
     ("a,b\n1,2\n3,\udcff\n", r"line 3", 1),
     ('a,b\n1,2\n3,"never closed\n4,5\n', r"line 3", 1),
 ]
 
 
-@pytest.mark.parametrize(("text", "words", "good"), WRONG)
-def test_a_wrong_row_of_csv_names_file_and_line(text: str, words: str, good: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "problem", "valid_rows"), INVALID)
+def test_the_error_of_an_invalid_csv_row_names_file_and_line(
+    text: str, problem: str, valid_rows: int, tmp_path: Path
+) -> None:
     (tmp_path / "0.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
     types = {"a": "string"} if '"1' in text else {"a": "int64", "b": "int64"}
     ds = ps.read_csv(str(tmp_path), types=types)
-    with pytest.raises(DataError, match=words):
+    with pytest.raises(DataError, match=problem):
         ds.take_all()
-    assert len(ds.on_error("skip").take_all()) == good
+    assert len(ds.on_error("skip").take_all()) == valid_rows
 
 
-def test_types_that_change_in_a_later_file_are_wrong_rows_there(tmp_path: Path) -> None:
+def test_rows_of_a_later_file_with_other_types_are_errors(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("a\n1\n")
     (tmp_path / "1.csv").write_text("a\n2\n2.5\n")
     (tmp_path / "0.jsonl").write_text('{"a": 1}\n')
     (tmp_path / "1.jsonl").write_text('{"a": 2}\n{"a": "x"}\n{"a": 3, "b": 4}\n[1]\n{"a"\n')
-    with pytest.raises(DataError, match=r"column 'a': '2.5' is no int64 \(.*1.csv, key: line 3\)"):
+    with pytest.raises(DataError, match=r"column 'a': '2.5' is not a valid int64 \(.*1.csv, key: line 3\)"):
         ps.read_csv(str(tmp_path)).take_all()
     assert ps.read_csv(str(tmp_path), types={"a": "float64"}).take_all() == [{"a": 1.0}, {"a": 2.0}, {"a": 2.5}]
     ds = ps.read_json(str(tmp_path))
@@ -239,33 +240,33 @@ def test_types_that_change_in_a_later_file_are_wrong_rows_there(tmp_path: Path) 
 
 def error_at(ds: ps.Dataset, line: int) -> Exception:
     with pytest.raises(DataError) as caught:
-        ds.__getitem__(line)  # one row is in the file before
+        ds.__getitem__(line)  # the file before has one row
     return caught.value
 
 
-def test_columns_that_differ_between_files_are_an_error_that_names_both(tmp_path: Path) -> None:
+def test_the_error_of_files_with_different_columns_names_both(tmp_path: Path) -> None:
     (tmp_path / "0.csv").write_text("a,b\n1,2\n")
     (tmp_path / "1.csv").write_text("a,c\n1,2\n")
-    with pytest.raises(DataError, match=r"its columns are a, c, and those of .*0.csv are a, b"):
+    with pytest.raises(DataError, match=r"the columns are a, c, but those of .*0.csv are a, b"):
         ps.read_csv(str(tmp_path)).take_all()
     assert len(ps.read_csv(str(tmp_path)).on_error("skip").take_all()) == 1
     (tmp_path / "2.csv").write_text("a,a\n1,2\n")
-    with pytest.raises(DataError, match="two columns are called 'a'"):
+    with pytest.raises(DataError, match="two columns are named 'a'"):
         ps.read_csv(str(tmp_path / "2.csv")).take_all()
-    with pytest.raises(DataError, match="types name 'z', and the columns are a, b"):
+    with pytest.raises(DataError, match="types names the column 'z', but the columns are a, b"):
         ps.read_csv(str(tmp_path / "0.csv"), types={"z": "int8"}).take_all()
 
 
-def test_a_json_array_is_told_from_lines(tmp_path: Path) -> None:
+def test_a_json_array_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"a": 1},\n {"a": 2}]\n')
-    with pytest.raises(DataError, match="one JSON array"):
+    with pytest.raises(DataError, match="the file is one JSON array"):
         ps.read_json(str(tmp_path)).take_all()
 
 
-def test_a_damaged_archive_gives_what_it_has_and_one_error(tmp_path: Path) -> None:
+def test_a_damaged_compressed_file_yields_its_readable_rows_and_one_error(tmp_path: Path) -> None:
     samples = [{"id": n, "noise": os.urandom(6).hex()} for n in range(500)]
-    squeezed = gzip.compress(as_csv(samples))
-    (tmp_path / "a.csv.gz").write_bytes(squeezed[: len(squeezed) // 2])
+    compressed = gzip.compress(as_csv(samples))
+    (tmp_path / "a.csv.gz").write_bytes(compressed[: len(compressed) // 2])
     ds = ps.read_csv(str(tmp_path))
     got = ds.on_error("skip").take_all()
     assert 50 < len(got) < 400
@@ -275,13 +276,13 @@ def test_a_damaged_archive_gives_what_it_has_and_one_error(tmp_path: Path) -> No
         ds.take_all()
 
 
-def test_the_marks_of_a_file_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_scanned_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(as_csv(ROWS))
     assert len(ps.read_csv(str(path))) == 700
     scans: list[str] = []
-    real = splitting.scan_lines
-    monkeypatch.setattr(lines, "scan_lines", lambda *args, **more: scans.append("scan") or real(*args, **more))  # type: ignore[func-returns-value]
+    original = row_scan.scan_lines
+    monkeypatch.setattr(lines, "scan_lines", lambda *args, **kwargs: scans.append("scan") or original(*args, **kwargs))  # type: ignore[func-returns-value]
     assert len(ps.read_csv(str(path))) == 700
     assert ps.read_csv(str(path))[650] == ROWS[650]
     assert not scans
@@ -290,23 +291,23 @@ def test_the_marks_of_a_file_are_made_once(tmp_path: Path, monkeypatch: pytest.M
     assert scans
 
 
-def test_a_file_that_changes_under_the_reader_is_noticed(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(as_csv(ROWS))
     ds = ps.read_csv(str(path))
     assert len(ds) == 700
     path.write_bytes(as_csv(ROWS[:10]))
     with pytest.raises(StorageError, match="changed while it was being read"):
-        ds[5]  # the same program that counted the rows before
+        ds[5]  # by the reader that counted the rows before
 
 
-def test_files_are_opened_again_where_not_all_may_be_open(dataset: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_OPEN_FILES", 1)
+def test_files_are_reopened_if_not_all_may_be_open(dataset: ps.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_OPEN_FILES", 1)
     assert sorted(row["id"] for row in dataset.shuffle(20, shards=3)) == list(range(700))
 
 
 @pytest.mark.parametrize(
-    "make",
+    "read",
     [
         lambda: ps.read_csv("a", delimiter=",,"),
         lambda: ps.read_csv("a", delimiter='"'),
@@ -319,12 +320,12 @@ def test_files_are_opened_again_where_not_all_may_be_open(dataset: ps.Dataset, m
         lambda: ps.read_text("a", workers=0),
     ],
 )
-def test_what_cannot_be_meant_is_refused_where_it_is_written(make: Callable[[], object]) -> None:
+def test_invalid_arguments_are_refused_when_the_dataset_is_built(read: Callable[[], object]) -> None:
     with pytest.raises(PlanError):
-        make()
+        read()
 
 
-def test_a_plan_over_lines_is_a_value() -> None:
+def test_datasets_of_lines_compare_by_their_arguments() -> None:
     assert ps.read_csv("a.csv", types={"x": "int8"}) == ps.read_csv("a.csv", types={"x": "int8"})
     assert ps.read_csv("a.csv") != ps.read_csv("a.csv", delimiter=";")
     assert "read_json('a.jsonl')" in repr(ps.read_json("a.jsonl"))

@@ -1,4 +1,4 @@
-"""Rows that lie together are read together, once, and memory stays bounded."""
+"""Neighbouring rows are read together, once, and cached memory is bounded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError
-from penstock.formats.rows import reader as rows
-from penstock.formats.rows.lines import CsvLayout
+from penstock.formats.rows import reader as reader_module
+from penstock.formats.rows.lines import CsvFormat
 from penstock.formats.rows.reader import in_order, open_rows
 from penstock.plan import Fields
 
@@ -26,33 +26,33 @@ def path(tmp_path: Path) -> str:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How many rows were asked of the layout at a time, and how often."""
-    seen: Counter[int] = Counter()
-    real = CsvLayout.read
+    """Count the calls of ``CsvFormat.read`` by their number of rows."""
+    calls: Counter[int] = Counter()
+    original = CsvFormat.read
 
-    def read(self: CsvLayout, file: Any, which: Any, *more: Any) -> Any:
-        seen[len(which)] += 1
-        return real(self, file, which, *more)
+    def read(self: CsvFormat, file: Any, rows: Any, *args: Any) -> Any:
+        calls[len(rows)] += 1
+        return original(self, file, rows, *args)
 
-    monkeypatch.setattr(CsvLayout, "read", read)
-    return seen
+    monkeypatch.setattr(CsvFormat, "read", read)
+    return calls
 
 
 def test_a_window_reads_every_group_once(path: str, reads: Counter[int]) -> None:
-    reader = open_rows([path], (".csv",), CsvLayout(), None, None)
+    reader = open_rows([path], (".csv",), CsvFormat(), None, None)
     got: list[int] = []
     for begin in range(0, 20_000, 3000):
         window = np.random.default_rng(begin).permutation(np.arange(begin, min(begin + 3000, 20_000)))
-        spots = reader.locate(np.zeros(len(window), np.int64), window, Fields())
+        located = reader.locate(np.zeros(len(window), np.int64), window, Fields())
         for block in range(0, len(window), 100):
-            items, bad = spots.take(slice(block, block + 100)).read()
-            assert not bad
+            items, errors = located.take(slice(block, block + 100)).read()
+            assert not errors
             got += [item["x"] for item in items]
     assert sorted(got) == list(range(20_000))
-    assert reads == {8192: 2, 3616: 1}  # 3 groups, also those in which two windows meet
+    assert reads == {8192: 2, 3616: 1}  # each of the 3 groups once, also those that two windows share
 
 
-def test_a_shuffled_epoch_reads_no_row_alone_but_at_its_ends(path: str, reads: Counter[int]) -> None:
+def test_a_shuffled_epoch_reads_few_rows_alone(path: str, reads: Counter[int]) -> None:
     got = [sample["x"] for sample in ps.read_csv(path).shuffle(3000)]
     assert sorted(got) == list(range(20_000))
     assert reads[8192] == 2
@@ -60,28 +60,28 @@ def test_a_shuffled_epoch_reads_no_row_alone_but_at_its_ends(path: str, reads: C
     assert sum(size * times for size, times in reads.items() if size < 3000) < 500
 
 
-def test_rows_far_from_each_other_are_read_alone(path: str, reads: Counter[int]) -> None:
+def test_a_single_row_is_read_alone(path: str, reads: Counter[int]) -> None:
     assert ps.read_csv(path)[12_345] == {"x": 12_345}
     assert sum(size * times for size, times in reads.items()) == 1
 
 
-def test_what_is_kept_is_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_KEPT_BYTES", 3 * 8192 * 8)
-    reader = open_rows([path], (".csv",), CsvLayout(), None, None)
-    every = np.arange(20_000)
-    items, bad = reader.locate(np.zeros(20_000, np.int64), every, Fields()).read()
-    assert [item["x"] for item in items] == every.tolist()
-    assert not bad
-    assert len(reader._groups._held) <= 3
+def test_the_size_of_cached_groups_is_bounded(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "_CACHED_GROUP_BYTES", 3 * 8192 * 8)
+    reader = open_rows([path], (".csv",), CsvFormat(), None, None)
+    index = np.arange(20_000)
+    items, errors = reader.locate(np.zeros(20_000, np.int64), index, Fields()).read()
+    assert [item["x"] for item in items] == index.tolist()
+    assert not errors
+    assert len(reader._groups._entries) <= 3
     reader.rest()
-    assert not reader._groups._held
+    assert not reader._groups._entries
 
 
 def test_threads_that_want_one_group_wait_for_the_one_that_reads_it(path: str, reads: Counter[int]) -> None:
-    reader = open_rows([path], (".csv",), CsvLayout(), None, None)
-    spots = reader.locate(np.zeros(1024, np.int64), np.arange(1024), Fields())
+    reader = open_rows([path], (".csv",), CsvFormat(), None, None)
+    located = reader.locate(np.zeros(1024, np.int64), np.arange(1024), Fields())
     got: list[Any] = []
-    threads = [threading.Thread(target=lambda: got.append(list(spots.read()[0]))) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: got.append(list(located.read()[0]))) for _ in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -90,9 +90,9 @@ def test_threads_that_want_one_group_wait_for_the_one_that_reads_it(path: str, r
     assert reads == {8192: 1}
 
 
-def test_answers_are_put_in_the_order_of_their_places() -> None:
-    wrong = DataError("no")
-    items, bad = in_order([(np.array([2, 0]), (["c", "a"], {1: wrong})), (np.array([1]), (["b"], {}))])
+def test_results_are_merged_in_the_order_of_their_positions() -> None:
+    error = DataError("no")
+    items, errors = in_order([(np.array([2, 0]), (["c", "a"], {1: error})), (np.array([1]), (["b"], {}))])
     assert list(items) == ["a", "b", "c"]
-    assert bad == {0: wrong}
+    assert errors == {0: error}
     assert in_order([]) == ([], {})

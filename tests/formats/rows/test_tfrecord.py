@@ -1,4 +1,4 @@
-"""TFRecord files: read and written as their definition says, damage by file and record."""
+"""TFRecord files: parsing and encoding, and errors that name file and record."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from penstock.plan import Fields
 from penstock.testing import fingerprint
 
 
-def known() -> bytes:
-    """{"label": int64 [3, -1], "name": bytes [b"ab"], "x": float [0.5]}, as the protocol buffers say it is written."""
+def encoded_by_hand() -> bytes:
+    """Return {"label": int64 [3, -1], "name": bytes [b"ab"], "x": float [0.5]} as a protocol buffer message."""
 
     def part(tag: int, content: bytes) -> bytes:
         return bytes([tag, len(content)]) + content
@@ -36,19 +36,19 @@ def known() -> bytes:
     return part(0x0A, b"".join(part(0x0A, part(0x0A, name) + part(0x12, value)) for name, value in entries))
 
 
-def test_an_example_is_taken_apart() -> None:
-    got = parse_example(known(), Fields())
+def test_an_example_is_parsed() -> None:
+    got = parse_example(encoded_by_hand(), Fields())
     assert got.pop("label").tolist() == [3, -1]
     assert got == {"name": b"ab", "x": 0.5}
-    assert parse_example(known(), Fields(frozenset({"x"}))) == {"x": 0.5}
-    assert parse_example(known(), Fields(), ("name", "x"))["name"] == [b"ab"]
+    assert parse_example(encoded_by_hand(), Fields(frozenset({"x"}))) == {"x": 0.5}
+    assert parse_example(encoded_by_hand(), Fields(), ("name", "x"))["name"] == [b"ab"]
 
 
-def test_an_example_is_put_together_in_the_same_bytes() -> None:
-    assert example({"label": [3, -1], "name": "ab", "x": 0.5}) == known()
+def test_an_example_is_encoded_to_the_same_bytes() -> None:
+    assert example({"label": [3, -1], "name": "ab", "x": 0.5}) == encoded_by_hand()
 
 
-def test_lists_that_are_not_packed_are_read() -> None:
+def test_unpacked_lists_are_parsed() -> None:
     # int64_list {value: 5 value: 300} and float_list {value: 0.5}, one tag for each value
     ints = b"\x1a\x05" + b"\x08\x05" + b"\x08\xac\x02"
     floats = b"\x12\x05" + b"\x0d" + struct.pack("<f", 0.5)
@@ -76,27 +76,27 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.text(max_size=5).filter(lambda name: not name.startswith("__")), VALUES, max_size=5))
-def test_what_is_written_is_read(sample: dict[str, Any]) -> None:
+def test_examples_round_trip(sample: dict[str, Any]) -> None:
     assert fingerprint(parse_example(example(sample), Fields())) == fingerprint(sample)
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
+    ("value", "problem"),
     [
-        (np.zeros((2, 2)), "field 'v': a ndarray of the shape"),
+        (np.zeros((2, 2)), "field 'v': a ndarray of shape"),
         (2**63, "field 'v'"),
         ({"a": 1}, "field 'v'"),
         ([1, "a"], "field 'v'"),
         (1j, "field 'v'"),
     ],
 )
-def test_values_without_a_place_name_their_field(value: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_the_error_of_a_value_that_cannot_be_stored_names_its_field(value: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         example({"v": value})
 
 
 @given(st.binary(max_size=60))
-def test_bytes_that_are_no_example_are_refused_or_read_but_never_crash(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused_without_a_crash(data: bytes) -> None:
     with contextlib.suppress(ValueError, IndexError, struct.error):
         parse_example(data, Fields())
 
@@ -105,28 +105,28 @@ SAMPLES = [{"id": n, "text": b"x" * (n % 50), "v": np.arange(2 + n % 3)} for n i
 
 
 def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
-    """Write a file by definition, without what is tested here; say where its records begin."""
-    begins, out = [], b""
+    """Write a file without ``framed``; return the offsets of its records."""
+    starts, out = [], b""
     for sample in samples:
         data = example(sample)
         length = struct.pack("<Q", len(data))
-        begins.append(len(out))
-        sums = [struct.pack("<I", int(masked(np.array([crc32c(part)], np.uint32))[0])) for part in (length, data)]
-        out += length + sums[0] + data + sums[1]
+        starts.append(len(out))
+        checksums = [struct.pack("<I", int(masked(np.array([crc32c(part)], np.uint32))[0])) for part in (length, data)]
+        out += length + checksums[0] + data + checksums[1]
     path.write_bytes(out)
-    return begins
+    return starts
 
 
-def test_records_are_framed_as_the_format_says(tmp_path: Path) -> None:
+def test_framed_records_have_lengths_and_checksums(tmp_path: Path) -> None:
     record_file(tmp_path / "a.tfrecord", SAMPLES)
     assert b"".join(framed([example(sample) for sample in SAMPLES])) == (tmp_path / "a.tfrecord").read_bytes()
 
 
-@pytest.mark.parametrize("squeeze", [bytes, gzip.compress])
-def test_files_are_read_in_any_order(squeeze: Callable[[bytes], bytes], tmp_path: Path) -> None:
-    for number, some in enumerate((SAMPLES[:37], SAMPLES[37:])):
-        record_file(path := tmp_path / f"{number}.tfrecord", some)
-        path.write_bytes(squeeze(path.read_bytes()))
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_files_are_read_in_any_order(compress: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    for number, samples in enumerate((SAMPLES[:37], SAMPLES[37:])):
+        record_file(path := tmp_path / f"{number}.tfrecord", samples)
+        path.write_bytes(compress(path.read_bytes()))
     ds = ps.read_tfrecords(str(tmp_path))
     assert fingerprint(ds.take_all()) == fingerprint(SAMPLES)
     assert len(ds) == 100
@@ -135,47 +135,47 @@ def test_files_are_read_in_any_order(squeeze: Callable[[bytes], bytes], tmp_path
     assert ps.read_tfrecords(str(tmp_path), lists=["id"]).first()["id"].tolist() == [0]
 
 
-def test_a_damaged_record_is_one_sample_that_fails(tmp_path: Path) -> None:
-    begins = record_file(path := tmp_path / "a.tfrecord", SAMPLES)
+def test_a_damaged_record_is_one_error(tmp_path: Path) -> None:
+    starts = record_file(path := tmp_path / "a.tfrecord", SAMPLES)
     data = bytearray(path.read_bytes())
-    data[begins[50] + 20] ^= 0x10
+    data[starts[50] + 20] ^= 0x10
     path.write_bytes(data)
     ds = ps.read_tfrecords(str(path))
-    with pytest.raises(DataError, match=r"checksum is wrong.*a.tfrecord, key: record 50"):
+    with pytest.raises(DataError, match=r"record is damaged: its checksum does not match.*a.tfrecord, key: record 50"):
         ds.take_all()
     assert [s["id"] for s in ds.on_error("skip").take_all()] == [n for n in range(100) if n != 50]
 
 
-@pytest.mark.parametrize("place", [0, 3, 7, 9])
-def test_behind_a_damaged_length_all_is_lost_and_said(place: int, tmp_path: Path) -> None:
-    begins = record_file(path := tmp_path / "a.tfrecord", SAMPLES)
+@pytest.mark.parametrize("byte", [0, 3, 7, 9])
+def test_records_after_a_damaged_length_are_one_error(byte: int, tmp_path: Path) -> None:
+    starts = record_file(path := tmp_path / "a.tfrecord", SAMPLES)
     data = bytearray(path.read_bytes())
-    data[begins[40] + place] ^= 0x40
+    data[starts[40] + byte] ^= 0x40
     path.write_bytes(data)
     ds = ps.read_tfrecords(str(path))
     assert len(ds) == 41
     assert [s["id"] for s in ds.on_error("skip").take_all()] == list(range(40))
-    with pytest.raises(DataError, match="length of record 40 is damaged: what follows is lost"):
+    with pytest.raises(DataError, match="length of record 40 is damaged: the rest of the file cannot be read"):
         ds.take_all()
 
 
-def test_a_file_that_is_cut_short_fails_at_its_last_record(tmp_path: Path) -> None:
-    begins = record_file(path := tmp_path / "a.tfrecord", SAMPLES)
-    for cut in (begins[60] + 5, begins[60] + 14, begins[61] - 1):
+def test_a_truncated_file_fails_at_its_last_record(tmp_path: Path) -> None:
+    starts = record_file(path := tmp_path / "a.tfrecord", SAMPLES)
+    for cut in (starts[60] + 5, starts[60] + 14, starts[61] - 1):
         path.write_bytes(path.read_bytes()[:cut])
         ds = ps.read_tfrecords(str(path))
         assert (len(ds), len(ds.on_error("skip").take_all())) == (61, 60)
-        with pytest.raises(DataError, match="record 60 is cut short"):
+        with pytest.raises(DataError, match="record 60 is truncated"):
             ds.take_all()
         record_file(path, SAMPLES)
 
 
-def test_a_record_that_is_no_example_is_named(tmp_path: Path) -> None:
+def test_the_error_of_a_record_that_is_not_an_example_names_it(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord").write_bytes(b"".join(framed([example({"a": 1}), random.Random(1).randbytes(30)])))
     with pytest.raises(DataError, match=r"key: record 1"):
         ps.read_tfrecords(str(tmp_path)).take_all()
 
 
-def test_lists_are_names() -> None:
+def test_lists_must_be_field_names() -> None:
     with pytest.raises(PlanError, match="give a list of field names"):
         ps.read_tfrecords("a", lists="id")

@@ -142,16 +142,18 @@ def test_a_missing_audio_file_fails_one_sample(hf_dataset: datasets.Dataset, fol
     assert [sample["sound"]["path"] for sample in ds.on_error("skip")] == ["0.wav", "1.wav"]
 
 
-def test_splits_become_a_dict_of_datasets(hf_dataset: datasets.Dataset) -> None:
-    splits = ps.from_huggingface(datasets.DatasetDict(train=hf_dataset, test=hf_dataset.select(range(3))))
-    assert {name: len(ds) for name, ds in splits.items()} == {"train": ROWS, "test": 3}
-
-
 def test_one_split_of_several_is_chosen(hf_dataset: datasets.Dataset) -> None:
     splits = datasets.DatasetDict({"train": hf_dataset, "test": hf_dataset.select([1])})
     assert len(ps.from_huggingface(splits, split="test")) == 1
-    with pytest.raises(PlanError, match="the dataset has train, test"):
+    with pytest.raises(PlanError, match="split='dev': the dataset has the splits 'train', 'test'"):
         ps.from_huggingface(splits, split="dev")
+
+
+def test_a_dataset_of_several_splits_needs_one_of_them(hf_dataset: datasets.Dataset) -> None:
+    splits = datasets.DatasetDict(train=hf_dataset, test=hf_dataset.select(range(3)))
+    assert {name: len(ps.from_huggingface(splits, name)) for name in splits} == {"train": ROWS, "test": 3}
+    with pytest.raises(PlanError, match="split=None: the dataset has the splits 'train', 'test'; give one of them"):
+        ps.from_huggingface(splits)
 
 
 def test_arrays_are_written_with_their_feature(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_features_are_inferred_or_given() -> None:
     typed = ds.to_huggingface(features=given)
     assert typed.features["v"] == datasets.Image()
     assert typed[0]["l"] == 1
-    with pytest.raises(PlanError, match="is no feature"):
+    with pytest.raises(PlanError, match="is not a feature"):
         ds.to_huggingface(features={"n": "int8"})
     with pytest.raises(DataError, match=r"field 'n'.*key: sample 0|from 0 on"):
         ds.to_huggingface(features={**given, "n": Image()})

@@ -292,7 +292,7 @@ def test_values_are_stored_by_their_extension_and_bytes_as_they_are() -> None:
 
 @pytest.mark.parametrize("value", [3, None, [b"x"]])
 def test_values_that_their_extension_cannot_store_are_refused(value: Any) -> None:
-    with pytest.raises(DataError, match=r"'txt' .*text is expected.*key: k"):
+    with pytest.raises(DataError, match=r"'txt' .*expected text.*key: k"):
         write(io.BytesIO(), [{"__key__": "k", "txt": value}])
 
 

@@ -1,8 +1,8 @@
-"""CRC-32C (Castagnoli) of many byte strings at once, by numpy.
+"""CRC-32C (Castagnoli) of many byte strings at once, vectorized with numpy.
 
-A CRC without its initial and final inversion is linear: the sum of what every byte adds by itself. Bytes are laid out
-in rows of 256, what each adds stands in a table by its place in the row, and rows are joined two by two. So a record
-costs a few nanoseconds a byte, and many small records no more than one large.
+Without its initial and final inversion a CRC is linear: it is the XOR of the contributions of all bytes. Records are
+cut into chunks of 256 bytes, a table holds the contribution of each byte by its position in the chunk, and the CRCs of
+chunks are combined pairwise. A record costs a few nanoseconds per byte, in many small records as in one large record.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy.typing as npt
 U32 = npt.NDArray[np.uint32]
 
 _POLYNOMIAL = 0x82F63B78  # reflected
-_ROW = 256
-_AT_ONCE = 256  # rows of one step: what is made of them stays in the processor's cache
-_ONES = np.uint32(0xFFFFFFFF)
+_CHUNK_BYTES = 256
+_BATCH_CHUNKS = 256  # chunks looked up at a time: the intermediate arrays stay in the processor's cache
+_ALL_ONES = np.uint32(0xFFFFFFFF)
 _MASK_DELTA = 0xA282EAD8
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """Give the CRC-32C of some bytes.
+    """Return the CRC-32C of ``data``.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -32,59 +32,63 @@ def crc32c(data: bytes | memoryview) -> int:
 
 
 def crc32c_of(records: Sequence[bytes | memoryview]) -> U32:
-    """Give the CRC-32C of each record."""
+    """Return the CRC-32C of each record."""
     lengths = np.array([len(record) for record in records], np.int64)
-    many = -(-lengths // _ROW)
-    ends = np.cumsum(many)
-    rows = np.zeros((int(many.sum()), _ROW), np.uint8)
-    flat = rows.reshape(-1)
-    for record, end, length in zip(records, (ends * _ROW).tolist(), lengths.tolist(), strict=True):
-        flat[end - length : end] = np.frombuffer(record, np.uint8)  # zeros before it add nothing
-    sums = _joined(_row_sums(rows), many)
-    return sums ^ _moved_by_bytes(np.full(len(records), _ONES, np.uint32), lengths) ^ _ONES
+    chunk_counts = -(-lengths // _CHUNK_BYTES)
+    ends = np.cumsum(chunk_counts)
+    chunks = np.zeros((int(chunk_counts.sum()), _CHUNK_BYTES), np.uint8)
+    flat = chunks.reshape(-1)
+    for record, end, length in zip(records, (ends * _CHUNK_BYTES).tolist(), lengths.tolist(), strict=True):
+        flat[end - length : end] = np.frombuffer(record, np.uint8)  # the leading zeros contribute nothing
+    crcs = _combined(_chunk_crcs(chunks), chunk_counts)
+    return crcs ^ _advanced_by_lengths(np.full(len(records), _ALL_ONES, np.uint32), lengths) ^ _ALL_ONES
 
 
 def masked(crcs: U32) -> U32:
-    """CRCs as TFRecord files store them: turned and shifted, since a CRC of bytes that hold their CRC says little."""
+    """Return CRCs as TFRecord files store them: rotated and offset.
+
+    A CRC over bytes that contain their own CRC would be of little use, hence the mask.
+    """
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
 
-def _row_sums(rows: npt.NDArray[np.uint8]) -> U32:
-    tables, places = _tables(), np.arange(_ROW) * 256
-    out = np.empty(len(rows), np.uint32)
-    for first in range(0, len(rows), _AT_ONCE):
-        some = rows[first : first + _AT_ONCE]
-        np.bitwise_xor.reduce(tables.take(some + places), axis=1, out=out[first : first + len(some)])
+def _chunk_crcs(chunks: npt.NDArray[np.uint8]) -> U32:
+    table, row_starts = _contributions(), np.arange(_CHUNK_BYTES) * 256
+    out = np.empty(len(chunks), np.uint32)
+    for first in range(0, len(chunks), _BATCH_CHUNKS):
+        batch = chunks[first : first + _BATCH_CHUNKS]
+        np.bitwise_xor.reduce(table.take(batch + row_starts), axis=1, out=out[first : first + len(batch)])
     return out
 
 
-def _joined(sums: U32, many: npt.NDArray[np.int64]) -> U32:
-    """Join the rows of each record, two by two from the end: the left one moves by the bytes of the right one."""
-    level = _ROW
-    while len(many) and int(many.max()) > 1:
-        half = (many + 1) // 2
+def _combined(crcs: U32, counts: npt.NDArray[np.int64]) -> U32:
+    """Combine the chunk CRCs of each record pairwise: the left one is advanced by the bytes of the right one."""
+    size = _CHUNK_BYTES
+    while len(counts) and int(counts.max()) > 1:
+        half = (counts + 1) // 2
         pairs = np.zeros((int(half.sum()), 2), np.uint32)
-        # Each record is filled up with a row of zeros at its front where its number of rows is odd.
-        record = np.repeat(np.arange(len(many)), many)
-        filled = np.cumsum(many % 2)[record]
-        pairs.reshape(-1)[np.arange(len(sums)) + filled] = sums
-        sums = _moved(pairs[:, 0], level) ^ pairs[:, 1]
-        many, level = half, level * 2
-    out = np.zeros(len(many), np.uint32)
-    out[many > 0] = sums
+        # A record with an odd number of chunks gets a chunk of zeros at its front.
+        record = np.repeat(np.arange(len(counts)), counts)
+        inserted = np.cumsum(counts % 2)[record]
+        pairs.reshape(-1)[np.arange(len(crcs)) + inserted] = crcs
+        crcs = _advanced(pairs[:, 0], size) ^ pairs[:, 1]
+        counts, size = half, size * 2
+    out = np.zeros(len(counts), np.uint32)
+    out[counts > 0] = crcs
     return out
 
 
-def _moved_by_bytes(crcs: U32, lengths: npt.NDArray[np.int64]) -> U32:
-    """Each CRC as it is when so many zero bytes have followed."""
+def _advanced_by_lengths(crcs: U32, lengths: npt.NDArray[np.int64]) -> U32:
+    """Return each CRC after as many zero bytes as its length."""
     for bit in range(int(lengths.max()).bit_length() if len(lengths) else 0):
-        chosen = (lengths >> bit) & 1 == 1
-        crcs = np.where(chosen, _moved(crcs, 1 << bit), crcs)
+        is_set = (lengths >> bit) & 1 == 1
+        crcs = np.where(is_set, _advanced(crcs, 1 << bit), crcs)
     return crcs
 
 
-def _moved(crcs: U32, count: int) -> U32:
-    tables = _moving(count)
+def _advanced(crcs: U32, count: int) -> U32:
+    """Return each CRC after ``count`` zero bytes, where ``count`` is a power of two."""
+    tables = _advance_tables(count)
     out: U32 = (
         tables[0][crcs & 0xFF]
         ^ tables[1][(crcs >> np.uint32(8)) & 0xFF]
@@ -95,8 +99,8 @@ def _moved(crcs: U32, count: int) -> U32:
 
 
 @cache
-def _bytewise() -> U32:
-    """What one byte adds at the end of a row."""
+def _byte_table() -> U32:
+    """Return the contribution of the last byte, by its value."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = np.where(table & 1, (table >> np.uint32(1)) ^ np.uint32(_POLYNOMIAL), table >> np.uint32(1))
@@ -104,24 +108,24 @@ def _bytewise() -> U32:
 
 
 @cache
-def _tables() -> U32:
-    """What a byte adds, by its place in a row and its value."""
-    step = _bytewise()
-    tables = np.empty((_ROW, 256), np.uint32)
-    tables[-1] = step
-    for place in range(_ROW - 2, -1, -1):
-        after = tables[place + 1]
-        tables[place] = (after >> np.uint32(8)) ^ step[after & 0xFF]
+def _contributions() -> U32:
+    """Return the contribution of a byte, by its position in a chunk and its value, as a flat table."""
+    byte_table = _byte_table()
+    tables = np.empty((_CHUNK_BYTES, 256), np.uint32)
+    tables[-1] = byte_table
+    for position in range(_CHUNK_BYTES - 2, -1, -1):
+        following = tables[position + 1]
+        tables[position] = (following >> np.uint32(8)) ^ byte_table[following & 0xFF]
     return tables.reshape(-1)
 
 
 @cache
-def _moving(count: int) -> tuple[U32, U32, U32, U32]:
-    """Tables by which a CRC moves over ``count`` zero bytes (a power of two), one for each of its own bytes."""
+def _advance_tables(count: int) -> tuple[U32, U32, U32, U32]:
+    """Return the tables that advance a CRC by ``count`` zero bytes, one for each byte of the CRC."""
     if count == 1:
-        step = _bytewise()
+        byte_table = _byte_table()
         values = np.arange(256, dtype=np.uint32)
-        return step, values, values << np.uint32(8), values << np.uint32(16)
+        return byte_table, values, values << np.uint32(8), values << np.uint32(16)
     half = count // 2
-    first, second, third, fourth = (_moved(table, half) for table in _moving(half))
+    first, second, third, fourth = (_advanced(table, half) for table in _advance_tables(half))
     return first, second, third, fourth

@@ -1,4 +1,4 @@
-"""Samples as rows of files: CSV, JSON lines and TFRecord."""
+"""The stages that encode samples as rows of files: CSV, JSON lines and TFRecord."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ from penstock.plan import Context, Map, Place, is_tensor
 
 
 class RowStage(Map):
-    """A stage whose items are rows of a file, on their way to ``FileSet``."""
+    """A stage that encodes samples as rows, which a ``FileSet`` writes."""
 
-    suffixes: ClassVar[tuple[str, ...]]
+    suffixes: ClassVar[tuple[str, ...]]  # of the files; a file in a folder gets the first
 
     def head(self, row: Any) -> bytes:
-        """What a file begins with, by the first row."""
+        """Return the header that every file begins with, given the first row of all."""
         return b""
 
     def framed(self, rows: list[Any], first: Any) -> list[bytes]:
-        """Rows as they stand in a file; ``first`` is the first of all.
+        """Return rows as a file stores them; ``first`` is the first row of all.
 
         Raises:
-            ValueError: one does not go with the first.
+            ValueError: A row has other fields than the first.
         """
         return rows
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
         error = DataError(f"{self.name}: {exc}", place.shard, place.key)
         error.__cause__ = exc
         return error
@@ -50,7 +49,11 @@ def _fields(sample: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AsCsv(RowStage):
-    """``write_csv``: a row is a line; the names of the fields are the first."""
+    """``write_csv``: a sample is a row, and the first line of a file holds the names of the fields.
+
+    Raises:
+        PlanError: ``delimiter`` is not a single character that can separate values.
+    """
 
     delimiter: str = ","
 
@@ -65,7 +68,7 @@ class AsCsv(RowStage):
         return "write_csv"
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Give the names and the line."""
+        """Return the function from a sample to its field names and its line."""
 
         def row(sample: Any) -> tuple[tuple[str, ...], bytes]:
             fields = _fields(sample)
@@ -84,7 +87,8 @@ class AsCsv(RowStage):
     def framed(self, rows: list[Any], first: Any) -> list[bytes]:
         for names, _ in rows:
             if names != first[0]:
-                raise ValueError(f"a sample has the fields {', '.join(names)}, and the first has {', '.join(first[0])}")
+                own, expected = ", ".join(names), ", ".join(first[0])
+                raise ValueError(f"a sample has the fields {own}, but the first sample has {expected}")
         return [line for _, line in rows]
 
 
@@ -101,12 +105,12 @@ def _cell(name: str, value: Any) -> Any:
         return format(value, "f")
     if value is None or isinstance(value, int | float | str | datetime.date | datetime.time | np.datetime64):
         return value
-    raise TypeError(f"field {name!r} ({type(value).__name__}) has no place in CSV; leave it out, or write Parquet")
+    raise TypeError(f"field {name!r} ({type(value).__name__}) cannot be stored in CSV; drop it, or write Parquet")
 
 
 @dataclass(frozen=True)
 class AsJson(RowStage):
-    """``write_json``: a sample is an object on a line of its own."""
+    """``write_json``: a sample is a JSON object on a line of its own."""
 
     suffixes = (".jsonl", ".json", ".ndjson")
 
@@ -115,12 +119,12 @@ class AsJson(RowStage):
         return "write_json"
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Give the line."""
-        dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain).encode
+        """Return the function from a sample to its line."""
+        dumps = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_to_json_value).encode
         return lambda sample: dumps(_fields(sample)).encode() + b"\n"
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if is_tensor(value):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.datetime64):
@@ -129,9 +133,9 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, datetime.datetime | datetime.date | datetime.time):
         return value.isoformat()
-    if isinstance(value, Decimal):  # exactly, as no number of JSON is
+    if isinstance(value, Decimal):  # as text, since readers parse JSON numbers as floats
         return format(value, "f")
-    raise TypeError(f"a {type(value).__name__} has no place in JSON; leave it out, or write Parquet")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be stored in JSON; drop it, or write Parquet")
 
 
 @dataclass(frozen=True)
@@ -145,7 +149,7 @@ class AsExample(RowStage):
         return "write_tfrecords"
 
     def function(self, ctx: Context) -> Callable[..., Any]:
-        """Give the record."""
+        """Return the function from a sample to its record."""
         return lambda sample: tfrecord.example(_fields(sample))
 
     def framed(self, rows: list[Any], first: Any) -> list[bytes]:

@@ -1,4 +1,4 @@
-"""Files of lines: text, JSON lines and CSV. Rows are cut out by line, and typed by Arrow in one call a block."""
+"""The formats of lines: text, JSON lines and CSV. Arrow parses the rows of a block in one call."""
 
 from __future__ import annotations
 
@@ -14,114 +14,121 @@ import numpy as np
 
 from penstock.codecs.features import Value, arrow_type
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.formats.rows.reader import Answer, Buffer, RowFile
+from penstock.formats.rows.reader import Answer, FileBytes, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.formats.rows.row_scan import (
-    EVERY,
-    Ends,
-    Spans,
-    csv_ends,
+    ROWS_PER_OFFSET,
+    FindEnds,
+    RowSpans,
+    aligned_range,
+    find_csv_ends,
+    find_line_ends,
     find_rows,
-    from_mark_to_mark,
-    line_ends,
-    line_of,
+    line_number,
     scan_lines,
 )
 from penstock.formats.tables.columns import ABSENT, ArrowColumns
 from penstock.order import I64
 from penstock.plan import Fields
 
-_HEAD = 4 << 20  # bytes of the first file by which types are decided
+_SCHEMA_BYTES = 4 << 20  # how much of the first file the types are inferred from
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
 class TextLayout:
-    """Every line is a sample, empty ones too: ``{"text": line}``, strict UTF-8, without its newline."""
+    """Every line is a sample, also an empty one: ``{"text": line}``, strict UTF-8, without its newline."""
 
-    how = "text"
+    scan_key = "text"
     columnar = False
     call, suffixes, cheap = "read_text", (".txt", ".text", ".log"), True
 
-    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
-        return scan_lines(data, _after_bom(data), line_ends, True, problem)
+    def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
+        return scan_lines(data, _bom_bytes(data), find_line_ends, True, problem)
 
-    def learn(self, file: RowFile) -> None:
-        """Nothing: text is text."""
+    def infer_schema(self, file: RowFile) -> None:
+        """Return ``None``: text has no schema."""
 
     def key(self, file: RowFile, row: int) -> str:
         return f"line {row + 1}"
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, learnt: None) -> Answer:
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> Answer:
         if not fields.wants("text"):
             return [{} for _ in rows], {}
-        out: list[Any] = []
-        bad: dict[int, DataError] = {}
-        for place, line in enumerate(find_rows(file, rows, line_ends, True).each(file.data)):
+        samples: list[Any] = []
+        errors: dict[int, DataError] = {}
+        for position, line in enumerate(find_rows(file, rows, find_line_ends, True).separate(file.data)):
             try:
-                out.append({"text": line.removesuffix(b"\n").removesuffix(b"\r").decode()})
+                samples.append({"text": line.removesuffix(b"\n").removesuffix(b"\r").decode()})
             except UnicodeDecodeError as exc:
-                bad[place] = DataError(f"it is no UTF-8 text: {exc.reason}", file.url, self.key(file, int(rows[place])))
-                out.append(None)
-        return out, bad
+                key = self.key(file, int(rows[position]))
+                errors[position] = DataError(f"the line is not UTF-8: {exc.reason}", file.url, key)
+                samples.append(None)
+        return samples, errors
 
 
-class _Typed(ABC):
-    """What layouts share whose rows are typed by Arrow."""
+class _ArrowParsed(ABC):
+    """The formats whose rows are parsed by Arrow."""
 
     __slots__ = ()
 
     columnar = True
     cheap = False
-    ends: Ends
+    find_ends: FindEnds
 
     def key(self, file: RowFile, row: int) -> str:
-        return f"line {line_of(file, row, self.ends, False)}"
+        return f"line {line_number(file, row, self.find_ends, False)}"
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, learnt: Any) -> Answer:
-        parse = self.parser(file, fields, learnt)
-        together = from_mark_to_mark(file.marks, rows)
-        batch = None if together is None else _tried(parse, file.data[together], len(rows))[0]
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> Answer:
+        parse = self.parser(file, fields, schema)
+        byte_range = aligned_range(file.offsets, rows)
+        batch = None if byte_range is None else _try_parse(parse, file.data[byte_range], len(rows))[0]
         batches: list[Any] = [batch]
         problems: dict[int, str] = {}
         if batch is None:
-            batches, problems = _parsed(parse, find_rows(file, rows, self.ends, False), file.data)
-        bad = {n: DataError(text, file.url, self.key(file, int(rows[n]))) for n, text in problems.items()}
+            batches, problems = _parse_valid_rows(parse, find_rows(file, rows, self.find_ends, False), file.data)
+        errors = {n: DataError(problem, file.url, self.key(file, int(rows[n]))) for n, problem in problems.items()}
         if not batches:
-            return [None] * len(rows), bad
-        many = [batch.num_rows for batch in batches]
-        row = np.full(len(rows), ABSENT, np.int64)
-        slot = np.zeros(len(rows), np.int64)
-        good = np.ones(len(rows), bool)
-        good[list(bad)] = False
-        row[good] = np.concatenate([np.arange(rows_of) for rows_of in many])
-        slot[good] = np.repeat(np.arange(len(batches)), many)
+            return [None] * len(rows), errors
+        counts = [batch.num_rows for batch in batches]
+        row_in_batch = np.full(len(rows), ABSENT, np.int64)
+        batch_number = np.zeros(len(rows), np.int64)
+        is_valid = np.ones(len(rows), bool)
+        is_valid[list(errors)] = False
+        row_in_batch[is_valid] = np.concatenate([np.arange(count) for count in counts])
+        batch_number[is_valid] = np.repeat(np.arange(len(batches)), counts)
         wanted = {name: name for name in batches[0].schema.names if fields.wants(name)}
-        size = sum(batch.nbytes for batch in batches) / len(rows)
-        return ArrowColumns(batches, row, slot if len(batches) > 1 else None, wanted, size), bad
+        row_bytes = sum(batch.nbytes for batch in batches) / len(rows)
+        batch_numbers = batch_number if len(batches) > 1 else None
+        return ArrowColumns(batches, row_in_batch, batch_numbers, wanted, row_bytes), errors
 
     @abstractmethod
-    def parser(self, file: RowFile, fields: Fields, learnt: Any) -> Parser:
-        """What types the wanted fields of some rows."""
+    def parser(self, file: RowFile, fields: Fields, schema: Any) -> Parser:
+        """Return the function that parses rows of a file to a record batch with the wanted fields.
+
+        Raises:
+            DataError: The file does not have the common schema.
+        """
 
 
-Parser = Callable[[bytes], Any]  # rows in one -> a record batch
+Parser = Callable[[bytes], Any]  # the joined bytes of rows -> a record batch
 
 
-def _parsed(parse: Parser, spans: Spans, data: Buffer) -> tuple[list[Any], dict[int, str]]:
-    """All rows as record batches, and by number what is wrong with those that are none: found by halving."""
-    batch, problem = _tried(parse, spans.joined(data), len(spans.begin))
+def _parse_valid_rows(parse: Parser, spans: RowSpans, data: FileBytes) -> tuple[list[Any], dict[int, str]]:
+    """Parse the valid rows to record batches; invalid rows are found by halving and returned with their problems."""
+    batch, problem = _try_parse(parse, spans.joined(data), len(spans.starts))
     if batch is not None:
         return [batch], {}
-    if len(spans.begin) == 1:
+    if len(spans.starts) == 1:
         return [], {0: problem}
-    half = len(spans.begin) // 2
-    left, wrong = _parsed(parse, Spans(spans.begin[:half], spans.end[:half]), data)
-    right, more = _parsed(parse, Spans(spans.begin[half:], spans.end[half:]), data)
-    return left + right, wrong | {half + number: text for number, text in more.items()}
+    half = len(spans.starts) // 2
+    left, left_problems = _parse_valid_rows(parse, RowSpans(spans.starts[:half], spans.ends[:half]), data)
+    right, right_problems = _parse_valid_rows(parse, RowSpans(spans.starts[half:], spans.ends[half:]), data)
+    return left + right, left_problems | {half + number: problem for number, problem in right_problems.items()}
 
 
-def _tried(parse: Parser, data: bytes, rows: int) -> tuple[Any, str]:
+def _try_parse(parse: Parser, data: bytes, rows: int) -> tuple[Any, str]:
+    """Return the record batch of ``rows`` rows, or ``None`` and what is wrong with them."""
     import pyarrow as pa
 
     try:
@@ -129,35 +136,37 @@ def _tried(parse: Parser, data: bytes, rows: int) -> tuple[Any, str]:
     except (pa.ArrowException, ValueError, KeyError) as exc:
         return None, _reworded(str(exc))
     if batch.num_rows != rows:
-        return None, "the line does not hold one row"
+        return None, "the line does not hold exactly one row"
     return batch, ""
 
 
-_WORDS: tuple[tuple[str, str], ...] = (
-    (r"Expected (\d+) columns, got (\d+)", r"it has \2 values, and there are \1 columns"),
-    (r"(In CSV column #\d+): .*CSV conversion error to ([^:]+): invalid value ('.*')", r"\1: \3 is no \2"),
-    (r"Column\(/(.*?)\) changed from (\w+) to (\w+)", r"field '\1' is a \3 here, and a \2 is its type"),
-    (r"unexpected field", "it has a field that no line of the beginning has"),
+_REWORDED: tuple[tuple[str, str], ...] = (  # patterns of Arrow's messages, and what users see
+    (r"Expected (\d+) columns, got (\d+)", r"expected \1 values in the row, found \2"),
+    (r"(In CSV column #\d+): .*CSV conversion error to ([^:]+): invalid value ('.*')", r"\1: \3 is not a valid \2"),
+    (r"Column\(/(.*?)\) changed from (\w+) to (\w+)", r"field '\1' is a \3, but a \2 is expected"),
+    (r"unexpected field", "the row has a field that none of the first rows has"),
 )
 
 
-def _reworded(problem: str) -> str:
-    """What Arrow says, in short and without numbers of rows that nobody knows."""
-    first = re.sub(r",? in row \d+|Row #\d+: |^(CSV|JSON) parse error: ", "", problem.splitlines()[0])
-    for pattern, words in _WORDS:
-        if match := re.search(pattern, first):
-            return match.expand(words)
-    return first
+def _reworded(message: str) -> str:
+    """Shorten a message of Arrow, and remove row numbers: they count from the start of a block."""
+    first_line = re.sub(r",? in row \d+|Row #\d+: |^(CSV|JSON) parse error: ", "", message.splitlines()[0])
+    for pattern, template in _REWORDED:
+        if match := re.search(pattern, first_line):
+            return match.expand(template)
+    return first_line
 
 
 def _batch(table: Any) -> Any:
+    """Return a table as one record batch."""
     import pyarrow as pa
 
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _after_bom(data: Buffer) -> int:
+def _bom_bytes(data: FileBytes) -> int:
+    """Return the length of the byte order mark: 3, or 0 if there is none."""
     return 3 if data[:3] == _BOM else 0
 
 
@@ -165,16 +174,16 @@ def _given_types(types: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     return {name: arrow_type(Value(dtype)) for name, dtype in types}
 
 
-def _head(file: RowFile, ends: Ends) -> tuple[bytes, int]:
-    """The first rows, some megabytes of them, and how many."""
-    marks = file.marks
-    last = int(np.searchsorted(marks.start, marks.start[0] + _HEAD)) - 1
-    rows = min(marks.readable, (last + 1) * marks.every)
-    return find_rows(file, np.arange(rows), ends, False).joined(file.data), rows
+def _first_rows(file: RowFile, find_ends: FindEnds) -> tuple[bytes, int]:
+    """Return the first rows of a file, about ``_SCHEMA_BYTES`` of them, and their number."""
+    offsets = file.offsets
+    last = int(np.searchsorted(offsets.starts, offsets.starts[0] + _SCHEMA_BYTES)) - 1
+    count = min(offsets.readable_rows, (last + 1) * offsets.interval)
+    return find_rows(file, np.arange(count), find_ends, False).joined(file.data), count
 
 
 @dataclass(frozen=True, slots=True)
-class CsvLayout(_Typed):
+class CsvFormat(_ArrowParsed):
     """A row is a sample; the first line of each file names the columns, unless ``names`` does."""
 
     delimiter: str = ","
@@ -184,74 +193,73 @@ class CsvLayout(_Typed):
     call, suffixes = "read_csv", (".csv", ".tsv", ".txt")
 
     @property
-    def how(self) -> str:
+    def scan_key(self) -> str:
         return f"csv {self.delimiter!r} {self.names is None}"
 
     @property
-    def ends(self) -> Ends:  # type: ignore[override]
-        return partial(csv_ends, delimiter=ord(self.delimiter))
+    def find_ends(self) -> FindEnds:  # type: ignore[override]
+        return partial(find_csv_ends, delimiter=ord(self.delimiter))
 
-    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
-        first = _after_bom(data)
+    def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
+        first = _bom_bytes(data)
         if self.names is not None:
-            return scan_lines(data, first, self.ends, False, problem)
-        header = scan_lines(data[: first + _HEAD], first, self.ends, False, None)
-        if not header.rows:
-            return RowOffsets(EVERY, bool(problem), np.zeros(0, np.int64), first, bad=problem or "")
-        file = RowFile("", data[: first + _HEAD], header)
-        spans = find_rows(file, np.array([0]), self.ends, False)
-        text = spans.each(data)[0].decode("utf-8", "replace")
+            return scan_lines(data, first, self.find_ends, False, problem)
+        beginning = data[: first + _SCHEMA_BYTES]
+        offsets = scan_lines(beginning, first, self.find_ends, False, None)
+        if not offsets.row_count:
+            return RowOffsets(ROWS_PER_OFFSET, bool(problem), np.zeros(0, np.int64), first, problem=problem or "")
+        header = find_rows(RowFile("", beginning, offsets), np.array([0]), self.find_ends, False)
+        text = header.separate(data)[0].decode("utf-8", "replace")
         columns = next(csv.reader(text.splitlines(keepends=True), delimiter=self.delimiter))
-        begin = int(spans.end[0])
-        line = 1 + data[:begin].count(b"\n")
-        return replace(scan_lines(data, begin, self.ends, False, problem, line), columns=tuple(columns))
+        first_row = int(header.ends[0])
+        line = 1 + data[:first_row].count(b"\n")
+        return replace(scan_lines(data, first_row, self.find_ends, False, problem, line), columns=tuple(columns))
 
-    def learn(self, file: RowFile) -> tuple[str, dict[str, Any]]:
-        """The columns and their types, by the head of the first file."""
+    def infer_schema(self, file: RowFile) -> tuple[str, dict[str, Any]]:
+        """Return the URL of the file and the Arrow types of its columns, inferred from its first rows."""
         pa, pacsv = _arrow("csv")
         names = self._columns(file)
         given = _given_types(self.types)
         if unknown := [name for name in given if name not in names]:
-            raise DataError(f"types name {unknown[0]!r}, and the columns are {', '.join(names)}", file.url)
-        found = {name: pa.string() for name in names}
-        if file.marks.readable:
-            head, _ = _head(file, self.ends)
-            skip = pacsv.ParseOptions(
+            raise DataError(f"types names the column {unknown[0]!r}, but the columns are {', '.join(names)}", file.url)
+        inferred = {name: pa.string() for name in names}
+        if file.offsets.readable_rows:
+            data, _ = _first_rows(file, self.find_ends)
+            skip_invalid = pacsv.ParseOptions(
                 delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
             )
-            convert = pacsv.ConvertOptions(check_utf8=False)
             table = pacsv.read_csv(
-                pa.py_buffer(head),
-                read_options=_reading(pacsv, names, head),
-                parse_options=skip,
-                convert_options=convert,
+                pa.py_buffer(data),
+                read_options=_read_options(pacsv, names, data),
+                parse_options=skip_invalid,
+                convert_options=pacsv.ConvertOptions(check_utf8=False),
             )
-            found = {one.name: _settled(one.type) for one in table.schema}
-        return file.url, found | given
+            inferred = {column.name: _csv_type(column.type) for column in table.schema}
+        return file.url, inferred | given
 
-    def parser(self, file: RowFile, fields: Fields, learnt: tuple[str, dict[str, Any]]) -> Parser:
-        first, types = learnt
+    def parser(self, file: RowFile, fields: Fields, schema: tuple[str, dict[str, Any]]) -> Parser:
+        first_url, types = schema
         names = self._columns(file)
         if {*names} != types.keys():
-            problem = f"its columns are {', '.join(names)}, and those of {first} are {', '.join(types)}"
+            problem = f"the columns are {', '.join(names)}, but those of {first_url} are {', '.join(types)}"
             raise DataError(problem, file.url, "line 1")
         wanted = [name for name in types if fields.wants(name)] or [next(iter(types))]
         return partial(self._parse, names=names, types={name: types[name] for name in wanted})
 
     def _columns(self, file: RowFile) -> tuple[str, ...]:
-        names = file.marks.columns if self.names is None else self.names
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise DataError(f"two columns are called {twice[0]!r}", file.url, "line 1")
+        names = file.offsets.columns if self.names is None else self.names
+        if duplicates := [name for name in names if names.count(name) > 1]:
+            raise DataError(f"two columns are named {duplicates[0]!r}", file.url, "line 1")
         return names
 
     def _parse(self, data: bytes, names: tuple[str, ...], types: Mapping[str, Any]) -> Any:
         pa, pacsv = _arrow("csv")
-        reading = _reading(pacsv, names, data)
-        parsing = pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
-        convert = pacsv.ConvertOptions(column_types=types, include_columns=list(types))
         try:
             table = pacsv.read_csv(
-                pa.py_buffer(data), read_options=reading, parse_options=parsing, convert_options=convert
+                pa.py_buffer(data),
+                read_options=_read_options(pacsv, names, data),
+                parse_options=pacsv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+                convert_options=pacsv.ConvertOptions(column_types=types, include_columns=list(types)),
             )
         except pa.ArrowInvalid as exc:
             problem = re.sub(r"In CSV column #(\d+)", lambda m: f"column {names[int(m[1])]!r}", _reworded(str(exc)))
@@ -259,108 +267,115 @@ class CsvLayout(_Typed):
         return _batch(table)
 
 
-def _reading(kind: Any, names: Sequence[str] | None, data: bytes) -> Any:
-    """One block, by this thread: workers are the engine's affair."""
-    more = {} if names is None else {"column_names": list(names)}
-    return kind.ReadOptions(use_threads=False, block_size=len(data) + 1, **more)
+def _read_options(module: Any, names: Sequence[str] | None, data: bytes) -> Any:
+    """Return options to parse ``data`` as one block in this thread: the engine provides the parallelism."""
+    columns = {} if names is None else {"column_names": list(names)}
+    return module.ReadOptions(use_threads=False, block_size=len(data) + 1, **columns)
 
 
-def _settled(kind: Any) -> Any:
-    """A type that was told by some values, as it is for all: a column of nothing is text."""
+def _csv_type(inferred: Any) -> Any:
+    """Return the type for all rows of a column from the one inferred from the first: an empty column is text."""
     pa, _ = _arrow("csv")
-    if pa.types.is_null(kind):
+    if pa.types.is_null(inferred):
         return pa.string()
-    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
+    return pa.timestamp("us", inferred.tz) if pa.types.is_timestamp(inferred) else inferred
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLayout(_Typed):
+class JsonLayout(_ArrowParsed):
     """A line is a JSON object, and a sample."""
 
     types: tuple[tuple[str, str], ...] = ()
 
-    how = "json"
+    scan_key = "json"
     call, suffixes = "read_json", (".jsonl", ".json", ".ndjson")
-    ends = staticmethod(line_ends)
+    find_ends = staticmethod(find_line_ends)
 
-    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
-        return scan_lines(data, _after_bom(data), line_ends, False, problem)
+    def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
+        return scan_lines(data, _bom_bytes(data), find_line_ends, False, problem)
 
-    def learn(self, file: RowFile) -> Any:
-        """The fields and their types, by the head of the first file."""
+    def infer_schema(self, file: RowFile) -> Any:
+        """Return the Arrow schema, inferred from the first rows of the file."""
         pa, pajson = _arrow("json")
-        if not file.marks.readable:
+        if not file.offsets.readable_rows:
             return pa.schema([])
-        head, rows = _head(file, line_ends)
-        if head.lstrip()[:1] == b"[":
-            raise DataError("it is one JSON array; a JSON object on each line is what can be read", file.url, "line 1")
+        data, rows = _first_rows(file, find_line_ends)
+        if data.lstrip()[:1] == b"[":
+            problem = "the file is one JSON array; only JSON lines, with an object on each line, can be read"
+            raise DataError(problem, file.url, "line 1")
         given = _given_types(self.types)
-        explicit = pajson.ParseOptions(explicit_schema=pa.schema(list(given.items()))) if given else None
+        options = pajson.ParseOptions(explicit_schema=pa.schema(list(given.items()))) if given else None
         while True:
             try:
                 table = pajson.read_json(
-                    pa.py_buffer(head), read_options=_reading(pajson, None, head), parse_options=explicit
+                    pa.py_buffer(data), read_options=_read_options(pajson, None, data), parse_options=options
                 )
                 break
-            except pa.ArrowInvalid as exc:  # a line further on is to blame, and says so when it is read
+            except pa.ArrowInvalid as exc:  # an invalid row: fewer rows may do, and it fails when it is read
                 if rows == 1:
                     raise DataError(_reworded(str(exc)), file.url, self.key(file, 0)) from exc
                 rows //= 2
-                head = find_rows(file, np.arange(rows), line_ends, False).joined(file.data)
-        return pa.schema([pa.field(one.name, given.get(one.name) or _json_type(one.type)) for one in table.schema])
+                data = find_rows(file, np.arange(rows), find_line_ends, False).joined(file.data)
+        return pa.schema(
+            [pa.field(field.name, given.get(field.name) or _json_type(field.type)) for field in table.schema]
+        )
 
-    def parser(self, file: RowFile, fields: Fields, learnt: Any) -> Parser:
-        return partial(_parse_json, schema=learnt)
+    def parser(self, file: RowFile, fields: Fields, schema: Any) -> Parser:
+        return partial(_parse_json, schema=schema)
 
 
 def _parse_json(data: bytes, schema: Any) -> Any:
     pa, pajson = _arrow("json")
     options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     return _batch(
-        pajson.read_json(pa.py_buffer(data), read_options=_reading(pajson, None, data), parse_options=options)
+        pajson.read_json(pa.py_buffer(data), read_options=_read_options(pajson, None, data), parse_options=options)
     )
 
 
-def _json_type(kind: Any) -> Any:
-    """What Arrow told of some values, as it is for all: text that looks like a moment is text, nothing is text."""
+def _json_type(inferred: Any) -> Any:
+    """Return the type for all rows of a field from the one inferred from the first.
+
+    Text that looks like a timestamp stays text, and so does a field without values.
+    """
     pa, _ = _arrow("json")
-    if pa.types.is_null(kind) or pa.types.is_timestamp(kind):
+    if pa.types.is_null(inferred) or pa.types.is_timestamp(inferred):
         return pa.string()
-    if pa.types.is_struct(kind):
-        inner = [kind.field(number) for number in range(kind.num_fields)]
-        return pa.struct([pa.field(one.name, _json_type(one.type)) for one in inner])
-    return pa.list_(_json_type(kind.value_type)) if pa.types.is_list(kind) else kind
+    if pa.types.is_struct(inferred):
+        members = [inferred.field(number) for number in range(inferred.num_fields)]
+        return pa.struct([pa.field(member.name, _json_type(member.type)) for member in members])
+    return pa.list_(_json_type(inferred.value_type)) if pa.types.is_list(inferred) else inferred
 
 
-def _arrow(kind: str) -> tuple[Any, Any]:
+def _arrow(module: str) -> tuple[Any, Any]:
+    """Return pyarrow and its module ``csv`` or ``json``."""
     try:
         import pyarrow
         import pyarrow.csv
         import pyarrow.json
     except ImportError as exc:
-        raise MissingExtra(f"reading {kind}", "tables") from exc
-    return pyarrow, getattr(pyarrow, kind)
+        raise MissingExtra(f"reading {module}", "tables") from exc
+    return pyarrow, getattr(pyarrow, module)
 
 
-def csv_layout(delimiter: str, names: Iterable[str] | None, types: Mapping[str, str] | None) -> CsvLayout:
-    """Check what a user says of CSV files.
+def csv_layout(delimiter: str, names: Iterable[str] | None, types: Mapping[str, str] | None) -> CsvFormat:
+    """Return the CSV format for the arguments of ``read_csv``.
 
     Raises:
-        PlanError: an argument that cannot be meant.
+        PlanError: An argument is not valid.
     """
     if not isinstance(delimiter, str) or len(delimiter) != 1 or delimiter in '"\r\n' or not delimiter.isascii():
         raise PlanError(f"delimiter={delimiter!r}: give one character, such as ',' or '\\t'")
-    given = None if names is None else tuple(names)
-    if isinstance(names, str) or (given is not None and not all(isinstance(name, str) for name in given)):
+    columns = None if names is None else tuple(names)
+    if isinstance(names, str) or (columns is not None and not all(isinstance(name, str) for name in columns)):
         raise PlanError(f"names={names!r}: give a list of names, one for each column")
-    return CsvLayout(delimiter, given, types_of(types))
+    return CsvFormat(delimiter, columns, types_of(types))
 
 
 def types_of(types: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    """Check types by column.
+    """Check the ``types`` argument and return its items.
 
     Raises:
-        PlanError: they are no dict, or one is no name of a type.
+        PlanError: ``types`` is not a dict, or a value is not the name of a type.
     """
     if types is not None and not isinstance(types, Mapping):
         raise PlanError(f"types={types!r}: give a dict, such as {{'price': 'float64'}}")

@@ -1,7 +1,7 @@
-"""Files of rows to samples: any row of any file, found by marks and read when its block is due.
+"""Read rows of files as samples: any row of any file, found by the offsets of rows, read when its block is due.
 
-What a row is, a layout says: lines of text, lines of JSON or CSV, records. One large file feeds many workers, since a
-worker reads whichever rows its block names.
+A ``RowFormat`` says what a row is: a line of text, JSON or CSV, or a record. A worker reads exactly the rows of its
+block, so many workers can read one large file.
 """
 
 from __future__ import annotations
@@ -32,67 +32,71 @@ from penstock.storage import Cache, Storage, expand, local_path, open_storage, r
 from penstock.storage.cache import through
 from penstock.storage.protocol import scheme
 
-Buffer = mmap.mmap | bytes
-Answer = tuple[Sequence[Any], dict[int, DataError]]
+FileBytes = mmap.mmap | bytes
+Answer = tuple[Sequence[Any], dict[int, DataError]]  # the samples, and by position the errors of those that failed
 
-_OPEN_FILES = 32  # a window reads 16 at once, and the next one may be begun
-_GROUP_ROWS, _GROUP_BYTES = 8192, 1 << 20  # rows that are read together where many of them are wanted soon
-_DENSE = 64  # one of so many rows of a group being wanted is many: reading a row alone costs as much as reading 50
-_KEPT_BYTES = 64_000_000  # groups that are kept for those who want others of their rows
-_LET_GO = 8  # so many of the oldest are looked at when one is added
+_OPEN_FILES = 32  # a window reads 16 files at once, and the next window may have begun
+_GROUP_ROWS, _GROUP_BYTES = 8192, 1 << 20  # rows that are read together if many of them are wanted soon
+_DENSE = 64  # "many" is one row in 64: reading a row alone costs as much as reading 50 rows together
+_CACHED_GROUP_BYTES = 64_000_000  # groups stay in memory for readers of their other rows, up to this size
+_EVICTION_CANDIDATES = 8  # how many of the oldest groups are considered for eviction when one is added
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowFile:
-    """An open file: its bytes, unpacked, and the marks of its rows."""
+    """An open file: its decompressed bytes and the offsets of its rows."""
 
     url: str
-    data: Buffer
-    marks: RowOffsets
+    data: FileBytes
+    offsets: RowOffsets
 
 
-class Layout(Protocol):
-    """What rows are, in files of one kind. A value: it may be asked from several threads."""
+class RowFormat(Protocol):
+    """What a row is in files of one format. An immutable value, safe to use from several threads."""
 
     @property
     def columnar(self) -> bool:
-        """Whether answers are columns, which any number of readers may share."""
+        """Whether ``read`` returns columns, which any number of readers may share."""
 
     @property
     def call(self) -> str:
-        """What reads such files."""
+        """The name of the function that reads such files, such as ``"read_csv"``."""
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """How they are called in a folder."""
+        """The suffixes of such files in a folder."""
 
     @property
     def cheap(self) -> bool:
-        """Whether rows are cheaper cut than handed to another worker."""
+        """Whether reading a row costs less than passing it to another worker."""
 
     @property
-    def how(self) -> str:
-        """What the marks depend on, apart from the file."""
+    def scan_key(self) -> str:
+        """What the row offsets depend on besides the file; part of the key of their cache."""
 
-    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
-        """Find the rows; ``problem`` says why there is no more of the file than this."""
+    def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
+        """Find the rows of a file; ``problem`` says why ``data`` ends early, if the file is damaged."""
 
-    def learn(self, file: RowFile) -> Any:
-        """What all files must agree on, from the first of them that has rows."""
+    def infer_schema(self, file: RowFile) -> Any:
+        """Return what all files must have in common, from the first file that has rows.
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, learnt: Any) -> Answer:
-        """Read rows, in the order asked for."""
+        Raises:
+            DataError: The file has no valid schema.
+        """
+
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> Answer:
+        """Read rows, in the requested order."""
 
     def key(self, file: RowFile, row: int) -> str:
-        """What a row is called in messages."""
+        """Return the name of a row for messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsSource:
-    """Files of rows: paths as the user wrote them."""
+    """Files of rows, by the patterns that the user passed."""
 
     patterns: tuple[str, ...]
-    layout: Layout
+    row_format: RowFormat
     workers: Workers = None
     storage: Storage | None = None
     cache: Cache | None = None
@@ -101,106 +105,108 @@ class RowsSource:
 
     @property
     def columnar(self) -> bool:
-        """Whether samples come as columns."""
-        return self.layout.columnar
+        """Whether samples are read as columns."""
+        return self.row_format.columnar
 
     @property
     def resources(self) -> Resources | None:
-        """Taking rows apart is work for workers, unless it is next to nothing."""
-        return None if self.layout.cheap and self.workers is None else Resources(self.workers)
+        """Set unless reading is cheap and the user asked for no workers."""
+        return None if self.row_format.cheap and self.workers is None else Resources(self.workers)
 
     def open(self) -> RowsReader:
-        """List the files.
-
-        Raises:
-            StorageError: nothing is there.
-        """
-        return open_rows(self.patterns, self.layout.suffixes, self.layout, self.storage, self.cache)
+        return open_rows(self.patterns, self.row_format.suffixes, self.row_format, self.storage, self.cache)
 
     def describe(self) -> str:
-        """The call that made it."""
-        some = ", ".join(repr(redacted(one)) for one in self.patterns[:3]) + (", ..." if len(self.patterns) > 3 else "")
-        return f"{self.layout.call}({some})"
+        shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
+        return f"{self.row_format.call}({shown}{', ...' if len(self.patterns) > 3 else ''})"
 
 
 def open_rows(
-    patterns: Sequence[str], suffixes: Sequence[str], layout: Layout, storage: Storage | None, cache: Cache | None
+    patterns: Sequence[str],
+    suffixes: Sequence[str],
+    row_format: RowFormat,
+    storage: Storage | None,
+    cache: Cache | None,
 ) -> RowsReader:
-    """List files and give the reader of their rows.
+    """List files and return a reader of their rows.
 
     Raises:
-        StorageError: nothing is there.
+        StorageError: No file matches, or a file does not exist.
     """
-    ends = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".bz2", ".xz", ".zst"))
-    urls = expand(patterns, ends, storage)
+    endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".bz2", ".xz", ".zst"))
+    urls = expand(patterns, endings, storage)
     paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
     for url, path in zip(urls, paths, strict=True):
         if scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such file", url)
-    place = through(cache, paths, storage)
-    return RowsReader([redacted(url) for url in urls], relative(paths), paths, layout, place)
+    cached_storage = through(cache, paths, storage)
+    return RowsReader([redacted(url) for url in urls], relative(paths), paths, row_format, cached_storage)
 
 
 class RowsReader:
-    """Finds and reads the rows of files by number; safe to use from several threads, pickles as its arguments.
+    """Reads the rows of files by index; safe to use from several threads, pickled as its constructor arguments.
 
-    A file that is not on this machine is fetched whole when it is first asked for, since only its bytes tell where
-    rows begin.
+    A remote file is fetched whole when it is first used, since only its bytes tell where rows begin.
     """
 
     def __init__(
-        self, urls: Sequence[str], names: Sequence[str], paths: Sequence[str], layout: Layout, storage: Storage | None
+        self,
+        urls: Sequence[str],
+        names: Sequence[str],
+        paths: Sequence[str],
+        row_format: RowFormat,
+        storage: Storage | None,
     ) -> None:
         self.names = list(names)
-        self._urls, self._paths, self._layout, self._storage = list(urls), list(paths), layout, storage
-        self._marks: dict[int, RowOffsets] = {}
+        self._urls, self._paths, self._format, self._storage = list(urls), list(paths), row_format, storage
+        self._offsets: dict[int, RowOffsets] = {}
         self._open: OrderedDict[int, RowFile] = OrderedDict()
-        self._learnt: tuple[Any] | None = None
+        self._schema: tuple[Any] | None = None  # in a tuple, since a schema may be None
         self._lock = threading.Lock()
-        self._opening = [threading.Lock() for _ in paths]
-        self._learning = threading.Lock()
+        self._file_locks = [threading.Lock() for _ in paths]
+        self._schema_lock = threading.Lock()
         self._fetcher = Fetcher()
-        self._groups = _Kept()
+        self._groups = _GroupCache()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RowsReader, (self._urls, self.names, self._paths, self._layout, self._storage)
+        return RowsReader, (self._urls, self.names, self._paths, self._format, self._storage)
 
     @property
     def remote(self) -> bool:
-        """Whether a file is none of this machine."""
+        """Whether the first or the last file is on another machine."""
         return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
 
     def rest(self) -> None:
-        """Fetch nothing any more, and keep nothing that was read."""
+        """Stop fetching, and free the cached groups."""
         fetcher, self._fetcher = self._fetcher, Fetcher()
         fetcher.rest()
         self._groups.clear()
 
     def counts(self, scan: bool) -> I64 | None:
-        """Rows of every file; ``None`` where one is unknown and may not be looked into.
+        """Return the rows of each file; ``None`` if one is unknown and ``scan`` is false.
 
         Raises:
-            StorageError: a file cannot be read.
+            StorageError: A file cannot be read.
         """
         shards = range(len(self._paths))
-        if not scan and not all(shard in self._marks for shard in shards):
+        if not scan and not all(shard in self._offsets for shard in shards):
             return None
         return np.array([self.count(shard) for shard in shards], np.int64)
 
     def countable(self) -> bool:
-        """Whether all counts can be had without fetching a file just for that."""
-        return all(scheme(path) == "file" or shard in self._marks for shard, path in enumerate(self._paths))
+        """Return whether all counts are known or can be found without fetching a remote file."""
+        return all(scheme(path) == "file" or shard in self._offsets for shard, path in enumerate(self._paths))
 
     def count(self, shard: int) -> int:
-        """Rows of one file.
+        """Return the rows of one file.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: The file cannot be read.
         """
-        return self._marked(shard).rows
+        return self._offsets_of(shard).row_count
 
     def sizes(self) -> list[int]:
-        """Bytes of each file; -1 where a server does not say."""
+        """Return the bytes of each file; -1 if a server does not report the size."""
         return [self._size(path) for path in self._paths]
 
     def _size(self, path: str) -> int:
@@ -208,144 +214,144 @@ class RowsReader:
         return -1 if size is None else size
 
     def key(self, shard: int, index: int) -> str | None:
-        """What a row is called in messages."""
-        marks = self._marked(shard)
-        return None if index >= marks.readable else self._layout.key(self.file(shard), index)
+        offsets = self._offsets_of(shard)
+        return None if index >= offsets.readable_rows else self._format.key(self.file(shard), index)
 
     def url(self, shard: int) -> str:
-        """The file."""
         return self._urls[shard]
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedRows:
-        """Remember which, and where many are wanted of those that lie together."""
+        """Find rows; rows of a group of which many are wanted are marked to be read with the whole group."""
         nbytes, group = np.empty(len(index), np.int64), np.full(len(index), -1, np.int64)
-        for which in distinct(shard):
-            mine = np.flatnonzero(shard == which)
-            mean, size = self._mean(which), self._group_rows(which)
-            nbytes[mine] = mean
-            if self._layout.columnar:
-                rows = index[mine]
-                numbers = rows // size
-                # of neighbours, those that are few in a group are its edge, and the others of it are due as well
-                near = bool((np.diff(rows) == 1).all())
-                many = np.full(len(rows), len(rows)) if near else np.bincount(numbers)[numbers]
-                wanted = (many * _DENSE >= size) & (rows < self._marked(which).readable)
-                group[mine] = np.where(wanted, numbers, -1)
+        for number in distinct(shard):
+            positions = np.flatnonzero(shard == number)
+            nbytes[positions] = self._mean_row_bytes(number)
+            if self._format.columnar:
+                rows, group_rows = index[positions], self._group_rows(number)
+                groups = rows // group_rows
+                # At the edge of a consecutive run few rows of a group are wanted, but its other rows will be soon.
+                consecutive = bool((np.diff(rows) == 1).all())
+                wanted = np.full(len(rows), len(rows)) if consecutive else np.bincount(groups)[groups]
+                is_dense = (wanted * _DENSE >= group_rows) & (rows < self._offsets_of(number).readable_rows)
+                group[positions] = np.where(is_dense, groups, -1)
         return LocatedRows(self, shard, index, group, fields, nbytes)
 
-    def _mean(self, shard: int) -> int:
-        """How large a row of a file is, on the average."""
-        marks = self._marked(shard)
-        return (marks.end - int(marks.start[0])) // marks.readable if marks.readable else 0
+    def _mean_row_bytes(self, shard: int) -> int:
+        offsets = self._offsets_of(shard)
+        rows = offsets.readable_rows
+        return (offsets.end - int(offsets.starts[0])) // rows if rows else 0
 
     def _group_rows(self, shard: int) -> int:
-        every = self._marked(shard).every
-        most = min(_GROUP_ROWS, _GROUP_BYTES // max(1, self._mean(shard)))
-        return max(1, most // every) * every
+        """Return how many rows a group of a file has: a multiple of the interval of its offsets."""
+        interval = self._offsets_of(shard).interval
+        limit = min(_GROUP_ROWS, _GROUP_BYTES // max(1, self._mean_row_bytes(shard)))
+        return max(1, limit // interval) * interval
 
     def read(self, shard: int, rows: I64, group: I64, fields: Fields) -> Answer:
-        """Read rows of one file, by their groups or alone (``group`` is -1)."""
+        """Read rows of one file, each with its group, or alone where ``group`` is -1."""
         parts = []
         for number in distinct(group):
-            places = np.flatnonzero(group == number)
+            positions = np.flatnonzero(group == number)
             if number < 0:
-                parts.append((places, self._alone(shard, rows[places], fields)))
+                parts.append((positions, self._read_rows(shard, rows[positions], fields)))
                 continue
             key = (shard, number, fields.only, fields.excluded, fields.meta)
-            items, wrong = self._groups.get(key, partial(self._group, shard, number, fields))
-            local = rows[places] - number * self._group_rows(shard)
-            bad = {n: wrong[row] for n, row in enumerate(local.tolist()) if row in wrong} if wrong else {}
-            parts.append((places, (pick_rows(items, local), bad)))
+            items, errors = self._groups.get(key, partial(self._read_group, shard, number, fields))
+            rows_in_group = rows[positions] - number * self._group_rows(shard)
+            own = {n: errors[row] for n, row in enumerate(rows_in_group.tolist()) if row in errors} if errors else {}
+            parts.append((positions, (pick_rows(items, rows_in_group), own)))
         return in_order(parts)
 
-    def _group(self, shard: int, number: int, fields: Fields) -> Answer:
+    def _read_group(self, shard: int, number: int, fields: Fields) -> Answer:
         size = self._group_rows(shard)
-        last = min((number + 1) * size, self._marked(shard).readable)
-        return self._alone(shard, np.arange(number * size, last), fields)
+        end = min((number + 1) * size, self._offsets_of(shard).readable_rows)
+        return self._read_rows(shard, np.arange(number * size, end), fields)
 
-    def _alone(self, shard: int, rows: I64, fields: Fields) -> Answer:
-        """Read rows and no others; a file that cannot be read at all is what is wrong with each of them."""
+    def _read_rows(self, shard: int, rows: I64, fields: Fields) -> Answer:
+        """Read exactly these rows; the error of a file that cannot be read at all is the error of each row."""
         try:
             file = self.file(shard)
-            there = rows < file.marks.readable
-            if bool(there.all()):
-                return self._layout.read(file, rows, fields, self._common())
-            good = np.flatnonzero(there)
-            read = self._layout.read(file, rows[good], fields, self._common()) if len(good) else ([], {})
+            is_readable = rows < file.offsets.readable_rows
+            if bool(is_readable.all()):
+                return self._format.read(file, rows, fields, self._common_schema())
+            good = np.flatnonzero(is_readable)
+            result = self._format.read(file, rows[good], fields, self._common_schema()) if len(good) else ([], {})
         except DataError as exc:
             return [None] * len(rows), dict.fromkeys(range(len(rows)), exc)
-        gone = np.flatnonzero(~there)
-        lost = dict.fromkeys(range(len(gone)), DataError(file.marks.bad, file.url))
-        return in_order([(good, read), (gone, ([None] * len(gone), lost))])
+        lost = np.flatnonzero(~is_readable)
+        errors = dict.fromkeys(range(len(lost)), DataError(file.offsets.problem, file.url))
+        return in_order([(good, result), (lost, ([None] * len(lost), errors))])
 
-    def _common(self) -> Any:
-        """What all files agree on, as the first that has rows tells it."""
-        with self._learning:
-            if self._learnt is None:
-                full = next((n for n in range(len(self._paths)) if self._marked(n).readable), 0)
-                self._learnt = (self._layout.learn(self.file(full)),)
-            return self._learnt[0]
+    def _common_schema(self) -> Any:
+        """Return the schema of all files, inferred once from the first file that has rows."""
+        with self._schema_lock:
+            if self._schema is None:
+                shards = range(len(self._paths))
+                first = next((shard for shard in shards if self._offsets_of(shard).readable_rows), 0)
+                self._schema = (self._format.infer_schema(self.file(first)),)
+            return self._schema[0]
 
-    def _marked(self, shard: int) -> RowOffsets:
-        found = self._marks.get(shard)
-        if found is None and scheme(path := self._paths[shard]) == "file":
-            found = read_cached_offsets(path, self._layout.how, _stamp(path, self._urls[shard]))
-            if found is not None:
-                self._marks[shard] = found
-        return found or self.file(shard).marks
+    def _offsets_of(self, shard: int) -> RowOffsets:
+        offsets = self._offsets.get(shard)
+        if offsets is None and scheme(path := self._paths[shard]) == "file":
+            offsets = read_cached_offsets(path, self._format.scan_key, _stamp(path, self._urls[shard]))
+            if offsets is not None:
+                self._offsets[shard] = offsets
+        return offsets or self.file(shard).offsets
 
     def file(self, shard: int) -> RowFile:
-        """Give an open file, opening it if need be.
+        """Return an open file; it is opened if it is not open yet.
 
         Raises:
-            StorageError: it cannot be read, or has changed.
+            StorageError: The file cannot be read, or has changed.
         """
-        with self._opening[shard]:
+        with self._file_locks[shard]:
             with self._lock:
-                found = self._open.get(shard)
-                if found is not None:
+                file = self._open.get(shard)
+                if file is not None:
                     self._open.move_to_end(shard)
-            if found is None:
-                found = self._opened(shard)
+            if file is None:
+                file = self._open_file(shard)
                 with self._lock:
-                    self._open[shard] = found
+                    self._open[shard] = file
                     if len(self._open) > _OPEN_FILES:
                         self._open.popitem(last=False)
-        if isinstance(found.data, mmap.mmap) and found.data.size() != len(found.data):
-            raise StorageError("the file was changed while it was being read", found.url)
-        return found
+        if isinstance(file.data, mmap.mmap) and file.data.size() != len(file.data):
+            raise StorageError("the file was changed while it was being read", file.url)
+        return file
 
-    def _opened(self, shard: int) -> RowFile:
-        path, url, how = self._paths[shard], self._urls[shard], self._layout.how
+    def _open_file(self, shard: int) -> RowFile:
+        path, url, scan_key = self._paths[shard], self._urls[shard], self._format.scan_key
         if scheme(path) != "file":
-            content = self._fetched(path, url)
-            marks = self._marks.get(shard) or self._layout.scan(content.buffer, content.problem)
+            content = self._fetch(path, url)
+            offsets = self._offsets.get(shard) or self._format.scan(content.buffer, content.problem)
         else:
             stamp = _stamp(path, url)
             content = open_content(path, url)
-            known = read_cached_offsets(path, how, stamp)
-            marks = known or write_cached_offsets(path, how, self._layout.scan(content.buffer, content.problem), stamp)
-            before = self._marks.get(shard)
-            if before is not None and before.stamp != marks.stamp:
+            offsets = read_cached_offsets(path, scan_key, stamp) or write_cached_offsets(
+                path, scan_key, self._format.scan(content.buffer, content.problem), stamp
+            )
+            previous = self._offsets.get(shard)
+            if previous is not None and previous.stamp != offsets.stamp:
                 raise StorageError("the file was changed while it was being read", url)
-        self._marks[shard] = marks
-        return RowFile(url, content.buffer, marks)
+        self._offsets[shard] = offsets
+        return RowFile(url, content.buffer, offsets)
 
-    def _fetched(self, place: str, url: str) -> Content:
-        """Fetch a whole file, unless a cache has it."""
-        storage = open_storage(place, self._storage)
-        path = storage.local_path(place)
-        if path is not None:
-            return open_content(path, url)
-        with tempfile.NamedTemporaryFile(prefix="penstock-") as spool:
-            for chunk in read_whole(storage, place, url, storage.info(place), self._fetcher):
+    def _fetch(self, path: str, url: str) -> Content:
+        """Return the content of a remote file: from the cache, or fetched whole into a temporary file."""
+        storage = open_storage(path, self._storage)
+        cached = storage.local_path(path)
+        if cached is not None:
+            return open_content(cached, url)
+        with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
+            for chunk in read_whole(storage, path, url, storage.info(path), self._fetcher):
                 try:
-                    spool.write(chunk)
+                    file.write(chunk)
                 except OSError as exc:
-                    problem = f"cannot keep the file in {tempfile.gettempdir()}: {exc.strerror or exc}"
+                    problem = f"cannot write the fetched file to {tempfile.gettempdir()}: {exc.strerror or exc}"
                     raise StorageError(problem, url) from exc
-            spool.flush()
-            return open_content(spool.name, url)
+            file.flush()
+            return open_content(file.name, url)
 
 
 def _stamp(path: str, url: str) -> Stamp:
@@ -357,7 +363,7 @@ def _stamp(path: str, url: str) -> Stamp:
 
 @dataclass(slots=True)
 class LocatedRows:
-    """Rows that will be read."""
+    """Rows by file and index; ``group`` is the group to read a row with, or -1 to read it alone."""
 
     reader: RowsReader
     shard: I64
@@ -367,88 +373,87 @@ class LocatedRows:
     nbytes: I64
 
     def take(self, sel: Any) -> LocatedRows:
-        """Some of them."""
         return LocatedRows(
             self.reader, self.shard[sel], self.index[sel], self.group[sel], self.fields, self.nbytes[sel]
         )
 
     def read(self) -> Answer:
-        """Read them, file by file."""
         parts = []
-        for which in distinct(self.shard):
-            places = np.flatnonzero(self.shard == which)
-            parts.append((places, self.reader.read(which, self.index[places], self.group[places], self.fields)))
+        for number in distinct(self.shard):
+            positions = np.flatnonzero(self.shard == number)
+            result = self.reader.read(number, self.index[positions], self.group[positions], self.fields)
+            parts.append((positions, result))
         return in_order(parts)
 
 
 def distinct(values: I64) -> list[int]:
-    """The values, each once, in order; most often all are the same."""
+    """Return the distinct values in ascending order; fast if all are equal, as they mostly are."""
     if len(values) and bool((values == values[0]).all()):
         return [int(values[0])]
     return np.unique(values).tolist()  # type: ignore[no-any-return]
 
 
 def in_order(parts: Sequence[tuple[I64, Answer]]) -> Answer:
-    """Put answers together: each with the places where its items stand."""
+    """Merge results into one; each comes with the positions of its items in the merged result."""
     if not parts:
         return [], {}
     if len(parts) == 1:
         return parts[0][1]
-    order = np.concatenate([places for places, _ in parts])
-    bad = {int(places[n]): error for places, (_, wrong) in parts for n, error in wrong.items()}
+    order = np.concatenate([positions for positions, _ in parts])
+    errors = {int(positions[n]): error for positions, (_, part) in parts for n, error in part.items()}
     items = join_columns([items for _, (items, _) in parts])
     if bool((order[1:] > order[:-1]).all()):
-        return items, bad
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return pick_rows(items, back), bad
+        return items, errors
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return pick_rows(items, inverse), errors
 
 
-class _Kept:
-    """Answers that were made once for all who ask, the last ones used, within a bound of bytes."""
+class _GroupCache:
+    """The most recently used groups, up to a total size; a group is read once, however many threads want it."""
 
     def __init__(self) -> None:
-        self._held: OrderedDict[Any, Future[Answer]] = OrderedDict()
-        self._sizes: dict[Any, int] = {}  # of those that are made
+        self._entries: OrderedDict[Any, Future[Answer]] = OrderedDict()
+        self._sizes: dict[Any, int] = {}  # of the groups that have been read
         self._nbytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Any, make: Callable[[], Answer]) -> Answer:
-        """Give the answer for ``key``: made now, or waited for where another thread makes it."""
+    def get(self, key: Any, read: Callable[[], Answer]) -> Answer:
+        """Return the group for ``key``: from the cache, from another thread that is reading it, or by ``read``."""
         with self._lock:
-            future = self._held.get(key)
-            new = future is None
+            future = self._entries.get(key)
+            is_new = future is None
             if future is None:
-                future = self._held[key] = Future()
-            self._held.move_to_end(key)
-        if new:
+                future = self._entries[key] = Future()
+            self._entries.move_to_end(key)
+        if is_new:
             try:
-                future.set_result(make())
+                future.set_result(read())
             except BaseException as exc:
                 future.set_exception(exc)
                 with self._lock:
-                    self._held.pop(key, None)
+                    self._entries.pop(key, None)
                 raise
-            self._note(key, int(getattr(future.result()[0], "nbytes", 0)))
+            self._add_size(key, int(getattr(future.result()[0], "nbytes", 0)))
         return future.result()
 
-    def _note(self, key: Any, size: int) -> None:
-        """Count what was made, and let go of what was not used for long."""
+    def _add_size(self, key: Any, size: int) -> None:
+        """Count the size of a group, and evict the oldest groups while the total is too large."""
         with self._lock:
-            if key not in self._held:  # everything was let go of meanwhile
+            if key not in self._entries:  # the cache was cleared in the meantime
                 return
             self._sizes[key] = size
             self._nbytes += size
-            for old in list(islice(self._held, _LET_GO)):
-                if self._nbytes <= _KEPT_BYTES:
+            for oldest in list(islice(self._entries, _EVICTION_CANDIDATES)):
+                if self._nbytes <= _CACHED_GROUP_BYTES:
                     return
-                if old in self._sizes:
-                    self._nbytes -= self._sizes.pop(old)
-                    del self._held[old]
+                if oldest in self._sizes:
+                    self._nbytes -= self._sizes.pop(oldest)
+                    del self._entries[oldest]
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Free all groups."""
         with self._lock:
-            self._held.clear()
+            self._entries.clear()
             self._sizes.clear()
             self._nbytes = 0

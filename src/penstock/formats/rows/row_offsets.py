@@ -1,4 +1,4 @@
-"""Where rows begin in a file: every so many-th one, found in one pass and kept for the next run."""
+"""Where rows begin in a file: the offset of every n-th row, found in one pass and cached for later runs."""
 
 from __future__ import annotations
 
@@ -15,94 +15,105 @@ from penstock.errors import DataError
 from penstock.order import I64
 
 _MAGIC = b"PSTKRW01"
-_FAMILY = "rows"
-_UNKNOWN = Stamp()
+_CACHE_FAMILY = "rows"
+_NO_STAMP = Stamp()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowOffsets:
-    """Where to begin in order to reach any row soon; eight bytes for every ``every`` rows, or sixteen.
+    """The offsets of every ``interval``-th row of a file, from which any row is found with a short search.
+
+    They take 8 bytes for every ``interval`` rows, or 16 in a file with lines.
 
     Attributes:
-        every: How many rows lie from one mark to the next.
-        rows: How many there are; a last one that is damaged counts.
-        start: Where the rows 0, ``every``, twice ``every``, ... begin, in the (decompressed) file.
-        end: Where the last row that can be read ends.
-        line: The line each of those rows is on, from 1; empty where a file has no lines.
-        bad: What is wrong with the last row, where the file ends in damage; else nothing.
-        columns: The names in the header, where there is one.
-        stamp: The file these marks were made of.
+        interval: How many rows there are from one offset to the next.
+        row_count: How many rows the file has; a damaged last row counts.
+        starts: The offsets of rows 0, ``interval``, 2 * ``interval``, ... in the (decompressed) file.
+        end: The offset of the end of the last readable row.
+        lines: The line numbers, from 1, of the rows at ``starts``; empty if the file has no lines.
+        problem: What is wrong with the last row, if the file ends in damaged data; else empty.
+        columns: The column names in the header, if there is one.
+        stamp: The stamp of the file when it was scanned.
     """
 
-    every: int
-    rows: int
-    start: I64
+    interval: int
+    row_count: int
+    starts: I64
     end: int
-    line: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    bad: str = ""
+    lines: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    problem: str = ""
     columns: tuple[str, ...] = ()
-    stamp: Stamp = _UNKNOWN
+    stamp: Stamp = _NO_STAMP
 
     @property
-    def readable(self) -> int:
-        """How many rows can be read."""
-        return self.rows - bool(self.bad)
+    def readable_rows(self) -> int:
+        """How many rows can be read: all but a damaged last row."""
+        return self.row_count - bool(self.problem)
 
-    def stretch(self, first: int, last: int) -> tuple[int, int]:
-        """Where the bytes lie from mark ``first`` up to the one behind mark ``last``."""
-        behind = int(self.start[last + 1]) if last + 1 < len(self.start) else self.end
-        return int(self.start[first]), behind
+    def byte_range(self, first: int, last: int) -> tuple[int, int]:
+        """Return the offsets from ``starts[first]`` to the one after ``starts[last]``."""
+        end = int(self.starts[last + 1]) if last + 1 < len(self.starts) else self.end
+        return int(self.starts[first]), end
 
     def to_bytes(self) -> bytes:
-        """The file form: magic, a JSON header, the arrays, a checksum."""
+        """Return the content of a cache file: magic, a JSON header, the arrays, a checksum."""
         about = {
-            "every": self.every,
-            "rows": self.rows,
+            "every": self.interval,
+            "rows": self.row_count,
             "end": self.end,
-            "bad": self.bad,
+            "bad": self.problem,
             "columns": self.columns,
             "stamp": [self.stamp.size, self.stamp.mtime_ns, self.stamp.inode],
-            "marks": len(self.start),
-            "lines": len(self.line),
+            "marks": len(self.starts),
+            "lines": len(self.lines),
         }
-        head = json.dumps(about, separators=(",", ":")).encode()
-        arrays = [array.astype("<i8").tobytes() for array in (self.start, self.line)]
-        body = b"".join([_MAGIC, len(head).to_bytes(8, "little"), head, *arrays])
+        header = json.dumps(about, separators=(",", ":")).encode()
+        arrays = [array.astype("<i8").tobytes() for array in (self.starts, self.lines)]
+        body = b"".join([_MAGIC, len(header).to_bytes(8, "little"), header, *arrays])
         return body + zlib.crc32(body).to_bytes(4, "little")
 
     @classmethod
     def from_bytes(cls, data: bytes) -> RowOffsets:
-        """Read the file form back.
+        """Parse the content of a cache file.
 
         Raises:
-            DataError: it is something else, or damaged.
+            DataError: The data is damaged, or has another format.
         """
         if data[:8] != _MAGIC or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
-            raise DataError("the marks are damaged, or of another version")
+            raise DataError("the cached row offsets are damaged, or have another version")
         length = int.from_bytes(data[8:16], "little")
         about: dict[str, Any] = json.loads(data[16 : 16 + length])
-        many = about["marks"]
-        start = np.frombuffer(data, "<i8", many, 16 + length).astype(np.int64)
-        line = np.frombuffer(data, "<i8", about["lines"], 16 + length + 8 * many).astype(np.int64)
+        count = about["marks"]
+        starts = np.frombuffer(data, "<i8", count, 16 + length).astype(np.int64)
+        lines = np.frombuffer(data, "<i8", about["lines"], 16 + length + 8 * count).astype(np.int64)
         columns, stamp = tuple(about["columns"]), Stamp(*about["stamp"])
-        return cls(about["every"], about["rows"], start, about["end"], line, about["bad"], columns, stamp)
+        return cls(about["every"], about["rows"], starts, about["end"], lines, about["bad"], columns, stamp)
 
 
-def read_cached_offsets(path: str, how: str, stamp: Stamp) -> RowOffsets | None:
-    """The marks that were kept for a file read in this way, unless it has changed since."""
+def read_cached_offsets(path: str, scan_key: str, stamp: Stamp) -> RowOffsets | None:
+    """Return the cached offsets of a file, ``None`` if there are none or the file has changed since.
+
+    Args:
+        path: The file.
+        scan_key: What the offsets depend on besides the file, as in ``RowFormat.scan_key``.
+        stamp: The stamp of the file now.
+    """
     try:
-        marks = RowOffsets.from_bytes(cached_path(_FAMILY, _place(path, how)).read_bytes())
+        offsets = RowOffsets.from_bytes(cached_path(_CACHE_FAMILY, _cache_key(path, scan_key)).read_bytes())
     except (OSError, RuntimeError, DataError, ValueError, KeyError, TypeError):
         return None
-    return marks if marks.stamp == stamp else None
+    return offsets if offsets.stamp == stamp else None
 
 
-def write_cached_offsets(path: str, how: str, marks: RowOffsets, stamp: Stamp) -> RowOffsets:
-    """Keep marks for the next run; a cache that cannot be written is no error."""
-    marks = replace(marks, stamp=stamp)
-    write_cached(_FAMILY, _place(path, how), marks.to_bytes())
-    return marks
+def write_cached_offsets(path: str, scan_key: str, offsets: RowOffsets, stamp: Stamp) -> RowOffsets:
+    """Cache the offsets of a file for later runs and return them with ``stamp``.
+
+    A cache that cannot be written is not an error.
+    """
+    offsets = replace(offsets, stamp=stamp)
+    write_cached(_CACHE_FAMILY, _cache_key(path, scan_key), offsets.to_bytes())
+    return offsets
 
 
-def _place(path: str, how: str) -> str:
-    return f"{how}\0{os.path.abspath(path)}"
+def _cache_key(path: str, scan_key: str) -> str:
+    return f"{scan_key}\0{os.path.abspath(path)}"

@@ -1,4 +1,4 @@
-"""TFRecord files of ``tf.train.Example``, read and written by hand: checksums are checked, TensorFlow is not needed."""
+"""TFRecord files of ``tf.train.Example``, read and written without TensorFlow; checksums are verified."""
 
 from __future__ import annotations
 
@@ -11,137 +11,145 @@ import numpy as np
 
 from penstock.errors import DataError
 from penstock.formats.rows.crc32c import crc32c_of, masked
-from penstock.formats.rows.reader import Answer, Buffer, RowFile
+from penstock.formats.rows.reader import Answer, FileBytes, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
 from penstock.plan import Fields, is_tensor
 
 SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
-_EVERY = 16  # records from one mark to the next: each is a step from length to length
-_LOT = 1 << 16  # lengths whose checksums are checked together
-_FRAME = 16  # bytes around a record: its length, the length's checksum, its own checksum
+_RECORDS_PER_OFFSET = 16  # few, since a record is reached by stepping over the lengths of those before it
+_BATCH_RECORDS = 1 << 16  # records whose lengths are verified together
+_FRAME_BYTES = 16  # around a record: its length, the checksum of the length, the checksum of the record
 _LENGTH = struct.Struct("<Q")
-_HEAD = struct.Struct("<QI")
-_SUM = struct.Struct("<I")
+_LENGTH_AND_CHECKSUM = struct.Struct("<QI")
+_CHECKSUM = struct.Struct("<I")
 _FLOAT = struct.Struct("<f")
-_BYTES, _FLOATS, _INTS = 1, 2, 3  # the kinds of lists, by their numbers in a Feature
-_VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5
+_BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # field numbers in the message tf.train.Feature
+_VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
+
+_NOT_AN_EXAMPLE = "the record is not a tf.train.Example"
+_LARGE_VARINT = "the tf.train.Example is damaged: an integer has more than 64 bits"
 
 
 @dataclass(frozen=True, slots=True)
 class TfRecordLayout:
-    """A record is a sample; fields named in ``lists`` stay lists where they hold one value."""
+    """A record is a sample; fields named in ``lists`` are lists even if they hold one value."""
 
     lists: tuple[str, ...] = ()
 
-    how = "tfrecord"
+    scan_key = "tfrecord"
     columnar = False
     call, suffixes, cheap = "read_tfrecords", SUFFIXES, False
 
-    def scan(self, data: Buffer, problem: str | None) -> RowOffsets:
-        """Step from length to length; where that ends before the file does, the rest is one damaged record."""
-        starts: list[int] = []
-        good = at = 0
+    def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
+        """Step from length to length; if a record is damaged or truncated, the rest counts as one damaged record."""
+        offsets: list[int] = []
+        count = at = 0
         while at < len(data):
-            lot, at, cut = _steps(data, at)
-            right = _right_lengths(data, lot)
-            starts += lot[:right][-good % _EVERY :: _EVERY]
-            good += right
-            if right < len(lot):
-                at, problem = lot[right], problem or f"the length of record {good} is damaged: what follows is lost"
+            starts, at, truncated = _step_over_records(data, at)
+            valid = _count_valid_lengths(data, starts)
+            offsets += starts[:valid][-count % _RECORDS_PER_OFFSET :: _RECORDS_PER_OFFSET]
+            count += valid
+            if valid < len(starts):
+                at = starts[valid]
+                problem = problem or f"the length of record {count} is damaged: the rest of the file cannot be read"
                 break
-            if cut:
-                problem = problem or f"record {good} is cut short"
+            if truncated:
+                problem = problem or f"record {count} is truncated"
                 break
-        return RowOffsets(_EVERY, good + bool(problem), np.array(starts, np.int64), at, bad=problem or "")
+        starts_array = np.array(offsets, np.int64)
+        return RowOffsets(_RECORDS_PER_OFFSET, count + bool(problem), starts_array, at, problem=problem or "")
 
-    def learn(self, file: RowFile) -> None:
-        """Nothing: every record says what it holds."""
+    def infer_schema(self, file: RowFile) -> None:
+        """Return ``None``: every record names and types its own fields."""
 
     def key(self, file: RowFile, row: int) -> str:
         return f"record {row}"
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, learnt: None) -> Answer:
-        records, told = _records(file, rows)
-        wrong = masked(crc32c_of(records)) != np.array(told, np.uint32)
-        out: list[Any] = []
-        bad: dict[int, DataError] = {}
-        for place, (record, damaged) in enumerate(zip(records, wrong.tolist(), strict=True)):
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> Answer:
+        records, checksums = _find_records(file, rows)
+        is_damaged = masked(crc32c_of(records)) != np.array(checksums, np.uint32)
+        samples: list[Any] = []
+        errors: dict[int, DataError] = {}
+        for position, (record, damaged) in enumerate(zip(records, is_damaged.tolist(), strict=True)):
             try:
                 if damaged:
-                    raise ValueError("its checksum is wrong: the record is damaged")
-                out.append(parse_example(record, fields, self.lists))
+                    raise ValueError("the record is damaged: its checksum does not match")
+                samples.append(parse_example(record, fields, self.lists))
             except (ValueError, IndexError, struct.error) as exc:
-                bad[place] = DataError(str(exc), file.url, self.key(file, int(rows[place])))
-                out.append(None)
-        return out, bad
+                errors[position] = DataError(str(exc), file.url, self.key(file, int(rows[position])))
+                samples.append(None)
+        return samples, errors
 
 
-def _steps(data: Buffer, at: int) -> tuple[list[int], int, bool]:
-    """Where the next records begin, where they end, and whether the file ends within the one that follows."""
-    begins: list[int] = []
+def _step_over_records(data: FileBytes, at: int) -> tuple[list[int], int, bool]:
+    """Return where the next records start, where the last of them ends, and whether the one after it is truncated."""
+    starts: list[int] = []
     unpack, size = _LENGTH.unpack_from, len(data)
-    while at < size and len(begins) < _LOT:
-        if at + _FRAME > size:
-            return begins, at, True
-        behind = at + _FRAME + unpack(data, at)[0]
-        if behind > size:
-            right = _right_lengths(data, [at])
-            return (begins, at, True) if right else ([*begins, at], at, False)
-        begins.append(at)
-        at = behind
-    return begins, at, False
+    while at < size and len(starts) < _BATCH_RECORDS:
+        if at + _FRAME_BYTES > size:
+            return starts, at, True
+        end = at + _FRAME_BYTES + unpack(data, at)[0]
+        if end > size:
+            length_is_valid = _count_valid_lengths(data, [at])
+            return (starts, at, True) if length_is_valid else ([*starts, at], at, False)
+        starts.append(at)
+        at = end
+    return starts, at, False
 
 
-def _right_lengths(data: Buffer, begins: list[int]) -> int:
-    """How many records in a row have a length whose checksum is right."""
-    heads = [data[at : at + _HEAD.size] for at in begins]
-    told = np.array([_SUM.unpack_from(head, 8)[0] for head in heads], np.uint32)
-    wrong = np.flatnonzero(masked(crc32c_of([head[:8] for head in heads])) != told)
-    return int(wrong[0]) if len(wrong) else len(begins)
+def _count_valid_lengths(data: FileBytes, starts: list[int]) -> int:
+    """Return how many records come before the first whose length does not match its checksum."""
+    headers = [data[at : at + _LENGTH_AND_CHECKSUM.size] for at in starts]
+    checksums = np.array([_CHECKSUM.unpack_from(header, 8)[0] for header in headers], np.uint32)
+    damaged = np.flatnonzero(masked(crc32c_of([header[:8] for header in headers])) != checksums)
+    return int(damaged[0]) if len(damaged) else len(starts)
 
 
-def _records(file: RowFile, rows: I64) -> tuple[list[bytes], list[int]]:
-    """The bytes of records, and what their checksums should be."""
+def _find_records(file: RowFile, rows: I64) -> tuple[list[bytes], list[int]]:
+    """Return the bytes and the stored checksums of records."""
     found: dict[int, tuple[int, int]] = {}
-    marks, data = file.marks, file.data
+    offsets, data = file.offsets, file.data
     wanted = set(rows.tolist())
-    for mark in np.unique(rows // marks.every).tolist():
-        at = int(marks.start[mark])
-        for row in range(mark * marks.every, min((mark + 1) * marks.every, marks.readable)):
+    for entry in np.unique(rows // offsets.interval).tolist():
+        at = int(offsets.starts[entry])
+        for row in range(entry * offsets.interval, min((entry + 1) * offsets.interval, offsets.readable_rows)):
             length = _LENGTH.unpack_from(data, at)[0]
             if row in wanted:
-                found[row] = (at + _HEAD.size, length)
-            at += _FRAME + length
-    spots = [found[row] for row in rows.tolist()]
-    return [data[at : at + size] for at, size in spots], [_SUM.unpack_from(data, at + size)[0] for at, size in spots]
+                found[row] = (at + _LENGTH_AND_CHECKSUM.size, length)
+            at += _FRAME_BYTES + length
+    spans = [found[row] for row in rows.tolist()]
+    checksums = [_CHECKSUM.unpack_from(data, at + size)[0] for at, size in spans]
+    return [data[at : at + size] for at, size in spans], checksums
 
 
 def parse_example(record: bytes, fields: Fields, lists: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Take a ``tf.train.Example`` apart: one value as it is, several as an array (of bytes: a list).
+    """Decode a ``tf.train.Example``: a single value as it is, several as an array (several bytes as a list).
 
     Raises:
-        ValueError: it is none.
+        ValueError: The record is not a ``tf.train.Example``, or is damaged.
+        IndexError: The record ends in the middle of an integer.
     """
-    out: dict[str, Any] = {}
-    for number, wire, low, high in _parts(record, 0, len(record)):
-        if number != 1 or wire != _LEN:
-            raise ValueError("it is no tf.train.Example")
-        for entry, _, start, stop in _parts(record, low, high):
+    sample: dict[str, Any] = {}
+    for number, wire_type, low, high in _message_fields(record, 0, len(record)):
+        if number != 1 or wire_type != _LEN:
+            raise ValueError(_NOT_AN_EXAMPLE)
+        for entry, _, start, stop in _message_fields(record, low, high):
             if entry != 1:
-                raise ValueError("it is no tf.train.Example")
-            name, feature = _entry(record, start, stop)
+                raise ValueError(_NOT_AN_EXAMPLE)
+            name, feature = _parse_entry(record, start, stop)
             if fields.wants(name):
-                out[name] = _value(record, feature, name in lists)
-    return out
+                sample[name] = _parse_feature(record, feature, name in lists)
+    return sample
 
 
-def _entry(record: bytes, start: int, stop: int) -> tuple[str, tuple[int, int]]:
+def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, tuple[int, int]]:
+    """Return the name of a field and the byte range of its feature."""
     name, feature = "", (0, 0)
-    for number, wire, low, high in _parts(record, start, stop):
-        if wire != _LEN:
-            raise ValueError("it is no tf.train.Example")
+    for number, wire_type, low, high in _message_fields(record, start, stop):
+        if wire_type != _LEN:
+            raise ValueError(_NOT_AN_EXAMPLE)
         if number == 1:
             name = record[low:high].decode()
         elif number == 2:
@@ -149,54 +157,55 @@ def _entry(record: bytes, start: int, stop: int) -> tuple[str, tuple[int, int]]:
     return name, feature
 
 
-def _value(record: bytes, feature: tuple[int, int], as_list: bool) -> Any:
+def _parse_feature(record: bytes, feature: tuple[int, int], as_list: bool) -> Any:
     kind, values = 0, []
-    for number, _, low, high in _parts(record, *feature):
+    for number, _, low, high in _message_fields(record, *feature):
         kind = number
-        values += [(wire, start, stop) for _, wire, start, stop in _parts(record, low, high)]
-    if kind == _BYTES:
-        parts = [record[low:high] for _, low, high in values]
+        values += [(start, stop) for _, _, start, stop in _message_fields(record, low, high)]
+    if kind == _BYTES_LIST:
+        parts = [record[low:high] for low, high in values]
         return parts[0] if len(parts) == 1 and not as_list else parts
-    if kind in (_FLOATS, _INTS) and len(values) == 1 and not as_list:
-        _, low, high = values[0]  # most fields hold one number, for which an array is a long way round
-        if kind == _FLOATS and high - low == 4:
+    if kind in (_FLOAT_LIST, _INT64_LIST) and len(values) == 1 and not as_list:
+        low, high = values[0]  # most fields hold one number, which is faster to decode without an array
+        if kind == _FLOAT_LIST and high - low == 4:
             return _FLOAT.unpack_from(record, low)[0]
-        if kind == _INTS and low < high:
-            whole, end = _varint(record, low)
+        if kind == _INT64_LIST and low < high:
+            value, end = _parse_varint(record, low)
             if end == high:
-                whole &= (1 << 64) - 1
-                return whole - (1 << 64) if whole >> 63 else whole
-    if kind == _FLOATS:
-        array: Any = np.frombuffer(b"".join(record[low:high] for _, low, high in values), "<f4").astype(np.float32)
-    elif kind == _INTS:
-        array = _varints(b"".join(record[low:high] for _, low, high in values))
+                value &= (1 << 64) - 1
+                return value - (1 << 64) if value >> 63 else value
+    if kind == _FLOAT_LIST:
+        array: Any = np.frombuffer(b"".join(record[low:high] for low, high in values), "<f4").astype(np.float32)
+    elif kind == _INT64_LIST:
+        array = _parse_varints(b"".join(record[low:high] for low, high in values))
     elif kind == 0:
         return None
     else:
-        raise ValueError(f"a feature of the unknown kind {kind}")
+        raise ValueError(f"a feature of the tf.train.Example has the unknown kind {kind}")
     return array[0].item() if len(array) == 1 and not as_list else array
 
 
-def _parts(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-    """The fields of a message: number, kind of wire, and where the content lies."""
+def _message_fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the fields of a protocol buffer message: number, wire type, start and end of the content."""
     while at < stop:
-        tag, at = _varint(data, at)
-        wire = tag & 7
-        if wire == _LEN:
-            size, at = _varint(data, at)
-        elif wire == _VARINT:
-            size = _varint(data, at)[1] - at
-        elif wire in (_FIXED32, _FIXED64):
-            size = 4 if wire == _FIXED32 else 8
+        tag, at = _parse_varint(data, at)
+        wire_type = tag & 7
+        if wire_type == _LEN:
+            size, at = _parse_varint(data, at)
+        elif wire_type == _VARINT:
+            size = _parse_varint(data, at)[1] - at
+        elif wire_type in (_FIXED32, _FIXED64):
+            size = 4 if wire_type == _FIXED32 else 8
         else:
-            raise ValueError("it is no tf.train.Example")
+            raise ValueError(_NOT_AN_EXAMPLE)
         if at + size > stop:
-            raise ValueError("a tf.train.Example that ends in the middle of a value")
-        yield tag >> 3, wire, at, at + size
+            raise ValueError("the tf.train.Example is truncated in the middle of a value")
+        yield tag >> 3, wire_type, at, at + size
         at += size
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _parse_varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the integer at a position, and where it ends."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -206,70 +215,74 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise ValueError("a number of more than 64 bits")
+            raise ValueError(_LARGE_VARINT)
 
 
-def _varints(data: bytes) -> I64:
-    """Whole numbers in a row."""
+def _parse_varints(data: bytes) -> I64:
+    """Return consecutive integers."""
     raw = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(raw < 0x80)
     if len(ends) == len(raw):
         return raw.astype(np.int64)
     if not len(ends) or ends[-1] != len(raw) - 1:
-        raise ValueError("a list of numbers that ends in the middle of one")
+        raise ValueError("the tf.train.Example is damaged: a list ends in the middle of an integer")
     starts = np.concatenate([[0], ends[:-1] + 1])
     sizes = np.diff(starts, append=len(raw))
     if int(sizes.max()) > 10:
-        raise ValueError("a number of more than 64 bits")
+        raise ValueError(_LARGE_VARINT)
     shifts = (np.arange(len(raw)) - np.repeat(starts, sizes)).astype(np.uint64) * np.uint64(7)
-    whole = np.bitwise_or.reduceat((raw & 0x7F).astype(np.uint64) << shifts, starts)
-    return whole.view(np.int64)
+    values = np.bitwise_or.reduceat((raw & 0x7F).astype(np.uint64) << shifts, starts)
+    return values.view(np.int64)
 
 
 def example(sample: Mapping[str, Any]) -> bytes:
-    """Give a sample as a ``tf.train.Example``: numbers, bytes and text, and lists or arrays with one axis of them.
+    """Return a sample as a ``tf.train.Example``: numbers, bytes, text, and lists or one-dimensional arrays of them.
+
+    Fields named ``__like_this__`` are left out.
 
     Raises:
-        ValueError: a value has no place in one.
+        ValueError: A value cannot be stored in a ``tf.train.Example``.
     """
     entries = []
     for name, value in sample.items():
         if name.startswith("__"):
             continue
         try:
-            feature = b"" if value is None else _feature(value)
+            feature = b"" if value is None else _encode_feature(value)
         except (TypeError, OverflowError, ValueError) as exc:
             raise ValueError(f"field {name!r}: {exc}") from exc
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
-    return _field(1, b"".join(entries))
+        entries.append(_encode_field(1, _encode_field(1, name.encode()) + _encode_field(2, feature)))
+    return _encode_field(1, b"".join(entries))
 
 
-def _feature(value: Any) -> bytes:
+def _encode_feature(value: Any) -> bytes:
     if isinstance(value, bytes | str):
-        return _field(_BYTES, _texts([value]))
-    if isinstance(value, list | tuple) and value and all(isinstance(one, bytes | str) for one in value):
-        return _field(_BYTES, _texts(value))
+        return _encode_field(_BYTES_LIST, _encode_bytes([value]))
+    if isinstance(value, list | tuple) and value and all(isinstance(item, bytes | str) for item in value):
+        return _encode_field(_BYTES_LIST, _encode_bytes(value))
     array = value.detach().cpu().numpy() if is_tensor(value) else np.asarray(value)
     if array.ndim > 1 or array.dtype.kind not in "biuf" or (array.dtype.kind == "u" and array.dtype.itemsize == 8):
-        shape = f" of the shape {array.shape}" if array.ndim > 1 else f" of {array.dtype}"
-        raise TypeError(f"a {type(value).__name__}{shape} has no place in a tf.train.Example; encode it to bytes")
+        kind = f"of shape {array.shape}" if array.ndim > 1 else f"of {array.dtype}"
+        raise TypeError(
+            f"a {type(value).__name__} {kind} cannot be stored in a tf.train.Example; encode it to bytes first"
+        )
     flat = array.reshape(-1)
     if array.dtype.kind == "f":
-        return _field(_FLOATS, _field(1, flat.astype("<f4").tobytes()))
-    small = not len(flat) or (int(flat.min()) >= 0 and int(flat.max()) < 0x80)
-    packed = flat.astype(np.uint8).tobytes() if small else b"".join(map(_number, flat.tolist()))
-    return _field(_INTS, _field(1, packed))
+        return _encode_field(_FLOAT_LIST, _encode_field(1, flat.astype("<f4").tobytes()))
+    fits_in_bytes = not len(flat) or (int(flat.min()) >= 0 and int(flat.max()) < 0x80)
+    packed = flat.astype(np.uint8).tobytes() if fits_in_bytes else b"".join(map(_encode_varint, flat.tolist()))
+    return _encode_field(_INT64_LIST, _encode_field(1, packed))
 
 
-def _texts(values: Any) -> bytes:
-    return b"".join(_field(1, value.encode() if isinstance(value, str) else value) for value in values)
+def _encode_bytes(values: Any) -> bytes:
+    return b"".join(_encode_field(1, value.encode() if isinstance(value, str) else value) for value in values)
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return _number(number << 3 | _LEN) + _number(len(content)) + content
+def _encode_field(number: int, content: bytes) -> bytes:
+    return _encode_varint(number << 3 | _LEN) + _encode_varint(len(content)) + content
 
 
-def _number(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -280,11 +293,11 @@ def _number(value: int) -> bytes:
 
 
 def framed(records: list[bytes]) -> list[bytes]:
-    """Records as they stand in a file: with their lengths and checksums."""
+    """Return records as a file stores them: each with its length and its checksums."""
     lengths = [_LENGTH.pack(len(record)) for record in records]
-    sums = masked(crc32c_of([*lengths, *records])).astype("<u4")
-    many = len(records)
+    checksums = masked(crc32c_of([*lengths, *records])).astype("<u4")
+    count = len(records)
     return [
-        b"".join((length, sums[n].tobytes(), record, sums[many + n].tobytes()))
+        b"".join((length, checksums[n].tobytes(), record, checksums[count + n].tobytes()))
         for n, (length, record) in enumerate(zip(lengths, records, strict=True))
     ]
