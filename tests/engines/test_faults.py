@@ -1,6 +1,6 @@
-"""Whatever happens to an iteration, nothing is left behind and nothing hangs.
+"""Whatever happens to an iteration, no thread is left behind and nothing hangs.
 
-Every test here is also watched by the fixture that fails a test which leaves a thread.
+A fixture also fails every test that leaves a thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.testing import numbers
 SOURCE = str(Path(penstock.__file__).parents[1])
 
 
-def ours() -> list[str]:
+def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
 
 
@@ -43,80 +43,80 @@ def slow(item: Any) -> Any:
     return item
 
 
-def threaded(count: int = 1000) -> Dataset:
+def on_threads(count: int = 1000) -> Dataset:
     return from_items(list(range(count))).map(slow, workers=2).map(same, workers=3)
 
 
-def begun(ds: Dataset) -> Iterator[Any]:
+def started(ds: Dataset) -> Iterator[Any]:
     run = iter(ds)
     next(run)
-    assert ours()
+    assert own_threads()
     return run
 
 
 def test_no_thread_is_left_after_the_end() -> None:
-    assert list(threaded(50)) == list(range(50))
-    assert not ours()
+    assert list(on_threads(50)) == list(range(50))
+    assert not own_threads()
 
 
 def test_no_thread_is_left_after_a_break() -> None:
-    for item in threaded():
+    for item in on_threads():
         if item == 5:
             break
-    assert not ours()
+    assert not own_threads()
 
 
-def test_no_thread_is_left_after_an_error_of_the_consumer() -> None:
+def test_no_thread_is_left_after_an_error_in_the_consumer() -> None:
     def consume() -> None:
-        for _ in threaded():
+        for _ in on_threads():
             raise KeyError("the consumer's own")
 
     with pytest.raises(KeyError):
         consume()
-    assert not ours()
+    assert not own_threads()
 
 
 def test_no_thread_is_left_after_an_error_in_a_stage() -> None:
-    ds = threaded().map(lambda x: 1 // (x - 20))
+    ds = on_threads().map(lambda x: 1 // (x - 20))
     with pytest.raises(StageError, match="ZeroDivisionError"):
         list(ds)
-    assert not ours()
+    assert not own_threads()
 
 
 def test_no_thread_is_left_after_take_and_first() -> None:
-    assert threaded().take(3) == [0, 1, 2]
-    assert threaded().first() == 0
+    assert on_threads().take(3) == [0, 1, 2]
+    assert on_threads().first() == 0
     gc.collect()
-    assert not ours()
+    assert not own_threads()
 
 
 def test_no_thread_is_left_after_a_loader_is_closed() -> None:
-    loader = threaded().loader()
+    loader = on_threads().loader()
     run = iter(loader)
     next(run)
-    assert ours()
+    assert own_threads()
     loader.close()
-    assert not ours()
+    assert not own_threads()
     assert list(run) == []
 
 
-def test_a_new_iterator_of_a_loader_ends_the_one_before() -> None:
-    loader = threaded(40).loader()
+def test_a_new_iterator_of_a_loader_ends_the_previous_one() -> None:
+    loader = on_threads(40).loader()
     first = iter(loader)
     assert [next(first) for _ in range(3)] == [0, 1, 2]
     second = iter(loader)
     assert next(second) == 3
-    assert list(first) == [], "what the second one has is not given twice"
+    assert list(first) == [], "what the second one yields is not yielded twice"
     assert list(second) == list(range(4, 40))
     assert loader.epoch == 1
-    assert not ours()
+    assert not own_threads()
 
 
 def test_a_forgotten_iterator_is_ended_when_it_is_collected() -> None:
-    run = begun(threaded())
+    run = started(on_threads())
     del run
     gc.collect()
-    assert not ours()
+    assert not own_threads()
 
 
 def test_a_forgotten_iterator_in_a_cycle_may_be_collected_by_its_own_worker(
@@ -140,30 +140,30 @@ def test_a_forgotten_iterator_in_a_cycle_may_be_collected_by_its_own_worker(
     try:
         del cycle
         forgotten.set()
-        for _ in range(200):  # the worker goes on only where there is room for what it makes
+        for _ in range(200):  # the worker works only while there is room for its output
             if collected.wait(0.01):
                 break
         gc.collect()
     finally:
         gc.enable()
     deadline = time.monotonic() + 3
-    while ours() and time.monotonic() < deadline:
+    while own_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not ours()
+    assert not own_threads()
     assert not raised
     assert "left behind" not in caplog.text
 
 
-def test_a_worker_stuck_in_a_function_is_named_and_does_not_hold_up_the_close(
+def test_a_worker_stuck_in_a_function_is_named_and_does_not_block_the_close(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.local.pool.PATIENCE_S", 0.1)
-    going, inside = threading.Event(), threading.Event()
+    monkeypatch.setattr("penstock.engines.local.pool.JOIN_TIMEOUT_S", 0.1)
+    resume, inside = threading.Event(), threading.Event()
 
     def stuck(item: int) -> int:
         if item == 5:
             inside.set()
-            going.wait(30)
+            resume.wait(30)
         return item
 
     run = iter(from_items(list(range(100))).map(stuck, workers=1))
@@ -175,19 +175,19 @@ def test_a_worker_stuck_in_a_function_is_named_and_does_not_hold_up_the_close(
     assert time.monotonic() - before < 2
     assert "still inside a function" in caplog.text
     assert "penstock map 0" in caplog.text
-    going.set()
+    resume.set()
 
 
-def test_a_collate_function_that_is_stuck_is_named_too(
+def test_a_driver_stuck_in_a_collate_function_is_named_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.local.pool.PATIENCE_S", 0.1)
-    going, inside = threading.Event(), threading.Event()
+    monkeypatch.setattr("penstock.engines.local.pool.JOIN_TIMEOUT_S", 0.1)
+    resume, inside = threading.Event(), threading.Event()
 
     def stuck(samples: list[Any]) -> list[Any]:
         if samples[0] == 4:
             inside.set()
-            going.wait(30)
+            resume.wait(30)
         return samples
 
     run = iter(from_items(list(range(100))).map(same).batched(2, collate=stuck))
@@ -195,7 +195,7 @@ def test_a_collate_function_that_is_stuck_is_named_too(
     assert inside.wait(5)
     run.close()  # type: ignore[attr-defined]
     assert "penstock driver" in caplog.text
-    going.set()
+    resume.set()
 
 
 def test_datasets_can_be_iterated_side_by_side() -> None:
@@ -239,28 +239,28 @@ def test_a_function_may_iterate_another_dataset() -> None:
     outer = from_items(list(range(20))).map(lambda x: x + sum(inner), workers=2)
     assert list(outer) == [x + 6 for x in range(20)]
     assert list(from_items([0, 1]).flat_map(lambda x: inner.epoch(0))) == [1, 2, 3, 1, 2, 3]
-    assert not ours()
+    assert not own_threads()
 
 
-def test_an_iterator_can_be_handed_to_another_thread() -> None:
-    run = begun(threaded(50))
+def test_an_iterator_can_be_passed_to_another_thread() -> None:
+    run = started(on_threads(50))
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(run))
     thread.start()
     thread.join(20)
     assert got == list(range(1, 50))
-    assert not ours()
+    assert not own_threads()
 
 
 def test_an_iterator_can_be_closed_by_another_thread() -> None:
-    run = begun(threaded())
+    run = started(on_threads())
     thread = threading.Thread(target=run.close)  # type: ignore[attr-defined]
     thread.start()
     thread.join(20)
-    assert not ours()
+    assert not own_threads()
 
 
-def test_failing_samples_are_skipped_by_all_workers() -> None:
+def test_all_workers_skip_failing_samples() -> None:
     ds = from_items(list(range(300))).map(lambda x: 1 // (x % 7) + x, workers=4).on_error("skip")
     loader = ds.loader()
     assert len(list(loader)) == 300 - 43
@@ -271,18 +271,20 @@ def test_too_many_failing_samples_end_the_run() -> None:
     ds = from_items(list(range(300))).map(lambda x: 1 // (x % 7), workers=4).on_error("skip", limit=10)
     with pytest.raises(DataError, match="more than on_error's limit of 10"):
         list(ds)
-    assert not ours()
+    assert not own_threads()
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-@pytest.mark.parametrize("how", ["map", "filter", "flat_map"])
-def test_a_function_that_raises_stop_iteration_does_not_end_the_stream_quietly(how: str, engine: EngineName) -> None:
+@pytest.mark.parametrize("method", ["map", "filter", "flat_map"])
+def test_a_function_that_raises_stop_iteration_does_not_end_the_stream_silently(
+    method: str, engine: EngineName
+) -> None:
     def stops(item: int) -> Any:
         if item == 5:
             raise StopIteration
         return [item]
 
-    ds = getattr(from_items(list(range(9))), how)(stops).on(engine)
+    ds = getattr(from_items(list(range(9))), method)(stops).on(engine)
     got: list[Any] = []
     with pytest.raises(StageError, match="StopIteration"):
         got.extend(ds)
@@ -312,7 +314,7 @@ def test_none_is_a_value_like_any_other(engine: EngineName) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_flat_map_that_gives_nothing_to_go_through_is_an_error(engine: EngineName) -> None:
+def test_a_flat_map_whose_function_returns_no_iterable_is_an_error(engine: EngineName) -> None:
     with pytest.raises(StageError, match="TypeError"):
         list(from_items([1]).flat_map(lambda x: None).on(engine))  # type: ignore[arg-type,return-value]
 
@@ -328,11 +330,11 @@ def test_an_interrupt_inside_a_worker_reaches_the_consumer(kind: type[BaseExcept
     with pytest.raises(kind):
         got.extend(from_items(list(range(100))).map(interrupts, workers=2))
     assert got == list(range(len(got)))
-    assert not ours()
+    assert not own_threads()
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_retry_is_given_the_same_randomness(engine: EngineName) -> None:
+def test_a_retry_gets_the_same_random_numbers(engine: EngineName) -> None:
     failed: set[int] = set()
 
     def flaky(item: int, rng: Any) -> tuple[int, float]:
@@ -350,7 +352,7 @@ def test_a_retry_is_given_the_same_randomness(engine: EngineName) -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_a_generator_that_fails_midway_is_tried_again_as_a_whole(engine: EngineName) -> None:
+def test_a_generator_that_fails_midway_is_retried_from_its_beginning(engine: EngineName) -> None:
     failed: set[int] = set()
 
     def flaky(item: int) -> Iterator[tuple[int, int]]:
@@ -364,7 +366,7 @@ def test_a_generator_that_fails_midway_is_tried_again_as_a_whole(engine: EngineN
     assert got == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-# What needs a process of its own.
+# Tests that need a process of their own.
 
 
 def start(script: str) -> subprocess.Popen[str]:
@@ -377,19 +379,19 @@ def start(script: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, str, float]:
-    """Its code, what it printed, and how long it took from now."""
+    """Wait for a process; return its exit code, its output and errors, and the seconds it took from now."""
     before = time.monotonic()
     try:
         out, err = process.communicate(timeout=within_s)
     except subprocess.TimeoutExpired:
         process.kill()
         _, err = process.communicate()
-        pytest.fail(f"the process hangs; it said {err[-500:]!r}")
+        pytest.fail(f"the process hangs; its errors: {err[-500:]!r}")
     return process.returncode, out, err, time.monotonic() - before
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.2])
-def test_ctrl_c_ends_the_iteration_soon(work_s: float) -> None:
+def test_ctrl_c_ends_the_iteration_quickly(work_s: float) -> None:
     process = start(
         f"""
         def work(item):
@@ -416,7 +418,7 @@ def test_ctrl_c_ends_the_iteration_soon(work_s: float) -> None:
     assert took_s < 4
 
 
-def test_an_iterator_that_lives_until_the_end_of_the_program_does_not_hold_it_up() -> None:
+def test_an_open_iterator_does_not_delay_the_exit_of_the_program() -> None:
     process = start(
         """
         def work(item):
@@ -440,7 +442,7 @@ def test_a_forked_child_can_iterate_after_its_parent() -> None:
         """
         ds = from_items(list(range(1000))).map(lambda x: x + 1, workers=2)
         want = list(ds)
-        live = iter(ds)  # the parent is in the middle of another one
+        live = iter(ds)  # the parent is in the middle of another iteration
         next(live)
         child = os.fork()
         if child == 0:
@@ -449,7 +451,7 @@ def test_a_forked_child_can_iterate_after_its_parent() -> None:
                 list(live)
             except ps.errors.EngineError as exc:
                 print(exc, flush=True)
-            sys.exit(7)  # an orderly end, with the parent's iterator still there
+            sys.exit(7)  # a regular exit, while the parent's iterator exists
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert list(live) == want[1:]
         """
@@ -459,9 +461,9 @@ def test_a_forked_child_can_iterate_after_its_parent() -> None:
     assert "forked" in out
 
 
-def test_no_order_of_closing_and_reading_hangs() -> None:
+def test_closing_while_reading_never_hangs() -> None:
     for _ in range(20):
-        run = begun(from_items(list(range(2000))).map(same, workers=2).map(same, workers=2))
+        run = started(from_items(list(range(2000))).map(same, workers=2).map(same, workers=2))
         closer = threading.Thread(target=_close_quietly, args=(run,))
         closer.start()
         try:
@@ -471,7 +473,7 @@ def test_no_order_of_closing_and_reading_hangs() -> None:
             pass
         closer.join(10)
         assert not closer.is_alive()
-    assert not ours()
+    assert not own_threads()
 
 
 def _close_quietly(run: Any) -> None:

@@ -1,4 +1,8 @@
-"""What the operating system sees when a run has ended, however it ended: no process, no thread, no memory."""
+"""However a run ends, nothing is left of it: no process, no thread, no shared memory, no file.
+
+Other programs use the machine at the same time. So each test marks its processes by a variable of the environment and
+gives them a folder for temporary files, and counts only what these processes leave.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -29,6 +34,7 @@ FULL = os.environ.get("PENSTOCK_FULL") == "1"
 WORKERS = 2 if FULL else 1
 SOURCE = str(Path(penstock.__file__).parents[1])
 MARK = "PENSTOCK_TEST_MARK"
+SHM = "/dev/shm"
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 
@@ -37,19 +43,29 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot i
 
 @pytest.fixture
 def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    """What tells the processes of this test from all others."""
+    """Mark the processes that this test starts; return the mark."""
     name = uuid.uuid4().hex
     monkeypatch.setenv(MARK, name)
     return name
 
 
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder for the temporary files of this process, and of those that it starts."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
 def marked(mark: str) -> list[int]:
-    """The living processes with a mark, but for this one."""
+    """The living processes with a mark, except this one."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if f"{MARK}={mark}".encode() in environment.split(b"\0") and int(pid) != os.getpid():
             found.append(int(pid))
@@ -57,6 +73,7 @@ def marked(mark: str) -> list[int]:
 
 
 def gone(mark: str, within_s: float) -> bool:
+    """Wait until no process has the mark."""
     deadline = time.monotonic() + within_s
     while marked(mark):
         if time.monotonic() > deadline:
@@ -65,13 +82,60 @@ def gone(mark: str, within_s: float) -> bool:
     return True
 
 
-def traces() -> tuple[list[str], int, int, list[str]]:
-    """Threads of ours, open files, mapped segments, and files in shared memory that could be ours."""
+def traces() -> tuple[list[str], int, int]:
+    """The threads, the number of open files and the number of mapped regions of this process."""
     gc.collect()
     names = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
     maps = Path("/proc/self/maps").read_text().count("memfd:penstock")
-    shared = [name for name in os.listdir("/dev/shm") if "penstock" in name or name.startswith("psm_")]
-    return names, len(os.listdir("/proc/self/fd")), maps, shared
+    return names, len(os.listdir("/proc/self/fd")), maps
+
+
+def shared_files() -> set[str]:
+    """The files in shared memory with a name that a run could have given them."""
+    with os.scandir(SHM) as entries:
+        files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
+    return {name for name in files if "penstock" in name or name.startswith("psm_")}
+
+
+def files_in_use() -> set[str]:
+    """The files in shared memory that a process other than this one has open or mapped."""
+    names: set[str] = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if int(pid) == os.getpid():
+            continue
+        paths: list[str] = []
+        with suppress(OSError):  # the process has just ended, or is another user's
+            paths += [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        with suppress(OSError):
+            paths += [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        names |= {Path(path).name for path in paths if path.startswith(f"{SHM}/")}
+    return names
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """The files that are new since ``before``, stay, and belong to no other program."""
+    deadline = time.monotonic() + 2
+    while left := shared_files() - before:
+        left -= files_in_use()
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+    return left
+
+
+@pytest.fixture
+def leaves_nothing(mark: str, temporary: Path) -> Callable[[], None]:
+    """Return a check that nothing is left of what happened since the beginning of the test."""
+    before, shared = traces(), shared_files()
+
+    def check() -> None:
+        gc.collect()
+        assert gone(mark, 0.5)
+        assert traces() == before
+        assert not left_in_shared_memory(shared)
+        assert not os.listdir(temporary)
+
+    return check
 
 
 def work(x: int) -> Any:
@@ -97,7 +161,7 @@ def failure() -> None:
         list(plan())
 
 
-def leave() -> None:
+def break_out() -> None:
     for _ in plan():
         break
 
@@ -135,38 +199,35 @@ def loader_closed() -> None:
     loader.close()
 
 
-def not_begun() -> None:
+def never_started() -> None:
     iter(plan())
 
 
 ENDS: list[Callable[[], None]] = [
     success,
     failure,
-    leave,
+    break_out,
     close,
     forget,
     cycle,
     consumer_fails,
     loader_closed,
-    not_begun,
+    never_started,
 ]
 
 
 @pytest.mark.parametrize("end", ENDS if FULL else ENDS[::3], ids=lambda end: end.__name__)
-def test_nothing_is_left_behind_in_a_process_that_goes_on(end: Callable[[], None], mark: str) -> None:
-    before = traces()
+def test_a_run_leaves_nothing_behind_in_a_process_that_continues(
+    end: Callable[[], None], leaves_nothing: Callable[[], None]
+) -> None:
     end()
-    gc.collect()
-    assert gone(mark, 0.5)
-    assert traces() == before
+    leaves_nothing()
 
 
-@pytest.mark.parametrize("how", ["sleep", "regex"] if FULL else ["regex"])
-def test_a_close_does_not_wait_for_a_worker_that_is_deep_in_something(how: str, mark: str) -> None:
-    before = traces()
-
-    def deep(x: int) -> int:
-        if x >= 3 and how == "sleep":
+@pytest.mark.parametrize("inside", ["sleep", "regex"] if FULL else ["regex"])
+def test_a_close_does_not_wait_for_a_worker_inside_a_long_call(inside: str, leaves_nothing: Callable[[], None]) -> None:
+    def long_call(x: int) -> int:
+        if x >= 3 and inside == "sleep":
             time.sleep(60)
         elif x >= 3:
             import re
@@ -174,19 +235,16 @@ def test_a_close_does_not_wait_for_a_worker_that_is_deep_in_something(how: str, 
             re.match(r"(a+)+$", "a" * 60 + "b")
         return x
 
-    run: Any = iter(from_items(list(range(100))).map(deep, on="processes", workers=1))
+    run: Any = iter(from_items(list(range(100))).map(long_call, on="processes", workers=1))
     assert next(run) == 0
     time.sleep(0.1)
     begun = time.monotonic()
     run.close()
     assert time.monotonic() - begun < 3
-    gc.collect()
-    assert gone(mark, 0.5)
-    assert traces() == before
+    leaves_nothing()
 
 
-def test_a_worker_that_was_killed_leaves_nothing(mark: str) -> None:
-    before = traces()
+def test_a_killed_worker_leaves_nothing_behind(mark: str, leaves_nothing: Callable[[], None]) -> None:
     got = []
     for x in from_items(list(range(200))).map(slow, on="processes", workers=WORKERS):
         got.append(x)
@@ -194,12 +252,10 @@ def test_a_worker_that_was_killed_leaves_nothing(mark: str) -> None:
             for pid in marked(mark):
                 os.kill(pid, signal.SIGKILL)
     assert got == list(range(200))
-    gc.collect()
-    assert gone(mark, 0.5)
-    assert traces() == before
+    leaves_nothing()
 
 
-# In a process of its own, whose end is the point.
+# In a process of its own, which ends in the middle of a run.
 
 BUSY = {
     "working": "time.sleep(0.002)",
@@ -208,7 +264,7 @@ BUSY = {
     "nested": "list(from_items(range(9)).map(time.sleep, on='processes', workers=1))",
 }
 SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
-FINISH = {
+FINISHES = {
     "sys.exit": "sys.exit(3)",
     "an exception": "raise KeyError('the end')",
     "the last line": "",
@@ -217,7 +273,7 @@ FINISH = {
 
 
 def start(tmp_path: Path, busy: str, ending: str, mark: str) -> subprocess.Popen[str]:
-    """A script that is in the middle of a run."""
+    """Start a script, and return it in the middle of a run."""
     path = tmp_path / "script.py"
     path.write_text(
         textwrap.dedent(
@@ -233,28 +289,30 @@ def start(tmp_path: Path, busy: str, ending: str, mark: str) -> subprocess.Popen
 
             run = iter(from_items(range(10**7)).map(work, on="processes", workers={WORKERS}))
             assert next(run) == 0
-            print("going", flush=True)
+            print("running", flush=True)
             """
         )
         + ending
         + "\n"
     )
-    with (tmp_path / "stderr").open("w") as stderr:  # no pipe: who is left behind would keep it open
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with (tmp_path / "stderr").open("w") as stderr:  # not a pipe: a process that is left behind would keep it open
         process = subprocess.Popen(
             [sys.executable, str(path)],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, "PYTHONPATH": SOURCE, MARK: mark},
+            env={**os.environ, "PYTHONPATH": SOURCE, "TMPDIR": str(temporary), MARK: mark},
             start_new_session=True,
         )
     assert process.stdout is not None
-    assert process.stdout.readline() == "going\n"
+    assert process.stdout.readline() == "running\n"
     return process
 
 
 def ended(process: subprocess.Popen[str], tmp_path: Path, mark: str, within_s: float) -> tuple[int, str]:
-    """Its code and what it said; nothing with its mark may be there two seconds later."""
+    """Wait for a script; fail if a process or a file of it is left. Return its exit code and its errors."""
     assert process.stdout is not None
     process.stdout.close()
     try:
@@ -265,31 +323,32 @@ def ended(process: subprocess.Popen[str], tmp_path: Path, mark: str, within_s: f
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
+    assert not os.listdir(tmp_path / "temporary")
     return code, (tmp_path / "stderr").read_text()
 
 
-def some(cases: Iterator[Any], *few: tuple[str, str]) -> list[Any]:
-    """All of them, or a few and one that is drawn."""
+def sampled(cases: Iterator[Any], *chosen: tuple[str, str]) -> list[Any]:
+    """All cases; unless ``FULL``, the chosen ones and a random one."""
     every = list(cases)
-    return every if FULL else [*few, random.Random(3).choice([case for case in every if case not in few])]
+    return every if FULL else [*chosen, random.Random(3).choice([case for case in every if case not in chosen])]
 
 
 @pytest.mark.parametrize(
     ("name", "busy"),
-    some(product(SIGNALS, BUSY), ("SIGINT", "sleeping"), ("SIGKILL", "nested")),
+    sampled(product(SIGNALS, BUSY), ("SIGINT", "sleeping"), ("SIGKILL", "nested")),
 )
-def test_nothing_is_left_behind_by_a_process_that_gets_a_signal(tmp_path: Path, name: str, busy: str) -> None:
+def test_a_process_that_gets_a_signal_leaves_nothing_behind(tmp_path: Path, name: str, busy: str) -> None:
     mark = uuid.uuid4().hex
+    shared = shared_files()
     process = start(tmp_path, busy, "for _ in run: pass", mark)
     deadline = time.monotonic() + 5
     while busy == "nested" and len(marked(mark)) < 1 + 2 * WORKERS and time.monotonic() < deadline:
-        time.sleep(0.02)  # until there are workers of workers
+        time.sleep(0.02)  # until the workers have workers
     time.sleep(0.1)
     assert len(marked(mark)) >= 2
-    shared = traces()[3]
     os.killpg(process.pid, SIGNALS[name])
     code, err = ended(process, tmp_path, mark, 8)
-    assert traces()[3] == shared
+    assert not left_in_shared_memory(shared)
     if name == "SIGINT":
         assert code != 0
         assert err.rstrip().endswith("KeyboardInterrupt")
@@ -298,11 +357,11 @@ def test_nothing_is_left_behind_by_a_process_that_gets_a_signal(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("finish", "busy"), some(product(FINISH, BUSY), ("sys.exit", "sleeping"), ("the last line", "working"))
+    ("finish", "busy"), sampled(product(FINISHES, BUSY), ("sys.exit", "sleeping"), ("the last line", "working"))
 )
-def test_nothing_is_left_behind_by_a_process_that_ends_in_the_middle(tmp_path: Path, finish: str, busy: str) -> None:
+def test_a_process_that_ends_in_the_middle_leaves_nothing_behind(tmp_path: Path, finish: str, busy: str) -> None:
     mark = uuid.uuid4().hex
-    process = start(tmp_path, busy, "time.sleep(0.2)\n" + FINISH[finish], mark)
+    process = start(tmp_path, busy, "time.sleep(0.2)\n" + FINISHES[finish], mark)
     code, err = ended(process, tmp_path, mark, 8)
     assert code == {"sys.exit": 3, "an exception": 1, "the last line": 0, "os._exit": 4}[finish]
     assert ("KeyError" in err) == (finish == "an exception")

@@ -1,7 +1,7 @@
-"""Memory is bounded by what is under way, never by the dataset.
+"""Memory is bounded by the blocks in progress, never by the dataset.
 
-Every measurement is a process of its own. Pages of mapped shards count as resident but belong to the file cache, so
-what is compared is anonymous memory: what the program itself holds.
+Every measurement runs in a process of its own. Pages of mapped shards count as resident but belong to the file cache,
+so the tests compare anonymous memory: what the program itself holds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from penstock.dataset import from_items
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 SOURCE = str(Path(penstock.__file__).parents[1])
-# The small one is large enough to fill every queue: below that, more data is more under way.
-SAMPLE, SMALL, LARGE = 30_000, 24_000_000, 240_000_000
+# The small dataset is large enough to fill every queue: below that, more data means more blocks in progress.
+SAMPLE_BYTES, SMALL_BYTES, LARGE_BYTES = 30_000, 24_000_000, 240_000_000
 
 HEAD = """
 import json, sys, time
@@ -41,7 +41,7 @@ def anonymous():
         return next(int(line.split()[1]) * 1000 for line in lines if line.startswith("Anonymous"))
 
 def readings(items, every):
-    "Anonymous memory above that at the beginning, every so many items, and the number of items."
+    "Anonymous memory in excess of that at the beginning, after each `every` items; and the number of items."
     before, count, seen = anonymous(), 0, [0]
     for count, _ in enumerate(items, 1):
         if count % every == 0:
@@ -49,14 +49,14 @@ def readings(items, every):
     return sorted(seen), count
 
 def peak(items, every):
-    "The most of it."
+    "The highest reading, and the number of items."
     seen, count = readings(items, every)
     return seen[-1], count
 """
 
 
-def measured(script: str, *args: str) -> Any:
-    """What the script prints, as JSON."""
+def measure(script: str, *args: str) -> Any:
+    """Run a script and return the JSON that it prints."""
     env = {**os.environ, "PYTHONPATH": SOURCE, "MALLOC_ARENA_MAX": "2"}
     code = HEAD + textwrap.dedent(script)
     done = subprocess.run(
@@ -68,16 +68,16 @@ def measured(script: str, *args: str) -> Any:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Two folders of shards, the second ten times the first."""
+    """Two folders of shards, the second ten times as large as the first."""
     folder = tmp_path_factory.mktemp("memory")
-    noise = np.random.default_rng(0).bytes(SAMPLE)
-    for name, size in (("small", SMALL), ("large", LARGE)):
+    noise = np.random.default_rng(0).bytes(SAMPLE_BYTES)
+    for name, size in (("small", SMALL_BYTES), ("large", LARGE_BYTES)):
         (folder / name).mkdir()
         for shard in range(4):
             with tarfile.open(folder / name / f"{shard}.tar", "w") as tar:
-                for number in range(size // SAMPLE // 4):
+                for number in range(size // SAMPLE_BYTES // 4):
                     member = tarfile.TarInfo(f"{number:06}.bin")
-                    member.size = SAMPLE
+                    member.size = SAMPLE_BYTES
                     tar.addfile(member, BytesIO(noise))
     return str(folder / "small"), str(folder / "large")
 
@@ -95,18 +95,18 @@ if FULL:
 
 
 @pytest.mark.parametrize("stages", KINDS.values(), ids=KINDS.keys())
-def test_an_epoch_needs_no_more_for_a_larger_dataset(shards: tuple[str, str], stages: str) -> None:
+def test_an_epoch_of_a_larger_dataset_needs_no_more_memory(shards: tuple[str, str], stages: str) -> None:
     script = f"print(json.dumps(readings(read_tar(sys.argv[1]){stages}, 40)))"
-    small, _ = measured(script, shards[0])
-    large, count = measured(script, shards[1])
+    small, _ = measure(script, shards[0])
+    large, count = measure(script, shards[1])
     assert count > 160
-    # A peak is the largest of many readings that go up and down, so what is usual is compared, and the peak bounded.
+    # A peak is the largest of many readings that fluctuate; so the medians are compared, and the peak is bounded.
     assert large[len(large) // 2] < small[len(small) // 2] + 12_000_000
     assert large[-1] < 40_000_000
 
 
-def test_a_flat_map_is_not_collected_before_it_is_delivered() -> None:
-    grown, count = measured(
+def test_the_outputs_of_a_flat_map_are_delivered_before_all_of_them_exist() -> None:
+    grown, count = measure(
         """
         def frames(number):
             for _ in range(200):
@@ -116,10 +116,10 @@ def test_a_flat_map_is_not_collected_before_it_is_delivered() -> None:
         """
     )
     assert count == 400
-    assert grown < 150_000_000, "one item gives 200 MB, two give 400 MB"
+    assert grown < 150_000_000, "one item yields 200 MB, two yield 400 MB"
 
 
-def test_a_flat_map_may_go_on_for_ever() -> None:
+def test_a_flat_map_may_be_endless() -> None:
     def counting(start: int) -> Iterator[int]:
         while True:
             yield start
@@ -130,7 +130,7 @@ def test_a_flat_map_may_go_on_for_ever() -> None:
     run.close()  # type: ignore[attr-defined]
 
 
-def test_large_outputs_are_bounded_by_the_memory_that_was_given() -> None:
+def test_large_outputs_are_bounded_by_the_memory_option() -> None:
     script = """
         def grow(number):
             return np.ones(5_000_000, np.uint8)
@@ -138,19 +138,19 @@ def test_large_outputs_are_bounded_by_the_memory_that_was_given() -> None:
         ds = from_items(list(range(60))).map(grow, workers=2).on("local", memory=sys.argv[1])
         print(json.dumps(peak((time.sleep(0.01) for _ in ds), 1)))
         """
-    grown, count = measured(script, "60MB")
+    grown, count = measure(script, "60MB")
     assert count == 60
-    assert grown < 60_000_000 + 3 * 5_000_000, "two in the making and one with the consumer"
+    assert grown < 60_000_000 + 3 * 5_000_000, "two being made and one with the consumer"
 
 
-def ahead_of_a_slow_consumer(size: int, count: int, **options: Any) -> int:
-    """How many samples at most were made but not delivered."""
+def most_undelivered(nbytes: int, count: int, **options: Any) -> int:
+    """Return how many samples, at most, were made but not delivered to a slow consumer."""
     made, lock = [0], threading.Lock()
 
     def make(number: int) -> Any:
         with lock:
             made[0] += 1
-        return np.zeros(size, np.uint8)
+        return np.zeros(nbytes, np.uint8)
 
     most = 0
     ds = from_items(list(range(count))).map(make, workers=2).on("local", **options)
@@ -161,13 +161,13 @@ def ahead_of_a_slow_consumer(size: int, count: int, **options: Any) -> int:
     return most
 
 
-def test_a_fast_producer_does_not_run_away_from_a_slow_consumer() -> None:
-    assert ahead_of_a_slow_consumer(10, 20_000) <= 10 * 512
+def test_a_fast_producer_does_not_run_far_ahead_of_a_slow_consumer() -> None:
+    assert most_undelivered(10, 20_000) <= 10 * 512
 
 
-def test_few_large_samples_are_made_ahead() -> None:
-    assert ahead_of_a_slow_consumer(5_000_000, 80) * 5_000_000 <= 250_000_000
-    assert ahead_of_a_slow_consumer(5_000_000, 60, memory="40MB") * 5_000_000 <= 50_000_000
+def test_only_few_large_samples_are_made_ahead() -> None:
+    assert most_undelivered(5_000_000, 80) * 5_000_000 <= 250_000_000
+    assert most_undelivered(5_000_000, 60, memory="40MB") * 5_000_000 <= 50_000_000
 
 
 def slow(number: int) -> int:
@@ -175,7 +175,7 @@ def slow(number: int) -> int:
     return number
 
 
-def test_the_first_sample_of_a_slow_function_does_not_wait_for_many() -> None:
+def test_the_first_sample_of_a_slow_function_does_not_wait_for_a_large_block() -> None:
     begun = time.monotonic()
     run = iter(from_items(list(range(1000))).map(slow, workers=2))
     assert next(run) == 0

@@ -1,4 +1,4 @@
-"""Whole runs on worker processes: what travels, what comes back, and runs beside and inside each other."""
+"""Whole runs on worker processes: what can be sent, what is returned, and runs beside and inside each other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from penstock.plan.values import WorkerKind
 from penstock.testing import numbers
 
 SOURCE = str(Path(penstock.__file__).parents[1])
-THERE: dict[str, Any] = {"on": "processes", "workers": 1}
+ONE_PROCESS: dict[str, Any] = {"on": "processes", "workers": 1}
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 
@@ -44,7 +44,7 @@ class Point:
 
 
 def script(text: str, folder: Path, **env: str) -> str:
-    """What a script prints, run as a user would run it."""
+    """Run a script as a user would, and return what it prints."""
     path = folder / "script.py"
     path.write_text("import penstock as ps\nfrom penstock.dataset import from_items\n" + textwrap.dedent(text))
     done = subprocess.run(
@@ -59,7 +59,7 @@ def script(text: str, folder: Path, **env: str) -> str:
     return done.stdout
 
 
-# What travels.
+# What can be sent to a worker.
 
 
 def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path) -> None:
@@ -82,12 +82,12 @@ def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path) -> No
         def deep(x): return helped(x)
         parent = os.getpid()
 
-        there = dict(on="processes", workers=1)
-        pair = from_items(range(4)).map(deep, **there).map(functools.partial(times, factor=2), **there)
-        got = list(pair.map(lambda x: Pair(x + FACTOR), **there))
+        one_process = dict(on="processes", workers=1)
+        pair = from_items(range(4)).map(deep, **one_process).map(functools.partial(times, factor=2), **one_process)
+        got = list(pair.map(lambda x: Pair(x + FACTOR), **one_process))
         assert got == [Pair(6 * x + 3) for x in range(4)], [vars(p) for p in got]
         assert all(type(p) is Pair for p in got)
-        rows = from_items([{"x": x} for x in range(4)]).map_batches(Adds, fn_args=(5,), **there)
+        rows = from_items([{"x": x} for x in range(4)]).map_batches(Adds, fn_args=(5,), **one_process)
         assert [int(row["x"]) for row in rows] == [5, 6, 7, 8]
         """,
         tmp_path,
@@ -95,27 +95,27 @@ def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path) -> No
     assert out == "main runs\n"
 
 
-def test_functions_of_modules_that_only_the_path_knows_travel(tmp_path: Path) -> None:
-    (tmp_path / "only_here.py").write_text("import os\ndef pid(x): return os.getpid()\n")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "far_away.py").write_text("def double(x): return 2 * x\n")
+def test_functions_of_modules_on_the_path_of_the_run_can_be_sent(tmp_path: Path) -> None:
+    (tmp_path / "beside_script.py").write_text("import os\ndef pid(x): return os.getpid()\n")
+    (tmp_path / "on_path").mkdir()
+    (tmp_path / "on_path" / "appended.py").write_text("def double(x): return 2 * x\n")
     out = script(
         f"""
         import os, sys
-        import only_here
-        sys.path.append({str(tmp_path / "elsewhere")!r})
-        import far_away
-        there = dict(on="processes", workers=1)
-        pids = set(from_items([1, 2]).map(only_here.pid, **there))
+        import beside_script
+        sys.path.append({str(tmp_path / "on_path")!r})
+        import appended
+        one_process = dict(on="processes", workers=1)
+        pids = set(from_items([1, 2]).map(beside_script.pid, **one_process))
         assert os.getpid() not in pids and len(pids) == 1
-        print(list(from_items([1, 2]).map(far_away.double, **there)))
+        print(list(from_items([1, 2]).map(appended.double, **one_process)))
         """,
         tmp_path,
     )
     assert out == "[2, 4]\n"
 
 
-def test_closures_partials_methods_and_classes_travel() -> None:
+def test_closures_partials_methods_and_classes_can_be_sent() -> None:
     offset = [10]
     point = Point(4)
     functions: list[Callable[[Any], Any]] = [
@@ -129,18 +129,18 @@ def test_closures_partials_methods_and_classes_travel() -> None:
     ]
     ds, want = from_items(list(range(4))), list(range(4))
     for fn in functions:
-        ds, want = ds.map(fn, **THERE), [fn(x) for x in want]
+        ds, want = ds.map(fn, **ONE_PROCESS), [fn(x) for x in want]
     assert list(ds) == want
 
 
-def test_instances_come_back_as_the_class_they_are_of() -> None:
-    got = list(from_items([1, 2]).map(Point, **THERE).map(lambda point: (point, Point(point.x)), workers=1))
+def test_instances_are_returned_with_their_class() -> None:
+    got = list(from_items([1, 2]).map(Point, **ONE_PROCESS).map(lambda point: (point, Point(point.x)), workers=1))
     assert [(type(a), type(b), a.x) for a, b in got] == [(Point, Point, 1), (Point, Point, 2)]
 
 
 @pytest.mark.parametrize("thing", [threading.Lock(), (x for x in [1])], ids=["lock", "generator"])
-def test_what_cannot_travel_is_refused_before_the_first_sample(thing: Any) -> None:
-    ds = from_items([1, 2]).map(plus_one).map(lambda x: (x, thing), **THERE)
+def test_a_function_that_cannot_be_sent_is_refused_before_the_first_sample(thing: Any) -> None:
+    ds = from_items([1, 2]).map(plus_one).map(lambda x: (x, thing), **ONE_PROCESS)
     with pytest.raises(EngineError, match=r"map\(<lambda>\) cannot be sent to a worker process.*on='threads'"):
         next(iter(ds))
 
@@ -149,37 +149,37 @@ def plus_one(x: int) -> int:
     return x + 1
 
 
-def test_a_worker_that_cannot_load_a_function_says_so() -> None:
+def test_a_function_that_a_worker_cannot_load_is_an_error() -> None:
     class Unloadable:
         def __reduce__(self) -> Any:
-            return int, ("no number",)
+            return int, ("not a number",)
 
     thing = Unloadable()
     with pytest.raises(EngineError, match="cannot load its stages: ValueError: invalid literal") as caught:
-        list(from_items([1, 2]).map(lambda x: (x, thing), **THERE).on_error("skip"))
+        list(from_items([1, 2]).map(lambda x: (x, thing), **ONE_PROCESS).on_error("skip"))
     assert isinstance(caught.value.__cause__, ValueError)
 
 
-class Sticky:
-    """Cannot be sent (``send``), or cannot be made again (``load``)."""
+class Unpicklable:
+    """Cannot be pickled (``"dump"``), or cannot be unpickled (``"load"``)."""
 
-    def __init__(self, how: str) -> None:
-        self.how = how
+    def __init__(self, fails_in: str) -> None:
+        self.fails_in = fails_in
 
     def __reduce__(self) -> Any:
-        if self.how == "send":
-            raise TypeError("cannot be sent")
-        return int, ("no number",)
+        if self.fails_in == "dump":
+            raise TypeError("cannot be pickled")
+        return int, ("not a number",)
 
 
-@pytest.mark.parametrize(("how", "words"), [("send", "cannot be sent"), ("load", "no number")])
-def test_a_sample_that_cannot_come_back_fails_alone(how: str, words: str) -> None:
-    def sticky(sample: dict[str, Any]) -> Any:
-        return Sticky(how) if sample["x"] == 13 else sample["x"]
+@pytest.mark.parametrize(("fails_in", "text"), [("dump", "cannot be pickled"), ("load", "not a number")])
+def test_a_result_that_cannot_be_returned_fails_alone(fails_in: str, text: str) -> None:
+    def unpicklable(sample: dict[str, Any]) -> Any:
+        return Unpicklable(fails_in) if sample["x"] == 13 else sample["x"]
 
-    ds = numbers((10, 20)).map(sticky, **THERE)
+    ds = numbers((10, 20)).map(unpicklable, **ONE_PROCESS)
     got: list[int] = []
-    with pytest.raises(StageError, match=rf"{words}.*map\(sticky\).*shard-0001.*key: 13"):
+    with pytest.raises(StageError, match=rf"{text}.*map\(unpicklable\).*shard-0001.*key: 13"):
         got.extend(ds)
     assert got == list(range(13))
     skipping = ds.on_error("skip").loader()
@@ -188,43 +188,43 @@ def test_a_sample_that_cannot_come_back_fails_alone(how: str, words: str) -> Non
     assert skipping.stats().segments[-1].deaths == 0
 
 
-def test_a_sample_that_cannot_be_made_in_a_worker_fails_alone() -> None:
-    ds = from_items([0, 1, Sticky("load"), 3]).map(lambda x: x, **THERE)
+def test_a_sample_that_a_worker_cannot_unpickle_fails_alone() -> None:
+    ds = from_items([0, 1, Unpicklable("load"), 3]).map(lambda x: x, **ONE_PROCESS)
     got: list[Any] = []
-    with pytest.raises(StageError, match=r"no number.*map\(<lambda>\).*key: 2"):
+    with pytest.raises(StageError, match=r"not a number.*map\(<lambda>\).*key: 2"):
         got.extend(ds)
     assert got == [0, 1]
     assert list(ds.on_error("skip")) == [0, 1, 3]
 
 
-class Stubborn(Exception):
-    """Cannot be made again from its args."""
+class NotRebuildable(Exception):
+    """Can be pickled but not unpickled: its args are not those of its constructor."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
 
 
-def test_errors_arrive_with_stage_key_cause_and_words() -> None:
+def test_errors_keep_their_stage_key_cause_and_text() -> None:
     def fails(x: int) -> int:
         if x == 3:
             raise FileNotFoundError(2, "no such thing", "a.txt")
         if x == 6:
-            raise Stubborn(1, 2)
+            raise NotRebuildable(1, 2)
         return x
 
-    ds = from_items(list(range(9))).map(fails, **THERE)
+    ds = from_items(list(range(9))).map(fails, **ONE_PROCESS)
     with pytest.raises(StageError, match=r"no such thing.*map\(fails\).*key: 3") as caught:
         list(ds)
     assert isinstance(caught.value.__cause__, FileNotFoundError)
     assert caught.value.__cause__.filename == "a.txt"
     assert any("in fails" in note for note in caught.value.__cause__.__notes__)
-    with pytest.raises(StageError, match=r"Stubborn: 1 and 2.*key: 6") as caught:
+    with pytest.raises(StageError, match=r"NotRebuildable: 1 and 2.*key: 6") as caught:
         list(ds.skip(4))
     assert "1 and 2" in str(caught.value.__cause__)
     assert list(ds.on_error("skip")) == [0, 1, 2, 4, 5, 7, 8]
 
 
-# What comes back.
+# What a worker returns.
 
 
 def pixels(x: int) -> dict[str, Any]:
@@ -232,11 +232,11 @@ def pixels(x: int) -> dict[str, Any]:
     return {"x": x, "array": array, "tensor": torch.from_numpy(array[::2].copy()), "check": zlib.crc32(array.tobytes())}
 
 
-def test_arrays_that_are_kept_are_never_written_over() -> None:
+def test_arrays_that_the_consumer_keeps_are_never_overwritten() -> None:
     ds = from_items(list(range(200))).map(pixels, on="processes", workers=2)
     kept = []
     for sample in ds:
-        if sample["x"] % 3 == 0:  # some go, so that their memory is used again
+        if sample["x"] % 3 == 0:  # the others are dropped, so that their memory is reused
             kept.append(sample if sample["x"] % 2 else {**sample, "tensor": sample["array"][::2]})
     assert [sample["x"] for sample in kept] == list(range(0, 200, 3))
     assert all(zlib.crc32(sample["array"].tobytes()) == sample["check"] for sample in kept)
@@ -253,7 +253,7 @@ def test_a_state_in_the_middle_of_a_large_block_restores_exactly_the_rest() -> N
     def copies(x: int) -> Iterator[tuple[int, int]]:
         return ((x, number) for number in range(6000))  # more than one part
 
-    ds = from_items([1, 2, 3]).flat_map(copies, **THERE)
+    ds = from_items([1, 2, 3]).flat_map(copies, **ONE_PROCESS)
     want = [pair for x in (1, 2, 3) for pair in copies(x)]
     loader = ds.loader()
     run = iter(loader)
@@ -266,7 +266,7 @@ def test_a_state_in_the_middle_of_a_large_block_restores_exactly_the_rest() -> N
     assert list(run) == want[11_000:]
 
 
-def test_what_a_worker_keeps_of_its_inputs_is_never_written_over() -> None:
+def test_inputs_that_a_worker_keeps_are_never_overwritten() -> None:
     kept: list[np.ndarray[Any, Any]] = []
     checks: list[int] = []
 
@@ -275,11 +275,11 @@ def test_what_a_worker_keeps_of_its_inputs_is_never_written_over() -> None:
         checks.append(sample["check"])
         return all(zlib.crc32(a.tobytes()) == c for a, c in zip(kept[::5], checks[::5], strict=True))
 
-    assert all(from_items(list(map(pixels, range(60)))).select("array", "check").map(keeps, **THERE))
+    assert all(from_items(list(map(pixels, range(60)))).select("array", "check").map(keeps, **ONE_PROCESS))
 
 
-def test_a_consumer_that_keeps_little_needs_little_memory() -> None:
-    ds = from_items(list(range(400))).map(lambda x: np.full(1_000_000, x % 256, np.uint8), **THERE)
+def test_a_consumer_that_keeps_nothing_needs_little_memory() -> None:
+    ds = from_items(list(range(400))).map(lambda x: np.full(1_000_000, x % 256, np.uint8), **ONE_PROCESS)
     peaks = []
     for number, array in enumerate(ds):
         assert array[-1] == number % 256
@@ -291,14 +291,14 @@ def test_a_consumer_that_keeps_little_needs_little_memory() -> None:
 # Runs inside and beside each other.
 
 
-def test_a_function_in_a_process_may_iterate_a_dataset() -> None:
+def test_a_function_in_a_process_may_iterate_over_a_dataset() -> None:
     inner = from_items([1, 2, 3]).map(plus_one, workers=2)
-    assert list(from_items([0, 10]).map(lambda x: x + sum(inner.epoch(0)), **THERE)) == [9, 19]
+    assert list(from_items([0, 10]).map(lambda x: x + sum(inner.epoch(0)), **ONE_PROCESS)) == [9, 19]
 
 
-def test_a_function_in_a_process_may_iterate_a_dataset_of_processes() -> None:
-    inner = from_items([1, 2, 3]).map(plus_one, **THERE)
-    assert list(from_items([0, 10]).flat_map(lambda x: [x + y for y in inner.epoch(0)], **THERE)) == [
+def test_a_function_in_a_process_may_iterate_over_a_dataset_on_processes() -> None:
+    inner = from_items([1, 2, 3]).map(plus_one, **ONE_PROCESS)
+    assert list(from_items([0, 10]).flat_map(lambda x: [x + y for y in inner.epoch(0)], **ONE_PROCESS)) == [
         2,
         3,
         4,
@@ -308,14 +308,14 @@ def test_a_function_in_a_process_may_iterate_a_dataset_of_processes() -> None:
     ]
 
 
-def test_runs_of_processes_go_on_side_by_side() -> None:
-    one = from_items(list(range(60))).map(plus_one, **THERE)
-    two = from_items(list(range(60))).map(partial(plus, y=100), **THERE)
+def test_two_runs_on_processes_work_side_by_side() -> None:
+    one = from_items(list(range(60))).map(plus_one, **ONE_PROCESS)
+    two = from_items(list(range(60))).map(partial(plus, y=100), **ONE_PROCESS)
     assert list(zip(one, two, strict=True)) == [(x + 1, x + 100) for x in range(60)]
 
 
-def test_several_threads_may_run_processes() -> None:
-    ds = from_items(list(range(40))).map(plus_one, **THERE).epoch(0)
+def test_several_threads_may_have_runs_on_processes() -> None:
+    ds = from_items(list(range(40))).map(plus_one, **ONE_PROCESS).epoch(0)
     got: list[list[int]] = []
     threads = [threading.Thread(target=lambda: got.append(list(ds))) for _ in range(3)]
     for thread in threads:
@@ -325,7 +325,7 @@ def test_several_threads_may_run_processes() -> None:
     assert got == [list(range(1, 41))] * 3
 
 
-def test_a_forked_child_can_run_processes_after_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_can_have_a_run_on_processes_after_its_parent(tmp_path: Path) -> None:
     out = script(
         """
         import os, sys
@@ -343,14 +343,14 @@ def test_a_forked_child_can_run_processes_after_its_parent(tmp_path: Path) -> No
             sys.exit(7)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert list(live) == want[1:]
-        print("parent goes on")
+        print("parent continues")
         """,
         tmp_path,
     )
-    assert out == "refused\nparent goes on\n"
+    assert out == "refused\nparent continues\n"
 
 
-class Feed(torch.utils.data.IterableDataset[Any]):
+class RankedDataset(torch.utils.data.IterableDataset[Any]):
     def __init__(self, ds: Dataset) -> None:
         self.ds = ds
 
@@ -364,16 +364,18 @@ class Feed(torch.utils.data.IterableDataset[Any]):
 def test_a_dataset_runs_inside_the_workers_of_a_data_loader(on: WorkerKind) -> None:
     ds = from_items(list(range(40))).map(plus_one, on=on, workers=1).epoch(0)
     assert list(ds) == list(range(1, 41))  # this process has run it before
-    loader = torch.utils.data.DataLoader(Feed(ds), batch_size=None, num_workers=2, multiprocessing_context="fork")
+    loader = torch.utils.data.DataLoader(
+        RankedDataset(ds), batch_size=None, num_workers=2, multiprocessing_context="fork"
+    )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of newer Pythons, about forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn about forks beside threads
         assert sorted(loader) == list(range(1, 41))
 
 
-# What a run tells about itself.
+# Observers and statistics.
 
 
-def test_an_observer_is_told_what_happens_in_order() -> None:
+def test_an_observer_receives_events_in_order() -> None:
     seen: list[Event] = []
 
     def fatal(x: int) -> int:
@@ -381,7 +383,7 @@ def test_an_observer_is_told_what_happens_in_order() -> None:
             os._exit(1)
         return x
 
-    ds = from_items(list(range(30))).map(fatal, **THERE).on_error("skip").on("local", observer=seen.append)
+    ds = from_items(list(range(30))).map(fatal, **ONE_PROCESS).on_error("skip").on("local", observer=seen.append)
     assert len(list(ds)) == 29
     kinds = [event.kind for event in seen]
     assert (kinds[0], kinds[-1]) == ("begin", "end")
@@ -409,8 +411,8 @@ def test_an_observer_that_fails_does_not_stop_the_run(kind: str, caplog: pytest.
     assert caplog.text.count("the observer failed") == 1
 
 
-def test_stats_can_be_asked_for_before_during_and_after_a_run() -> None:
-    ds = from_items(list(range(50))).map(plus_one, **THERE)
+def test_stats_are_available_before_during_and_after_a_run() -> None:
+    ds = from_items(list(range(50))).map(plus_one, **ONE_PROCESS)
     assert (ds.stats().items, ds.stats().segments) == (0, ())
     run = iter(ds)
     next(run)
@@ -426,8 +428,8 @@ def test_stats_can_be_asked_for_before_during_and_after_a_run() -> None:
     assert "map(plus_one)" in str(after)
 
 
-def test_stats_of_a_loader_are_those_of_its_last_epoch() -> None:
-    loader = from_items(list(range(50))).map(plus_one, **THERE).loader()
+def test_the_stats_of_a_loader_are_those_of_its_last_epoch() -> None:
+    loader = from_items(list(range(50))).map(plus_one, **ONE_PROCESS).loader()
     for _ in range(2):
         assert len(list(loader)) == 50
         assert (loader.stats().items, loader.stats().running) == (50, False)
@@ -438,7 +440,7 @@ def twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
     return [sample, sample]
 
 
-def test_a_half_delivered_window_is_taken_up_again_by_processes() -> None:
+def test_a_half_delivered_window_is_resumed_by_processes() -> None:
     ds = numbers((9, 8)).flat_map(twice, on="processes", workers=2).shuffle(5)
     want = [sample["x"] for sample in ds.epoch(0).on("serial")]
     loader = ds.loader(uneven="keep")

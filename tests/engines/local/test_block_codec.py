@@ -8,7 +8,7 @@ import pytest
 
 from penstock.engines.local.block_codec import (
     RemoteOrigin,
-    answer,
+    answer_origin_query,
     decode_block,
     decode_error,
     encode_block,
@@ -21,14 +21,14 @@ from penstock.plan import Block, Place, Skipped
 from penstock.testing import BASE, Numbers
 
 
-class Stubborn(Exception):
-    """Cannot be made again from its args."""
+class NotRebuildable(Exception):
+    """Can be pickled but not unpickled: its args are not those of its constructor."""
 
     def __init__(self, one: int, two: int) -> None:
         super().__init__(f"{one} and {two}")
 
 
-class Unsendable(Exception):
+class NotPicklable(Exception):
     def __reduce__(self) -> Any:
         raise TypeError("not me")
 
@@ -48,10 +48,10 @@ def block() -> Block:
     return Block(["a", "b", "c"], keys, origin(), 3, owner, error, [skip], 4, True, 1, True)
 
 
-def test_a_block_is_the_same_after_its_way() -> None:
-    sent, there = block(), origin()
-    got = decode_block(pickle.loads(pickle.dumps(encode_block(sent))), there)
-    assert got.origin is there
+def test_a_block_survives_encoding() -> None:
+    sent, new_origin = block(), origin()
+    got = decode_block(pickle.loads(pickle.dumps(encode_block(sent))), new_origin)
+    assert got.origin is new_origin
     for name in ("items", "inputs", "skips", "base", "ends_part", "begin", "more"):
         assert getattr(got, name) == getattr(sent, name), name
     np.testing.assert_array_equal(got.keys, sent.keys)
@@ -59,7 +59,7 @@ def test_a_block_is_the_same_after_its_way() -> None:
     assert (type(got.error), str(got.error)) == (StageError, str(sent.error))
 
 
-def test_a_block_without_owner_or_error_stays_without() -> None:
+def test_a_block_without_owner_or_error_still_has_none_after_encoding() -> None:
     sent = block()
     sent.owner = sent.error = None
     got = decode_block(encode_block(sent), origin())
@@ -67,17 +67,17 @@ def test_a_block_without_owner_or_error_stays_without() -> None:
     assert got.error is None
 
 
-def test_the_origin_of_a_block_afar_answers_as_the_origin_itself() -> None:
-    here = origin()
-    afar = RemoteOrigin(lambda *words: pickle.loads(pickle.dumps(answer(here, *words))))
-    assert [afar.place(n) for n in range(3)] == [here.place(n) for n in range(3)]
-    assert afar.place(1) == Place("shard-0002", "10", 0, 3, "shard-0002")
-    slot, own = afar.slot(0), here.slot(0)
-    np.testing.assert_array_equal(slot.leaves, own.leaves)
-    np.testing.assert_array_equal(slot.keys, own.keys)
-    assert [slot.place(n) for n in range(3)] == [own.place(n) for n in range(3)]
+def test_a_remote_origin_answers_as_the_origin_itself() -> None:
+    local = origin()
+    remote = RemoteOrigin(lambda *query: pickle.loads(pickle.dumps(answer_origin_query(local, *query))))
+    assert [remote.place(n) for n in range(3)] == [local.place(n) for n in range(3)]
+    assert remote.place(1) == Place("shard-0002", "10", 0, 3, "shard-0002")
+    slot, local_slot = remote.slot(0), local.slot(0)
+    np.testing.assert_array_equal(slot.leaves, local_slot.leaves)
+    np.testing.assert_array_equal(slot.keys, local_slot.keys)
+    assert [slot.place(n) for n in range(3)] == [local_slot.place(n) for n in range(3)]
     with pytest.raises(AssertionError):
-        afar.cursor(0, 0)
+        remote.cursor(0, 0)
 
 
 def raised(error: Exception, cause: BaseException | None = None) -> Exception:
@@ -87,19 +87,19 @@ def raised(error: Exception, cause: BaseException | None = None) -> Exception:
         return exc
 
 
-def returned(error: BaseException) -> Exception:
+def round_trip(error: BaseException) -> Exception:
     return decode_error(pickle.loads(pickle.dumps(encode_error(error))))
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("x"), DataError("bad", "a.tar", "1")])
-def test_an_error_that_can_be_pickled_comes_back_as_itself(error: Exception) -> None:
-    got = returned(raised(error))
+def test_an_error_that_can_be_pickled_is_decoded_as_itself(error: Exception) -> None:
+    got = round_trip(raised(error))
     assert type(got) is type(error)
     assert (got.args, str(got)) == (error.args, str(error))
 
 
-def test_an_error_brings_its_causes_and_where_they_were_raised() -> None:
-    got = returned(raised(StageError("it fails", "map(f)", "7"), raised(KeyError("x"), raised(OSError(2, "gone")))))
+def test_an_error_is_decoded_with_its_causes_and_their_tracebacks() -> None:
+    got = round_trip(raised(StageError("it fails", "map(f)", "7"), raised(KeyError("x"), raised(OSError(2, "gone")))))
     assert isinstance(got, StageError)
     assert got.key == "7"
     assert isinstance(got.__cause__, KeyError)
@@ -110,22 +110,22 @@ def test_an_error_brings_its_causes_and_where_they_were_raised() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "text"),
     [
-        (Stubborn(1, 2), "Stubborn: 1 and 2"),
-        (Unsendable("hm"), "Unsendable: hm"),
+        (NotRebuildable(1, 2), "NotRebuildable: 1 and 2"),
+        (NotPicklable("hm"), "NotPicklable: hm"),
         (ValueError(open), "built-in function open"),
         (ValueError(lambda: 0), "lambda"),
     ],
 )
-def test_an_error_that_cannot_be_pickled_comes_back_in_words(error: Exception, words: str) -> None:
-    got = returned(raised(StageError("it fails", "map(f)"), raised(error)))
+def test_an_error_that_cannot_be_pickled_is_decoded_with_its_text(error: Exception, text: str) -> None:
+    got = round_trip(raised(StageError("it fails", "map(f)"), raised(error)))
     assert isinstance(got, StageError)
-    assert words in str(got.__cause__)
+    assert text in str(got.__cause__)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt("k"), SystemExit(3)])
-def test_what_is_no_exception_comes_back_as_one(error: BaseException) -> None:
-    got = returned(error)
+def test_an_error_that_is_not_an_exception_is_decoded_as_one(error: BaseException) -> None:
+    got = round_trip(error)
     assert isinstance(got, RuntimeError)
     assert type(error).__name__ in str(got)

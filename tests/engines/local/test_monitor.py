@@ -1,4 +1,4 @@
-"""Pools that grow and shrink, and threads that hang."""
+"""Pools that grow and shrink, and threads that hang, in whole runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_pool_grows_while_its_workers_wait_for_something(on: WorkerKind) -> No
     assert moments == sorted(moments)
 
 
-def test_a_pool_shrinks_while_the_consumer_is_slow_and_never_below_its_least() -> None:
+def test_a_pool_shrinks_to_its_minimum_while_the_consumer_is_slow() -> None:
     ds = from_items(list(range(100_000))).map(same, workers=(2, 4)).on("local", cpus=4)
     got = []
     deadline = time.monotonic() + 15
@@ -65,7 +65,7 @@ def test_a_pool_shrinks_while_the_consumer_is_slow_and_never_below_its_least() -
     assert min(sizes(ds)) == 2
 
 
-def test_workers_that_nobody_counted_are_enough_and_not_too_many() -> None:
+def test_a_pool_without_a_workers_argument_stays_within_the_default_bounds() -> None:
     ds = from_items(list(range(300))).map(waits)
     assert list(ds) == list(range(300))
     segment = ds.stats().segments[-1]
@@ -73,17 +73,17 @@ def test_workers_that_nobody_counted_are_enough_and_not_too_many() -> None:
     assert all(1 <= size <= segment.most for size in sizes(ds))
 
 
-def test_a_pool_of_a_fixed_size_stays_as_it_is_and_needs_no_watching() -> None:
+def test_a_pool_of_a_fixed_size_is_not_resized_and_has_no_monitor() -> None:
     ds = from_items(list(range(200))).map(waits, workers=3)
-    watching = set()
+    names = set()
     for _ in ds:
-        watching |= {thread.name for thread in threading.enumerate()}
+        names |= {thread.name for thread in threading.enumerate()}
     assert sizes(ds) == [3]
-    assert "penstock monitor" not in watching
-    assert "penstock driver" in watching
+    assert "penstock monitor" not in names
+    assert "penstock driver" in names
 
 
-def test_an_observer_is_told_that_time_goes_by() -> None:
+def test_an_observer_receives_ticks() -> None:
     seen: list[Event] = []
     assert len(list(from_items(list(range(40))).map(waits, workers=2).on("local", observer=seen.append))) == 40
     ticks = [event for event in seen if event.kind == "tick"]
@@ -91,14 +91,14 @@ def test_an_observer_is_told_that_time_goes_by() -> None:
 
 
 @pytest.mark.parametrize("action", ["raise", "skip"])
-def test_a_thread_that_hangs_ends_the_run_and_is_left_behind_by_name(
+def test_a_thread_that_hangs_ends_the_run_and_is_named_in_the_log(
     action: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    going = threading.Event()
+    resume = threading.Event()
 
     def hangs(x: int) -> int:
         if x == 5:
-            assert going.wait(20)
+            assert resume.wait(20)
         return x
 
     ds = from_items(list(range(50))).map(hangs, workers=2, timeout_s=0.2).on_error(action)
@@ -118,10 +118,10 @@ def test_a_thread_that_hangs_ends_the_run_and_is_left_behind_by_name(
     assert left[0].daemon
     assert left[0].name in caplog.text
     assert ds.stats().segments[-1].timeouts == 1
-    going.set()
+    resume.set()
 
 
-def test_a_time_limit_that_nobody_breaks_changes_nothing() -> None:
+def test_a_time_limit_that_is_kept_changes_nothing() -> None:
     ds = from_items(list(range(60))).map(waits, workers=4, timeout_s=0.3).map(same, workers=1, timeout_s=9)
     assert list(ds) == list(range(60))
     assert [segment.timeouts for segment in ds.stats().segments] == [0, 0]

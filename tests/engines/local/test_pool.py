@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 from penstock.engines.local.pool import (
+    BlockJob,
+    BlockResult,
     Channel,
     Closed,
-    Done,
-    Job,
     Pool,
-    Stranded,
+    ReassignJob,
     WorkerProxy,
-    as_finished,
-    in_order,
     join_all,
+    map_ordered,
+    map_unordered,
 )
 from penstock.engines.meter import Event, Meter, Meters
 from penstock.engines.read_stage import Held, Span
@@ -36,21 +36,21 @@ def block(number: int) -> Block:
 
 
 @dataclass(slots=True)
-class Calls:
-    """A hand that calls a function, and notes what else is asked of it."""
+class FakeProxy:
+    """A worker proxy that calls a function."""
 
-    work: Callable[[Job], Done]
+    work: Callable[[BlockJob], BlockResult]
     closing: Callable[[], Any] = bool
     aborted: bool = False
-    since: float | None = None  # when it began with an item, where somebody watches
+    since: float | None = None  # when it began with an item, if there is a time limit
 
     def prepare(self) -> None:
         pass
 
-    def __call__(self, job: Job) -> Done:
+    def __call__(self, job: BlockJob) -> BlockResult:
         return self.work(job)
 
-    def cpu(self) -> float:
+    def cpu_seconds(self) -> float:
         return time.thread_time()
 
     def close(self) -> None:
@@ -59,13 +59,15 @@ class Calls:
     def abort(self) -> None:
         self.aborted = True
 
-    def overdue(self, limit: float) -> Exception | None:
-        late = self.since is not None and time.monotonic() - self.since > limit
+    def overdue_error(self, timeout_s: float) -> Exception | None:
+        late = self.since is not None and time.monotonic() - self.since > timeout_s
         return TimeoutError("it hangs") if late else None
 
 
-def whole(work: Callable[[Block], Block]) -> Callable[[Job], Done]:
-    def done(job: Job) -> Done:
+def in_one_part(work: Callable[[Block], Block]) -> Callable[[BlockJob], BlockResult]:
+    """Adapt a function on blocks: what it returns is the only part of the block."""
+
+    def done(job: BlockJob) -> BlockResult:
         assert isinstance(job, Block)
         return work(job), None
 
@@ -73,7 +75,7 @@ def whole(work: Callable[[Block], Block]) -> Callable[[Job], Done]:
 
 
 def pool_of(work: Callable[[Block], Block], workers: int = 2) -> Pool:
-    return pool_with(lambda number: Calls(whole(work)), workers)
+    return pool_with(lambda number: FakeProxy(in_one_part(work)), workers)
 
 
 def pool_with(
@@ -82,14 +84,14 @@ def pool_with(
     return Pool(name, workers, make, Meter(name, "threads", 1, 9, workers), meters or Meters())
 
 
-def until(true: Callable[[], Any]) -> None:
+def wait_until(condition: Callable[[], Any]) -> None:
     deadline = time.monotonic() + 5
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
 
 
-def ended(pool: Pool) -> bool:
+def ends(pool: Pool) -> bool:
     pool.stop()
     return pool.join(time.monotonic() + 5) == []
 
@@ -100,34 +102,34 @@ def slow_when_even(job: Block) -> Block:
 
 
 def numbers_of(blocks: Iterator[Block]) -> list[int]:
-    return [one.items[0] for one in blocks]
+    return [block.items[0] for block in blocks]
 
 
-def test_blocks_come_in_the_order_they_went_in() -> None:
+def test_map_ordered_yields_blocks_in_the_order_of_its_input() -> None:
     pool = pool_of(slow_when_even, 3)
-    assert numbers_of(in_order(map(block, range(20)), pool, lambda: 6)) == list(range(20))
-    assert ended(pool)
+    assert numbers_of(map_ordered(map(block, range(20)), pool, lambda: 6)) == list(range(20))
+    assert ends(pool)
 
 
-def test_whatever_is_finished_comes_first_where_order_does_not_matter() -> None:
-    turn = threading.Event()
+def test_map_unordered_yields_blocks_as_they_are_finished() -> None:
+    later_begun = threading.Event()
 
     def first_waits(job: Block) -> Block:
         if job.items[0] == 0:
-            assert turn.wait(5)
+            assert later_begun.wait(5)
         elif job.items[0] == 3:
-            turn.set()
+            later_begun.set()
         return job
 
     pool = pool_of(first_waits, 2)
-    got = numbers_of(as_finished(map(block, range(6)), pool, lambda: 8))
+    got = numbers_of(map_unordered(map(block, range(6)), pool, lambda: 8))
     assert sorted(got) == list(range(6))
     assert got[0] != 0
-    assert ended(pool)
+    assert ends(pool)
 
 
-@pytest.mark.parametrize("how", [in_order, as_finished])
-def test_at_most_so_many_are_under_way(how: Any) -> None:
+@pytest.mark.parametrize("map_blocks", [map_ordered, map_unordered])
+def test_the_blocks_in_progress_are_bounded(map_blocks: Any) -> None:
     begun: list[int] = []
 
     def source() -> Iterator[Block]:
@@ -136,47 +138,47 @@ def test_at_most_so_many_are_under_way(how: Any) -> None:
             yield block(number)
 
     pool = pool_of(lambda job: job)
-    for taken, _ in enumerate(how(source(), pool, lambda: 4)):
+    for taken, _ in enumerate(map_blocks(source(), pool, lambda: 4)):
         assert len(begun) - taken <= 4
     assert len(begun) == 30
-    assert ended(pool)
+    assert ends(pool)
 
 
-@pytest.mark.parametrize("how", [in_order, as_finished])
-def test_the_parts_of_a_block_come_one_after_the_other(how: Any) -> None:
-    def work(job: Job) -> Done:
+@pytest.mark.parametrize("map_blocks", [map_ordered, map_unordered])
+def test_the_parts_of_a_block_stay_together(map_blocks: Any) -> None:
+    def work(job: BlockJob) -> BlockResult:
         if isinstance(job, Block):
             first = job.items[0]
             job = iter([(block(first + part), part < 2) for part in range(3)])
-        made, again = next(job)
-        return made, job if again else None
+        part, again = next(job)
+        return part, job if again else None
 
-    pool = pool_with(lambda number: Calls(work), 2)
-    got = numbers_of(how(map(block, range(0, 50, 10)), pool, lambda: 4))
+    pool = pool_with(lambda number: FakeProxy(work), 2)
+    got = numbers_of(map_blocks(map(block, range(0, 50, 10)), pool, lambda: 4))
     assert sorted(got) == [tens + part for tens in range(0, 50, 10) for part in range(3)]
     for tens in range(0, 50, 10):
         assert [n for n in got if n // 10 == tens // 10] == [tens, tens + 1, tens + 2]
-    if how is in_order:
+    if map_blocks is map_ordered:
         assert got == sorted(got)
-    assert ended(pool)
+    assert ends(pool)
 
 
-def test_what_a_worker_raises_reaches_whoever_takes_its_block() -> None:
+def test_an_error_in_a_worker_is_raised_where_its_block_is_taken() -> None:
     def fails(job: Block) -> Block:
         if job.items[0] == 3:
             raise KeyboardInterrupt
         return job
 
     pool = pool_of(fails)
-    blocks = in_order(map(block, range(9)), pool, lambda: 4)
+    blocks = map_ordered(map(block, range(9)), pool, lambda: 4)
     assert [next(blocks).items[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyboardInterrupt):
         next(blocks)
-    assert ended(pool)
+    assert ends(pool)
 
 
-def test_each_thread_makes_and_closes_its_own_hand() -> None:
-    made: list[tuple[int, str]] = []
+def test_each_thread_creates_and_closes_its_own_proxy() -> None:
+    created: list[tuple[int, str]] = []
     closed: list[str] = []
     both = threading.Barrier(2)
 
@@ -185,26 +187,26 @@ def test_each_thread_makes_and_closes_its_own_hand() -> None:
             both.wait(5)
         return job
 
-    def make(number: int) -> Calls:
-        made.append((number, threading.current_thread().name))
-        return Calls(whole(work), lambda: closed.append(threading.current_thread().name))
+    def make(number: int) -> FakeProxy:
+        created.append((number, threading.current_thread().name))
+        return FakeProxy(in_one_part(work), lambda: closed.append(threading.current_thread().name))
 
     pool = pool_with(make, 2, name="decode")
-    assert numbers_of(in_order(map(block, range(8)), pool, lambda: 4)) == list(range(8))
-    assert sorted(made) == [(0, "penstock decode 0"), (1, "penstock decode 1")]
-    assert ended(pool)
+    assert numbers_of(map_ordered(map(block, range(8)), pool, lambda: 4)) == list(range(8))
+    assert sorted(created) == [(0, "penstock decode 0"), (1, "penstock decode 1")]
+    assert ends(pool)
     assert sorted(closed) == ["penstock decode 0", "penstock decode 1"]
 
 
-def test_a_pool_grows_and_shrinks_while_it_works() -> None:
+def test_a_pool_can_be_resized_while_it_works() -> None:
     alive: set[int] = set()
 
-    def make(number: int) -> Calls:
+    def make(number: int) -> FakeProxy:
         alive.add(number)
-        return Calls(whole(slow_when_even), lambda: alive.discard(number))
+        return FakeProxy(in_one_part(slow_when_even), lambda: alive.discard(number))
 
     pool = pool_with(make, 1)
-    blocks = in_order(map(block, range(300)), pool, lambda: 8)
+    blocks = map_ordered(map(block, range(300)), pool, lambda: 8)
     got = [next(blocks).items[0] for _ in range(5)]
     pool.resize(4)
     got += [next(blocks).items[0] for _ in range(100)]
@@ -212,86 +214,86 @@ def test_a_pool_grows_and_shrinks_while_it_works() -> None:
     pool.resize(2)
     got += numbers_of(blocks)
     assert got == list(range(300))
-    until(lambda: len(alive) == 2)
+    wait_until(lambda: len(alive) == 2)
     assert [size for _, size in pool.meter.sizes] == [1, 4, 2]
-    assert ended(pool)
+    assert ends(pool)
     assert not alive
 
 
-def test_a_worker_that_takes_its_time_to_leave_is_not_counted() -> None:
-    leaving, going = threading.Event(), threading.Event()
+def test_a_worker_that_is_slow_to_leave_is_not_counted() -> None:
+    leaving, resume = threading.Event(), threading.Event()
 
     def close() -> None:
         leaving.set()
-        assert going.wait(5)
+        assert resume.wait(5)
 
     both = threading.Barrier(2)
 
     def work(job: Block) -> Block:
         if job.items[0] < 2:
-            both.wait(5)  # so that each worker has a hand to close
+            both.wait(5)  # so that each worker has a proxy to close
         return job
 
-    pool = pool_with(lambda number: Calls(whole(work), close), 2)
+    pool = pool_with(lambda number: FakeProxy(in_one_part(work), close), 2)
     for future in [pool.submit(block(0)), pool.submit(block(1))]:
         future.result(5)
     pool.resize(1)
     assert leaving.wait(5)
     assert pool.size == 1
     pool.resize(1)  # as on every tick
-    assert pool.submit(block(7)).result(2)[0].items == [7], "the last one is still there"
-    going.set()
-    until(lambda: len([t for t in threading.enumerate() if pool.owns(t)]) == 1)
+    assert pool.submit(block(7)).result(2)[0].items == [7], "the last worker is still there"
+    resume.set()
+    wait_until(lambda: len([t for t in threading.enumerate() if pool.owns(t)]) == 1)
     assert pool.size == 1
-    assert ended(pool)
+    assert ends(pool)
 
 
-def test_the_number_of_a_worker_that_left_is_given_again() -> None:
-    made: list[int] = []
+def test_the_number_of_a_worker_that_left_is_reused() -> None:
+    numbers: list[int] = []
 
-    def make(number: int) -> Calls:
-        made.append(number)
-        return Calls(whole(lambda job: job))
+    def make(number: int) -> FakeProxy:
+        numbers.append(number)
+        return FakeProxy(in_one_part(lambda job: job))
 
     pool = pool_with(make, 1)
     pool.submit(block(0)).result(5)
     pool.resize(2)
-    until(lambda: pool.submit(block(0)).result(5) and made == [0, 1])
+    wait_until(lambda: pool.submit(block(0)).result(5) and numbers == [0, 1])
     pool.resize(1)
-    until(lambda: len([t for t in threading.enumerate() if pool.owns(t)]) == 1)
-    made.clear()
+    wait_until(lambda: len([t for t in threading.enumerate() if pool.owns(t)]) == 1)
+    numbers.clear()
     pool.resize(2)
-    until(lambda: pool.submit(block(0)).result(5) and made)
-    assert made in ([0], [1])
-    assert ended(pool)
+    wait_until(lambda: pool.submit(block(0)).result(5) and numbers)
+    assert numbers in ([0], [1])
+    assert ends(pool)
 
 
-def test_a_worker_that_hangs_is_given_up_and_its_block_fails() -> None:
-    going = threading.Event()
-    hands: list[Calls] = []
+def test_a_worker_that_hangs_is_abandoned_and_its_block_fails() -> None:
+    resume = threading.Event()
+    proxies: list[FakeProxy] = []
 
-    def make(number: int) -> Calls:
+    def make(number: int) -> FakeProxy:
         def work(job: Block) -> Block:
-            hand.since = time.monotonic()
+            proxy.since = time.monotonic()
             if job.items[0] == 1:
-                assert going.wait(5)
-            hand.since = None
+                assert resume.wait(5)
+            proxy.since = None
             return job
 
-        hand = Calls(whole(work))
-        hands.append(hand)
-        return hand
+        proxy = FakeProxy(in_one_part(work))
+        proxies.append(proxy)
+        return proxy
 
     seen: list[Event] = []
     pool = pool_with(make, 1, Meters(observer=seen.append))
     assert pool.submit(block(0)).result(5)[0].items == [0]
     stuck = pool.submit(block(1))
-    until(lambda: hands and hands[0].since is not None)
-    pool.give_up_after(10)
+    wait_until(lambda: proxies and proxies[0].since is not None)
+    pool.fail_overdue(10)
     assert not stuck.done()
     time.sleep(0.02)
-    pool.give_up_after(0.01)
-    pool.give_up_after(0.01)  # once is enough
+    pool.fail_overdue(0.01)
+    pool.fail_overdue(0.01)  # the second call does nothing
     with pytest.raises(TimeoutError, match="it hangs"):
         stuck.result(5)
     assert pool.meter.timeouts == 1
@@ -299,60 +301,60 @@ def test_a_worker_that_hangs_is_given_up_and_its_block_fails() -> None:
     pool.stop()
     before = time.monotonic()
     assert pool.join(time.monotonic() + 5) == ["penstock test 0"]
-    assert time.monotonic() - before < 1, "nobody waits for it"
-    going.set()
+    assert time.monotonic() - before < 1, "join does not wait for it"
+    resume.set()
 
 
-def test_a_worker_that_can_be_ended_is_ended() -> None:
-    ended_early = threading.Event()
+def test_a_worker_that_can_be_aborted_is_aborted() -> None:
+    aborted = threading.Event()
 
-    class Abortable(Calls):
+    class Abortable(FakeProxy):
         def abort(self) -> None:
-            ended_early.set()
+            aborted.set()
 
     def work(job: Block) -> Block:
-        assert ended_early.wait(5)
+        assert aborted.wait(5)
         return job
 
-    pool = pool_with(lambda number: Abortable(whole(work)), 1)
+    pool = pool_with(lambda number: Abortable(in_one_part(work)), 1)
     future = pool.submit(block(0))
-    until(lambda: future.running() or pool.busy() > 0)
-    assert ended(pool)
-    assert ended_early.is_set()
+    wait_until(lambda: future.running() or pool.busy() > 0)
+    assert ends(pool)
+    assert aborted.is_set()
 
 
 def test_a_pool_counts_what_it_does() -> None:
     pool = pool_of(slow_when_even, 1)
-    assert len(numbers_of(in_order(map(block, range(10)), pool, lambda: 2))) == 10
+    assert len(numbers_of(map_ordered(map(block, range(10)), pool, lambda: 2))) == 10
     meter = pool.meter
     assert (meter.blocks, meter.inputs, meter.items) == (10, 10, 10)
     assert 0.015 < meter.busy < 1
     assert meter.busy <= pool.busy() + 1e-3
-    assert ended(pool)
+    assert ends(pool)
 
 
-def test_a_stopped_pool_takes_nothing_and_cancels_what_waits() -> None:
-    going, begun = threading.Event(), threading.Event()
+def test_a_stopped_pool_accepts_nothing_and_cancels_queued_blocks() -> None:
+    resume, begun = threading.Event(), threading.Event()
 
     def work(job: Block) -> Block:
         begun.set()
-        assert going.wait(5)
+        assert resume.wait(5)
         return job
 
     pool = pool_of(work, 1)
     first, second = pool.submit(block(0)), pool.submit(block(1))
     assert begun.wait(5)
     pool.stop()
-    going.set()
+    resume.set()
     assert first.result(5)[0].items == [0]
     with pytest.raises(CancelledError):
         second.result(5)
     with pytest.raises(Closed):
         pool.submit(block(2))
-    assert ended(pool)
+    assert ends(pool)
 
 
-def test_a_channel_holds_so_many_and_no_more() -> None:
+def test_a_channel_holds_no_more_than_its_capacity() -> None:
     channel = Channel(lambda: 2)
     put: list[int] = []
 
@@ -400,53 +402,53 @@ def test_closing_a_channel_wakes_both_sides() -> None:
         full.put(2)
 
 
-def test_a_thread_that_does_not_come_back_is_named(
+def test_a_thread_that_does_not_end_is_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.local.pool.PATIENCE_S", 0.05)
-    going = threading.Event()
-    driver = threading.Thread(target=going.wait, name="penstock driver")
+    monkeypatch.setattr("penstock.engines.local.pool.JOIN_TIMEOUT_S", 0.05)
+    resume = threading.Event()
+    driver = threading.Thread(target=resume.wait, name="penstock driver")
     driver.start()
     idle = pool_of(lambda job: job)
     idle.stop()
     with caplog.at_level(logging.WARNING):
         join_all([driver], [idle])
-    assert "left behind, still inside a function: penstock driver" in caplog.text
-    going.set()
+    assert "threads left behind, still inside a function: penstock driver" in caplog.text
+    resume.set()
     driver.join(5)
 
 
-def test_what_a_stranded_worker_had_is_done_by_another_while_it_gets_ready_again() -> None:
-    rescued, readied = threading.Event(), threading.Event()
+def test_a_reassigned_job_is_done_by_another_worker_while_the_first_recovers() -> None:
+    taken_over, recovered = threading.Event(), threading.Event()
 
     @dataclass(slots=True)
-    class Strands(Calls):
+    class Reassigns(FakeProxy):
         number: int = 0
         lost: bool = False
 
         def prepare(self) -> None:
             if self.lost:
-                assert rescued.wait(5), "nobody else has taken it"
-                readied.set()
+                assert taken_over.wait(5), "no other worker has taken the job"
+                recovered.set()
 
-        def __call__(self, job: Job) -> Done:
+        def __call__(self, job: BlockJob) -> BlockResult:
             assert isinstance(job, Block)
-            if job.items == [3] and not stranded:
-                stranded.append(self.number)
+            if job.items == [3] and not lost_workers:
+                lost_workers.append(self.number)
                 self.lost = True
-                raise Stranded(job)
+                raise ReassignJob(job)
             if job.items == [3]:
-                assert self.number not in stranded
-                rescued.set()
+                assert self.number not in lost_workers
+                taken_over.set()
             return job, None
 
-    stranded: list[int] = []
+    lost_workers: list[int] = []
     pool = Pool(
-        "test", 2, lambda number: Strands(whole(lambda b: b), number=number), Meter("test", "threads"), Meters()
+        "test", 2, lambda number: Reassigns(in_one_part(lambda b: b), number=number), Meter("test", "threads"), Meters()
     )
-    done = in_order((block(number) for number in range(8)), pool, lambda: 4)
+    done = map_ordered((block(number) for number in range(8)), pool, lambda: 4)
     assert [out.items for out in done] == [[number] for number in range(8)]
-    assert readied.wait(5)
+    assert recovered.wait(5)
     pool.stop()
     join_all([], [pool])
-    assert len(stranded) == 1
+    assert len(lost_workers) == 1

@@ -1,4 +1,4 @@
-"""Worker processes that die, hang, or cannot begin: the stream does not change, and the one to blame is named."""
+"""Worker processes that die, hang, or cannot start: the stream does not change, and the item to blame is named."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ BOTH: dict[str, Any] = {"on": "processes", "workers": 2}
 
 
 def processes() -> dict[int, int]:
-    """The processes that this one started for its runs, with their parents; no others, such as a resource tracker."""
+    """The fork servers and workers of this process, with their parents; not its other children."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline", "rb") as words:
+            with open(f"/proc/{pid}/stat") as stat, open(f"/proc/{pid}/cmdline", "rb") as command:
                 state, parent = stat.read().rpartition(")")[2].split()[:2]
-                if b"penstock.engines.local.process_worker" in words.read() and state != "Z":
+                if b"penstock.engines.local.process_worker" in command.read() and state != "Z":
                     found[int(pid)] = int(parent)
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
-    ours = {pid for pid, parent in found.items() if parent == os.getpid()}
-    return {pid: parent for pid, parent in found.items() if pid in ours or parent in ours}
+    servers = {pid for pid, parent in found.items() if parent == os.getpid()}
+    return {pid: parent for pid, parent in found.items() if pid in servers or parent in servers}
 
 
 def workers() -> list[int]:
-    """Those of them that do the work."""
+    """The workers among ``processes()``."""
     return sorted(pid for pid, parent in processes().items() if parent != os.getpid())
 
 
@@ -104,7 +104,7 @@ def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) ->
     ds = PLANS[name]().epoch(0)
     want = outputs(ds.on("serial"))
     dice = random.Random(name)
-    step = len(want) // 8  # while there is much to come
+    step = len(want) // 8  # kill early, while much is still to come
     moments = {number * step + dice.randrange(1, step + 1) for number in range(KILLS)}
     ds = ds.on("local", ordered=ordered)
     got: list[Any] = []
@@ -112,13 +112,13 @@ def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) ->
     for item in ds:
         got.append(fingerprint(item))
         if len(got) in moments:
-            time.sleep(1.0 if killed else 0.0)  # a worker that is killed at its start twice running ends the run
+            time.sleep(1.0 if killed else 0.0)  # a worker that is killed at its start twice in a row ends the run
             for pid in dice.sample(alive := workers(), min(1, len(alive))):
                 os.kill(pid, signal.SIGKILL)
                 killed += 1
     if ordered:
         assert got == want
-    elif name == "batched":  # who is in a batch together depends on who is finished first
+    elif name == "batched":  # which samples form a batch depends on which are finished first
         assert len(got) == len(want)
     else:
         assert Counter(got) == Counter(want)
@@ -126,20 +126,20 @@ def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) ->
     assert not processes()
 
 
-def test_killing_the_process_that_workers_come_from_does_not_change_the_stream() -> None:
+def test_killing_the_fork_server_does_not_change_the_stream() -> None:
     ds = from_items([{"x": n} for n in range(400)]).map(slow, **BOTH)
     got = []
     for number, sample in enumerate(ds):
         got.append(sample["x"])
         if number == 50:
-            (nursery,) = set(processes()) - set(workers())
-            os.kill(nursery, signal.SIGKILL)
+            (fork_server,) = set(processes()) - set(workers())
+            os.kill(fork_server, signal.SIGKILL)
     assert got == list(range(400))
     assert 1 <= ds.stats().segments[-1].deaths <= 2
     assert not processes()
 
 
-def test_killing_workers_of_an_unordered_run_loses_and_doubles_nothing() -> None:
+def test_killing_workers_of_an_unordered_run_neither_loses_nor_repeats_samples() -> None:
     ds = PLANS["map"]().epoch(0)
     got: list[Any] = []
     for item in ds.on("local", ordered=False):
@@ -149,7 +149,7 @@ def test_killing_workers_of_an_unordered_run_loses_and_doubles_nothing() -> None
     assert Counter(got) == Counter(outputs(ds.on("serial")))
 
 
-def ends(how: str) -> Callable[[Sample], Sample]:
+def ends_its_worker(how: str) -> Callable[[Sample], Sample]:
     def fatal(sample: Sample) -> Sample:
         if sample["x"] == 13:
             if how == "exit":
@@ -166,33 +166,33 @@ def ends(how: str) -> Callable[[Sample], Sample]:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "text"),
     [("exit", "exit status 3"), ("segfault", "SIGSEGV")]
     + ([("sys.exit", "exit status 4"), ("kill", "SIGKILL")] if FULL else []),
 )
-def test_a_sample_that_ends_its_worker_every_time_is_named(how: str, words: str) -> None:
-    ds = numbers((10, 30)).map(ends(how), on="processes", workers=1)
+def test_a_sample_that_ends_its_worker_every_time_is_named(how: str, text: str) -> None:
+    ds = numbers((10, 30)).map(ends_its_worker(how), on="processes", workers=1)
     loader = ds.loader()
     got: list[int] = []
-    with pytest.raises(StageError, match=rf"{words}.*map\(fatal\).*shard-0001.*key: 13") as caught:
+    with pytest.raises(StageError, match=rf"{text}.*map\(fatal\).*shard-0001.*key: 13") as caught:
         got.extend(sample["x"] for sample in loader)
     assert got == list(range(13))
     assert (caught.value.key, caught.value.shard) == ("13", "shard-0001")
     assert loader.stats().segments[-1].deaths == 4
     rest = numbers((10, 30)).map(slow).loader()
     rest.load_state_dict(loader.state_dict())
-    assert [sample["x"] for sample in rest] == list(range(13, 40)), "a state goes on with it"
+    assert [sample["x"] for sample in rest] == list(range(13, 40)), "a state resumes with the failing sample"
 
 
 def test_a_sample_that_ends_its_worker_every_time_can_be_skipped() -> None:
-    loader = numbers((10, 30)).map(ends("exit"), on="processes", workers=1).on_error("skip").loader()
+    loader = numbers((10, 30)).map(ends_its_worker("exit"), on="processes", workers=1).on_error("skip").loader()
     assert [sample["x"] for sample in loader] == [x for x in range(40) if x != 13]
     (skip,) = loader.skipped
     assert (skip.place.shard, skip.place.key, skip.stage) == ("shard-0001", "13", "map")
     assert "exit status 3" in skip.problem
 
 
-def test_neighbours_in_the_block_of_a_fatal_sample_keep_what_happened_to_them() -> None:
+def test_the_neighbours_of_a_fatal_sample_keep_their_outputs_and_errors() -> None:
     def copies(sample: Sample) -> list[Sample]:
         if sample["x"] == 13:
             os._exit(3)
@@ -209,7 +209,7 @@ def test_neighbours_in_the_block_of_a_fatal_sample_keep_what_happened_to_them() 
     assert [s.place.key for s in loader.skipped] == sorted({s.place.key for s in want.skipped} | {"13"}, key=int)
 
 
-def test_running_out_of_memory_is_an_error_like_any_other() -> None:
+def test_a_memory_error_is_an_error_like_any_other() -> None:
     def greedy(x: int) -> Any:
         return x if x != 5 else bytearray(1 << 46)
 
@@ -221,7 +221,7 @@ def test_running_out_of_memory_is_an_error_like_any_other() -> None:
     assert ds.stats().segments[-1].deaths == 0
 
 
-class EndsAtOnce:
+class ExitsInConstructor:
     def __init__(self) -> None:
         os._exit(5)
 
@@ -229,25 +229,25 @@ class EndsAtOnce:
         return batch
 
 
-class RefusesToBegin:
+class FailsInConstructor:
     def __init__(self) -> None:
-        raise ValueError("no weights here")
+        raise ValueError("no weights found")
 
     def __call__(self, batch: Any) -> Any:
         return batch
 
 
 @pytest.mark.parametrize("action", ["raise", "skip"])
-def test_a_constructor_that_ends_its_worker_ends_the_run_and_blames_no_sample(action: Any) -> None:
-    ds = numbers((500,)).map_batches(EndsAtOnce, on="processes", workers=1).on_error(action)
-    with pytest.raises(EngineError, match=r"map_batches\(EndsAtOnce\).*at its start: exit status 5"):
+def test_a_constructor_that_exits_ends_the_run_and_blames_no_sample(action: Any) -> None:
+    ds = numbers((500,)).map_batches(ExitsInConstructor, on="processes", workers=1).on_error(action)
+    with pytest.raises(EngineError, match=r"map_batches\(ExitsInConstructor\).*at its start: exit status 5"):
         list(ds)
-    assert ds.stats().segments[-1].deaths <= 4, "for the block that was waited for, and the one after it"
+    assert ds.stats().segments[-1].deaths <= 4, "twice for the block that is waited for, and twice for the next one"
 
 
 def test_a_constructor_that_fails_ends_the_run_and_blames_no_sample() -> None:
-    ds = numbers((500,)).map_batches(RefusesToBegin, on="processes", workers=2).on_error("skip")
-    with pytest.raises(StageError, match=r"ValueError: no weights here.*RefusesToBegin") as caught:
+    ds = numbers((500,)).map_batches(FailsInConstructor, on="processes", workers=2).on_error("skip")
+    with pytest.raises(StageError, match=r"ValueError: no weights found.*FailsInConstructor") as caught:
         list(ds)
     assert caught.value.key is None
     assert isinstance(caught.value.__cause__, ValueError)
@@ -278,7 +278,7 @@ def test_a_sample_that_takes_too_long_can_be_skipped() -> None:
     assert [event.kind for event in seen if event.kind in ("timeout", "death")] == ["timeout"] * 2
 
 
-def test_a_time_limit_is_for_one_sample_not_for_all() -> None:
+def test_a_time_limit_applies_to_one_sample_and_not_to_all_together() -> None:
     def takes_a_while(x: int) -> int:
         time.sleep(0.1)
         return x
@@ -301,24 +301,26 @@ def test_retries_in_processes_are_counted() -> None:
     assert ds.stats().segments[-1].retries == 5
 
 
-# One hand, without a pool around it.
+# One worker proxy, without a pool.
 
 
-def hand_of(ds: Dataset, meters: Meters | None = None) -> tuple[Callable[[], RemoteWorkerProxy], Iterator[Block]]:
-    """Makes hands for the last segment of a plan; the blocks they are given."""
+def proxies_and_blocks(
+    ds: Dataset, meters: Meters | None = None
+) -> tuple[Callable[[], RemoteWorkerProxy], Iterator[Block]]:
+    """Return what makes worker proxies for the last segment of a plan, and the blocks for them."""
     program = Program(ds.plan)
     (segment,) = program.levels[-1].segments
-    cargo = ProcessPayload.of(segment, program.contexts(segment, 0))
+    payload = ProcessPayload.of(segment, program.contexts(segment, 0))
     order = program.order(0)
     blocks = walk(program, order, program.start(order, None), BlockSizer())
-    return lambda: RemoteWorkerProxy(cargo, "cpu", Meter("test", "processes"), meters or Meters(), 0), blocks
+    return lambda: RemoteWorkerProxy(payload, "cpu", Meter("test", "processes"), meters or Meters(), 0), blocks
 
 
-def test_another_worker_goes_on_with_a_block_whose_worker_has_left() -> None:
+def test_another_proxy_continues_a_block_whose_proxy_is_closed() -> None:
     def copies(x: int) -> Iterator[tuple[int, int]]:
         return ((x, number) for number in range(5000))
 
-    make, blocks = hand_of(from_items([1]).flat_map(copies, on="processes"))
+    make, blocks = proxies_and_blocks(from_items([1]).flat_map(copies, on="processes"))
     first, second = make(), make()
     done, parts = first(next(blocks))
     got = list(done.items)
@@ -332,19 +334,19 @@ def test_another_worker_goes_on_with_a_block_whose_worker_has_left() -> None:
     assert not processes()
 
 
-def test_a_worker_that_does_not_get_ready_can_be_ended() -> None:
-    class Sleeps:
+def test_a_worker_that_does_not_get_ready_can_be_aborted() -> None:
+    class SleepsWhenLoaded:
         def __reduce__(self) -> Any:
             return time.sleep, (60,)
 
-    never = Sleeps()
-    make, blocks = hand_of(from_items([1]).map(lambda x: (x, never), on="processes"))
-    hand = make()
+    never_loads = SleepsWhenLoaded()
+    make, blocks = proxies_and_blocks(from_items([1]).map(lambda x: (x, never_loads), on="processes"))
+    proxy = make()
     ended: list[str] = []
 
     def work() -> None:
         try:
-            hand(next(blocks))
+            proxy(next(blocks))
         except Closed:
             ended.append("closed")
 
@@ -353,17 +355,17 @@ def test_a_worker_that_does_not_get_ready_can_be_ended() -> None:
     while not processes():
         time.sleep(0.01)
     time.sleep(0.2)
-    hand.abort()
+    proxy.abort()
     thread.join(3)
     assert ended == ["closed"]
-    hand.close()
+    proxy.close()
     assert not processes()
 
 
-def test_a_hand_that_was_aborted_starts_nothing() -> None:
-    make, blocks = hand_of(from_items([1]).map(abs, on="processes"))
-    hand = make()
-    hand.abort()
+def test_an_aborted_proxy_starts_no_process() -> None:
+    make, blocks = proxies_and_blocks(from_items([1]).map(abs, on="processes"))
+    proxy = make()
+    proxy.abort()
     with pytest.raises(Closed):
-        hand(next(blocks))
+        proxy(next(blocks))
     assert not processes()

@@ -13,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.engines.local.transport import LEASES, SMALL, CannotSend, Connection, dumps, folded, memory_file, unfolded
+from penstock.engines.local.transport import (
+    MAX_LEASES,
+    MIN_BUFFER_BYTES,
+    CannotSend,
+    Connection,
+    dumps,
+    memory_file,
+    pack_object,
+    unpack_object,
+)
 from penstock.testing import fingerprint
 
 Pair = tuple[Connection, Connection]
@@ -22,14 +31,14 @@ Pair = tuple[Connection, Connection]
 @pytest.fixture
 def pair() -> Iterator[Pair]:
     ends = socket.socketpair()
-    wires = Connection(ends[0]), Connection(ends[1])
-    yield wires
-    for wire in wires:
-        wire.close()
+    connections = Connection(ends[0]), Connection(ends[1])
+    yield connections
+    for connection in connections:
+        connection.close()
 
 
 def across(pair: Pair, obj: Any) -> Any:
-    """What arrives; the two ends take turns, as they do in a run."""
+    """Send an object from the first end and return what the second receives."""
     pair[0].send(obj)
     return pair[1].recv()
 
@@ -39,17 +48,17 @@ def array(number: int, nbytes: int = 100_000) -> np.ndarray[Any, Any]:
 
 
 class Reduced:
-    """Pickles to whatever it is told to."""
+    """Pickles as a call of the given function with the given arguments."""
 
-    def __init__(self, *how: Any) -> None:
-        self.how = how
+    def __init__(self, *reduction: Any) -> None:
+        self.reduction = reduction
 
     def __reduce__(self) -> Any:
-        return self.how
+        return self.reduction
 
 
-def broken(*_: Any) -> Any:
-    raise RuntimeError("cannot be made")
+def fails(*_: Any) -> Any:
+    raise RuntimeError("cannot be constructed")
 
 
 @pytest.mark.parametrize(
@@ -62,12 +71,12 @@ def broken(*_: Any) -> Any:
         bytearray(b"z" * 100_000),
         list(range(100_000)),
         {f"k{i}": array(i, 5000) for i in range(40)},
-        [array(1, 10), array(2, SMALL - 1), array(3, SMALL), array(4, 7_000_000)],
+        [array(1, 10), array(2, MIN_BUFFER_BYTES - 1), array(3, MIN_BUFFER_BYTES), array(4, 7_000_000)],
     ],
     ids=lambda obj: type(obj).__name__,
 )
 def test_objects_of_every_size_arrive_equal(pair: Pair, obj: Any) -> None:
-    for _ in range(3):  # the second time through segments that are there already
+    for _ in range(3):  # the later ones use regions that exist already
         thread = threading.Thread(target=pair[0].send, args=(obj,))
         thread.start()
         got = pair[1].recv()
@@ -140,21 +149,21 @@ def test_tensors_arrive_equal(pair: Pair, name: str) -> None:
         assert not bool(got.any())
 
 
-def test_what_is_kept_is_never_written_over(pair: Pair) -> None:
+def test_received_objects_that_are_kept_are_never_overwritten(pair: Pair) -> None:
     kept: list[tuple[Any, int]] = []
-    for number in range(10 * LEASES):
+    for number in range(10 * MAX_LEASES):
         sent = array(number, 40_000 + 17_000 * (number % 9))
         got = across(pair, [sent, torch.from_numpy(sent)])
-        one = got[number % 2]  # sometimes only the tensor is kept
-        kept.append((one[5:] if number % 3 else one, zlib.crc32((sent[5:] if number % 3 else sent).tobytes())))
-        del got, one
-        pair[1].send(None)  # as a run does: what was let go of is told with the next message
+        item = got[number % 2]  # sometimes only the tensor is kept
+        kept.append((item[5:] if number % 3 else item, zlib.crc32((sent[5:] if number % 3 else sent).tobytes())))
+        del got, item
+        pair[1].send(None)  # the next message, which reports the regions that were freed
         pair[0].recv()
-    assert [zlib.crc32(np.asarray(one).tobytes()) for one, _ in kept] == [check for _, check in kept]
+    assert [zlib.crc32(np.asarray(item).tobytes()) for item, _ in kept] == [check for _, check in kept]
 
 
 @pytest.mark.parametrize("keep", [memoryview, lambda a: a.view(np.int16), lambda a: a[10:20], torch.from_numpy])
-def test_whatever_still_looks_at_an_array_keeps_its_memory(pair: Pair, keep: Any) -> None:
+def test_a_view_of_a_received_array_keeps_its_memory(pair: Pair, keep: Any) -> None:
     views = [keep(across(pair, array(0)))]
     want = bytes(np.asarray(views[0]).tobytes())
     for number in range(1, 30):
@@ -164,7 +173,7 @@ def test_whatever_still_looks_at_an_array_keeps_its_memory(pair: Pair, keep: Any
     assert np.asarray(views[0]).tobytes() == want
 
 
-def test_memory_that_nobody_uses_is_used_again(pair: Pair) -> None:
+def test_memory_that_is_no_longer_used_is_reused(pair: Pair) -> None:
     def once(number: int) -> None:
         got = across(pair, array(number, 5_000_000))
         assert got[0] == array(number, 1)[0]
@@ -184,12 +193,12 @@ def test_memory_that_nobody_uses_is_used_again(pair: Pair) -> None:
 
 
 def mapped() -> int:
-    """Segments that this process has mapped, both ends together."""
+    """The regions of a connection whose ends are both in this process, which maps each region twice."""
     with open("/proc/self/maps") as maps:
         return sum("memfd:penstock" in line for line in maps) // 2
 
 
-def test_segments_that_became_too_small_are_let_go(pair: Pair) -> None:
+def test_regions_that_became_too_small_are_released(pair: Pair) -> None:
     for power in range(17, 24):
         across(pair, array(power, 1 << power))
         pair[1].send(None)
@@ -198,23 +207,23 @@ def test_segments_that_became_too_small_are_let_go(pair: Pair) -> None:
     assert mapped() <= 2
 
 
-def test_an_object_that_cannot_be_made_again_does_not_disturb_those_after_it(pair: Pair) -> None:
+def test_an_object_that_cannot_be_unpickled_does_not_affect_later_ones(pair: Pair) -> None:
     for padding in (b"", array(1)):
-        pair[0].send([padding, Reduced(broken, ())])
-        with pytest.raises(CannotSend, match="RuntimeError: cannot be made"):
+        pair[0].send([padding, Reduced(fails, ())])
+        with pytest.raises(CannotSend, match="RuntimeError: cannot be constructed"):
             pair[1].recv()
     for number in range(3):
         np.testing.assert_array_equal(across(pair, array(number)), array(number))
 
 
-def test_an_object_that_cannot_be_sent_does_not_disturb_those_after_it(pair: Pair) -> None:
+def test_an_object_that_cannot_be_pickled_does_not_affect_later_ones(pair: Pair) -> None:
     for padding in (b"", array(1)):
         with pytest.raises(CannotSend, match="lock"):
             pair[0].send([padding, threading.Lock()])
     np.testing.assert_array_equal(across(pair, array(5)), array(5))
 
 
-def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
+def test_the_end_of_the_other_side_is_detected(pair: Pair) -> None:
     pair[0].close()
     with pytest.raises(EOFError):
         pair[1].recv()
@@ -222,52 +231,54 @@ def test_the_end_of_the_other_side_is_noticed(pair: Pair) -> None:
         pair[1].send(1)
 
 
-def test_the_end_in_the_middle_of_a_message_is_noticed() -> None:
-    here, there = socket.socketpair()
-    wire = Connection(here)
-    there.sendall(b"\x50\0\0\0half")
-    there.close()
+def test_an_end_in_the_middle_of_a_message_is_detected() -> None:
+    own_sock, other_sock = socket.socketpair()
+    connection = Connection(own_sock)
+    other_sock.sendall(b"\x50\0\0\0half")
+    other_sock.close()
     with pytest.raises(EOFError):
-        wire.recv()
-    wire.close()
+        connection.recv()
+    connection.close()
 
 
-def test_what_was_received_stays_after_the_close(pair: Pair) -> None:
+def test_received_objects_stay_readable_after_the_close(pair: Pair) -> None:
     got = across(pair, array(7))
-    for wire in pair:
-        wire.close()
+    for connection in pair:
+        connection.close()
     np.testing.assert_array_equal(got, array(7))
 
 
-def test_an_object_in_one_run_of_bytes_is_the_same_again_and_can_be_written() -> None:
+def test_a_packed_object_is_unpacked_equal_and_writable() -> None:
     sent = [{"image": array(3), "small": np.arange(3), "t": torch.arange(5000)}, (b"x" * 9000, 1.5), "text"]
-    data = folded(sent)
-    data.flags.writeable = False  # as Ray's store hands it out
-    got = unfolded(data)
+    data = pack_object(sent)
+    data.flags.writeable = False  # as Ray's object store returns it
+    got = unpack_object(data)
     assert fingerprint(got) == fingerprint(sent)
     got[0]["image"][:] = 0
     assert got[0]["image"].ctypes.data % 16 == 0
-    assert fingerprint(unfolded(data)) == fingerprint(sent), "what was changed is a copy"
+    assert fingerprint(unpack_object(data)) == fingerprint(sent), "the packed bytes did not change"
 
 
-def test_what_cannot_be_folded_says_so() -> None:
+def test_packing_an_object_that_cannot_be_pickled_is_an_error() -> None:
     with pytest.raises(CannotSend, match="cannot be sent"):
-        folded(threading.Lock())
+        pack_object(threading.Lock())
 
 
-def test_functions_travel_by_value() -> None:
+def test_functions_are_pickled_by_value() -> None:
     import pickle
 
     factor = 3
     assert pickle.loads(dumps(lambda x: x * factor))(4) == 12
 
 
-def test_a_memory_file_has_no_name_that_could_stay_behind() -> None:
-    before = set(os.listdir("/dev/shm"))
+def test_a_memory_file_has_no_name_that_could_be_left_behind() -> None:
     fd = memory_file(5000)
     try:
-        assert os.fstat(fd).st_size == 5000
-        assert os.fstat(fd).st_nlink == 0
-        assert set(os.listdir("/dev/shm")) == before
+        status = os.fstat(fd)
+        assert status.st_size == 5000
+        assert status.st_nlink == 0
+        device = os.stat("/dev/shm").st_dev
+        with os.scandir("/dev/shm") as entries:  # which other processes use too
+            assert (status.st_dev, status.st_ino) not in {(device, entry.inode()) for entry in entries}
     finally:
         os.close(fd)

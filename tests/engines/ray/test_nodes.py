@@ -1,4 +1,4 @@
-"""Several nodes on one machine, one of which dies in the middle of an epoch; Ray that a script starts by itself."""
+"""Several nodes on one machine, one of which dies in the middle of an epoch; a Ray that a script starts by itself."""
 
 from __future__ import annotations
 
@@ -22,45 +22,45 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """A folder with a short name: Ray's sockets lie in it, and their paths must not be long."""
+def short_folder() -> Iterator[Path]:
+    """A folder with a short path, for Ray's sockets, whose paths must not be long."""
     folder = tempfile.mkdtemp(prefix="ray-")
     yield Path(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run(script: str, place: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script of a user's, with a Ray of its own; no process of it may be left."""
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a user's script with a Ray of its own; fail if it leaves a process behind."""
     source = str(Path(penstock.__file__).parents[1])
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env |= {"RAY_TMPDIR": str(place), "PYTHONPATH": source, "PENSTOCK_CACHE": str(place / "cache")}
-    (place / "script.py").write_text(textwrap.dedent(script))
+    env |= {"RAY_TMPDIR": str(folder), "PYTHONPATH": source, "PENSTOCK_CACHE": str(folder / "cache")}
+    (folder / "script.py").write_text(textwrap.dedent(script))
     done = subprocess.run(
-        [sys.executable, "script.py"], cwd=place, env=env, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "script.py"], cwd=folder, env=env, capture_output=True, text=True, timeout=110, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     until = time.monotonic() + 10
-    while left := _processes_of(place):
+    while left := _processes_of(folder):
         assert time.monotonic() < until, f"left behind: {left}"
         time.sleep(0.2)
     return done
 
 
-def _processes_of(place: Path) -> list[str]:
-    """The processes that know of the folder by their arguments."""
+def _processes_of(folder: Path) -> list[str]:
+    """The command lines of the processes that have the folder among their arguments."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words = (entry / "cmdline").read_bytes().decode(errors="replace")
+                command = (entry / "cmdline").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            if str(place) in words:
-                found.append(words.replace("\0", " ")[:200])
+            if str(folder) in command:
+                found.append(command.replace("\0", " ")[:200])
     return found
 
 
-def test_a_node_that_dies_in_mid_epoch_changes_nothing(place: Path) -> None:
+def test_a_node_that_dies_in_the_middle_of_an_epoch_does_not_change_the_stream(short_folder: Path) -> None:
     done = run(
         """
         import hashlib
@@ -73,13 +73,13 @@ def test_a_node_that_dies_in_mid_epoch_changes_nothing(place: Path) -> None:
         from penstock.testing import numbers, outputs
 
 
-        def here(sample, rng):
+        def add_bytes(sample, rng):
             time.sleep(0.001)
             node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
-            return {**sample, "large": rng.bytes(8000), "node": node}  # large enough to lie in a node's store
+            return {**sample, "large": rng.bytes(8000), "node": node}  # large enough for the object store of a node
 
 
-        def there(sample):
+        def hash_bytes(sample):
             return {**sample, "large": hashlib.md5(sample["large"]).hexdigest()}
 
 
@@ -88,11 +88,11 @@ def test_a_node_that_dies_in_mid_epoch_changes_nothing(place: Path) -> None:
 
 
         if __name__ == "__main__":
-            one = {"num_cpus": 1, "object_store_memory": 80_000_000}
-            cluster = Cluster(initialize_head=True, head_node_args={**one, "include_dashboard": False})
-            nodes = [cluster.add_node(**one) for _ in range(2)]
+            node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+            cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+            nodes = [cluster.add_node(**node) for _ in range(2)]
             ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-            ds = numbers((700, 800, 900)).shuffle().map(here, workers=3).map(there, workers=2, memory=1000)
+            ds = numbers((700, 800, 900)).shuffle().map(add_bytes, workers=3).map(hash_bytes, workers=2, memory=1000)
             got, killed = [], None
             for row in ds.on("ray").epoch(0):
                 got.append(row)
@@ -100,19 +100,21 @@ def test_a_node_that_dies_in_mid_epoch_changes_nothing(place: Path) -> None:
                 if killed is None and len(got) > 300 and busy:
                     cluster.remove_node(busy[0], allow_graceful=False)
                     killed = row["node"]
-            want = numbers((700, 800, 900)).shuffle().map(here).map(there).on("serial").epoch(0)
+            want = numbers((700, 800, 900)).shuffle().map(add_bytes).map(hash_bytes).on("serial").epoch(0)
             assert outputs(map(without_node, got)) == outputs(map(without_node, want))
             ray.shutdown()
             cluster.shutdown()
             served = [row["node"] for row in got]
             print("killed", killed in served, killed in served[-300:], len(set(served)) > 1)
         """,
-        place,
+        short_folder,
     )
-    assert done.stdout.splitlines()[-1] == "killed True False True", "a node that worked, then did not; others did"
+    assert done.stdout.splitlines()[-1] == "killed True False True", (
+        "the node worked until it was killed; others worked too"
+    )
 
 
-def test_a_script_without_a_cluster_starts_ray_says_so_and_leaves_nothing(place: Path) -> None:
+def test_a_script_without_a_cluster_starts_ray_with_a_warning_and_leaves_nothing_behind(short_folder: Path) -> None:
     done = run(
         """
         import logging
@@ -135,15 +137,15 @@ def test_a_script_without_a_cluster_starts_ray_says_so_and_leaves_nothing(place:
         run = iter(ds.on("ray"))
         print(int(next(run)["sum"]))
         """,
-        place,
+        short_folder,
     )
     assert done.stdout.split() == ["5"]
-    assert done.stderr.count("penstock: no Ray is running: started one on this machine") == 1
+    assert done.stderr.count("penstock: no Ray is running: started Ray on this machine") == 1
 
 
-if FULL:  # a cluster of its own, and a server between it and the script
+if FULL:  # it starts a cluster, and a server between the cluster and the script
 
-    def test_a_cluster_behind_ray_client_gives_the_same(place: Path) -> None:
+    def test_a_cluster_behind_ray_client_yields_the_same(short_folder: Path) -> None:
         done = run(
             """
             import os
@@ -180,10 +182,10 @@ if FULL:  # a cluster of its own, and a server between it and the script
             if __name__ == "__main__":
                 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
                 port, client = ports()
-                words = f"start --head --block --num-cpus=2 --port={port} --ray-client-server-port={client}"
-                words += " --include-dashboard=false --object-store-memory=100000000 --disable-usage-stats"
-                program = str(Path(sys.executable).with_name("ray"))
-                head = subprocess.Popen([program, *words.split()], stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+                arguments = f"start --head --block --num-cpus=2 --port={port} --ray-client-server-port={client}"
+                arguments += " --include-dashboard=false --object-store-memory=100000000 --disable-usage-stats"
+                command = [str(Path(sys.executable).with_name("ray")), *arguments.split()]
+                head = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
                 try:
                     until = time.monotonic() + 60
                     while socket.socket().connect_ex(("127.0.0.1", client)) and time.monotonic() < until:
@@ -203,12 +205,12 @@ if FULL:  # a cluster of its own, and a server between it and the script
                     except EngineError as exc:
                         print(exc)
                 finally:
-                    import ray  # not before: it looks for its mode of authentication when it is imported
+                    import ray  # not earlier: it reads its mode of authentication when it is imported
 
                     ray.shutdown()  # the head waits for its clients
                     head.terminate()
                     head.wait(60)
             """,
-            place,
+            short_folder,
         )
         assert "gpus=1 for each worker; the cluster has 2 cores, 0 GPUs" in done.stdout

@@ -1,4 +1,4 @@
-"""What a worker is told of a block's samples is what it would have asked for."""
+"""A decoded origin answers as the origin itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from penstock.dataset import Dataset
 from penstock.engines import Program
-from penstock.engines.ray.origin_codec import EncodedOrigin, Later, decode_origin, encode_origin
+from penstock.engines.ray.origin_codec import DeferredSamples, EncodedOrigin, decode_origin, encode_origin
 from penstock.engines.read_stage import Span
 from penstock.order import Refs
 from penstock.testing import BASE, numbers
@@ -25,37 +25,37 @@ def span(program: Program) -> Span:
     return Span(0, 0, positions, after, refs, program.readers, program.locate(refs))
 
 
-@pytest.mark.parametrize("far", [True, False], ids=["by number", "by name"])
-def test_places_and_operands_are_the_same_at_the_other_end(far: bool) -> None:
+@pytest.mark.parametrize("has_sources", [True, False], ids=["by number", "by name"])
+def test_places_and_operands_survive_encoding(has_sources: bool) -> None:
     program = Program(zipped().plan)
     origin = span(program)
-    finder = program.finder if far else None
-    many = len(origin.positions)
-    assert many > 12
-    words = pickle.loads(pickle.dumps(encode_origin(origin, many, finder, program.arrangement.slots)))
-    there = decode_origin(words, pickle.loads(pickle.dumps(finder)), unread=False)
-    assert isinstance(there, EncodedOrigin) is not far
-    for number in range(many):
-        assert there.place(number) == origin.place(number)
+    finder = program.finder if has_sources else None
+    count = len(origin.positions)
+    assert count > 12
+    encoded = pickle.loads(pickle.dumps(encode_origin(origin, count, finder, program.arrangement.slots)))
+    decoded = decode_origin(encoded, pickle.loads(pickle.dumps(finder)), unread=False)
+    assert isinstance(decoded, EncodedOrigin) is not has_sources
+    for number in range(count):
+        assert decoded.place(number) == origin.place(number)
         for slot in (0, 1):
-            assert there.slot(slot).place(number) == origin.slot(slot).place(number)
-            assert there.slot(slot).keys.tolist() == origin.slot(slot).keys.tolist()
-    assert there.place(many) == origin.place(many), "nowhere, in both"
+            assert decoded.slot(slot).place(number) == origin.slot(slot).place(number)
+            assert decoded.slot(slot).keys.tolist() == origin.slot(slot).keys.tolist()
+    assert decoded.place(count) == origin.place(count), "an unknown place, in both"
 
 
-def test_samples_that_are_found_later_are_the_ones_that_would_have_been_found() -> None:
+def test_deferred_samples_are_read_as_located_ones_are() -> None:
     program = Program(zipped().plan)
     origin = span(program)
-    later = Later(origin.refs, program.finder, np.zeros(len(origin.refs), np.int64)).take(slice(5, 12))
-    assert repr(later.read()) == repr(program.locate(origin.refs.take(slice(5, 12))).read())
+    deferred = DeferredSamples(origin.refs, program.finder, np.zeros(len(origin.refs), np.int64)).take(slice(5, 12))
+    assert repr(deferred.read()) == repr(program.locate(origin.refs.take(slice(5, 12))).read())
 
 
 def test_a_sample_without_a_partner_has_no_place() -> None:
     program = Program(numbers(BASE).plan)
     origin = span(program)
-    many = len(origin.positions)
-    nobody = np.full(many, -1, np.int64)
-    origin.refs = origin.refs.paired(Refs(nobody, nobody, nobody, np.zeros(many, np.uint64)))
-    words = encode_origin(origin, many, None, 2)
-    assert isinstance(words, EncodedOrigin)
-    assert words.slots[1].places[3].key is None
+    count = len(origin.positions)
+    missing = np.full(count, -1, np.int64)
+    origin.refs = origin.refs.paired(Refs(missing, missing, missing, np.zeros(count, np.uint64)))
+    encoded = encode_origin(origin, count, None, 2)
+    assert isinstance(encoded, EncodedOrigin)
+    assert encoded.slots[1].places[3].key is None

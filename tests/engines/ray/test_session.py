@@ -1,4 +1,4 @@
-"""Which Ray a process works with."""
+"""Which Ray a process connects to."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from penstock.errors import EngineError, MissingExtra
 pytestmark = pytest.mark.xdist_group("ray")
 
 
-def test_without_ray_installed_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"penstock\[ray\]"):
         imported()
 
 
 @pytest.mark.usefixtures("one_ray")
-def test_a_process_that_is_connected_stays_as_it_is() -> None:
+def test_a_connected_process_stays_connected() -> None:
     import ray
 
     before = ray.get_runtime_context().gcs_address
@@ -33,41 +33,41 @@ def test_a_process_that_is_connected_stays_as_it_is() -> None:
 
 
 @pytest.mark.usefixtures("one_ray")
-def test_another_cluster_is_refused() -> None:
-    with pytest.raises(EngineError, match="is connected to the Ray at"):
+def test_an_address_of_another_cluster_is_refused() -> None:
+    with pytest.raises(EngineError, match="is already connected to the Ray at"):
         ensure("203.0.113.7:6379")
 
 
 @pytest.mark.usefixtures("one_ray")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_fork_is_told_that_it_cannot_use_its_parents_connection() -> None:
+def test_a_forked_process_cannot_use_its_parents_connection() -> None:
     ensure()
     context = multiprocessing.get_context("fork")
-    said: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
-    child = context.Process(target=_said, args=(said,))
+    messages: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
+    child = context.Process(target=_report_error, args=(messages,))
     child.start()
-    answer = said.get()
+    message = messages.get()
     child.join(10)
-    assert "forked process" in answer
+    assert "forked process" in message
 
 
-def _said(said: multiprocessing.SimpleQueue[str]) -> None:
+def _report_error(messages: multiprocessing.SimpleQueue[str]) -> None:
     try:
         ensure()
     except EngineError as exc:
-        said.put(str(exc))
+        messages.put(str(exc))
     else:
-        said.put("no error")
+        messages.put("no error")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_an_address_where_nobody_listens_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_where_nothing_listens_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "imported", lambda: SimpleNamespace(is_initialized=lambda: False))
     with pytest.raises(EngineError, match=f"there is no Ray at '{address}': .*refused"):
         ensure(address)
 
 
-def test_a_cluster_that_refuses_is_not_said_to_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_that_refuses_the_connection_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise ConnectionError("Failed to connect")
 
@@ -78,7 +78,7 @@ def test_a_cluster_that_refuses_is_not_said_to_be_absent(monkeypatch: pytest.Mon
             ensure(address)
 
 
-def test_an_address_may_be_given_again_however_ray_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_may_be_repeated_although_ray_reports_another(monkeypatch: pytest.MonkeyPatch) -> None:
     connected: list[bool] = []
     context = SimpleNamespace(gcs_address="192.0.2.1:6379")
     ray = SimpleNamespace(
@@ -94,6 +94,6 @@ def test_an_address_may_be_given_again_however_ray_calls_it(monkeypatch: pytest.
         ensure(address)
         ensure(address)
         for other in ("127.0.0.1:6379", "ray://127.0.0.1:10001"):
-            with pytest.raises(EngineError, match=f"is connected to the Ray at {address} already"):
+            with pytest.raises(EngineError, match=f"is already connected to the Ray at {address}"):
                 ensure(other)
     assert connected == [True]

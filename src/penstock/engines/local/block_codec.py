@@ -1,4 +1,7 @@
-"""Blocks and errors as they travel: without their origin, which stays with the run and is asked when it is needed."""
+"""Encode blocks and errors for another process.
+
+A block travels without its origin: the origin stays with the run, and the worker queries it when it needs it.
+"""
 
 from __future__ import annotations
 
@@ -13,57 +16,61 @@ from penstock.errors import EngineError, PenstockError
 from penstock.order import I64, U64
 from penstock.plan import Block, Origin, Place
 
-Ask = Callable[..., Any]  # a question to the run: its words, its answer
+OriginQuery = Callable[..., Any]  # sends the arguments of ``answer_origin_query`` to the run and returns its answer
+EncodedError = list[tuple[bytes | None, str, str]]  # the error, then its causes: pickle, text, traceback
 
 
 def encode_block(block: Block) -> tuple[Any, ...]:
-    """What a block is made of, but for its origin."""
+    """Return the fields of a block, without its origin; the items come first."""
     error = None if block.error is None else encode_error(block.error)
     flags = (block.base, block.ends_part, block.begin, block.more)
     return block.items, block.keys, block.inputs, block.owner, error, block.skips, *flags
 
 
-def decode_block(facts: tuple[Any, ...], origin: Origin) -> Block:
-    """The block again, with an origin."""
-    items, keys, inputs, owner, error, skips, *flags = facts
+def decode_block(encoded: tuple[Any, ...], origin: Origin) -> Block:
+    """Return the block that ``encode_block`` encoded, with ``origin`` as its origin."""
+    items, keys, inputs, owner, error, skips, *flags = encoded
     return Block(items, keys, origin, inputs, owner, error and decode_error(error), skips, *flags)
 
 
-def encode_error(error: BaseException) -> list[tuple[bytes | None, str, str]]:
-    """An error and what caused it: pickled where that works both ways, and in words."""
-    chain: list[tuple[bytes | None, str, str]] = []
-    found: BaseException | None = error
-    while found is not None:
-        words = f"{type(found).__name__}: {found}"
-        told = "".join(traceback.format_tb(found.__traceback__))
-        chain.append((_pickled(found), words, told))
-        found = found.__cause__
+def encode_error(error: BaseException) -> EncodedError:
+    """Encode an error and its causes: as text, and as a pickle where it survives the round trip."""
+    chain: EncodedError = []
+    current: BaseException | None = error
+    while current is not None:
+        text = f"{type(current).__name__}: {current}"
+        trace = "".join(traceback.format_tb(current.__traceback__))
+        chain.append((_pickle_error(current), text, trace))
+        current = current.__cause__
     return chain
 
 
-def _pickled(error: BaseException) -> bytes | None:
+def _pickle_error(error: BaseException) -> bytes | None:
     try:
         data = dumps(error)
         pickle.loads(data)
-    except Exception:  # many exceptions cannot be made again from their args
+    except Exception:  # many exceptions cannot be constructed from their args
         return None
     return data
 
 
-def decode_error(chain: list[tuple[bytes | None, str, str]]) -> Exception:
-    """The error, with its causes behind it."""
+def decode_error(chain: EncodedError) -> Exception:
+    """Return the error with its chain of causes; the worker's tracebacks become notes.
+
+    An error that could not be pickled comes back as a ``RuntimeError`` with its text.
+    """
     last: Exception | None = None
-    for data, words, told in reversed(chain):
-        error = _loaded(data) if data is not None else None
-        error = RuntimeError(words) if error is None else error
-        if told:
-            error.add_note(f"in a worker process:\n{told}")
+    for data, text, trace in reversed(chain):
+        error = _unpickle_error(data) if data is not None else None
+        error = RuntimeError(text) if error is None else error
+        if trace:
+            error.add_note(f"in a worker process:\n{trace}")
         error.__cause__, last = last, error
     assert last is not None
     return last
 
 
-def _loaded(data: bytes) -> Exception | None:
+def _unpickle_error(data: bytes) -> Exception | None:
     try:
         error = pickle.loads(data)
     except Exception:
@@ -73,56 +80,63 @@ def _loaded(data: bytes) -> Exception | None:
 
 @dataclass(slots=True)
 class RemoteOrigin:
-    """The origin of a block whose run is in another process."""
+    """The origin of a block whose run is in another process; it sends each question to the run."""
 
-    ask: Ask
+    query: OriginQuery
 
     def cursor(self, done: int, sub: int) -> Any:
-        raise AssertionError("where a stream stands is known to its run alone")
+        raise AssertionError("only the run knows the cursor of a stream")
 
     def place(self, number: int) -> Place:
-        place: Place = self.ask("place", None, number)
+        place: Place = self.query("place", None, number)
         return place
 
     def slot(self, number: int) -> RemoteSlot:
-        leaves, keys = self.ask("slot", number, 0)
-        return RemoteSlot(leaves, keys, number, self.ask)
+        leaves, keys = self.query("slot", number, 0)
+        return RemoteSlot(leaves, keys, number, self.query)
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
-        raise AssertionError("where samples came from is known to their run alone")
+        raise AssertionError("only the run can trace samples")
 
 
 @dataclass(slots=True)
 class RemoteSlot:
-    """One operand's samples, the run being in another process."""
+    """The samples of one operand of a zip whose run is in another process."""
 
     leaves: I64
     keys: U64
     number: int
-    ask: Ask
+    query: OriginQuery
 
     def place(self, number: int) -> Place:
-        place: Place = self.ask("place", self.number, number)
+        place: Place = self.query("place", self.number, number)
         return place
 
 
-def answer(origin: Origin, word: str, slot: int | None, number: int) -> Any:
-    """The answer to a question of ``Afar`` or ``RemoteSlot``."""
-    if word == "slot":
+def answer_origin_query(origin: Origin, kind: str, slot: int | None, number: int) -> Any:
+    """Answer a query of ``RemoteOrigin`` or ``RemoteSlot``.
+
+    Args:
+        origin: The origin of the block that the worker is working on.
+        kind: ``"slot"`` for the leaves and keys of an operand, ``"place"`` for the place of a sample.
+        slot: The number of the operand; ``None`` asks for the place of an input of the block itself.
+        number: The input whose place is asked for.
+    """
+    if kind == "slot":
         assert slot is not None
-        found = origin.slot(slot)
-        return found.leaves, found.keys
+        operand = origin.slot(slot)
+        return operand.leaves, operand.keys
     return origin.place(number) if slot is None else origin.slot(slot).place(number)
 
 
-def raise_unready(encode_block: Any, what: str) -> NoReturn:
-    """Raise why a worker process cannot begin.
+def raise_startup_error(encoded: EncodedError, action: str) -> NoReturn:
+    """Raise the error because of which a worker process could not start.
 
     Raises:
-        PenstockError: what was sent, as it is.
-        EngineError: anything else, in words.
+        PenstockError: The error itself, if it is one of Penstock's.
+        EngineError: Any other error, with ``action`` (what the worker could not do) in the message.
     """
-    problem = decode_error(encode_block)
-    if isinstance(problem, PenstockError):
-        raise problem
-    raise EngineError(f"a worker process cannot {what}: {type(problem).__name__}: {problem}") from problem
+    error = decode_error(encoded)
+    if isinstance(error, PenstockError):
+        raise error
+    raise EngineError(f"a worker process cannot {action}: {type(error).__name__}: {error}") from error

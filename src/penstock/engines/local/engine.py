@@ -1,13 +1,13 @@
-"""The local engine: a pool of threads or processes for each segment, in order, bounded, nothing left behind.
+"""The local engine: a pool of threads or processes for each segment, ordered and bounded, that leaves nothing behind.
 
-What is meant to happen:
-- success: every block is delivered, then all threads and processes have ended before the iteration does;
-- failure: what came before the failing sample is delivered, then its error is raised, workers ended;
-- a worker process dies: it is replaced and its block done again, the stream does not change;
-- close, Ctrl-C or a forgotten iterator: no new block begins, the one in every worker's hands is finished and thrown
-  away, workers ended. A thread that does not come back from a user's function is named and left as a daemon; a process
+The intended behaviour:
+- success: every block is delivered; all threads and processes have ended before the iteration does;
+- failure: what comes before the failing sample is delivered, then its error is raised and the workers end;
+- a worker process dies: it is replaced and its block is done again; the stream does not change;
+- close, Ctrl-C or a forgotten iterator: no new block begins, the blocks in progress are finished and discarded, and the
+  workers end. A thread that does not return from a user's function is named in the log and left as a daemon; a process
   is killed.
-Anything else is a bug. A plan that only reads runs in the caller's thread.
+Any deviation is a bug. A plan that only reads runs in the caller's thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,17 @@ from penstock.engines.devices import shared_out, with_moves
 from penstock.engines.flow import WIDE, WIDE_BYTES, BlockSizer, Each, Find, SizeLimit, flow
 from penstock.engines.local.heartbeat import Heartbeat
 from penstock.engines.local.monitor import Monitor
-from penstock.engines.local.pool import Channel, Closed, Done, Job, Pool, WorkerProxy, as_finished, in_order, join_all
+from penstock.engines.local.pool import (
+    BlockJob,
+    BlockResult,
+    Channel,
+    Closed,
+    Pool,
+    WorkerProxy,
+    join_all,
+    map_ordered,
+    map_unordered,
+)
 from penstock.engines.local.process_proxy import ProcessPayload
 from penstock.engines.local.worker_proxy import RemoteWorkerProxy, SegmentPayload
 from penstock.engines.meter import Meter, Meters
@@ -37,110 +47,115 @@ from penstock.errors import EngineError, StageError
 from penstock.order import Order
 from penstock.plan import Block, Context, Place, size_in_bytes, weight
 
-READY = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
-MEMORY = 1_000_000_000
-INLINE = 1_000_000  # raw bytes of a block that no other thread waits for
-POOLED = 2_000_000  # raw bytes of a block that a worker reads: handing one over costs 0.4 ms, large or small
-MADE = 4_000_000  # bytes of what it makes of them: as much is under way for every worker, twice, and waits, four times
-FEW = 4  # samples a block, until it is known what they cost
-THREADS = 32  # what a pool of threads may grow to where nobody says: most of them wait for something
-SHARING = 4  # the same, where other processes run the same plan beside this one
+MAX_READY_BLOCKS = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
+MEMORY_BYTES = 1_000_000_000  # for blocks in progress, by default
+INLINE_BLOCK_BYTES = 1_000_000  # raw bytes of a block that no other thread waits for
+POOL_BLOCK_BYTES = 2_000_000  # raw bytes of a block that a worker reads: passing one on costs 0.4 ms, whatever its size
+OUTPUT_BLOCK_BYTES = 4_000_000  # bytes that a block may grow to: two per worker are in progress, and four wait
+FIRST_BLOCK_SAMPLES = 4  # samples of a block until their cost is known
+MAX_THREADS = 32  # of a pool without ``workers=``: most threads wait for something
+MAX_THREADS_SHARED = 4  # the same, where other processes run the same plan beside this one
 
 
 def run(
     program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
 ) -> Iterator[Block]:
-    """Run the plan.
+    """Run a plan from ``start`` on, and return its finished blocks.
 
     Raises:
-        EngineError: a stage asks for something this machine does not have, or cannot be sent to a process.
+        EngineError: A stage asks for something this machine does not have, or cannot be sent to a process.
     """
     options = program.plan.engine
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.heavy for segment in segments):
-        pace = BlockSizer(most=WIDE, nbytes=WIDE_BYTES) if program.columnar else BlockSizer(nbytes=INLINE)
-        return flow(program, order, epoch, start, _inline(program, epoch, meters), pace, meters)
+        sizer = BlockSizer(most=WIDE, nbytes=WIDE_BYTES) if program.columnar else BlockSizer(nbytes=INLINE_BLOCK_BYTES)
+        return flow(program, order, epoch, start, _inline(program, epoch, meters), sizer, meters)
     sharers = options.get("sharers", 1)
     if sharers > 1 and all(segment.resources in (None, ANY) for segment in segments):
-        pace = BlockSizer(count=1, most=FEW)  # as fine as for a pool: the consumer waits for every block
-        return flow(program, order, epoch, start, _inline(program, epoch, meters, pace), pace, meters)
-    cores = max(1, (options.get("cpus") or cores_at_hand()) // sharers)
-    asked = options.get("memory")
-    memory = (MEMORY if asked is None else size_in_bytes("memory", asked)) // sharers
-    crews = _crews(program, segments, epoch, cores, sharers, options.get("devices"))
-    return PooledRun(program, epoch, ordered, cores, memory, asked is not None, meters, crews).blocks(order, start)
+        sizer = BlockSizer(count=1, most=FIRST_BLOCK_SAMPLES)  # as small as for a pool: the consumer waits for each
+        return flow(program, order, epoch, start, _inline(program, epoch, meters, sizer), sizer, meters)
+    cores = max(1, (options.get("cpus") or available_cores()) // sharers)
+    requested = options.get("memory")
+    memory = (MEMORY_BYTES if requested is None else size_in_bytes("memory", requested)) // sharers
+    pool_specs = _pool_specs(program, segments, epoch, cores, sharers, options.get("devices"))
+    pooled_run = PooledRun(program, epoch, ordered, cores, memory, requested is not None, meters, pool_specs)
+    return pooled_run.blocks(order, start)
 
 
-def cores_at_hand() -> int:
-    """The cores this process may use."""
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(slots=True)
 class PoolSpec:
-    """How a segment is worked on: by how many, where, and on which devices."""
+    """The pool of a segment: how many workers it has, of which kind, and on which devices."""
 
     segment: Segment
-    least: int
-    most: int
-    begin: int
+    min_workers: int
+    max_workers: int
+    initial_workers: int
     devices: list[Any]
-    cargo: SegmentPayload | None  # where the work is done elsewhere
+    payload: SegmentPayload | None  # for workers in other processes; ``None``: the workers are threads
 
     @property
     def timeout_s(self) -> float | None:
-        """How long one item may take."""
+        """The time that one item may take."""
         return self.segment.resources.timeout_s if self.segment.resources else None
 
 
-def _crews(
+def _pool_specs(
     program: Program, segments: list[Segment], epoch: int, cores: int, sharers: int, devices: Any
 ) -> dict[int, PoolSpec]:
-    """The crew of every heavy segment, by the segment's identity; whatever cannot be had is refused here.
+    """Return the pool of every heavy segment, by the ``id`` of the segment.
 
     Raises:
-        EngineError: a device or a function that cannot travel.
+        EngineError: There are too few devices, or a function cannot be sent to a process.
     """
     shares = shared_out(segments, devices)
-    crews = {}
+    pool_specs = {}
     for number, segment in enumerate(segments):
         if not segment.heavy:
             continue
         assert segment.resources is not None
-        ready, share = with_moves(segment), shares.get(number, ["cpu"])
+        moving, share = with_moves(segment), shares.get(number, ["cpu"])
         processes = segment.resources.on == "processes"
-        least, most, begin = _bounds(segment.resources.workers, cores, sharers, processes)
+        min_workers, max_workers, initial = _worker_bounds(segment.resources.workers, cores, sharers, processes)
         if number in shares:
-            most = len(share)
-            begin = most if segment.resources.workers is None else min(begin, most)
-        cargo = ProcessPayload.of(ready, program.contexts(ready, epoch)) if processes else None
-        crews[id(segment)] = PoolSpec(ready, least, most, begin, share, cargo)
-    return crews
+            max_workers = len(share)
+            initial = max_workers if segment.resources.workers is None else min(initial, max_workers)
+        payload = ProcessPayload.of(moving, program.contexts(moving, epoch)) if processes else None
+        pool_specs[id(segment)] = PoolSpec(moving, min_workers, max_workers, initial, share, payload)
+    return pool_specs
 
 
-def _bounds(workers: int | tuple[int, int] | None, cores: int, sharers: int, processes: bool) -> tuple[int, int, int]:
-    """The fewest workers, the most, and how many to begin with; what was asked for is for all sharers together."""
+def _worker_bounds(
+    workers: int | tuple[int, int] | None, cores: int, sharers: int, processes: bool
+) -> tuple[int, int, int]:
+    """Return the minimum, maximum and initial number of workers; ``workers`` is for all sharers together."""
     if workers is None:
-        return 1, cores if processes else max(cores, THREADS if sharers == 1 else SHARING), cores
-    least, most = (-(-n // sharers) for n in (workers if isinstance(workers, tuple) else (workers, workers)))
-    return least, most, max(least, min(most, cores))
+        return 1, cores if processes else max(cores, MAX_THREADS if sharers == 1 else MAX_THREADS_SHARED), cores
+    low, high = (-(-n // sharers) for n in (workers if isinstance(workers, tuple) else (workers, workers)))
+    return low, high, max(low, min(high, cores))
 
 
-def _inline(program: Program, epoch: int, meters: Meters, pace: BlockSizer | None = None) -> Each:
+def _inline(program: Program, epoch: int, meters: Meters, sizer: BlockSizer | None = None) -> Each:
+    """Return what runs segments in the calling thread; ``sizer`` learns from what the first segments cost."""
+
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         meter = Meter(segment.describe(), "inline")
         meters.segments.append(meter)
-        first = any(segment is one for one in program.levels[0].segments)
-        limit = pace.limit() if pace is not None and first else None
-        return _worked(blocks, segment, program.contexts(segment, epoch), meter, limit)
+        first = any(segment is other for other in program.levels[0].segments)
+        limit = sizer.limit() if sizer is not None and first else None
+        return _run_inline(blocks, segment, program.contexts(segment, epoch), meter, limit)
 
     return each
 
 
-def _worked(
+def _run_inline(
     blocks: Iterator[Block], segment: Segment, contexts: list[Context], meter: Meter, limit: SizeLimit | None
 ) -> Iterator[Block]:
-    """The blocks, worked on where they are asked for."""
+    """Run a segment on the blocks in the calling thread."""
     try:
         for block in blocks:
             begun, cpu = time.perf_counter(), time.thread_time()
@@ -154,70 +169,73 @@ def _worked(
                 yield part
                 begun, cpu = time.perf_counter(), time.thread_time()
     finally:
-        _finish(segment, contexts)
+        _finish_stages(segment, contexts)
 
 
-def _finish(segment: Segment, contexts: list[Context]) -> None:
+def _finish_stages(segment: Segment, contexts: list[Context]) -> None:
     for placed, ctx in zip(segment.stages, contexts, strict=True):
         placed.stage.finish(ctx)
 
 
 @dataclass(slots=True)
-class _Gauge:
-    """What finished blocks of a segment weigh, so that only so many bytes are under way."""
+class _MemoryBound:
+    """Bounds the blocks of a segment that are in progress or ready, by the size of its finished blocks."""
 
     meter: Meter
-    memory: int
+    max_bytes: int
     strict: bool
-    nbytes: float = 0
+    mean_bytes: float = 0  # of a block; recent ones count more
 
     def add(self, nbytes: int) -> None:
-        self.nbytes = nbytes if not self.nbytes else 0.8 * self.nbytes + 0.2 * nbytes
+        """Learn from the size of a finished block."""
+        self.mean_bytes = nbytes if not self.mean_bytes else 0.8 * self.mean_bytes + 0.2 * nbytes
 
-    def ahead(self) -> int:
-        """Blocks that may be under way: two for each worker (one in hand, one to go on with) while they fit."""
+    def max_pending(self) -> int:
+        """Return how many blocks may be in progress: two per worker (its current one and the next) if they fit."""
         workers = self.meter.workers
-        return max(1 if self.strict else workers + 1, min(2 * workers, self._fit()))
+        return max(1 if self.strict else workers + 1, min(2 * workers, self._fitting()))
 
-    def ready(self) -> int:
-        """Finished blocks that may wait for the consumer."""
-        return max(1, min(READY, self._fit()))
+    def max_ready(self) -> int:
+        """Return how many finished blocks may wait for the consumer."""
+        return max(1, min(MAX_READY_BLOCKS, self._fitting()))
 
-    def _fit(self) -> int:
-        return int(self.memory / self.nbytes) if self.nbytes else READY + 2 * self.meter.workers
+    def _fitting(self) -> int:
+        return int(self.max_bytes / self.mean_bytes) if self.mean_bytes else MAX_READY_BLOCKS + 2 * self.meter.workers
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class PooledRun:
-    """One iteration: its pools, and the thread that moves blocks between them."""
+    """One iteration: its pools, and the driver thread that moves blocks between them."""
 
     program: Program
     epoch: int
     ordered: bool
     cores: float
     memory: int
-    strict: bool  # the memory was asked for: rather let workers wait than use more
+    strict: bool  # ``memory`` was set by the user: workers wait rather than exceed it
     meters: Meters
-    crews: dict[int, PoolSpec]
+    pool_specs: dict[int, PoolSpec]
     pools: list[Pool] = field(default_factory=list)
-    pace: BlockSizer = field(default_factory=lambda: BlockSizer(count=1, nbytes=POOLED, large=MADE))
-    few: int = FEW
-    find: Find | None = None  # how samples are found, where not as they always are
-    channel: Channel = field(default_factory=lambda: Channel(lambda: READY))
+    sizer: BlockSizer = field(
+        default_factory=lambda: BlockSizer(count=1, nbytes=POOL_BLOCK_BYTES, large=OUTPUT_BLOCK_BYTES)
+    )
+    first_block_samples: int = FIRST_BLOCK_SAMPLES
+    locate: Find | None = None  # replaces the lookup of samples in the driver, where workers do it
+    channel: Channel = field(default_factory=lambda: Channel(lambda: MAX_READY_BLOCKS))
     driver: threading.Thread | None = None
     monitor: Monitor | None = None
     pid: int = field(default_factory=os.getpid)
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
-        """The finished blocks; closing the iterator ends the run."""
-        self.pace.least = self._rows_wanted()
-        self.pace.most = 1 if self.strict else self.few
+        """Yield the finished blocks; closing the iterator ends the run."""
+        self.sizer.least = self._preferred_rows()
+        self.sizer.most = 1 if self.strict else self.first_block_samples
         if self.program.columnar:
-            self.pace.ceiling = WIDE
-        live.add(self)
+            self.sizer.ceiling = WIDE
+        live_runs.add(self)
         try:
             self.monitor = Monitor(self.cores, self.meters)
-            chain = flow(self.program, order, self.epoch, start, self._pooled, self.pace, self.meters, self.find)
+            chain = flow(self.program, order, self.epoch, start, self._pooled, self.sizer, self.meters, self.locate)
             self.driver = threading.Thread(
                 target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True
             )
@@ -232,166 +250,163 @@ class PooledRun:
 
     def _next(self) -> Block | None:
         if os.getpid() != self.pid:
-            raise EngineError("an iterator cannot go on in a forked process; iterate the dataset there")
+            raise EngineError("an iterator cannot continue in a forked process; iterate over the dataset there")
         try:
-            got = self.channel.get()
+            received = self.channel.get()
         except Closed:
             raise EngineError("the run was closed while it was being read") from None
-        if isinstance(got, BaseException):
-            raise got
-        assert got is None or isinstance(got, Block)
-        return got
+        if isinstance(received, BaseException):
+            raise received
+        assert received is None or isinstance(received, Block)
+        return received
 
     def close(self) -> None:
-        """End everything this run started."""
-        live.discard(self)
-        if os.getpid() != self.pid:  # a fork has none of the threads, and their locks as they were
+        """End everything that this run started."""
+        live_runs.discard(self)
+        if os.getpid() != self.pid:  # a fork has none of the threads, and their locks in whatever state they were
             return
         self.channel.close()
         if self.monitor is not None:
             self.monitor.stop()
         for pool in self.pools:
             pool.stop()
-        here = threading.current_thread()  # one of ours, when the collector finds a forgotten iterator there
-        if self.driver not in (None, here) and not any(pool.owns(here) for pool in self.pools):
-            join_all([self.driver, *self.monitor_threads()], self.pools)
+        # A thread of this run cannot join itself: the garbage collector may close a forgotten iterator in one.
+        current = threading.current_thread()
+        if self.driver not in (None, current) and not any(pool.owns(current) for pool in self.pools):
+            join_all([self.driver, *self._monitor_threads()], self.pools)
 
-    def monitor_threads(self) -> list[threading.Thread]:
-        """The thread that watches over the pools, where it must be waited for."""
+    def _monitor_threads(self) -> list[threading.Thread]:
+        """Return the monitor's thread if it must be joined."""
         thread = self.monitor.thread if self.monitor is not None else None
         return [] if thread is None or thread is threading.current_thread() else [thread]
 
-    def _rows_wanted(self) -> int:
-        """The rows that stages on batches of rows would like to see together."""
+    def _preferred_rows(self) -> int:
+        """Return the largest number of rows that a stage would like to see at once."""
         return max((placed.stage.prefers for placed in self.program.arrangement.body), default=1)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
+        """Run a segment on the blocks in a pool; a segment that is not heavy, in the driver."""
         if not segment.heavy:
             return _inline(self.program, self.epoch, self.meters)(blocks, segment)
-        crew = self.crews[id(segment)]
-        on = crew.cargo.on if crew.cargo is not None else "threads"
-        meter = Meter(segment.describe(), on, crew.least, crew.most, crew.begin)
+        spec = self.pool_specs[id(segment)]
+        on = spec.payload.on if spec.payload is not None else "threads"
+        meter = Meter(segment.describe(), on, spec.min_workers, spec.max_workers, spec.initial_workers)
         self.meters.segments.append(meter)
-        gauge = _Gauge(meter, self._share(), self.strict)
-        self.pace.large = min(self.pace.large, max(1, gauge.memory // (2 * crew.begin)))
-        self.channel.room = gauge.ready
-        # Behind a group the items are others, which the size of the source's blocks says nothing about.
-        limit = self.pace.limit() if any(segment is one for one in self.program.levels[0].segments) else None
-        make = partial(self._hand, crew, gauge, limit)
-        pool = Pool(segment.stages[-1].stage.name, crew.begin, make, meter, self.meters)
+        bound = _MemoryBound(meter, self._memory_share(), self.strict)
+        self.sizer.large = min(self.sizer.large, max(1, bound.max_bytes // (2 * spec.initial_workers)))
+        self.channel.capacity = bound.max_ready
+        # Behind a group stage the items are different ones: their cost says nothing about blocks of the source.
+        limit = self.sizer.limit() if any(segment is other for other in self.program.levels[0].segments) else None
+        make_proxy = partial(self._make_proxy, spec, bound, limit)
+        pool = Pool(segment.stages[-1].stage.name, spec.initial_workers, make_proxy, meter, self.meters)
         self.pools.append(pool)
         assert self.monitor is not None
-        self.monitor.watch(pool, crew.timeout_s if crew.cargo is None else None)
-        return (in_order if self.ordered else as_finished)(blocks, pool, gauge.ahead)
+        self.monitor.watch(pool, spec.timeout_s if spec.payload is None else None)
+        return (map_ordered if self.ordered else map_unordered)(blocks, pool, bound.max_pending)
 
-    def _hand(self, crew: PoolSpec, gauge: _Gauge, limit: SizeLimit | None, number: int) -> WorkerProxy:
-        device = crew.devices[number % len(crew.devices)]
-        if crew.cargo is not None:
-            inner: WorkerProxy = self._away(crew.cargo, device, gauge.meter, number)
+    def _make_proxy(self, spec: PoolSpec, bound: _MemoryBound, limit: SizeLimit | None, number: int) -> WorkerProxy:
+        device = spec.devices[number % len(spec.devices)]
+        if spec.payload is not None:
+            proxy: WorkerProxy = self._remote_proxy(spec.payload, device, bound.meter, number)
         else:
-            contexts = self.program.contexts(crew.segment, self.epoch)
+            contexts = self.program.contexts(spec.segment, self.epoch)
             for ctx in contexts:
                 ctx.device = device
-            inner = ThreadWorkerProxy(crew.segment, contexts, gauge.meter, crew.timeout_s is not None)
-        return _Measured(inner, gauge, limit)
+            proxy = ThreadWorkerProxy(spec.segment, contexts, bound.meter, spec.timeout_s is not None)
+        return _MeasuringProxy(proxy, bound, limit)
 
-    def _away(self, cargo: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
-        """The hand of a worker elsewhere."""
-        return RemoteWorkerProxy(cargo, device, meter, self.meters, number)
+    def _remote_proxy(self, payload: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
+        """Return the proxy of a worker in another process."""
+        return RemoteWorkerProxy(payload, device, meter, self.meters, number)
 
-    def _share(self) -> int:
-        """What one pool may hold of the memory; what waits for the consumer has a share too."""
-        return self.memory // (len(self.crews) + 1)
+    def _memory_share(self) -> int:
+        """Return what one pool may hold of the memory; the blocks that wait for the consumer have a share too."""
+        return self.memory // (len(self.pool_specs) + 1)
 
 
 @dataclass(slots=True, eq=False)
 class ThreadWorkerProxy:
-    """What a worker thread works with when it does the work itself."""
+    """A worker proxy that does the work itself, in the worker thread."""
 
     segment: Segment
     contexts: list[Context]
     meter: Meter
-    watched: bool
-    board: Heartbeat = field(default_factory=Heartbeat)
-    block: Block | None = None  # in hand, where somebody watches
+    has_timeout: bool
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    block: Block | None = None  # the current one, if there is a time limit
     retried: int = 0
 
     def __post_init__(self) -> None:
-        if self.watched:
+        if self.has_timeout:
             for number, ctx in enumerate(self.contexts):
-                ctx.watch = partial(self.board.enter, number)
+                ctx.watch = partial(self.heartbeat.begin, number)
 
     def prepare(self) -> None:
-        """Make the functions."""
         prepare(self.segment, self.contexts)
 
-    def __call__(self, job: Job) -> Done:
-        """Work on a block, or go on with one."""
-        self.block = job if self.watched and isinstance(job, Block) else None
+    def __call__(self, job: BlockJob) -> BlockResult:
+        self.block = job if self.has_timeout and isinstance(job, Block) else None
         parts = run_segment(self.segment, self.contexts, job) if isinstance(job, Block) else job
         try:
             done, again = next(parts)
         finally:
-            if self.watched:
-                self.board.leave()
+            if self.has_timeout:
+                self.heartbeat.clear()
             retried = sum(ctx.retried for ctx in self.contexts)
             self.meter.retries += retried - self.retried
             self.retried = retried
         return done, parts if again else None
 
-    def cpu(self) -> float:
-        """Seconds of a processor that this thread has used."""
+    def cpu_seconds(self) -> float:
         return time.thread_time()
 
     def close(self) -> None:
-        """Let go of what the stages kept."""
-        _finish(self.segment, self.contexts)
+        _finish_stages(self.segment, self.contexts)
 
     def abort(self) -> None:
-        """A thread cannot be ended."""
+        """Do nothing: a thread cannot be ended."""
 
-    def overdue(self, limit: float) -> Exception | None:
-        """What to say if it has been at one item for longer."""
-        at, block = self.board.read(), self.block
-        if at is None or at[2] <= limit:
+    def overdue_error(self, timeout_s: float) -> Exception | None:
+        current, block = self.heartbeat.read(), self.block
+        if current is None or current[2] <= timeout_s:
             return None
-        place = block.origin.place(at[1]) if block is not None else Place(None, None)
-        stage = self.segment.stages[at[0]].stage
-        return StageError(f"it takes longer than timeout_s={limit:g}", stage.describe(), place.key, place.shard)
+        place = block.origin.place(current[1]) if block is not None else Place(None, None)
+        stage = self.segment.stages[current[0]].stage
+        return StageError(f"it takes longer than timeout_s={timeout_s:g}", stage.describe(), place.key, place.shard)
 
 
 @dataclass(slots=True, eq=False)
-class _Measured:
-    """A hand whose blocks are weighed and timed, so that the next ones have the right size."""
+class _MeasuringProxy:
+    """Measures the size and time of another proxy's blocks, so that the next ones get the right size."""
 
-    hand: WorkerProxy
-    gauge: _Gauge
+    proxy: WorkerProxy
+    bound: _MemoryBound
     limit: SizeLimit | None
 
     def prepare(self) -> None:
-        self.hand.prepare()
+        self.proxy.prepare()
 
-    def __call__(self, job: Job) -> Done:
+    def __call__(self, job: BlockJob) -> BlockResult:
         begun = time.perf_counter()
-        done, parts = self.hand(job)
+        done, parts = self.proxy(job)
         nbytes = weight(done.items)
-        self.gauge.add(nbytes)
-        self.gauge.meter.nbytes += nbytes
+        self.bound.add(nbytes)
+        self.bound.meter.nbytes += nbytes
         if self.limit is not None:
             self.limit.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
         return done, parts
 
-    def cpu(self) -> float:
-        return self.hand.cpu()
+    def cpu_seconds(self) -> float:
+        return self.proxy.cpu_seconds()
 
     def close(self) -> None:
-        self.hand.close()
+        self.proxy.close()
 
     def abort(self) -> None:
-        self.hand.abort()
+        self.proxy.abort()
 
-    def overdue(self, limit: float) -> Exception | None:
-        return self.hand.overdue(limit)
+    def overdue_error(self, timeout_s: float) -> Exception | None:
+        return self.proxy.overdue_error(timeout_s)
 
 
 def _drive(chain: Iterator[Block], channel: Channel) -> None:
@@ -403,21 +418,21 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
                 break
             del block
         channel.put(None)
-    except Closed:  # as a rule the consumer has left; a pool that was closed under it must not keep it waiting
+    except Closed:  # usually the consumer has left; but if a pool was closed, the consumer must not wait forever
         with suppress(Closed):
-            channel.put(EngineError("the run was ended under its consumer"))
-    except BaseException as exc:  # whatever happens here is the consumer's to know
+            channel.put(EngineError("the run was ended while it was being read"))
+    except BaseException as exc:  # raised in the consumer, whatever it is
         with suppress(Closed):
             channel.put(exc)
 
 
-live: weakref.WeakSet[PooledRun] = weakref.WeakSet()
+live_runs: weakref.WeakSet[PooledRun] = weakref.WeakSet()
 
 
 def close_all() -> None:
-    """End every run that is going on."""
-    for run_ in list(live):
-        run_.close()
+    """End every run of this process."""
+    for live_run in list(live_runs):
+        live_run.close()
 
 
 atexit.register(close_all)

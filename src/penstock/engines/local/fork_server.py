@@ -1,9 +1,11 @@
-"""Where worker processes come from: one fresh interpreter that has loaded what they need, and forks them.
+"""The fork server: a fresh interpreter that loads what the workers of a pool need, and forks them.
 
-It is started beside the user's program, not forked from it, so it has none of its threads, locks and main module; and
-it runs nothing of the user's but imports. A fork takes milliseconds and shares the memory of all that is loaded.
+It is started beside the user's program, not forked from it, so it has none of the program's threads and locks and not
+its main module; of the user's code it runs only imports. A fork takes milliseconds and shares the memory of all that
+is loaded.
 
-When the run is gone, however it went, the nursery ends (its connection does), and its workers are killed with it.
+When the run is gone, however it ended, the fork server ends too, because its connection does, and its workers are
+killed with it.
 """
 
 from __future__ import annotations
@@ -26,124 +28,125 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines.local.block_codec import encode_error, raise_unready
+from penstock.engines.local.block_codec import encode_error, raise_startup_error
 from penstock.engines.local.transport import Connection
 from penstock.errors import EngineError
 
-_PATIENCE_S = 5.0
-_LOOK_S = 1.0  # how often a nursery looks whether its run is there, should a fork of the run hold the connection open
-_DEATH_SIGNAL = 1  # prctl's number for: send me a signal when my parent dies
-_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-# Blocks of large arrays come and go: memory that is given back to the system is faulted in again every time.
-_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+_STOP_TIMEOUT_S = 5.0
+_CHECK_S = 1.0  # how often a fork server checks that its run exists: a fork of the run may hold the connection open
+_PR_SET_PDEATHSIG = 1  # of prctl: send me a signal when my parent dies
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+# Blocks of large arrays come and go: memory that malloc returns to the system is faulted in again every time.
+_MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
 
-Serve = Callable[[socket.socket, int, Any, Any], None]
+WorkerMain = Callable[[socket.socket, int, Any, Any], None]  # socket, descriptor of the heartbeat, payload, device
 
 
 class ForkServer:
-    """The run's side. Safe to use from several threads."""
+    """The run's side of a fork server. Thread-safe."""
 
-    def __init__(self, cargo: bytes, threads: int) -> None:
+    def __init__(self, payload: bytes, threads: int) -> None:
         """Nothing is started before the first fork.
 
         Args:
-            cargo: What workers need, pickled.
+            payload: What workers need, pickled.
             threads: How many threads the libraries of one worker may use.
         """
-        self._cargo, self._threads = cargo, threads
+        self._payload, self._threads = payload, threads
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._wire: Connection | None = None
-        self._guests = 0
+        self._connection: Connection | None = None
+        self._users = 0
         self._aborted = False
 
-    def enter(self) -> None:
-        """Note that somebody will want workers."""
+    def acquire(self) -> None:
+        """Register a user that will fork workers."""
         with self._lock:
-            self._guests += 1
+            self._users += 1
 
-    def leave(self) -> None:
-        """Note that somebody wants none any more; the last one ends the nursery."""
+    def release(self) -> None:
+        """Unregister a user; the last one ends the fork server."""
         with self._lock:
-            self._guests -= 1
-            if not self._guests:
+            self._users -= 1
+            if not self._users:
                 self._close()
 
-    def fork(self, fd: int, board_fd: int, device: Any) -> int:
-        """Make a worker that serves the socket ``fd``; its process id.
+    def fork(self, fd: int, heartbeat_fd: int, device: Any) -> int:
+        """Fork a worker that serves the socket ``fd``, and return its process id.
 
         Raises:
-            EngineError: processes cannot be started, or cannot load their stages.
+            EngineError: Processes cannot be started, or cannot load their stages.
         """
         with self._lock:
             for attempt in range(2):
                 try:
-                    wire = self._started()
-                    wire.send(("fork", device))
-                    socket.send_fds(wire.sock, [b"."], [fd, board_fd])
-                    return int(wire.recv())
+                    connection = self._started()
+                    connection.send(("fork", device))
+                    socket.send_fds(connection.sock, [b"."], [fd, heartbeat_fd])
+                    return int(connection.recv())
                 except (EOFError, OSError) as exc:
-                    how = self._buried()
+                    how = self._reap()
                     if attempt or self._aborted:
                         raise EngineError(f"worker processes cannot be started: {how or exc}") from exc
         raise AssertionError("unreachable")
 
-    def ended(self, pid: int) -> int | None:
-        """How a worker ended, as ``subprocess`` says it; ``None``: it has not."""
+    def exit_code(self, pid: int) -> int | None:
+        """Return the exit code of a worker as ``subprocess`` defines it, or ``None`` while it runs."""
         with self._lock:
-            if self._wire is None:
+            if self._connection is None:
                 return -signal.SIGKILL
             try:
-                self._wire.send(("ended", pid))
-                code: int | None = self._wire.recv()
+                self._connection.send(("exit_code", pid))
+                code: int | None = self._connection.recv()
             except (EOFError, OSError):
-                self._buried()
-                return -signal.SIGKILL  # with the nursery
+                self._reap()
+                return -signal.SIGKILL  # it was killed with the fork server
             return code
 
-    def wait(self, pid: int, seconds: float) -> int | None:
-        """Wait until a worker has ended; ``None``: it has not."""
-        until = time.monotonic() + seconds
+    def wait(self, pid: int, timeout_s: float) -> int | None:
+        """Wait for a worker to end and return its exit code; ``None`` if it has not ended within ``timeout_s``."""
+        until = time.monotonic() + timeout_s
         pause = 0.0005
-        while (code := self.ended(pid)) is None and time.monotonic() < until:
+        while (code := self.exit_code(pid)) is None and time.monotonic() < until:
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
         return code
 
     def abort(self) -> None:
-        """End it at once, with its workers; whoever waits for it is told, and it is not started again."""
+        """Kill the fork server and its workers; calls that wait for it fail, and it is not started again."""
         self._aborted = True
         if (process := self._process) is not None:
             process.kill()
 
     def _started(self) -> Connection:
+        """Return the connection to the fork server, which is started if need be."""
         if self._aborted:
             raise EOFError
-        if self._wire is not None:
-            return self._wire
-        here, there = socket.socketpair()
+        if self._connection is not None:
+            return self._connection
+        own_sock, server_sock = socket.socketpair()
         try:
-            self._process = _spawned(there.fileno(), self._threads)
-            if self._aborted:  # while it was being started, when there was nothing to kill
+            self._process = _spawn(server_sock.fileno(), self._threads)
+            if self._aborted:  # while it was being started, when there was no process to kill
                 self._process.kill()
         except BaseException:
-            here.close()
+            own_sock.close()
             raise
         finally:
-            there.close()
-        wire = self._wire = Connection(here)
-        wire.send(self._cargo)
-        word, *facts = wire.recv()
-        if word == "raise":
+            server_sock.close()
+        connection = self._connection = Connection(own_sock)
+        connection.send(self._payload)
+        kind, *fields = connection.recv()
+        if kind == "raise":
             self._close()
-            raise_unready(facts[0], "load its stages")
-        return wire
+            raise_startup_error(fields[0], "load its stages")
+        return connection
 
-    def _buried(self) -> str:
-        """Forget a nursery that died; say how it went."""
-        process, wire, self._process, self._wire = self._process, self._wire, None, None
-        if wire is not None:
-            wire.close()
+    def _reap(self) -> str:
+        """Forget a fork server that has died, and return how it ended."""
+        process, connection, self._process, self._connection = self._process, self._connection, None, None
+        if connection is not None:
+            connection.close()
         if process is None:
             return ""
         process.kill()
@@ -151,94 +154,102 @@ class ForkServer:
         return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
 
     def _close(self) -> None:
-        process, wire, self._process, self._wire = self._process, self._wire, None, None
-        if wire is not None:
+        process, connection, self._process, self._connection = self._process, self._connection, None, None
+        if connection is not None:
             with suppress(OSError):
-                wire.send(("stop", None))
-            wire.close()
+                connection.send(("stop", None))
+            connection.close()
         if process is not None:
             try:
-                process.wait(_PATIENCE_S)
+                process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
 
 
-def _spawned(fd: int, threads: int) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that sees the modules this one sees, and nothing of its main module."""
+def _spawn(fd: int, threads: int) -> subprocess.Popen[bytes]:
+    """Start a fresh interpreter that finds the modules this one finds, and does not load its main module."""
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
-        f"from penstock.engines.local.process_worker import nursery; nursery({fd}, {os.getpid()})"
+        f"from penstock.engines.local.process_worker import run_fork_server; run_fork_server({fd}, {os.getpid()})"
     )
-    env = {**dict.fromkeys(_THREADS, str(threads)), **_KEPT, **os.environ}
+    env = {**dict.fromkeys(_THREAD_VARIABLES, str(threads)), **_MALLOC_VARIABLES, **os.environ}
     return subprocess.Popen(
         [sys.executable, "-c", code],
         stdin=subprocess.DEVNULL,
         pass_fds=(fd,),
         env=env,
-        start_new_session=True,  # Ctrl-C is the run's to handle
+        start_new_session=True,  # only the run responds to Ctrl-C
     )
 
 
-def tend(fd: int, parent: int, serve: Serve) -> None:
-    """The nursery's side: load the cargo, then fork workers that ``serve`` until told to stop, or the run is gone."""
+def serve_forks(fd: int, run_pid: int, worker_main: WorkerMain) -> None:
+    """Be the fork server: load the payload, then fork workers until the run says stop, or is gone.
+
+    Args:
+        fd: The socket whose other end is the run's ``ForkServer``.
+        run_pid: The process of the run.
+        worker_main: What a forked worker runs.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    wire = Connection(socket.socket(fileno=fd))
+    connection = Connection(socket.socket(fileno=fd))
     try:
         try:
-            cargo = pickle.loads(wire.recv())
+            payload = pickle.loads(connection.recv())
         except (EOFError, OSError):
             raise
         except BaseException as exc:
-            wire.send(("raise", encode_error(exc)))
+            connection.send(("raise", encode_error(exc)))
             return
-        wire.send(("ready",))
+        connection.send(("ready",))
         gc.collect()
-        gc.freeze()  # so that the collector does not copy what workers share
-        _tend(wire, parent, cargo, serve)
+        gc.freeze()  # else the garbage collector would write to, and so copy, the pages that workers share
+        _fork_on_request(connection, run_pid, payload, worker_main)
     except (EOFError, OSError):
         os._exit(1)
 
 
-def _tend(wire: Connection, parent: int, cargo: Any, serve: Serve) -> None:
+def _fork_on_request(connection: Connection, run_pid: int, payload: Any, worker_main: WorkerMain) -> None:
     ready = select.poll()
-    ready.register(wire.sock, select.POLLIN)
-    here = os.getpid()
+    ready.register(connection.sock, select.POLLIN)
+    own_pid = os.getpid()
     while True:
-        while not ready.poll(1000 * _LOOK_S):
-            if os.getppid() != parent:
+        while not ready.poll(1000 * _CHECK_S):
+            if os.getppid() != run_pid:
                 return
-        word, about = wire.recv()
-        if word == "stop":
+        kind, argument = connection.recv()  # the argument is a pid, or the device of a new worker
+        if kind == "stop":
             return
-        if word == "ended":
-            wire.send(_ended(about))
+        if kind == "exit_code":
+            connection.send(_exit_code(argument))
             continue
-        _, fds, _, _ = socket.recv_fds(wire.sock, 1, 2)
+        _, fds, _, _ = socket.recv_fds(connection.sock, 1, 2)
         pid = os.fork()
         if not pid:
-            _become(here, wire, serve, fds, cargo, about)
-        for one in fds:
-            os.close(one)
-        wire.send(pid)
+            _become_worker(own_pid, connection, worker_main, fds, payload, argument)
+        for fd in fds:
+            os.close(fd)
+        connection.send(pid)
 
 
-def _ended(pid: int) -> int | None:
+def _exit_code(pid: int) -> int | None:
     try:
-        found, status = os.waitpid(pid, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return -signal.SIGKILL
-    return os.waitstatus_to_exitcode(status) if found else None
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _become(nursery: int, wire: Connection, serve: Serve, fds: list[int], cargo: Any, device: Any) -> None:
-    """Be a worker, and never come back."""
+def _become_worker(
+    server_pid: int, connection: Connection, worker_main: WorkerMain, fds: list[int], payload: Any, device: Any
+) -> None:
+    """Run a worker in this process, which has just been forked; never return."""
     code = 1
     try:
-        _die_with(nursery)
-        wire.close()
-        _draw_anew()
-        serve(socket.socket(fileno=fds[0]), fds[1], cargo, device)
+        _exit_with_parent(server_pid)
+        connection.close()
+        _reseed()
+        worker_main(socket.socket(fileno=fds[0]), fds[1], payload, device)
         code = 0
     except (EOFError, OSError):  # the run is gone
         pass
@@ -253,24 +264,24 @@ def _become(nursery: int, wire: Connection, serve: Serve, fds: list[int], cargo:
         os._exit(code)
 
 
-def _die_with(parent: int) -> None:
-    """End with the nursery even when it is killed, and whatever this process is in the middle of."""
+def _exit_with_parent(parent: int) -> None:
+    """Make this process end with the fork server, even if that is killed, and whatever this process is doing."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
     else:
-        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
 
 
-def _watch(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
 
 
-def _draw_anew() -> None:
-    """Let global generators of workers differ, as those of separate programs do."""
+def _reseed() -> None:
+    """Seed the global random generators, so that those of workers differ as those of separate programs do."""
     random.seed()
     np.random.seed()
     if (torch := sys.modules.get("torch")) is not None:

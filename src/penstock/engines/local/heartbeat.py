@@ -1,4 +1,4 @@
-"""What a worker is doing, written by it for every item and read by whoever watches it, in any process."""
+"""A record of the item that a worker is working on: the worker writes it for every item, any process can read it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import mmap
 import struct
 import time
 
-SIZE = mmap.PAGESIZE
-_FORM = struct.Struct("<qqd")
-_NOBODY = -1
+HEARTBEAT_BYTES = mmap.PAGESIZE
+_RECORD = struct.Struct("<qqd")  # stage, input, when it began
+_IDLE = -1
 
 
 class Heartbeat:
-    """The stage and the input a worker is at, and since when. Clocks of one machine's processes agree."""
+    """The stage and the input that a worker is at, and since when.
+
+    In shared memory it is read across processes: the monotonic clock is the same for all processes of a machine.
+    """
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
-        self._memory = bytearray(_FORM.size) if memory is None else memory
-        self.leave()
+        self._memory = bytearray(_RECORD.size) if memory is None else memory
+        self.clear()
 
-    def enter(self, stage: int, number: int) -> None:
-        """Note that stage ``stage`` of the segment begins with input ``number``."""
-        _FORM.pack_into(self._memory, 0, stage, number, time.monotonic())
+    def begin(self, stage: int, number: int) -> None:
+        """Record that stage ``stage`` of the segment begins with input ``number``."""
+        _RECORD.pack_into(self._memory, 0, stage, number, time.monotonic())
 
-    def leave(self) -> None:
-        """Note that nothing is being done."""
-        self.enter(_NOBODY, _NOBODY)
+    def clear(self) -> None:
+        """Record that the worker is idle."""
+        self.begin(_IDLE, _IDLE)
 
     def read(self) -> tuple[int, int, float] | None:
-        """The stage, the input and the seconds it has been at it; ``None``: it is at nothing."""
-        stage, number, since = _FORM.unpack_from(self._memory)
-        return None if stage == _NOBODY else (stage, number, time.monotonic() - since)
+        """Return the stage, the input and the seconds spent on it so far; ``None`` if the worker is idle."""
+        stage, number, since = _RECORD.unpack_from(self._memory)
+        return None if stage == _IDLE else (stage, number, time.monotonic() - since)

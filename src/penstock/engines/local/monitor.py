@@ -1,4 +1,4 @@
-"""Looks at the pools of a run ten times a second: sets their sizes, and ends the wait for a worker that hangs."""
+"""The thread that inspects a run's pools ten times a second: it resizes them and fails blocks whose worker hangs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.engines.meter import Meters
 
 @dataclass(slots=True)
 class _Watched:
-    """A pool, and what its counters were at the last look."""
+    """A pool and its counters at the last tick."""
 
     pool: Pool
     timeout_s: float | None
@@ -23,19 +23,20 @@ class _Watched:
     inputs: int = 0
 
     def reading(self, seconds: float) -> Reading:
-        """What happened since the last look."""
+        """Return what happened in the ``seconds`` since the last tick."""
         meter = self.pool.meter
         now = (self.pool.busy(), meter.cpu, meter.awaited, meter.inputs)
         then = (self.busy, self.cpu, self.awaited, self.inputs)
         busy, cpu, awaited, inputs = ((new - old) / seconds for new, old in zip(now, then, strict=True))
         self.busy, self.cpu, self.awaited, self.inputs = now
         size = self.pool.size
-        waited = min(1.0, max(awaited, 0.0))
-        return Reading(size, meter.least, meter.most, meter.on != "threads", min(busy, size), cpu, waited, inputs)
+        awaited_share = min(1.0, max(awaited, 0.0))
+        processes = meter.on != "threads"
+        return Reading(size, meter.least, meter.most, processes, min(busy, size), cpu, awaited_share, inputs)
 
 
 class Monitor:
-    """The thread that watches over the pools of a run; there is none where there is nothing to decide."""
+    """Watches the pools of a run in a thread of its own, which is started only if there is something to decide."""
 
     def __init__(self, cores: float, meters: Meters) -> None:
         self.thread: threading.Thread | None = None
@@ -45,29 +46,29 @@ class Monitor:
         self._stopped = threading.Event()
 
     def watch(self, pool: Pool, timeout_s: float | None) -> None:
-        """Watch over a pool; ``timeout_s`` is how long one of its threads may be at one item."""
+        """Add a pool; ``timeout_s`` bounds the time that one of its threads may spend on one item."""
         self._watched.append(_Watched(pool, timeout_s))
 
     def start(self) -> None:
-        """Begin, if there is anything to do."""
-        grows = any(one.pool.meter.least < one.pool.meter.most for one in self._watched)
-        if grows or self._meters.observer is not None or any(one.timeout_s for one in self._watched):
-            self.thread = threading.Thread(target=self._look, name="penstock monitor", daemon=True)
+        """Start the thread if a pool can be resized, an item can time out, or the run has an observer."""
+        resizable = any(watched.pool.meter.least < watched.pool.meter.most for watched in self._watched)
+        if resizable or self._meters.observer is not None or any(watched.timeout_s for watched in self._watched):
+            self.thread = threading.Thread(target=self._watch, name="penstock monitor", daemon=True)
             self.thread.start()
 
     def stop(self) -> None:
-        """End; the thread is gone soon after."""
+        """Ask the thread to end; it does so within a tick."""
         self._stopped.set()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         last, waited = time.perf_counter(), self._meters.waited
         while not self._stopped.wait(TICK_S):
             now = time.perf_counter()
-            share = min(1.0, (self._meters.waiting() - waited) / (now - last))
-            readings = [one.reading(now - last) for one in self._watched]
+            consumer_waited = min(1.0, (self._meters.waiting() - waited) / (now - last))
+            readings = [watched.reading(now - last) for watched in self._watched]
             last, waited = now, self._meters.waiting()
-            for one, size in zip(self._watched, self._tuner.tick(readings, share), strict=True):
-                one.pool.resize(size)
-                if one.timeout_s is not None:
-                    one.pool.give_up_after(one.timeout_s)
+            for watched, size in zip(self._watched, self._tuner.tick(readings, consumer_waited), strict=True):
+                watched.pool.resize(size)
+                if watched.timeout_s is not None:
+                    watched.pool.fail_overdue(watched.timeout_s)
             self._meters.tell("tick")

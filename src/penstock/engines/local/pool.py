@@ -1,4 +1,4 @@
-"""Workers that take blocks, in whatever number is wanted at the moment, and the channel that hands blocks on."""
+"""Pools of worker threads that can be resized while they work, and the channel that passes blocks to the consumer."""
 
 from __future__ import annotations
 
@@ -17,52 +17,55 @@ from penstock.plan import Block
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 5.0  # how long a close waits for a worker that is inside a user's function
-ABORT_S = 1.0  # and for one that can be ended
+JOIN_TIMEOUT_S = 5.0  # how long a close waits for a worker that is inside a user's function
+ABORT_TIMEOUT_S = 1.0  # how long it waits before it ends a worker that can be ended
 
 
-Parts = Iterator[tuple[Block, bool]]  # of one block, each with whether another one follows
-Job = Block | Parts  # a block to begin with, or the parts still to come of one that was begun
-Done = tuple[Block, Parts | None]  # a finished block, and the parts still to come
-_Task = tuple[Job, "Future[Done]"]
+BlockParts = Iterator[tuple[Block, bool]]  # the parts of one block, each with whether another one follows
+BlockJob = Block | BlockParts  # a block to begin with, or the remaining parts of one that was begun
+BlockResult = tuple[Block, BlockParts | None]  # a finished part, and the remaining ones
+_Task = tuple[BlockJob, "Future[BlockResult]"]
 
 
 class Closed(Exception):
-    """The other side is gone."""
+    """The pool or the channel is closed."""
 
 
-class Stranded(Exception):
-    """A worker is gone and another may take long: somebody else shall go on with ``job``."""
+class ReassignJob(Exception):
+    """A worker is gone and its replacement may take long: another worker must continue ``job``."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: BlockJob) -> None:
         super().__init__(job)
         self.job = job
 
 
 class WorkerProxy(Protocol):
-    """What a worker thread works with; made, used and closed in that thread."""
+    """Does the work of one worker thread, itself or through a remote worker.
+
+    It is created, used and closed in that thread.
+    """
 
     def prepare(self) -> None:
-        """Get ready: a block should not wait for a worker that is being made."""
+        """Get ready before the first block, so that no block waits for a worker that is starting."""
 
-    def __call__(self, job: Job) -> Done:
-        """Work on a block, or go on with one."""
+    def __call__(self, job: BlockJob) -> BlockResult:
+        """Work on a block until its first part is done, or on the next part of a block."""
 
-    def cpu(self) -> float:
-        """Seconds of a processor used so far."""
+    def cpu_seconds(self) -> float:
+        """Return the processor time used so far."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Release everything."""
 
     def abort(self) -> None:
-        """Come back from a block at once, if that can be; called from another thread."""
+        """Make the current call return at once, if that is possible; called from another thread."""
 
-    def overdue(self, limit: float) -> Exception | None:
-        """What to say if it has been at one item for longer than so many seconds; called from another thread."""
+    def overdue_error(self, timeout_s: float) -> Exception | None:
+        """Return an error if the worker has spent more than ``timeout_s`` on one item; called from another thread."""
 
 
-class _Clock:
-    """Adds up the time in which something goes on; read while it does."""
+class _Stopwatch:
+    """Adds up the time spent inside a ``with`` block; can be read while it runs."""
 
     def __init__(self) -> None:
         self._total = 0.0
@@ -82,61 +85,69 @@ class _Clock:
 
 
 class Pool:
-    """So many daemon threads, each with a hand of its own; how many can change while they work."""
+    """A number of daemon threads, each with a worker proxy of its own; the number can change while they work."""
 
     def __init__(
-        self, name: str, workers: int, make: Callable[[int], WorkerProxy], meter: Meter, meters: Meters
+        self, name: str, workers: int, make_proxy: Callable[[int], WorkerProxy], meter: Meter, meters: Meters
     ) -> None:
-        """Start the threads; ``make`` is given the worker's number, which is free again when the worker is gone."""
-        self.asking = _Clock()  # while the pool asks for more input
+        """Start the threads.
+
+        Args:
+            name: Part of the names of the threads.
+            workers: How many threads to start with.
+            make_proxy: Creates the proxy of a worker from its number, which is reused once the worker is gone.
+            meter: Counts what this pool does.
+            meters: Those of the run, with its observer.
+        """
+        self.awaiting_input = _Stopwatch()
         self.meter = meter
-        self._name, self._make, self._meters = name, make, meters
+        self._name, self._make_proxy, self._meters = name, make_proxy, meters
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._closed = False
-        self._lock = threading.RLock()  # the collector may close the run from inside any line of these threads
+        self._lock = threading.RLock()  # reentrant: the garbage collector may close the run from any line of a worker
         self._threads: dict[int, threading.Thread] = {}
-        self._hands: dict[int, WorkerProxy] = {}
+        self._proxies: dict[int, WorkerProxy] = {}
         self._leaving = 0
-        self._now: dict[int, Future[Done]] = {}  # what each worker has in hand
-        self._gone: set[int] = set()  # workers nobody waits for any more
-        self._area, self._at = 0.0, time.perf_counter()  # worker-seconds in hand until then
+        self._current: dict[int, Future[BlockResult]] = {}  # the block that each worker is working on
+        self._abandoned: set[int] = set()  # workers that hang and are no longer waited for
+        self._busy_s, self._busy_until = 0.0, time.perf_counter()  # worker-seconds of work until that moment
         self.resize(workers)
 
     def busy(self) -> float:
-        """Worker-seconds spent on blocks so far, this moment included."""
+        """Return the worker-seconds spent on blocks so far, including those in progress."""
         with self._lock:
-            return self._area + len(self._now) * (time.perf_counter() - self._at)
+            return self._busy_s + len(self._current) * (time.perf_counter() - self._busy_until)
 
-    def _hold(self, number: int, future: Future[Done] | None) -> None:
-        """Note what a worker has in hand."""
+    def _set_current(self, number: int, future: Future[BlockResult] | None) -> None:
+        """Record which block a worker is working on."""
         with self._lock:
             now = time.perf_counter()
-            self._area += len(self._now) * (now - self._at)
-            self._at = now
+            self._busy_s += len(self._current) * (now - self._busy_until)
+            self._busy_until = now
             if future is not None:
-                self._now[number] = future
+                self._current[number] = future
             else:
-                self._now.pop(number, None)
+                self._current.pop(number, None)
 
-    def give_up_after(self, limit: float) -> None:
-        """Fail the blocks of workers that have been at one item for longer; such a worker is left to itself."""
-        for number, hand in list(self._hands.items()):
-            problem = None if number in self._gone else hand.overdue(limit)
-            future = self._now.get(number)
-            if problem is not None and future is not None and not future.done():
-                self._gone.add(number)
+    def fail_overdue(self, timeout_s: float) -> None:
+        """Fail the blocks of workers that have spent more than ``timeout_s`` on one item, and abandon the workers."""
+        for number, proxy in list(self._proxies.items()):
+            error = None if number in self._abandoned else proxy.overdue_error(timeout_s)
+            future = self._current.get(number)
+            if error is not None and future is not None and not future.done():
+                self._abandoned.add(number)
                 self.meter.timeouts += 1
-                self._meters.tell("timeout", self.meter, worker=number, problem=str(problem))
-                with suppress(InvalidStateError):  # it came back at this very moment
-                    future.set_exception(problem)
+                self._meters.tell("timeout", self.meter, worker=number, problem=str(error))
+                with suppress(InvalidStateError):  # the worker has finished at this very moment
+                    future.set_exception(error)
 
     @property
     def size(self) -> int:
-        """How many workers there are, but for those on their way out."""
+        """The number of workers, without those that are about to leave."""
         return len(self._threads) - self._leaving
 
     def resize(self, workers: int) -> None:
-        """Have so many workers from now on; one too many leaves when it has nothing to do."""
+        """Set the number of workers; a surplus worker leaves once it has nothing to do."""
         with self._lock:
             if self._closed:
                 return
@@ -155,99 +166,100 @@ class Pool:
                 self.meter.sizes.append((self._meters.seconds, workers))
                 self._meters.tell("workers", self.meter, items=workers)
 
-    def submit(self, job: Job) -> Future[Done]:
-        """Have a block, or the next part of one, worked on.
+    def submit(self, job: BlockJob) -> Future[BlockResult]:
+        """Queue a block, or the next part of one.
 
         Raises:
-            Closed: the pool takes nothing more.
+            Closed: The pool accepts nothing more.
         """
-        future: Future[Done] = Future()
+        future: Future[BlockResult] = Future()
         with self._lock:
             if not self._closed:
                 self._tasks.put((job, future))
-            if self._closed:  # a job behind the stop marks would never be answered
+            if self._closed:  # a job behind the stop markers would never be taken
                 raise Closed
         return future
 
     def owns(self, thread: threading.Thread) -> bool:
-        """Whether it is one of this pool's."""
+        """Return whether a thread belongs to this pool."""
         return thread in self._threads.values()
 
     def _work(self, number: int) -> None:
-        trouble = self._prepared(number)
-        while (task := self._next()) is not None:
+        """Run worker ``number``: take tasks until a stop marker comes."""
+        startup_error = self._create_proxy(number)
+        while (task := self._next_task()) is not None:
             job, future = task
             if self._closed:
                 future.cancel()
                 continue
-            if trouble is not None:
-                self._settle(future, trouble)
+            if startup_error is not None:
+                self._resolve(future, startup_error)
                 continue
-            self._hold(number, future)
-            stranded = False
+            self._set_current(number, future)
+            reassigned = False
             try:
-                self._settle(future, self._timed(number, job))
-            except Stranded as exc:
-                stranded = True
-                self._again(exc.job, future)
-            except BaseException as exc:  # it belongs to whoever waits for the block
-                self._settle(future, exc)
-            self._hold(number, None)
+                self._resolve(future, self._run_timed(number, job))
+            except ReassignJob as exc:
+                reassigned = True
+                self._resubmit(exc.job, future)
+            except BaseException as exc:  # raised where the block is waited for
+                self._resolve(future, exc)
+            self._set_current(number, None)
             del task, job, future  # an idle worker holds no samples
-            if stranded:
-                trouble = self._ready(self._hands[number])
+            if reassigned:
+                startup_error = self._prepare(self._proxies[number])
         self._leave(number)
 
-    def _prepared(self, number: int) -> BaseException | None:
-        """Make the worker's hand; what went wrong belongs to whoever waits for a block."""
+    def _create_proxy(self, number: int) -> BaseException | None:
+        """Create a worker's proxy; return the error if that fails, to be raised where a block is waited for."""
         try:
-            hand = self._hands[number] = self._make(number)
+            proxy = self._proxies[number] = self._make_proxy(number)
         except BaseException as exc:
             return exc
-        return self._ready(hand)
+        return self._prepare(proxy)
 
-    def _ready(self, hand: WorkerProxy) -> BaseException | None:
+    def _prepare(self, proxy: WorkerProxy) -> BaseException | None:
         try:
-            hand.prepare()
+            proxy.prepare()
         except BaseException as exc:
             return exc
         return None
 
-    def _again(self, job: Job, future: Future[Done]) -> None:
-        """Have somebody else go on with it."""
+    def _resubmit(self, job: BlockJob, future: Future[BlockResult]) -> None:
+        """Queue a job again, for another worker."""
         with self._lock:
             if self._closed:
                 future.cancel()
             else:
                 self._tasks.put((job, future))
 
-    def _settle(self, future: Future[Done], result: Done | BaseException) -> None:
-        if future.done():  # somebody lost patience with it
+    def _resolve(self, future: Future[BlockResult], result: BlockResult | BaseException) -> None:
+        if future.done():  # it has timed out
             return
         if isinstance(result, BaseException):
             future.set_exception(result)
         else:
             future.set_result(result)
 
-    def _next(self) -> _Task | None:
-        """Wait for a task, noting what for: input, or somebody to take what is finished."""
+    def _next_task(self) -> _Task | None:
+        """Wait for a task, and count the wait as starved (for input) or blocked (for a consumer of the output)."""
         begun = time.perf_counter()
-        asked = self.asking.read(begun)
+        awaited_before = self.awaiting_input.read(begun)
         task = self._tasks.get()
         now = time.perf_counter()
-        starved = min(now - begun, self.asking.read(now) - asked)
+        starved = min(now - begun, self.awaiting_input.read(now) - awaited_before)
         with self._lock:
             self.meter.starved += starved
             self.meter.blocked += now - begun - starved
         return task
 
-    def _timed(self, number: int, job: Job) -> Done:
-        hand = self._hands[number]
-        begun, cpu = time.perf_counter(), hand.cpu()
+    def _run_timed(self, number: int, job: BlockJob) -> BlockResult:
+        proxy = self._proxies[number]
+        begun, cpu = time.perf_counter(), proxy.cpu_seconds()
         try:
-            done = hand(job)
+            done = proxy(job)
         finally:
-            took, used = time.perf_counter() - begun, hand.cpu() - cpu
+            took, used = time.perf_counter() - begun, proxy.cpu_seconds() - cpu
             with self._lock:
                 self.meter.busy += took
                 self.meter.cpu += used
@@ -260,10 +272,10 @@ class Pool:
         return done
 
     def _leave(self, number: int) -> None:
-        hand = self._hands.pop(number, None)
+        proxy = self._proxies.pop(number, None)
         try:
-            if hand is not None:
-                hand.close()
+            if proxy is not None:
+                proxy.close()
         except Exception:
             log.exception("a worker of %s could not be closed", self._name)
         with self._lock:
@@ -272,44 +284,48 @@ class Pool:
                 self._leaving -= 1
 
     def stop(self) -> None:
-        """Let nothing new begin."""
+        """Accept no more blocks and begin none that are queued."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
                 self._tasks.put(None)
 
     def join(self, until: float) -> list[str]:
-        """Wait for the threads, ending what can be ended; the names of those still inside a function at ``until``."""
-        stuck = [thread.name for number, thread in self._threads.items() if number in self._gone]
-        threads = [thread for number, thread in self._threads.items() if number not in self._gone]
-        soon = min(until, time.monotonic() + ABORT_S)
+        """Wait for the threads and abort the workers that can be aborted.
+
+        Returns:
+            The names of the threads that are still inside a function at the time ``until``.
+        """
+        stuck = [thread.name for number, thread in self._threads.items() if number in self._abandoned]
+        threads = [thread for number, thread in self._threads.items() if number not in self._abandoned]
+        abort_at = min(until, time.monotonic() + ABORT_TIMEOUT_S)
         for thread in threads:
-            thread.join(max(0.0, soon - time.monotonic()))
-        for hand in list(self._hands.values()):
-            hand.abort()
+            thread.join(max(0.0, abort_at - time.monotonic()))
+        for proxy in list(self._proxies.values()):
+            proxy.abort()
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
         return stuck + [thread.name for thread in threads if thread.is_alive()]
 
 
-def in_order(blocks: Iterator[Block], pool: Pool, ahead: Callable[[], int]) -> Iterator[Block]:
-    """The blocks as the pool finishes them, in the order they came; at most ``ahead()`` are under way."""
-    pending: deque[Future[Done]] = deque()
-    for block in _asked_for(blocks, pool):
+def map_ordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], int]) -> Iterator[Block]:
+    """Yield what the pool makes of the blocks, in their order; at most ``max_pending()`` are in progress."""
+    pending: deque[Future[BlockResult]] = deque()
+    for block in _timed_input(blocks, pool):
         pending.append(pool.submit(block))
         del block
-        while pending and (len(pending) >= ahead() or pending[0].done()):
+        while pending and (len(pending) >= max_pending() or pending[0].done()):
             pool.meter.pending = len(pending)
-            yield _first(pending, pool)
+            yield _take_first(pending, pool)
     while pending:
         pool.meter.pending = len(pending)
-        yield _first(pending, pool)
+        yield _take_first(pending, pool)
 
 
-def _asked_for(blocks: Iterator[Block], pool: Pool) -> Iterator[Block]:
-    """The blocks, with the time that waiting for them takes counted as asking."""
+def _timed_input(blocks: Iterator[Block], pool: Pool) -> Iterator[Block]:
+    """Yield the blocks, and count the time spent waiting for them."""
     while True:
-        with pool.asking:
+        with pool.awaiting_input:
             block = next(blocks, None)
         if block is None:
             return
@@ -317,38 +333,39 @@ def _asked_for(blocks: Iterator[Block], pool: Pool) -> Iterator[Block]:
         del block
 
 
-def _first(pending: deque[Future[Done]], pool: Pool) -> Block:
-    """The first of them; the next part of it takes its place, and is begun before this one is used."""
-    block, rest = _result(pending.popleft(), pool)
+def _take_first(pending: deque[Future[BlockResult]], pool: Pool) -> Block:
+    """Return the first result; the next part of its block takes its place, and begins before the result is used."""
+    block, rest = _wait_for(pending.popleft(), pool)
     if rest is not None:
         pending.appendleft(pool.submit(rest))
     return block
 
 
-def as_finished(blocks: Iterator[Block], pool: Pool, ahead: Callable[[], int]) -> Iterator[Block]:
-    """The blocks as the pool finishes them, whichever comes first; the parts of one come together."""
-    finished: SimpleQueue[Future[Done]] = SimpleQueue()
+def map_unordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], int]) -> Iterator[Block]:
+    """Yield what the pool makes of the blocks, as they are finished; the parts of one block stay together."""
+    finished: SimpleQueue[Future[BlockResult]] = SimpleQueue()
     pending = 0
-    for block in _asked_for(blocks, pool):
+    for block in _timed_input(blocks, pool):
         pool.submit(block).add_done_callback(finished.put)
         del block
         pending += 1
-        while pending and (pending >= ahead() or not finished.empty()):
+        while pending and (pending >= max_pending() or not finished.empty()):
             pool.meter.pending = pending
-            yield from _whole(finished, pool)
+            yield from _all_parts(finished, pool)
             pending -= 1
     while pending:
         pool.meter.pending = pending
-        yield from _whole(finished, pool)
+        yield from _all_parts(finished, pool)
         pending -= 1
 
 
-def _whole(finished: SimpleQueue[Future[Done]], pool: Pool) -> Iterator[Block]:
+def _all_parts(finished: SimpleQueue[Future[BlockResult]], pool: Pool) -> Iterator[Block]:
+    """Yield all parts of the next block that is finished."""
     begun = time.perf_counter()
     future = finished.get()
     pool.meter.awaited += time.perf_counter() - begun
     while True:
-        block, rest = _result(future, pool)
+        block, rest = _wait_for(future, pool)
         if rest is not None:
             future = pool.submit(rest)
         yield block
@@ -356,7 +373,7 @@ def _whole(finished: SimpleQueue[Future[Done]], pool: Pool) -> Iterator[Block]:
             return
 
 
-def _result(future: Future[Done], pool: Pool) -> Done:
+def _wait_for(future: Future[BlockResult], pool: Pool) -> BlockResult:
     try:
         if future.done():
             return future.result()
@@ -369,34 +386,35 @@ def _result(future: Future[Done], pool: Pool) -> Done:
 
 
 class Channel:
-    """A short queue between the driving thread and the consumer, which either side can close."""
+    """A short queue between the driver thread and the consumer; either side can close it."""
 
-    def __init__(self, room: Callable[[], int]) -> None:
-        """Hold at most ``room()`` blocks."""
-        self.room = room
+    def __init__(self, capacity: Callable[[], int]) -> None:
+        """Hold at most ``capacity()`` blocks."""
+        self.capacity = capacity
         self._blocks: deque[Any] = deque()
         self._changed = threading.Condition()
         self._closed = False
 
     def put(self, block: Any) -> None:
-        """Pass a block on, waiting for room.
+        """Add a block; wait while the channel is full.
 
         Raises:
-            Closed: the consumer is gone.
+            Closed: The consumer is gone.
         """
         with self._changed:
-            while len(self._blocks) >= self.room() and not self._closed:
-                self._changed.wait(1.0)  # the collector may have closed it, in this thread, on the way here
+            while len(self._blocks) >= self.capacity() and not self._closed:
+                # With a timeout: the garbage collector may have closed the channel in this thread, after the check.
+                self._changed.wait(1.0)
             if self._closed:
                 raise Closed
             self._blocks.append(block)
             self._changed.notify_all()
 
     def get(self) -> Any:
-        """Take a block, waiting for one.
+        """Remove and return the oldest block; wait while the channel is empty.
 
         Raises:
-            Closed: the channel was closed by another thread.
+            Closed: Another thread has closed the channel.
         """
         with self._changed:
             while not self._blocks:
@@ -408,7 +426,7 @@ class Channel:
             return block
 
     def close(self) -> None:
-        """Wake whoever waits and let nothing more through."""
+        """Discard what is queued and wake both sides."""
         with self._changed:
             self._closed = True
             self._blocks.clear()
@@ -416,11 +434,11 @@ class Channel:
 
 
 def join_all(threads: list[threading.Thread], pools: list[Pool]) -> None:
-    """Wait until everything has ended; a thread stuck in a user's function is named and left as a daemon."""
-    until = time.monotonic() + PATIENCE_S
+    """Wait until everything has ended; log the threads that are stuck in a user's function and leave them."""
+    until = time.monotonic() + JOIN_TIMEOUT_S
     stuck = [name for pool in pools for name in pool.join(until)]
-    for thread in threads:  # they may wait for those
+    for thread in threads:  # they may wait for the stuck ones
         thread.join(0.1 if stuck else max(0.0, until - time.monotonic()))
     stuck = stuck or [thread.name for thread in threads if thread.is_alive()]
     if stuck:
-        log.warning("left behind, still inside a function: %s", ", ".join(stuck))
+        log.warning("threads left behind, still inside a function: %s", ", ".join(stuck))

@@ -1,4 +1,4 @@
-"""A worker in a process of its own, as the run sees it: started, asked, watched, ended."""
+"""Worker processes as the run sees them: started, sent blocks, watched, ended."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, ClassVar
 
-from penstock.engines.local.block_codec import answer, decode_error, raise_unready
+from penstock.engines.local.block_codec import answer_origin_query, decode_error, raise_startup_error
 from penstock.engines.local.fork_server import ForkServer
-from penstock.engines.local.heartbeat import SIZE, Heartbeat
-from penstock.engines.local.pool import ABORT_S
+from penstock.engines.local.heartbeat import HEARTBEAT_BYTES, Heartbeat
+from penstock.engines.local.pool import ABORT_TIMEOUT_S
 from penstock.engines.local.transport import CannotSend, Connection, dumps, memory_file
 from penstock.engines.local.worker_proxy import WorkerDied, WorkerStuck
 from penstock.engines.program import Segment
@@ -23,182 +23,158 @@ from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import Context, Origin, PlacedStage, Resources
 
-_POLL_S = 0.05  # how often a worker with a time limit is looked at, at least
+_POLL_S = 0.05  # shortest interval between two checks of a worker's time limit
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPayload:
-    """What a worker process needs: the stages, pickled once for all workers, and what it may use."""
+    """What the worker processes of a segment need: its stages, pickled once for all, and its limits."""
 
-    before: list[tuple[PlacedStage, Context]]  # what is done here: reading, whose maps of files stay in their process
+    local_stages: list[tuple[PlacedStage, Context]]  # reading: the files that it maps stay mapped in this process
     stages: list[PlacedStage]
     contexts: list[Context]
-    nursery: ForkServer
+    fork_server: ForkServer
     timeout_s: float | None
     on: ClassVar[str] = "processes"
 
-    def enter(self) -> None:
-        """Note that somebody will want workers."""
-        self.nursery.enter()
+    def acquire(self) -> None:
+        self.fork_server.acquire()
 
-    def leave(self) -> None:
-        """Note that somebody wants none any more."""
-        self.nursery.leave()
+    def release(self) -> None:
+        self.fork_server.release()
 
     def abort(self) -> None:
-        """End what is being started."""
-        self.nursery.abort()
+        self.fork_server.abort()
 
     def start(self, device: Any) -> WorkerProcess:
-        """Start a worker.
-
-        Raises:
-            EngineError: it cannot be started.
-        """
         return WorkerProcess(self, device)
 
     @staticmethod
     def of(segment: Segment, contexts: list[Context]) -> ProcessPayload:
-        """Pack a segment.
+        """Pickle the stages of a segment.
 
         Raises:
-            EngineError: a function cannot travel to another process.
+            EngineError: A function cannot be sent to another process.
         """
-        placed = list(zip(segment.stages, contexts, strict=True))
-        before = [(one, ctx) for one, ctx in placed if isinstance(one.stage, Read)]
-        there = [(one, ctx) for one, ctx in placed if not isinstance(one.stage, Read)]
-        for one, _ in there:
-            check_travels(one)
-        needs = segment.resources or Resources()
-        stages, its = [one for one, _ in there], [ctx for _, ctx in there]
-        return ProcessPayload(
-            before, stages, its, ForkServer(dumps((stages, its)), ceil(needs.cpus or 1)), needs.timeout_s
-        )
+        placed_stages = list(zip(segment.stages, contexts, strict=True))
+        local = [(placed, ctx) for placed, ctx in placed_stages if isinstance(placed.stage, Read)]
+        remote = [(placed, ctx) for placed, ctx in placed_stages if not isinstance(placed.stage, Read)]
+        for placed, _ in remote:
+            check_sendable(placed)
+        resources = segment.resources or Resources()
+        stages, remote_contexts = [placed for placed, _ in remote], [ctx for _, ctx in remote]
+        fork_server = ForkServer(dumps((stages, remote_contexts)), ceil(resources.cpus or 1))
+        return ProcessPayload(local, stages, remote_contexts, fork_server, resources.timeout_s)
 
 
-def check_travels(placed: PlacedStage) -> None:
+def check_sendable(placed: PlacedStage) -> None:
     """Require that a stage can be sent to another process.
 
     Raises:
-        EngineError: it cannot.
+        EngineError: It cannot.
     """
     try:
         dumps(placed)
     except Exception as exc:
         problem = f"{placed.stage.describe()} cannot be sent to a worker process: {exc}"
-        raise EngineError(f"{problem}; on='threads' needs no sending") from exc
+        raise EngineError(f"{problem}; with on='threads' nothing has to be sent") from exc
 
 
 class WorkerProcess:
-    """One worker process. One thread at a time, but for ``kill``."""
+    """One worker process; a ``RemoteWorker``."""
 
-    def __init__(self, cargo: ProcessPayload, device: Any) -> None:
-        """Start it.
+    def __init__(self, payload: ProcessPayload, device: Any) -> None:
+        """Fork the process from the fork server.
 
         Raises:
-            EngineError: it cannot be started.
+            EngineError: It cannot be started.
         """
-        here, there = socket.socketpair()
-        board_fd = memory_file(SIZE)
-        self._board = Heartbeat(mmap.mmap(board_fd, SIZE))
-        self._nursery, self._timeout_s = cargo.nursery, cargo.timeout_s
-        self._code: int | None = None
-        self.cpu = 0.0
+        own_sock, worker_sock = socket.socketpair()
+        heartbeat_fd = memory_file(HEARTBEAT_BYTES)
+        self._heartbeat = Heartbeat(mmap.mmap(heartbeat_fd, HEARTBEAT_BYTES))
+        self._fork_server, self._timeout_s = payload.fork_server, payload.timeout_s
+        self._exit_code: int | None = None
+        self.cpu_s = 0.0
         self.retried = 0
         try:
-            self.pid = cargo.nursery.fork(there.fileno(), board_fd, device)
+            self.pid = payload.fork_server.fork(worker_sock.fileno(), heartbeat_fd, device)
         except BaseException:
-            here.close()
+            own_sock.close()
             raise
         finally:
-            there.close()
-            os.close(board_fd)
-        self._wire = Connection(here)
+            worker_sock.close()
+            os.close(heartbeat_fd)
+        self._connection = Connection(own_sock)
 
-    def load(self) -> None:
-        """Wait until it is ready.
-
-        Raises:
-            WorkerDied: it ended before that.
-            EngineError: it cannot make its functions.
-            StageError: the constructor of one of them fails.
-        """
+    def wait_ready(self) -> None:
         try:
-            word, *facts = self._wire.recv()
+            kind, *fields = self._connection.recv()
         except (EOFError, OSError):
-            raise self.died("at its start") from None
-        if word == "raise":
+            raise self._death("at its start") from None
+        if kind == "raise":
             self.close()
-            raise_unready(facts[0], "make its functions")
+            raise_startup_error(fields[0], "construct its functions")
 
-    def ask(self, origin: Origin, *words: Any) -> tuple[tuple[Any, ...], bool]:
-        """Have it work; answer its questions about ``origin`` meanwhile.
-
-        Raises:
-            WorkerDied: it did, or was ended since it took too long.
-            CannotSend: what was sent, or its answer, could not be made again at the other end.
-        """
+    def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
         try:
-            self._wire.send(words)
-            del words
+            self._connection.send(message)
+            del message
             while True:
-                word, *facts = self._recv()
-                if word == "done":
-                    self.cpu, self.retried = facts[2]
-                    return facts[0], facts[1]
-                if word == "raise":
-                    raise decode_error(facts[0])
-                if word == "unreadable":
-                    raise CannotSend(facts[0])
-                self._wire.send(answer(origin, word, *facts))
+                kind, *fields = self._recv()
+                if kind == "done":
+                    self.cpu_s, self.retried = fields[2]
+                    return fields[0], fields[1]
+                if kind == "raise":
+                    raise decode_error(fields[0])
+                if kind == "unreadable":
+                    raise CannotSend(fields[0])
+                self._connection.send(answer_origin_query(origin, kind, *fields))
         except (EOFError, OSError) as exc:
             if isinstance(exc, OSError) and not isinstance(exc, ConnectionError):
-                raise  # a full table of open files, say
-            raise self.died("in the middle of a block") from None
+                raise  # such as too many open files
+            raise self._death("in the middle of a block") from None
 
     def _recv(self) -> Any:
-        limit = self._timeout_s
-        if limit is not None:
+        timeout_s = self._timeout_s
+        if timeout_s is not None:
             ready = select.poll()
-            ready.register(self._wire.sock, select.POLLIN)
-            while not ready.poll(1000 * max(_POLL_S, limit / 10)):
-                at = self._board.read()
-                if at is not None and at[2] > limit:
+            ready.register(self._connection.sock, select.POLLIN)
+            while not ready.poll(1000 * max(_POLL_S, timeout_s / 10)):
+                current = self._heartbeat.read()
+                if current is not None and current[2] > timeout_s:
                     self.kill()
-                    self.died("")
-                    raise WorkerStuck(f"it took longer than timeout_s={limit:g} and was ended")
-        return self._wire.recv()
+                    self._death("")
+                    raise WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
+        return self._connection.recv()
 
-    def stage(self) -> int | None:
-        """The number of the stage it is, or was, at."""
-        at = self._board.read()
-        return None if at is None else at[0]
+    def current_stage(self) -> int | None:
+        current = self._heartbeat.read()
+        return None if current is None else current[0]
 
-    def died(self, when: str) -> WorkerDied:
-        """Bury it, and say how it went."""
-        self._wire.close()
-        code = self._ended()
+    def _death(self, when: str) -> WorkerDied:
+        """Wait for the process, which has ended, and return an error that says how it ended."""
+        self._connection.close()
+        code = self._wait()
         how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
         return WorkerDied(f"its worker process ended {when}: {how}")
 
     def kill(self) -> None:
-        """End it at once; whoever waits for it is told."""
-        if self._code is None:
+        if self._exit_code is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let it clean up and end; one that does not is killed."""
+        """Let the process clean up and end; kill it if it does not."""
         with suppress(OSError):
-            self._wire.send(("stop", 0, None))
-        self._ended()
-        self._wire.close()
+            self._connection.send(("stop", 0, None))
+        self._wait()
+        self._connection.close()
 
-    def _ended(self) -> int:
-        """Wait for its end, which is soon; how it ended."""
-        if self._code is None:
-            self._code = self._nursery.wait(self.pid, ABORT_S)
-        if self._code is None:  # it lives on
+    def _wait(self) -> int:
+        """Return the exit code of the process, which is about to end; kill it if it does not."""
+        if self._exit_code is None:
+            self._exit_code = self._fork_server.wait(self.pid, ABORT_TIMEOUT_S)
+        if self._exit_code is None:
             self.kill()
-            self._code = self._nursery.wait(self.pid, 10 * ABORT_S)
-        return -signal.SIGKILL if self._code is None else self._code
+            self._exit_code = self._fork_server.wait(self.pid, 10 * ABORT_TIMEOUT_S)
+        return -signal.SIGKILL if self._exit_code is None else self._exit_code

@@ -1,4 +1,4 @@
-"""The other side of a process pool: a process that runs one segment's stages on the blocks it is sent."""
+"""What runs inside a worker process: it runs one segment's stages on the blocks it is sent."""
 
 from __future__ import annotations
 
@@ -10,89 +10,91 @@ from functools import partial
 from typing import Any
 
 from penstock.engines.local.block_codec import RemoteOrigin, decode_block, encode_block, encode_error
-from penstock.engines.local.fork_server import tend
-from penstock.engines.local.heartbeat import SIZE, Heartbeat
+from penstock.engines.local.fork_server import serve_forks
+from penstock.engines.local.heartbeat import HEARTBEAT_BYTES, Heartbeat
 from penstock.engines.local.transport import CannotSend, Connection, dumps
 from penstock.engines.program import Segment, prepare, run_segment
 from penstock.plan import Block, Context, PlacedStage
 
 
-def nursery(fd: int, parent: int) -> None:
-    """Fork workers for the run at the other end of the socket."""
-    tend(fd, parent, _serve)
+def run_fork_server(fd: int, run_pid: int) -> None:
+    """Fork workers for the run ``run_pid``, which is at the other end of the socket ``fd``."""
+    serve_forks(fd, run_pid, _run_worker)
 
 
-def _serve(sock: socket.socket, board_fd: int, cargo: tuple[list[PlacedStage], list[Context]], device: Any) -> None:
-    """Serve until told to stop, or until the run is gone."""
-    stages, contexts = cargo
-    board = Heartbeat(mmap.mmap(board_fd, SIZE))
-    os.close(board_fd)
-    wire = Connection(sock)
+def _run_worker(
+    sock: socket.socket, heartbeat_fd: int, payload: tuple[list[PlacedStage], list[Context]], device: Any
+) -> None:
+    """Construct the functions, then work on blocks until the run says stop, or is gone."""
+    stages, contexts = payload
+    heartbeat = Heartbeat(mmap.mmap(heartbeat_fd, HEARTBEAT_BYTES))
+    os.close(heartbeat_fd)
+    connection = Connection(sock)
     for number, ctx in enumerate(contexts):
         ctx.device = device
-        ctx.watch = partial(board.enter, number)
+        ctx.watch = partial(heartbeat.begin, number)
     try:
         prepare(Segment(stages), contexts)
     except BaseException as exc:
-        wire.send(("raise", encode_error(exc)))
+        connection.send(("raise", encode_error(exc)))
         return
-    wire.send(("ready",))
+    connection.send(("ready",))
     try:
-        _work(wire, board, Segment(stages), contexts)
+        _work(connection, heartbeat, Segment(stages), contexts)
     finally:
         for placed, ctx in zip(stages, contexts, strict=True):
             placed.stage.finish(ctx)
 
 
-def _work(wire: Connection, board: Heartbeat, segment: Segment, contexts: list[Context]) -> None:
-    def ask(*words: Any) -> Any:
-        wire.send(words)
-        return wire.recv()
+def _work(connection: Connection, heartbeat: Heartbeat, segment: Segment, contexts: list[Context]) -> None:
+    def query(*message: Any) -> Any:
+        connection.send(message)
+        return connection.recv()
 
-    going: dict[int, Any] = {}
+    in_progress: dict[int, Any] = {}  # the parts still to come, by the number of the block
     while True:
         try:
-            word, number, facts = wire.recv()
+            kind, number, encoded = connection.recv()
         except CannotSend as exc:
-            wire.send(("unreadable", str(exc)))
+            connection.send(("unreadable", str(exc)))
             continue
-        if word == "stop":
+        if kind == "stop":
             return
-        if word == "run":
-            going[number] = run_segment(segment, contexts, decode_block(facts, RemoteOrigin(ask)))
-        del facts
+        if kind == "run":
+            in_progress[number] = run_segment(segment, contexts, decode_block(encoded, RemoteOrigin(query)))
+        del encoded
         try:
-            part, again = next(going[number])
-            board.leave()
+            part, again = next(in_progress[number])
+            heartbeat.clear()
             if not again:
-                del going[number]
-            _send(wire, part, again, segment, contexts)
+                del in_progress[number]
+            _send_part(connection, part, again, segment, contexts)
             del part  # an idle worker holds no samples
         except (EOFError, OSError, SystemExit):
             raise
         except BaseException as exc:
-            board.leave()
-            going.pop(number, None)
-            wire.send(("raise", encode_error(exc)))
+            heartbeat.clear()
+            in_progress.pop(number, None)
+            connection.send(("raise", encode_error(exc)))
 
 
-def _send(wire: Connection, part: Block, again: bool, segment: Segment, contexts: list[Context]) -> None:
+def _send_part(connection: Connection, part: Block, again: bool, segment: Segment, contexts: list[Context]) -> None:
     counts = (time.process_time(), sum(ctx.retried for ctx in contexts))
     try:
-        wire.send(("done", encode_block(part), again, counts))
-    except CannotSend:  # one of the items
-        wire.send(("done", encode_block(sendable(part, segment, contexts)), again, counts))
+        connection.send(("done", encode_block(part), again, counts))
+    except CannotSend:  # because of one of the items
+        connection.send(("done", encode_block(without_unsendable(part, segment, contexts)), again, counts))
 
 
-def sendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
-    """The block without the items that cannot be pickled, which fail like any other."""
+def without_unsendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
+    """Return a block without the items that cannot be pickled; they fail in the last stage like any other."""
     stage, ctx = segment.stages[-1].stage, contexts[-1]
     kept: list[int] = []
     for number, item in enumerate(part.items):
         try:
             dumps(item)
         except Exception as exc:
-            if not stage.fail(part, number, CannotSend(f"what it gives cannot be sent back: {exc}"), ctx):
+            if not stage.fail(part, number, CannotSend(f"its result cannot be sent back: {exc}"), ctx):
                 break
         else:
             kept.append(number)

@@ -1,9 +1,9 @@
-"""The way of objects between two processes: a few words by socket, everything large by shared memory.
+"""Send objects between two processes: small messages by socket, large ones by shared memory.
 
-A message lies in a segment of memory that both ends have mapped: a table of buffers, the pickle, the buffers. The
-socket only says which segment. What is unpickled are views of the segment; when the last of them is gone the receiver
-says so with its next message, and the sender fills the segment again: no copy, no fresh pages. Segments have no name,
-so nothing stays behind however a process ends.
+A message lies in a region of memory that both ends have mapped: a table of buffers, the pickle, the buffers. The
+socket carries only the number of the region. The receiver unpickles views of the region; when the last of them is gone
+its next message says so, and the sender fills the region again: no copy, no fresh pages. Regions have no name, so
+nothing is left behind however a process ends.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-INLINE = 16_384  # a message up to this size goes through the socket itself
-SMALL = 2_048  # a buffer below this is cheaper inside the pickle, and keeps no segment from being used again
-LEASES = 8  # segments whose contents may be in use at the other end; beyond, the receiver copies
-_ALIGN = 64
-_LEAST = 1 << 20
-_HEAD = struct.Struct("<qqqqqq")  # segment (-1: in line), its capacity, pickle's bytes, buffers, freed, dropped
+MAX_INLINE_BYTES = 16_384  # a message up to this size goes through the socket itself
+MIN_BUFFER_BYTES = 2_048  # a smaller buffer is cheaper inside the pickle, and does not keep a region from being reused
+MAX_LEASES = 8  # regions whose contents may be in use at the other end; beyond, the receiver copies
+_ALIGNMENT = 64
+_MIN_REGION_BYTES = 1 << 20
+_HEADER = struct.Struct("<qqqqqq")  # region (-1: inline), its capacity, bytes of the pickle, buffers, freed, dropped
 _LENGTH = struct.Struct("<i")
-_FOLD = struct.Struct("<qqqqqqqq")  # buffers, the pickle's bytes; as long as keeps what follows aligned
+_PACKED_HEADER = struct.Struct("<qqqqqqqq")  # buffers, bytes of the pickle; padded so that what follows is aligned
 
-Table = np.ndarray[Any, np.dtype[np.int64]]
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+BufferTable = np.ndarray[Any, np.dtype[np.int64]]  # start and size of each buffer
+PackedBytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def _tensor(array: Any) -> Any:
@@ -44,7 +44,7 @@ def _tensor(array: Any) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Takes anything: what cannot be imported at the other end travels by value, tensors as arrays."""
+    """Pickles by value what the other end cannot import, and tensors as arrays."""
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -54,7 +54,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
-    """Whether an array says all there is to say about it."""
+    """Whether a numpy array holds everything there is to know about the tensor."""
     return bool(
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -67,14 +67,14 @@ def _is_plain(torch: Any, tensor: Any) -> bool:
 
 
 def dumps(obj: Any) -> bytes:
-    """Pickle by value what the other end cannot import."""
+    """Pickle an object; what the other end cannot import is pickled by value."""
     parts: list[Any] = []
     _Pickler(SimpleNamespace(write=parts.append), 5).dump(obj)
     return b"".join(parts)
 
 
 def memory_file(size: int) -> int:
-    """A file without a name, in memory where the system can."""
+    """Return the descriptor of a new file without a name, in memory where the system supports it."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
     else:
@@ -85,69 +85,70 @@ def memory_file(size: int) -> int:
 
 
 class CannotSend(Exception):
-    """What the other end sent cannot be made again at this one."""
+    """An object cannot be pickled, or cannot be unpickled in the other process."""
 
 
 class Connection:
-    """One end of a connection. One thread at a time."""
+    """One end of a connection between two processes. Not thread-safe."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self._ours: dict[int, mmap.mmap] = {}
-        self._idle: list[int] = []
-        self._made = 0
+        self._own: dict[int, mmap.mmap] = {}  # regions that this end fills
+        self._idle: list[int] = []  # those of them whose contents the other end has let go of
+        self._created = 0
         self._dropped: list[int] = []
-        self._theirs: dict[int, mmap.mmap] = {}
+        self._received: dict[int, mmap.mmap] = {}  # regions that the other end fills
         self._leases: dict[int, weakref.ref[Any]] = {}
-        self._freed: deque[int] = deque()  # written by the collector, in any thread
+        self._freed: deque[int] = deque()  # appended to by the garbage collector, in any thread
 
     def send(self, obj: Any) -> None:
         """Send an object.
 
         Raises:
-            OSError: the other end is gone.
-            CannotSend: it cannot be pickled; nothing was sent.
+            OSError: The other end is gone.
+            CannotSend: The object cannot be pickled; nothing was sent.
         """
         parts, buffers = _pickled(obj)
         length = sum(map(len, parts))
-        if not buffers and length <= INLINE:
+        if not buffers and length <= MAX_INLINE_BYTES:
             self._post(-1, 0, length, 0, b"".join(parts))
             return
         table, size = _layout(length, buffers)
-        segment, fd = self._segment(size)
-        view = memoryview(self._ours[segment])
+        region, fd = self._region(size)
+        view = memoryview(self._own[region])
         _fill(view, table, parts, buffers)
         view.release()
-        self._post(segment, len(self._ours[segment]), length, len(buffers), b"", fd)
+        self._post(region, len(self._own[region]), length, len(buffers), b"", fd)
 
-    def _segment(self, size: int) -> tuple[int, int | None]:
-        """The number of a segment of ours that nobody reads and that is large enough; with its file if it is new."""
-        fits = [number for number in self._idle if len(self._ours[number]) >= size]
+    def _region(self, size: int) -> tuple[int, int | None]:
+        """Return the number of an idle region of at least ``size`` bytes, and its file if the region is new."""
+        fits = [number for number in self._idle if len(self._own[number]) >= size]
         if fits:
-            best = min(fits, key=lambda number: len(self._ours[number]))
+            best = min(fits, key=lambda number: len(self._own[number]))
             self._idle.remove(best)
             return best, None
         if self._idle:  # they have become too small
             self._dropped += self._idle
             for number in self._idle:
-                self._ours.pop(number).close()
+                self._own.pop(number).close()
             self._idle = []
-        capacity = max(_LEAST, 1 << (size - 1).bit_length())
+        capacity = max(_MIN_REGION_BYTES, 1 << (size - 1).bit_length())
         fd = memory_file(capacity)
-        self._made += 1
-        self._ours[self._made] = mmap.mmap(fd, capacity)
-        return self._made, fd
+        self._created += 1
+        self._own[self._created] = mmap.mmap(fd, capacity)
+        return self._created, fd
 
     def _post(
-        self, segment: int, capacity: int, length: int, buffers: int, inline: bytes, fd: int | None = None
+        self, region: int, capacity: int, length: int, buffers: int, inline: bytes, fd: int | None = None
     ) -> None:
+        """Write a message to the socket, with the regions freed and dropped since the last one; close ``fd``."""
         freed = [self._freed.popleft() for _ in range(len(self._freed))]
         for number in freed:
             self._leases.pop(number, None)
         dropped, self._dropped = self._dropped, []
         numbers = freed + dropped
-        head = _HEAD.pack(segment, capacity, length, buffers, len(freed), len(dropped))
-        body = head + struct.pack(f"<{len(numbers)}q", *numbers) + inline
+        header = _HEADER.pack(region, capacity, length, buffers, len(freed), len(dropped))
+        body = header + struct.pack(f"<{len(numbers)}q", *numbers) + inline
         message = _LENGTH.pack(len(body)) + body
         try:
             sent = socket.send_fds(self.sock, [message], [fd]) if fd is not None else self.sock.send(message)
@@ -161,88 +162,92 @@ class Connection:
         """Wait for an object.
 
         Raises:
-            EOFError: the other end is gone.
-            CannotSend: the object cannot be made again here; the connection is as good as before.
+            EOFError: The other end is gone.
+            CannotSend: The object cannot be unpickled here; the connection stays usable.
         """
         try:
             first, fds, _, _ = socket.recv_fds(self.sock, _LENGTH.size, 1)
             body = self._read(_LENGTH.unpack(first + self._read(_LENGTH.size - len(first)))[0])
         except ConnectionError:
             raise EOFError from None
-        segment, capacity, length, many, freed, dropped = _HEAD.unpack_from(body)
-        at = _HEAD.size
-        numbers = struct.unpack_from(f"<{freed + dropped}q", body, at)
+        region, capacity, length, buffer_count, freed, dropped = _HEADER.unpack_from(body)
+        offset = _HEADER.size
+        numbers = struct.unpack_from(f"<{freed + dropped}q", body, offset)
         self._idle += numbers[:freed]
         for number in numbers[freed:]:
-            del self._theirs[number]
-        if segment == -1:
-            return _loads(memoryview(body)[at + 8 * len(numbers) :], ())
+            del self._received[number]
+        if region == -1:
+            return _loads(memoryview(body)[offset + 8 * len(numbers) :], ())
         if fds:
-            self._theirs[segment] = mmap.mmap(fds[0], capacity)
+            self._received[region] = mmap.mmap(fds[0], capacity)
             os.close(fds[0])
-        return self._loaded(segment, length, many)
+        return self._loaded(region, length, buffer_count)
 
-    def _read(self, many: int) -> bytes:
+    def _read(self, size: int) -> bytes:
         data = bytearray()
-        while len(data) < many:
-            got = self.sock.recv(many - len(data))
-            if not got:
+        while len(data) < size:
+            chunk = self.sock.recv(size - len(data))
+            if not chunk:
                 raise EOFError
-            data += got
+            data += chunk
         return bytes(data)
 
-    def _loaded(self, segment: int, length: int, many: int) -> Any:
-        whole = np.frombuffer(self._theirs[segment], np.uint8)
-        table = whole[: 16 * many].view(np.int64).reshape(-1, 2).tolist()
+    def _loaded(self, region: int, length: int, buffer_count: int) -> Any:
+        """Unpickle the message in a region that the other end has filled."""
+        whole = np.frombuffer(self._received[region], np.uint8)
+        table = whole[: 16 * buffer_count].view(np.int64).reshape(-1, 2).tolist()
         buffers: list[Any] = [whole[start : start + size] for start, size in table]
-        if copied := len(self._leases) >= LEASES:
+        if copied := len(self._leases) >= MAX_LEASES:
             buffers = [bytearray(buffer) for buffer in buffers]
         if copied or not buffers:
-            self._freed.append(segment)
+            self._freed.append(region)
         else:
-            # An array, since whatever numpy makes of a buffer keeps the array it was cut from.
+            # The lease is on an array: whatever numpy makes of a buffer keeps the array it was sliced from alive.
             freed = self._freed
-            self._leases[segment] = weakref.ref(whole, lambda _: freed.append(segment))
-        return _loads(whole[16 * many : 16 * many + length].data, buffers)
+            self._leases[region] = weakref.ref(whole, lambda _: freed.append(region))
+        return _loads(whole[16 * buffer_count : 16 * buffer_count + length].data, buffers)
 
     def close(self) -> None:
-        """End the connection; what was received stays readable."""
+        """Close the socket; received objects stay readable."""
         self.sock.close()
 
 
-def folded(obj: Any) -> Bytes:
-    """An object as one run of bytes, its large buffers behind its pickle, for ways that are not ours.
+def pack_object(obj: Any) -> PackedBytes:
+    """Return an object as one run of bytes: its pickle, then its large buffers.
+
+    For transports other than ``Connection``, such as Ray's object store.
 
     Raises:
-        CannotSend: it cannot be pickled.
+        CannotSend: The object cannot be pickled.
     """
     parts, buffers = _pickled(obj)
     length = sum(map(len, parts))
     table, size = _layout(length, buffers)
-    out: Bytes = np.empty(_FOLD.size + size, np.uint8)
-    out[: _FOLD.size] = np.frombuffer(_FOLD.pack(len(buffers), length, 0, 0, 0, 0, 0, 0), np.uint8)
-    _fill(out[_FOLD.size :].data, table, parts, buffers)
+    out: PackedBytes = np.empty(_PACKED_HEADER.size + size, np.uint8)
+    header = _PACKED_HEADER.pack(len(buffers), length, 0, 0, 0, 0, 0, 0)
+    out[: _PACKED_HEADER.size] = np.frombuffer(header, np.uint8)
+    _fill(out[_PACKED_HEADER.size :].data, table, parts, buffers)
     return out
 
 
-def unfolded(data: Bytes) -> Any:
-    """The object again; its buffers are a copy of the bytes, which may be changed.
+def unpack_object(data: PackedBytes) -> Any:
+    """Return the object that ``pack_object`` packed; its buffers are a writable copy of the bytes.
 
     Raises:
-        CannotSend: it cannot be made again here.
+        CannotSend: The object cannot be unpickled here.
     """
-    many, length, *_ = _FOLD.unpack_from(data.data)
-    whole = np.array(data[_FOLD.size :])
-    table = whole[: 16 * many].view(np.int64).reshape(-1, 2).tolist()
+    buffer_count, length, *_ = _PACKED_HEADER.unpack_from(data.data)
+    whole = np.array(data[_PACKED_HEADER.size :])
+    table = whole[: 16 * buffer_count].view(np.int64).reshape(-1, 2).tolist()
     buffers = [whole[start : start + size] for start, size in table]
-    return _loads(whole[16 * many : 16 * many + length].data, buffers)
+    return _loads(whole[16 * buffer_count : 16 * buffer_count + length].data, buffers)
 
 
 def _pickled(obj: Any) -> tuple[list[Any], list[memoryview]]:
-    """The pickle in parts, and the large buffers that are left out of it.
+    """Return the pickle in parts, and the large buffers that are not in it.
 
     Raises:
-        CannotSend: it cannot be pickled.
+        CannotSend: The object cannot be pickled.
     """
     parts: list[Any] = []
     buffers: list[memoryview] = []
@@ -254,39 +259,39 @@ def _pickled(obj: Any) -> tuple[list[Any], list[memoryview]]:
     return parts, buffers
 
 
-def _fill(view: memoryview, table: Table, parts: list[Any], buffers: list[memoryview]) -> None:
+def _fill(view: memoryview, table: BufferTable, parts: list[Any], buffers: list[memoryview]) -> None:
     """Write a message: the table of buffers, the pickle, the buffers."""
     view[: table.nbytes] = table.tobytes()
-    at = table.nbytes
+    offset = table.nbytes
     for part in parts:
-        view[at : at + len(part)] = part
-        at += len(part)
-    for buffer, (start, many) in zip(buffers, table.tolist(), strict=True):
-        view[start : start + many] = buffer
+        view[offset : offset + len(part)] = part
+        offset += len(part)
+    for buffer, (start, size) in zip(buffers, table.tolist(), strict=True):
+        view[start : start + size] = buffer
 
 
 def _loads(data: memoryview, buffers: Sequence[Any]) -> Any:
     try:
         return pickle.loads(data, buffers=buffers)
     except Exception as exc:
-        raise CannotSend(f"it cannot be made again in another process: {type(exc).__name__}: {exc}") from exc
+        raise CannotSend(f"it cannot be unpickled in another process: {type(exc).__name__}: {exc}") from exc
 
 
 def _in_band(buffer: pickle.PickleBuffer, large: list[memoryview]) -> bool:
-    """Note a large buffer; say whether it is a small one."""
+    """Return whether a buffer goes into the pickle; one that is too large for that is added to ``large``."""
     raw = buffer.raw()
-    if raw.nbytes < SMALL:
+    if raw.nbytes < MIN_BUFFER_BYTES:
         return True
     large.append(raw)
     return False
 
 
-def _layout(length: int, buffers: list[memoryview]) -> tuple[Table, int]:
-    """Where each buffer begins and how long it is, behind the table itself and the pickle; and the end of all."""
+def _layout(length: int, buffers: list[memoryview]) -> tuple[BufferTable, int]:
+    """Return the table of buffers of a message whose pickle has ``length`` bytes, and the message's size."""
     table = np.zeros((len(buffers), 2), np.int64)
-    at = table.nbytes + length
+    offset = table.nbytes + length
     for number, buffer in enumerate(buffers):
-        at = -(-at // _ALIGN) * _ALIGN
-        table[number] = at, buffer.nbytes
-        at += buffer.nbytes
-    return table, at
+        offset = -(-offset // _ALIGNMENT) * _ALIGNMENT
+        table[number] = offset, buffer.nbytes
+        offset += buffer.nbytes
+    return table, offset

@@ -1,7 +1,7 @@
-"""A worker somewhere else, as the run sees it: asked, replaced when it dies, its blocks done again.
+"""The run's side of a remote worker: it sends blocks, replaces a worker that dies, and redoes the worker's block.
 
-A block whose worker dies or hangs is done again. When that happens twice its items are done one at a time, so that
-the one to blame is known and fails alone, by the plan's policy on errors.
+A block whose worker dies or hangs is done again. When that happens twice its items are done one at a time, so that the
+item to blame is known and fails alone, by the plan's policy on errors.
 """
 
 from __future__ import annotations
@@ -15,186 +15,199 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.engines.local.block_codec import decode_block, encode_block
-from penstock.engines.local.pool import Closed, Done, Job, Parts
+from penstock.engines.local.pool import BlockJob, BlockParts, BlockResult, Closed
 from penstock.engines.local.transport import CannotSend
 from penstock.engines.meter import Meter, Meters
 from penstock.errors import EngineError, PenstockError, StageError
 from penstock.plan import Block, Context, Origin, PlacedStage
 
-TRIES = 2  # of a block, and then of each of its items alone
+MAX_ATTEMPTS = 2  # of a block, and then of each of its items alone
 
 
 class WorkerDied(Exception):
-    """A worker process ended in the middle of something."""
+    """A worker process ended while it was working."""
 
 
 class WorkerStuck(WorkerDied):
-    """A worker process was ended since it took too long."""
+    """A worker process was killed because it spent too long on one item."""
 
 
 class WorkerLost(WorkerDied):
-    """A worker is gone by no fault of the block it had: it died over another one, or with its machine."""
+    """A worker is gone through no fault of the block it had: it died over another one, or with its machine."""
 
 
-class Left(Exception):
-    """The hand that began with a block is gone, after so many of its parts."""
+class ProxyClosed(Exception):
+    """The proxy that began with ``block`` is closed, after it delivered ``delivered`` of the block's parts."""
 
-    def __init__(self, block: Any, given: int) -> None:
-        self.block, self.given = block, given
+    def __init__(self, block: Any, delivered: int) -> None:
+        self.block, self.delivered = block, delivered
 
 
 class RemoteWorker(Protocol):
-    """A worker somewhere else, as its hand sees it. One thread at a time, but for ``kill``."""
+    """A worker in another process, as its proxy sees it. Not thread-safe, except for ``kill``."""
 
-    cpu: float
+    cpu_s: float
     retried: int
 
-    def load(self) -> None:
-        """Wait until it is ready."""
+    def wait_ready(self) -> None:
+        """Wait until the worker has constructed its functions.
 
-    def ask(self, origin: Origin, *words: Any) -> tuple[tuple[Any, ...], bool]:
-        """Have it work."""
+        Raises:
+            WorkerDied: It ended before that.
+            EngineError: It cannot be started, or cannot construct its functions.
+            StageError: The constructor of one of them fails.
+        """
 
-    def stage(self) -> int | None:
-        """The number of the stage it is, or was, at."""
+    def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
+        """Send a message and wait for the reply; meanwhile answer the worker's queries about ``origin``.
+
+        Returns:
+            A part of a block, encoded, and whether another one follows.
+
+        Raises:
+            WorkerDied: It died, or was killed because it took too long.
+            CannotSend: The message or the reply cannot be pickled, or not unpickled at the other end.
+        """
+
+    def current_stage(self) -> int | None:
+        """Return the number of the stage that the worker is at, or was at when it ended; ``None`` if unknown."""
 
     def kill(self) -> None:
-        """End it at once; whoever waits for it is told."""
+        """End the worker at once; a pending request raises ``WorkerDied``."""
 
     def close(self) -> None:
-        """Let it clean up and end."""
+        """Let the worker clean up and end."""
 
 
 class SegmentPayload(Protocol):
-    """What hands send to workers, and how those are started; see ``Cargo``."""
+    """What the workers of a segment need, and how a worker is started."""
 
     @property
-    def before(self) -> list[tuple[PlacedStage, Context]]:
-        """What is done here."""
+    def local_stages(self) -> list[tuple[PlacedStage, Context]]:
+        """The stages that run in this process before a block is sent."""
 
     @property
     def stages(self) -> list[PlacedStage]:
-        """What is done there."""
+        """The stages that run in the worker."""
 
     @property
     def contexts(self) -> list[Context]:
-        """Theirs."""
+        """The contexts of ``stages``."""
 
     @property
     def on(self) -> str:
-        """What the workers are."""
+        """The kind of the workers, as the statistics name it."""
 
-    def enter(self) -> None:
-        """Note that somebody will want workers."""
+    def acquire(self) -> None:
+        """Register a proxy that will start workers."""
 
-    def leave(self) -> None:
-        """Note that somebody wants none any more."""
+    def release(self) -> None:
+        """Unregister a proxy; the last one frees what the workers share."""
 
     def abort(self) -> None:
-        """End what is being started."""
+        """Cancel the starts in progress."""
 
     def start(self, device: Any) -> RemoteWorker:
-        """Start a worker."""
+        """Start a worker.
+
+        Raises:
+            EngineError: It cannot be started.
+        """
 
 
 @dataclass(slots=True, eq=False)
 class RemoteWorkerProxy:
-    """What a worker thread works with when its work is done in a process, here or on another machine."""
+    """A worker proxy whose work is done by another process, on this or another machine."""
 
-    cargo: SegmentPayload
+    payload: SegmentPayload
     device: Any
     meter: Meter
     meters: Meters
     number: int
-    _child: RemoteWorker | None = None
-    _closed: bool = False  # the run is over
-    _left: bool = False  # its thread is gone; whoever goes on with a block begun here begins it anew
-    _used: float = 0.0  # by children that are gone
-    _last_stage: int | None = None  # that the last of them was at
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # other threads go on with blocks begun here
+    _worker: RemoteWorker | None = None
+    _aborted: bool = False  # the run is over
+    _closed: bool = False  # its thread is gone; another proxy that continues one of its blocks starts again
+    _past_cpu_s: float = 0.0  # used by workers that are gone
+    _last_stage: int | None = None  # where the last of them was
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # other threads may continue its blocks
     _numbers: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self.cargo.enter()
+        self.payload.acquire()
 
     def prepare(self) -> None:
-        """Start the process."""
         with self._lock:
-            if not (self._closed or self._left):
-                self._started()
+            if not (self._aborted or self._closed):
+                self._start()
 
-    def __call__(self, job: Job) -> Done:
-        """Work on a block, or go on with one."""
-        parts = self._parts(self._read(job)) if isinstance(job, Block) else job
+    def __call__(self, job: BlockJob) -> BlockResult:
+        parts = self._parts(self._run_local_stages(job)) if isinstance(job, Block) else job
         try:
             done, again = next(parts)
-        except Left as exc:
-            parts = self._parts(exc.block, exc.given)
+        except ProxyClosed as exc:
+            parts = self._parts(exc.block, exc.delivered)
             done, again = next(parts)
         return done, parts if again else None
 
-    def cpu(self) -> float:
-        """Seconds of a processor used so far."""
-        return self._used + (self._child.cpu if self._child is not None else 0.0)
+    def cpu_seconds(self) -> float:
+        return self._past_cpu_s + (self._worker.cpu_s if self._worker is not None else 0.0)
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
-            self._left = True
-            if self._child is not None:
-                self._child.close()
-            self.cargo.leave()
+            self._closed = True
+            if self._worker is not None:
+                self._worker.close()
+            self.payload.release()
 
     def abort(self) -> None:
-        """End the process at once."""
-        self._closed = True
-        if (child := self._child) is not None:
-            child.kill()
+        self._aborted = True
+        if (worker := self._worker) is not None:
+            worker.kill()
         else:
-            self.cargo.abort()
+            self.payload.abort()
 
-    def overdue(self, limit: float) -> Exception | None:
-        """Never: it ends a process that takes too long by itself."""
+    def overdue_error(self, timeout_s: float) -> Exception | None:
+        """Return ``None``: the proxy itself kills a process that takes too long."""
         return None
 
-    def _read(self, block: Block) -> Block:
+    def _run_local_stages(self, block: Block) -> Block:
         if block.inputs:  # else it only marks the end of a part
-            for placed, ctx in self.cargo.before:
+            for placed, ctx in self.payload.local_stages:
                 block = placed.stage.run(block, ctx)
         return block
 
-    def _parts(self, block: Block, given: int = 0) -> Parts:
-        """The parts of a block, but for the first ``given``."""
+    def _parts(self, block: Block, delivered: int = 0) -> BlockParts:
+        """Yield the parts of a block after the first ``delivered``."""
         if not (block.inputs or block.items):  # it only marks the end of a part
             yield block, False
             return
-        tries = 0  # since the last part that came
-        while tries < TRIES:
+        attempts = 0  # since the last part that arrived
+        while attempts < MAX_ATTEMPTS:
             try:
-                for number, part in enumerate(self._sent(block)):
-                    if number >= given:
-                        given += 1
-                        tries = 0
+                for number, part in enumerate(self._remote_parts(block)):
+                    if number >= delivered:
+                        delivered += 1
+                        attempts = 0
                         yield part
                 return
-            except Left:
-                raise Left(block, given) from None
+            except ProxyClosed:
+                raise ProxyClosed(block, delivered) from None
             except (WorkerDied, CannotSend) as exc:
                 last = exc
-                tries += not isinstance(exc, WorkerLost)
+                attempts += not isinstance(exc, WorkerLost)
                 if isinstance(exc, WorkerStuck | CannotSend):
                     break
-        if given:
+        if delivered:
             place = block.place(0)
-            raise StageError(f"{last}, again and again", self._blamed().describe(), place.key, place.shard)
+            raise StageError(f"{last}, repeatedly", self._blamed_stage().describe(), place.key, place.shard)
         yield self._one_by_one(block), False
 
-    def _sent(self, block: Block) -> Parts:
-        """The parts of a block, from the process."""
+    def _remote_parts(self, block: Block) -> BlockParts:
+        """Send a block to the worker and yield the parts that come back."""
         number = next(self._numbers)
         outer, block.more = block.more, False
         try:
-            child, reply = self._asked(None, block.origin, "run", number, encode_block(block))
+            worker, reply = self._request(None, block.origin, "run", number, encode_block(block))
         finally:
             block.more = outer
         while True:
@@ -205,82 +218,86 @@ class RemoteWorkerProxy:
             if not again:
                 return
             del part
-            _, reply = self._asked(child, block.origin, "next", number, None)
+            _, reply = self._request(worker, block.origin, "next", number, None)
 
-    def _asked(
-        self, child: RemoteWorker | None, origin: Origin, *words: Any
+    def _request(
+        self, worker: RemoteWorker | None, origin: Origin, *message: Any
     ) -> tuple[RemoteWorker, tuple[tuple[Any, ...], bool]]:
-        """Ask the process, which is started if need be; one that was replaced knows nothing of the block."""
+        """Send a message to ``worker``, or to any, which is started if need be.
+
+        Raises:
+            WorkerLost: ``worker`` was replaced; the new one does not have the block.
+        """
         with self._lock:
-            if self._closed:
+            if self._aborted:
                 raise Closed
-            if self._left:
-                raise Left(None, 0)
-            if child is not None and child is not self._child:
+            if self._closed:
+                raise ProxyClosed(None, 0)
+            if worker is not None and worker is not self._worker:
                 raise WorkerLost("its worker process was replaced")
             try:
-                child = self._child or self._started()
-                before = child.retried
-                reply = child.ask(origin, *words)
+                worker = self._worker or self._start()
+                before = worker.retried
+                reply = worker.request(origin, *message)
             except WorkerDied as exc:
-                self._bury(exc)
+                self._discard_worker(exc)
                 raise
             except CannotSend:
                 self._last_stage = None
                 raise
-            self.meter.retries += child.retried - before
-            return child, reply
+            self.meter.retries += worker.retried - before
+            return worker, reply
 
-    def _started(self) -> RemoteWorker:
-        """A new process; that it dies before it has seen a sample is no sample's fault."""
-        for attempt in range(TRIES):
+    def _start(self) -> RemoteWorker:
+        """Start a worker; one that dies before its first block is not counted against any sample."""
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                child = self._child = self.cargo.start(self.device)
+                worker = self._worker = self.payload.start(self.device)
             except EngineError:
-                if self._closed:
+                if self._aborted:
                     raise Closed from None
                 raise
-            if self._closed:  # while it was being started, when there was nobody to kill
-                child.kill()
+            if self._aborted:  # while it was starting, when there was no worker to kill
+                worker.kill()
             try:
-                child.load()
+                worker.wait_ready()
                 break
             except WorkerDied as exc:
-                self._bury(exc)
-                if attempt == TRIES - 1:
-                    raise EngineError(f"{self._blamed().describe()}: {exc}, again and again") from None
+                self._discard_worker(exc)
+                if attempt == MAX_ATTEMPTS - 1:
+                    raise EngineError(f"{self._blamed_stage().describe()}: {exc}, repeatedly") from None
             except PenstockError:
-                self._child = None
+                self._worker = None
                 raise
-        return child
+        return worker
 
-    def _bury(self, exc: WorkerDied) -> None:
-        if self._closed:
+    def _discard_worker(self, exc: WorkerDied) -> None:
+        if self._aborted:
             raise Closed from None
-        if self._child is not None:
-            self._used += self._child.cpu
-            self._last_stage = self._child.stage()
-        self._child = None
+        if self._worker is not None:
+            self._past_cpu_s += self._worker.cpu_s
+            self._last_stage = self._worker.current_stage()
+        self._worker = None
         stuck = isinstance(exc, WorkerStuck)
         self.meter.timeouts += stuck
         self.meter.deaths += not stuck
         self.meters.tell("timeout" if stuck else "death", self.meter, worker=self.number, problem=str(exc))
 
-    def _blamed(self) -> Any:
-        stages = self.cargo.stages
+    def _blamed_stage(self) -> Any:
+        stages = self.payload.stages
         return stages[-1 if self._last_stage is None else self._last_stage].stage
 
     def _one_by_one(self, block: Block) -> Block:
-        """The block done item by item: those that end their worker every time fail like any other."""
+        """Do a block item by item: an item that ends its worker every time fails like any other."""
         done: list[Block] = []
         for item, value in enumerate(block.items):
             alone = block.keep([item], [value])
             alone.error, alone.skips, alone.more = None, [], False
             try:
-                part = self._insisted(alone)
+                part = self._run_alone(alone)
             except (WorkerDied, CannotSend) as exc:
-                stage = self._blamed()
-                if not stage.fail(block, item, exc, self.cargo.contexts[-1]):
+                stage = self._blamed_stage()
+                if not stage.fail(block, item, exc, self.payload.contexts[-1]):
                     break
                 continue
             done.append(part)
@@ -295,16 +312,16 @@ class RemoteWorkerProxy:
         out.skips = sorted((skip for skip in skips if skip.input < out.inputs), key=lambda skip: skip.input)
         return out
 
-    def _insisted(self, alone: Block) -> Block:
-        """What becomes of one item, however many parts that is."""
-        for attempt in range(TRIES):
+    def _run_alone(self, alone: Block) -> Block:
+        """Do a block of one item, and join its parts."""
+        for attempt in range(MAX_ATTEMPTS):
             try:
-                parts = [part for part, _ in self._sent(alone)]
+                parts = [part for part, _ in self._remote_parts(alone)]
                 break
             except WorkerStuck:
                 raise
             except WorkerDied:
-                if attempt == TRIES - 1:
+                if attempt == MAX_ATTEMPTS - 1:
                     raise
         out = parts[-1].become([item for part in parts for item in part.items])
         out.keys = np.concatenate([part.keys for part in parts])

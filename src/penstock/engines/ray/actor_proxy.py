@@ -1,8 +1,8 @@
-"""Workers that are actors of a cluster, as the run sees them: started, asked, replaced when they or their nodes die.
+"""Actors as the run sees them: started, sent blocks, replaced when they or their nodes die.
 
-A block goes out as a few numbers where the worker reads its samples itself, and comes back in two objects: what became
-of it, which is small, and its items, encoded, which stay in the cluster's store until somebody needs them. An actor of
-the next segment gets them from there; the run gets those of the last one.
+Where the worker reads its samples itself, a block is sent as a few numbers. It comes back in two objects: a small
+one with the fields of the block, and its items, packed, which stay in the cluster's object store until they are
+needed. An actor of the next segment fetches them from there; the run fetches those of the last segment.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from functools import partial
 from itertools import count
 from typing import Any, ClassVar
 
-from penstock.engines.local.block_codec import decode_error, raise_unready
-from penstock.engines.local.pool import ABORT_S, Parts, Pool, Stranded
-from penstock.engines.local.process_proxy import check_travels
-from penstock.engines.local.transport import Bytes, CannotSend, dumps, folded, unfolded
-from penstock.engines.local.worker_proxy import Left, RemoteWorkerProxy, WorkerDied, WorkerLost, WorkerStuck
+from penstock.engines.local.block_codec import decode_error, raise_startup_error
+from penstock.engines.local.pool import ABORT_TIMEOUT_S, BlockParts, Pool, ReassignJob
+from penstock.engines.local.process_proxy import check_sendable
+from penstock.engines.local.transport import CannotSend, PackedBytes, dumps, pack_object, unpack_object
+from penstock.engines.local.worker_proxy import ProxyClosed, RemoteWorkerProxy, WorkerDied, WorkerLost, WorkerStuck
 from penstock.engines.program import Segment
-from penstock.engines.ray.actor_worker import IDLE_S, ActorWorker
-from penstock.engines.ray.origin_codec import Later, encode_origin
+from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
+from penstock.engines.ray.origin_codec import DeferredSamples, encode_origin
 from penstock.engines.ray.placement import Need, Node, granted
 from penstock.engines.ray.session import imported
 from penstock.engines.read_stage import Finder, Read, Span
@@ -35,48 +35,51 @@ from penstock.plan import Block, Context, Origin, PlacedStage
 
 log = logging.getLogger("penstock")
 
-_LOOK_S = 5.0  # how often a worker that waits for a place is looked after
-_LOOKS = 6  # until the log says that it waits
+_CHECK_S = 5.0  # how often a worker that waits for its place in the cluster is checked
+_CHECKS_BEFORE_WARNING = 6
 
 
-class Remote(Sequence[Any]):
-    """Items that lie in the cluster's store."""
+class StoredItems(Sequence[Any]):
+    """The items of a block, packed in the cluster's object store and fetched when first used."""
 
-    def __init__(self, ref: Any, many: int, nbytes: int, data: Bytes | None) -> None:
-        self.ref, self.many, self.nbytes = ref, many, nbytes
-        self.data = data  # the same, mapped here
-        self.remake: Callable[[], Remote] | None = None
+    def __init__(self, ref: Any, length: int, nbytes: int, data: PackedBytes | None) -> None:
+        self.ref, self.length, self.nbytes = ref, length, nbytes
+        self.data = data  # the object of ``ref``, if it is mapped in this process
+        self.recompute: Callable[[], StoredItems] | None = None  # after the object is lost
         self._items: Sequence[Any] | None = None
 
     def __len__(self) -> int:
-        return self.many
+        return self.length
 
     def __getitem__(self, which: Any) -> Any:
         return self.fetch()[which]
 
     def fetch(self) -> Sequence[Any]:
-        """The items.
+        """Return the items.
 
         Raises:
-            CannotSend: they cannot be made again here.
+            CannotSend: They cannot be unpickled here.
         """
         if self._items is None:
             data = imported().get(self.ref) if self.data is None else self.data
-            self._items, self.data = unfolded(data), None
+            self._items, self.data = unpack_object(data), None
         return self._items
 
 
-class Stored:
-    """Something that is put in the cluster's store when it is first asked for: what Ray needs for that takes longer
-    to import than an actor to be asked for, so actors come first and start meanwhile."""
+class LazyObjectRef:
+    """An object that is put in the cluster's object store when its reference is first asked for.
+
+    What Ray imports for the first ``put`` takes longer than to request an actor; so actors are requested first, and
+    start meanwhile.
+    """
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self._ref: Any = None
-        self._lock = threading.Lock()  # workers of one pool are started side by side
+        self._lock = threading.Lock()  # the workers of a pool are started in parallel
 
     def ref(self) -> Any:
-        """Where it lies."""
+        """Return the reference of the object in the store."""
         with self._lock:
             if self._ref is None:
                 self._ref = imported().put(self._make())
@@ -84,236 +87,230 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
-    """The open sources, here and in the cluster's store."""
+class SharedSources:
+    """The open sources of a plan, in this process and in the cluster's object store."""
 
     finder: Finder
-    stored: Stored
+    stored: LazyObjectRef
 
     @staticmethod
-    def of(finder: Finder) -> Shipped:
-        """Sources that are known to travel."""
-        return Shipped(finder, Stored(lambda: finder))
+    def of(finder: Finder) -> SharedSources:
+        """Share sources that are known to be picklable."""
+        return SharedSources(finder, LazyObjectRef(lambda: finder))
 
 
 @dataclass(slots=True, eq=False)
 class ActorPayload:
-    """What the actors of a segment need, put in the cluster's store once, and what each may use."""
+    """What the actors of a segment need, put in the cluster's object store once, and their resources."""
 
     segment: Segment
-    before: list[tuple[PlacedStage, Context]]  # reading, where the samples are in the memory of this process
+    local_stages: list[tuple[PlacedStage, Context]]  # reading, if the samples are in the memory of this process
     stages: list[PlacedStage]
     contexts: list[Context]
-    shipped: Shipped | None  # the sources, where actors read or name samples
+    sources: SharedSources | None  # if actors read samples, or name them in errors
     slots: int
     need: Need
     cpus: float
-    last: bool  # nobody in the cluster goes on with its items
+    is_last: bool  # no other segment in the cluster continues with its items
     nodes: Callable[[], list[Node]]
     pool: Pool | None = None
     on: ClassVar[str] = "actors"
-    _stored: Stored = field(init=False)
-    _made: Any = None
+    _stored: LazyObjectRef = field(init=False)
+    _actor_class: Any = None
 
     def __post_init__(self) -> None:
-        self._stored = Stored(lambda: dumps((self.stages, self.contexts)))
+        self._stored = LazyObjectRef(lambda: dumps((self.stages, self.contexts)))
 
     @staticmethod
     def of(
-        segment: Segment, contexts: list[Context], shipped: Shipped | None, here: bool, slots: int, last: bool
+        segment: Segment,
+        contexts: list[Context],
+        sources: SharedSources | None,
+        read_locally: bool,
+        slots: int,
+        is_last: bool,
     ) -> ActorPayload:
-        """Pack a segment; ``here``: its samples are read in this process.
+        """Make the payload of a segment; ``read_locally``: its samples are read in this process.
 
         Raises:
-            EngineError: a function cannot travel.
+            EngineError: A function cannot be sent to another process.
         """
-        placed = list(zip(segment.stages, contexts, strict=True))
-        for one in segment.stages:
-            check_travels(one)
-        reading = [(one, ctx) for one, ctx in placed if isinstance(one.stage, Read)]
+        placed_stages = list(zip(segment.stages, contexts, strict=True))
+        for placed in segment.stages:
+            check_sendable(placed)
+        reading = [(placed, ctx) for placed, ctx in placed_stages if isinstance(placed.stage, Read)]
         return ActorPayload(
             segment,
-            reading if here else [],
+            reading if read_locally else [],
             segment.stages,
             contexts,
-            shipped,
+            sources,
             slots,
             Need(segment.describe()),
             0.0,
-            last,
+            is_last,
             list,
         )
 
     @property
     def timeout_s(self) -> float | None:
-        """How long one item may take."""
+        """The time that one item may take."""
         return self.segment.resources.timeout_s if self.segment.resources else None
 
-    def enter(self) -> None:
-        """Nothing is shared between actors but what is in the store."""
+    def acquire(self) -> None:
+        """Do nothing: actors share only what is in the object store."""
 
-    def leave(self) -> None:
-        """The store drops what nobody refers to."""
+    def release(self) -> None:
+        """Do nothing: the object store drops what is no longer referenced."""
 
     def abort(self) -> None:
-        """Actors are started at once: there is one to kill."""
+        """Do nothing: an actor that is starting can be killed like any other."""
 
     def start(self, device: Any) -> Actor:
-        """Start a worker; on which device is the cluster's to say."""
+        """Request an actor; the cluster decides on its device."""
         return Actor(self)
 
-    def idle(self) -> Any | None:
-        """An actor of another run that has nothing to do, if there is one."""
-        return _idle.take(self.kind(), self.cpus)
+    def take_idle(self) -> Any | None:
+        """Return an idle actor that another run has left, or ``None``."""
+        return _idle_actors.take(self.kind(), self.cpus)
 
-    def actor(self) -> Any:
-        """A new actor, which may have to wait for its place."""
-        if self._made is None:
-            self._made = imported().remote(ActorWorker)
-        asked = {"num_cpus": self.cpus, "num_gpus": self.need.gpus, "memory": self.need.memory or None}
-        # Over all nodes, and never inside the placement group of a caller that is an actor itself.
-        made = self._made.options(**asked, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD")
-        return made.remote()
+    def new_actor(self) -> Any:
+        """Return a new actor, which may have to wait for its place in the cluster."""
+        if self._actor_class is None:
+            self._actor_class = imported().remote(ActorWorker)
+        resources = {"num_cpus": self.cpus, "num_gpus": self.need.gpus, "memory": self.need.memory or None}
+        # Spread over all nodes, and never inside the placement group of a caller that is an actor itself.
+        actor_class = self._actor_class.options(
+            **resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+        )
+        return actor_class.remote()
 
-    def keep(self, actor: Any) -> None:
-        """Keep one that has nothing to do for the next run."""
-        _idle.put(self.kind(), self.cpus, actor)
+    def keep_idle(self, actor: Any) -> None:
+        """Keep an idle actor for the next run."""
+        _idle_actors.put(self.kind(), self.cpus, actor)
 
     def kind(self) -> tuple[Any, ...]:
-        """What makes actors alike: their cluster, and what they asked of it."""
+        """Return what actors must have in common to be interchangeable: their cluster, job and requested resources."""
         context = imported().get_runtime_context()
         return context.gcs_address, context.get_job_id(), self.need.cpus, self.need.gpus, self.need.memory
 
-    def loaded(self, actor: Any) -> Any:
-        """Have it make its functions; its answer to come."""
-        needed = [self._stored] if self.shipped is None else [self._stored, self.shipped.stored]
-        return actor.load.remote([one.ref() for one in needed], sys.path, os.getcwd(), self.timeout_s)
+    def load_into(self, actor: Any) -> Any:
+        """Make an actor construct its functions; return the reference of its reply."""
+        objects = [self._stored] if self.sources is None else [self._stored, self.sources.stored]
+        return actor.load.remote([lazy.ref() for lazy in objects], sys.path, os.getcwd(), self.timeout_s)
 
 
 class Actor:
-    """One worker. One thread at a time, but for ``kill``."""
+    """One actor; a ``RemoteWorker``."""
 
-    def __init__(self, cargo: ActorPayload) -> None:
-        """Ask the cluster for it."""
+    def __init__(self, payload: ActorPayload) -> None:
+        """Take an idle actor, or request a new one."""
         self._ray = imported()
-        self._cargo = cargo
+        self._payload = payload
         self._node: str | None = None
-        self.cpu = 0.0
+        self.cpu_s = 0.0
         self.retried = 0
-        idle = cargo.idle()
-        self._second_hand = idle is not None
-        self._actor = cargo.actor() if idle is None else idle
+        idle = payload.take_idle()
+        self._reused = idle is not None
+        self._actor = payload.new_actor() if idle is None else idle
 
-    def load(self) -> None:
-        """Wait until it is ready.
-
-        Raises:
-            WorkerDied: it ended before that.
-            EngineError: it cannot make its functions, or the cluster has no place for it any more.
-            StageError: the constructor of one of them fails.
-        """
+    def wait_ready(self) -> None:
         try:
-            word, fact = self._ready()
+            kind, fact = self._startup_reply()
         except self._ray.exceptions.RayError as exc:
-            if not self._second_hand:
-                raise self._died(exc, "at its start") from None
-            self._second_hand, self._actor = False, self._cargo.actor()
-            return self.load()
-        if word == "raise":
+            if not self._reused:
+                raise self._death(exc, "at its start") from None
+            self._reused, self._actor = False, self._payload.new_actor()
+            return self.wait_ready()
+        if kind == "raise":
             self.close()
-            raise_unready(fact, "make its functions")
+            raise_startup_error(fact, "construct its functions")
         self._node = fact
 
-    def _ready(self) -> tuple[str, Any]:
-        ready = self._cargo.loaded(self._actor)
-        for look in count(1):
-            if self._ray.wait([ready], timeout=_LOOK_S)[0]:
+    def _startup_reply(self) -> tuple[str, Any]:
+        ready = self._payload.load_into(self._actor)
+        for check in count(1):
+            if self._ray.wait([ready], timeout=_CHECK_S)[0]:
                 break
-            granted([self._cargo.need], self._cargo.nodes(), 1.0)
-            if look == _LOOKS:
-                log.warning("%s: a worker still waits for its place in the cluster", self._cargo.need.name)
-        answer: tuple[str, Any] = self._ray.get(ready)
-        return answer
+            granted([self._payload.need], self._payload.nodes(), 1.0)
+            if check == _CHECKS_BEFORE_WARNING:
+                log.warning("%s: a worker is still waiting for its place in the cluster", self._payload.need.name)
+        reply: tuple[str, Any] = self._ray.get(ready)
+        return reply
 
-    def ask(self, origin: Origin, *words: Any) -> tuple[tuple[Any, ...], bool]:
-        """Have it work.
-
-        Raises:
-            WorkerDied: it did, or ended itself since it took too long.
-            CannotSend: what was sent, or its answer, could not be made again at the other end.
-        """
-        word, number, facts = words
+    def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
+        kind, number, encoded = message
         begun = time.monotonic()
-        items = facts[0] if facts is not None else None
+        items = encoded[0] if encoded is not None else None
         while True:
             try:
-                answer, ref = self._sent(origin, word, number, facts, items)
-                return self._received(self._ray.get(answer), ref)
+                reply, ref = self._send(origin, kind, number, encoded, items)
+                return self._decode_reply(self._ray.get(reply), ref)
             except self._ray.exceptions.ObjectLostError:
-                if not isinstance(items, Remote) or items.remake is None:
-                    raise WorkerLost("what it made is lost with its machine") from None
-                items = items.remake()
+                if not isinstance(items, StoredItems) or items.recompute is None:
+                    raise WorkerLost("its result was lost with its machine") from None
+                items = items.recompute()
             except self._ray.exceptions.RayError as exc:
-                raise self._died(exc, "in the middle of a block", time.monotonic() - begun) from None
+                raise self._death(exc, "in the middle of a block", time.monotonic() - begun) from None
 
-    def _sent(self, origin: Origin, word: str, number: int, facts: Any, items: Any) -> tuple[Any, Any]:
+    def _send(self, origin: Origin, kind: str, number: int, encoded: Any, items: Any) -> tuple[Any, Any]:
+        """Send a message; return the references of the reply's fields and of its items."""
         call = self._actor.work.options(num_returns=2)
-        if facts is None:
-            answer, ref = call.remote(word, number, None, None)
-            return answer, ref
-        _, keys, inputs, *rest = facts
-        shipped = self._cargo.shipped
-        words = encode_origin(origin, inputs, None if shipped is None else shipped.finder, self._cargo.slots)
-        payload: Any = None
-        if isinstance(items, Remote):
-            payload = items.ref
+        if encoded is None:
+            reply, ref = call.remote(kind, number, None, None)
+            return reply, ref
+        _, keys, inputs, *rest = encoded
+        sources = self._payload.sources
+        encoded_origin = encode_origin(origin, inputs, None if sources is None else sources.finder, self._payload.slots)
+        packed: Any = None
+        if isinstance(items, StoredItems):
+            packed = items.ref
         elif not is_unread(origin, items):
-            payload = folded(items)
-        answer, ref = call.remote(word, number, dumps((words, (keys, inputs, *rest))), payload)
-        return answer, ref
+            packed = pack_object(items)
+        reply, ref = call.remote(kind, number, dumps((encoded_origin, (keys, inputs, *rest))), packed)
+        return reply, ref
 
-    def _received(self, answer: bytes, ref: Any) -> tuple[tuple[Any, ...], bool]:
-        word, *rest = pickle.loads(answer)
-        if word == "raise":
-            raise decode_error(rest[0])
-        if word == "unreadable":
-            raise CannotSend(rest[0])
-        facts, again, (self.cpu, self.retried), many, nbytes = rest
-        data = self._ray.get(ref) if self._cargo.last else None
-        return (Remote(ref, many, nbytes, data), *facts), again
+    def _decode_reply(self, reply: bytes, ref: Any) -> tuple[tuple[Any, ...], bool]:
+        kind, *fields = pickle.loads(reply)
+        if kind == "raise":
+            raise decode_error(fields[0])
+        if kind == "unreadable":
+            raise CannotSend(fields[0])
+        encoded, again, (self.cpu_s, self.retried), length, nbytes = fields
+        data = self._ray.get(ref) if self._payload.is_last else None
+        return (StoredItems(ref, length, nbytes, data), *encoded), again
 
-    def stage(self) -> int | None:
-        """Not known of an actor that is gone."""
+    def current_stage(self) -> int | None:
+        """Return ``None``: it is not known of an actor that is gone."""
         return None
 
-    def _died(self, exc: Exception, when: str, seconds: float = 0.0) -> WorkerDied:
-        """What became of it."""
+    def _death(self, exc: Exception, when: str, seconds: float = 0.0) -> WorkerDied:
+        """Kill the actor and return an error that says what became of it."""
         self.kill()
-        limit = self._cargo.timeout_s
-        if limit is not None and seconds > limit:
-            return WorkerStuck(f"it took longer than timeout_s={limit:g} and was ended")
+        timeout_s = self._payload.timeout_s
+        if timeout_s is not None and seconds > timeout_s:
+            return WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         if self._node is not None and self._node not in alive:
             return NodeLost(f"its node of the cluster died {when}")
-        said = " ".join(str(exc).split())
-        return WorkerDied(f"its worker process ended {when}: {said}")
+        reason = " ".join(str(exc).split())
+        return WorkerDied(f"its worker process ended {when}: {reason}")
 
     def kill(self) -> None:
-        """End it at once; whoever waits for it is told."""
-        with suppress(Exception):  # it is gone, or Ray is
+        with suppress(Exception):  # the actor is gone, or Ray is
             self._ray.kill(self._actor)
 
     def close(self) -> None:
-        """Let it clean up, and keep it for a moment, in which another run may want it; or end it."""
+        """Let the actor clean up, then keep it for a moment in case another run wants it; kill it if that fails."""
         try:
-            self._ray.get(self._actor.stop.remote(), timeout=ABORT_S)
-            self._cargo.keep(self._actor)
-        except Exception:  # it is gone, it is busy, or Ray is gone
+            self._ray.get(self._actor.stop.remote(), timeout=ABORT_TIMEOUT_S)
+            self._payload.keep_idle(self._actor)
+        except Exception:  # the actor is gone or busy, or Ray is gone
             self.kill()
 
 
-class _Idle:
-    """Actors that have nothing to do; they end by themselves soon after they are not taken from here any more."""
+class _IdleActors:
+    """Idle actors of this process, for reuse by later runs; an actor that is not taken soon ends by itself."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -321,36 +318,36 @@ class _Idle:
 
     def put(self, kind: tuple[Any, ...], cpus: float, actor: Any) -> None:
         with self._lock:
-            self._actors.append((kind, cpus, time.monotonic() + IDLE_S / 2, actor))
+            self._actors.append((kind, cpus, time.monotonic() + IDLE_TIMEOUT_S / 2, actor))
 
     def take(self, kind: tuple[Any, ...], cpus: float) -> Any | None:
-        """One of this kind that holds no more cores, if there is."""
+        """Remove and return an actor of this kind that holds at most ``cpus`` cores; ``None`` if there is none."""
         with self._lock:
             now = time.monotonic()
-            self._actors = [one for one in self._actors if one[2] > now]  # the others end by themselves
-            for number, (its, held, _, actor) in enumerate(self._actors):
-                if its == kind and held <= cpus:
+            self._actors = [entry for entry in self._actors if entry[2] > now]  # the others end by themselves
+            for number, (actor_kind, held, _, actor) in enumerate(self._actors):
+                if actor_kind == kind and held <= cpus:
                     del self._actors[number]
                     return actor
         return None
 
     def release(self, wanted: Collection[tuple[tuple[Any, ...], float]]) -> None:
-        """Have those give back what they hold that none of the ``wanted`` can be."""
+        """Kill the actors that cannot be used as any of the ``wanted`` (kind, cores)."""
         with self._lock:
-            of_use = [any(one[0] == kind and one[1] <= cpus for kind, cpus in wanted) for one in self._actors]
-            gone = [one for one, good in zip(self._actors, of_use, strict=True) if not good]
-            self._actors = [one for one, good in zip(self._actors, of_use, strict=True) if good]
-        for *_, actor in gone:
-            with suppress(Exception):  # it ended by itself
+            usable = [any(entry[0] == kind and entry[1] <= cpus for kind, cpus in wanted) for entry in self._actors]
+            unusable = [entry for entry, use in zip(self._actors, usable, strict=True) if not use]
+            self._actors = [entry for entry, use in zip(self._actors, usable, strict=True) if use]
+        for *_, actor in unusable:
+            with suppress(Exception):  # it has ended by itself
                 imported().kill(actor)
 
 
-_idle = _Idle()
+_idle_actors = _IdleActors()
 
 
-def release_idle(cargos: Iterable[ActorPayload]) -> None:
-    """Give back what idle actors hold, but for those that ``cargos`` can use."""
-    _idle.release([(cargo.kind(), cargo.cpus) for cargo in cargos])
+def release_idle(payloads: Iterable[ActorPayload]) -> None:
+    """Give back the resources of idle actors, except those that ``payloads`` can use."""
+    _idle_actors.release([(payload.kind(), payload.cpus) for payload in payloads])
 
 
 class NodeLost(WorkerLost):
@@ -358,69 +355,69 @@ class NodeLost(WorkerLost):
 
 
 def is_unread(origin: Origin, items: Any) -> bool:
-    """Whether a block's samples are still to be read, by whoever works on it."""
-    return isinstance(origin, Span) and isinstance(origin.spots, Later) and not len(items)
+    """Return whether the worker still has to read the samples of a block."""
+    return isinstance(origin, Span) and isinstance(origin.spots, DeferredSamples) and not len(items)
 
 
 @dataclass(slots=True, eq=False)
 class ActorWorkerProxy(RemoteWorkerProxy):
-    """What a worker thread works with when its work is done by an actor."""
+    """A worker proxy whose work is done by an actor."""
 
-    cargo: ActorPayload
+    payload: ActorPayload
 
-    def _parts(self, block: Block, given: int = 0) -> Parts:
-        """The parts of a block; if its node dies it is for somebody else, as a new worker may be long in coming."""
-        number = given
+    def _parts(self, block: Block, delivered: int = 0) -> BlockParts:
+        """Yield the parts of a block; if its node dies, pass it to another worker, as a new one may take long."""
+        number = delivered
         try:
-            for part, again in RemoteWorkerProxy._parts(self, block, given):
-                if isinstance(part.items, Remote):
-                    part.items.remake = partial(_remade, self.cargo, block, number)
+            for part, again in RemoteWorkerProxy._parts(self, block, delivered):
+                if isinstance(part.items, StoredItems):
+                    part.items.recompute = partial(_recompute, self.payload, block, number)
                 number += 1
                 yield part, again
-        except _Stranding:
-            raise Stranded(_handed_over(block, number)) from None
+        except _NodeGone:
+            raise ReassignJob(_restarted_parts(block, number)) from None
 
-    def _asked(self, child: Any, origin: Origin, *words: Any) -> Any:
+    def _request(self, worker: Any, origin: Origin, *message: Any) -> Any:
         try:
-            return RemoteWorkerProxy._asked(self, child, origin, *words)
+            return RemoteWorkerProxy._request(self, worker, origin, *message)
         except NodeLost:
-            raise _Stranding from None
+            raise _NodeGone from None
 
     def _one_by_one(self, block: Block) -> Block:
-        """The block done item by item, read here if it must be."""
+        """Do a block item by item; read it in this process if that is still to be done."""
         if is_unread(block.origin, block.items):
-            reading = next((p, c) for p, c in zip(self.cargo.stages, self.cargo.contexts, strict=True))
+            reading = next((p, c) for p, c in zip(self.payload.stages, self.payload.contexts, strict=True))
             block = reading[0].stage.run(block, reading[1])
-        elif isinstance(block.items, Remote):
+        elif isinstance(block.items, StoredItems):
             block = block.become(block.items.fetch())
         return RemoteWorkerProxy._one_by_one(self, block)
 
 
-class _Stranding(Exception):
-    """On the way from a lost node to ``Stranded``."""
+class _NodeGone(Exception):
+    """Passes a ``NodeLost`` by the retries of ``RemoteWorkerProxy``, which catch every ``WorkerDied``."""
 
 
-def _handed_over(block: Block, given: int) -> Parts:
-    """The parts of a block that somebody else begins with anew."""
-    raise Left(block, given)
+def _restarted_parts(block: Block, delivered: int) -> BlockParts:
+    """Return parts that make the next worker begin with the block anew."""
+    raise ProxyClosed(block, delivered)
     yield
 
 
-def _remade(cargo: ActorPayload, block: Block, number: int) -> Remote:
-    """Part ``number`` of what becomes of a block, made again."""
-    assert cargo.pool is not None
-    part, rest = cargo.pool.submit(block).result()
+def _recompute(payload: ActorPayload, block: Block, number: int) -> StoredItems:
+    """Return the items of part ``number`` of a block, which is done again."""
+    assert payload.pool is not None
+    part, rest = payload.pool.submit(block).result()
     for _ in range(number):
         assert rest is not None
-        part, rest = cargo.pool.submit(rest).result()
-    assert isinstance(part.items, Remote)
+        part, rest = payload.pool.submit(rest).result()
+    assert isinstance(part.items, StoredItems)
     return part.items
 
 
-def fetched(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks with their items at hand."""
+def fetch_items(blocks: Iterator[Block]) -> Iterator[Block]:
+    """Yield the blocks with their items fetched from the object store."""
     for block in blocks:
-        if isinstance(block.items, Remote):
+        if isinstance(block.items, StoredItems):
             block.items = block.items.fetch()
         yield block
         del block

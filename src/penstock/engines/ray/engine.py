@@ -1,10 +1,10 @@
-"""The Ray engine: a pool of actors for each segment, the order and all that sees more than one item here.
+"""The Ray engine: a pool of actors for each segment; the order, and stages that see several items, run in this process.
 
-What is meant to happen is what ``local`` says, with these differences:
-- a node dies: its blocks are done again on others, the stream does not change;
-- what no node can give is refused before the first sample;
-- close, Ctrl-C or a forgotten iterator: actors are told to end and killed a second later, in the middle of a block
-  if need be; Ray goes on, unless it was started here and the process ends.
+The intended behaviour is that of the local engine, with these differences:
+- a node dies: its blocks are done again on other nodes; the stream does not change;
+- a request that no node can meet is refused before the first sample;
+- close, Ctrl-C or a forgotten iterator: actors are asked to end, and killed a second later, in the middle of a block
+  if need be. Ray keeps running, unless this process started it and ends.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ from penstock.engines.local.transport import dumps
 from penstock.engines.local.worker_proxy import SegmentPayload
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
-from penstock.engines.ray.actor_proxy import ActorPayload, ActorWorkerProxy, Shipped, fetched, release_idle
-from penstock.engines.ray.origin_codec import Later
-from penstock.engines.ray.placement import Need, Node, granted
+from penstock.engines.ray.actor_proxy import ActorPayload, ActorWorkerProxy, SharedSources, fetch_items, release_idle
+from penstock.engines.ray.origin_codec import DeferredSamples
+from penstock.engines.ray.placement import Need, Node, granted, total_cores
 from penstock.engines.ray.session import ensure, imported
 from penstock.engines.read_stage import Finder, Read
 from penstock.errors import EngineError
 from penstock.order import I64, Order, Refs
 from penstock.plan import Block, Resources, size_in_bytes
 
-FEW = 32  # samples a block, until it is known what they cost
-LONG_S = 0.25  # what a block may take: a way to an actor and back is 3 ms
-RAW = 8_000_000  # bytes of a block before it is worked on
-SHARE = 0.5  # of the cluster's store, for blocks under way
-SHIPPED = 50_000_000  # bytes of samples in memory that may go to every worker, to be read beside others
+FIRST_BLOCK_SAMPLES = 32  # samples of a block until their cost is known
+BLOCK_SECONDS = 0.25  # of work on a block: the round trip to an actor takes 3 ms
+RAW_BLOCK_BYTES = 8_000_000  # bytes of a block before it is worked on
+STORE_SHARE = 0.5  # of the cluster's object store, for blocks in progress
+MAX_SHARED_BYTES = 50_000_000  # of in-memory samples that may be sent to every worker, to be read beside others
 
 
 def run(
     program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
 ) -> Iterator[Block]:
-    """Run the plan; one that only reads runs in the caller's thread, and needs no Ray.
+    """Run a plan from ``start`` on; one that only reads runs in the caller's thread and needs no Ray.
 
     Raises:
-        EngineError: the cluster does not have what a stage asks for, or a function cannot be sent to it.
+        EngineError: The cluster does not have what a stage asks for, or a function cannot be sent to it.
     """
     options = program.plan.engine
     if options.get("sharers", 1) > 1:
@@ -57,171 +57,183 @@ def run(
     if not any(segment.heavy for segment in segments):
         return local.run(program, order, epoch, start, meters, ordered=ordered)
     ensure(options.get("address"))
-    _end_first()
+    _close_runs_before_ray()
     cluster = _Cluster.now(options.get("cpus"))
-    crews, shipped = _crews(program, order, segments, epoch, cluster)
-    asked = options.get("memory")
-    memory = max(local.MEMORY, int(SHARE * cluster.store)) if asked is None else size_in_bytes("memory", asked)
-    pace = BlockSizer(nbytes=RAW, seconds=LONG_S, ceiling=2048)
-    work = _Run(program, epoch, ordered, cluster.cores, memory, asked is not None, meters, crews, pace=pace, few=FEW)
-    if shipped is not None:
-        work.find = _Estimate(shipped.finder).later
-    return work.blocks(order, start)
+    pool_specs, sources = _pool_specs(program, order, segments, epoch, cluster)
+    requested = options.get("memory")
+    default_memory = max(local.MEMORY_BYTES, int(STORE_SHARE * cluster.store_bytes))
+    memory = default_memory if requested is None else size_in_bytes("memory", requested)
+    ray_run = _RayRun(
+        program,
+        epoch,
+        ordered,
+        cluster.cores,
+        memory,
+        requested is not None,
+        meters,
+        pool_specs,
+        sizer=BlockSizer(nbytes=RAW_BLOCK_BYTES, seconds=BLOCK_SECONDS, ceiling=2048),
+        first_block_samples=FIRST_BLOCK_SAMPLES,
+    )
+    if sources is not None:
+        ray_run.locate = _SizeEstimate(sources.finder).defer
+    return ray_run.blocks(order, start)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """What there is now."""
+    """The resources of the cluster at one moment."""
 
     nodes: list[Node]
     spare: float  # cores that no other run of this process has taken
-    store: float
-    inside: bool  # this process is an actor or a task of it
+    store_bytes: float
+    inside: bool  # this process is an actor or a task of the cluster
 
     @staticmethod
     def now(cpus: int | None) -> _Cluster:
+        """Return the resources of the cluster that this process is connected to, of which it may use ``cpus``."""
         ray = imported()
         nodes = _nodes()
-        spare = _cores(nodes) - sum(work.held for work in local.live if isinstance(work, _Run))
+        held = sum(live_run.held_cpus for live_run in local.live_runs if isinstance(live_run, _RayRun))
+        spare = total_cores(nodes) - held
         inside = ray._private.worker.global_worker.mode == ray.WORKER_MODE
-        store = ray.cluster_resources().get("object_store_memory", 0.0)
-        return _Cluster(nodes, max(0.0, spare if cpus is None else min(spare, cpus)), store, inside)
+        store_bytes = ray.cluster_resources().get("object_store_memory", 0.0)
+        return _Cluster(nodes, max(0.0, spare if cpus is None else min(spare, cpus)), store_bytes, inside)
 
     @property
     def cores(self) -> int:
-        return max(1, int(_cores(self.nodes)))
-
-
-def _cores(nodes: list[Node]) -> float:
-    return sum(node.get("CPU", 0.0) for node in nodes)
+        return max(1, int(total_cores(self.nodes)))
 
 
 def _nodes() -> list[Node]:
-    """What the living nodes have, and what an autoscaler could add."""
+    """Return the resources of the living nodes, and what an autoscaler could add."""
     ray = imported()
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     try:
-        more = ray._private.state.state.get_max_resources_from_cluster_config()
-    except Exception:  # it is Ray's own business, and not there for every kind of connection
-        more = None
-    return nodes + ([dict(more)] if more else [])
+        addable = ray._private.state.state.get_max_resources_from_cluster_config()
+    except Exception:  # a private function of Ray, which not every kind of connection supports
+        addable = None
+    return nodes + ([dict(addable)] if addable else [])
 
 
-def _crews(
+def _pool_specs(
     program: Program, order: Order | None, segments: list[Segment], epoch: int, cluster: _Cluster
-) -> tuple[dict[int, PoolSpec], Shipped | None]:
-    """The crew of every heavy segment, by the segment's identity; and the sources, where actors read.
+) -> tuple[dict[int, PoolSpec], SharedSources | None]:
+    """Return the pool of every heavy segment, by the ``id`` of the segment; and the sources, if actors read them.
 
     Raises:
-        EngineError: what the cluster cannot give, or a function that cannot travel.
+        EngineError: The cluster does not have what a stage asks for, or a function cannot be sent to it.
     """
-    heavy = [with_moves(segment) if segment.heavy else segment for segment in segments]
-    shipped = None if order is None or not segments[0].heavy else _shipped(program.finder)
-    ends = {id(level.segments[-1]) for level in program.levels if level.segments}
-    there = set(map(id, program.levels[0].segments))
-    pairs = []
-    for segment, ready in zip(segments, heavy, strict=True):
+    moving_segments = [with_moves(segment) if segment.heavy else segment for segment in segments]
+    sources = None if order is None or not segments[0].heavy else _shared_sources(program.finder)
+    last_segments = {id(level.segments[-1]) for level in program.levels if level.segments}
+    first_level = set(map(id, program.levels[0].segments))
+    pools = []
+    for segment, moving in zip(segments, moving_segments, strict=True):
         if segment.heavy:
-            own = shipped if id(segment) in there else None
-            here = own is None and any(isinstance(placed.stage, Read) for placed in ready.stages)
-            contexts = program.contexts(ready, epoch)
-            last = id(segment) in ends
-            cargo = ActorPayload.of(ready, contexts, own, here, program.arrangement.slots, last)
-            cargo.need, cargo.nodes = _need(ready), _nodes
-            pairs.append((segment, ready, cargo))
-    grants = granted([cargo.need for _, _, cargo in pairs], cluster.nodes, cluster.spare)
-    crews = {}
-    for (segment, ready, cargo), grant in zip(pairs, grants, strict=True):
-        # A caller that is an actor may hold the last core itself, and would wait for ever.
-        cargo.cpus = 0.0 if cluster.inside and cargo.need.cpus is None else grant.cpus
-        crews[id(segment)] = PoolSpec(ready, grant.least, grant.most, grant.begin, [None], cargo)
-    release_idle(cargo for _, _, cargo in pairs)
-    return crews, shipped
+            own_sources = sources if id(segment) in first_level else None
+            read_locally = own_sources is None and any(isinstance(placed.stage, Read) for placed in moving.stages)
+            contexts = program.contexts(moving, epoch)
+            is_last = id(segment) in last_segments
+            slots = program.arrangement.slots
+            payload = ActorPayload.of(moving, contexts, own_sources, read_locally, slots, is_last)
+            payload.need, payload.nodes = _need(moving), _nodes
+            pools.append((segment, moving, payload))
+    grants = granted([payload.need for _, _, payload in pools], cluster.nodes, cluster.spare)
+    pool_specs = {}
+    for (segment, moving, payload), grant in zip(pools, grants, strict=True):
+        # A caller that is an actor may hold the last core itself; its workers would wait for that core forever.
+        payload.cpus = 0.0 if cluster.inside and payload.need.cpus is None else grant.cpus
+        workers = (grant.min_workers, grant.max_workers, grant.initial_workers)
+        pool_specs[id(segment)] = PoolSpec(moving, *workers, [None], payload)
+    release_idle(payload for _, _, payload in pools)
+    return pool_specs, sources
 
 
 def _need(segment: Segment) -> Need:
-    asked = segment.resources or Resources()
-    least, most = asked.workers if isinstance(asked.workers, tuple) else (asked.workers or 1, asked.workers)
-    assert asked.memory is None or isinstance(asked.memory, int)
-    return Need(segment.describe(), least, most, asked.cpus, asked.gpus, asked.memory or 0)
+    resources = segment.resources or Resources()
+    workers = resources.workers
+    min_workers, max_workers = workers if isinstance(workers, tuple) else (workers or 1, workers)
+    assert resources.memory is None or isinstance(resources.memory, int)
+    return Need(segment.describe(), min_workers, max_workers, resources.cpus, resources.gpus, resources.memory or 0)
 
 
-def _shipped(finder: Finder) -> Shipped | None:
-    """The sources, if others can read them; ``None``: samples are read here, as they are in memory."""
-    at_hand = [reader for reader in finder.readers if getattr(reader, "at_hand", False)]
-    if len(at_hand) == len(finder.readers):
+def _shared_sources(finder: Finder) -> SharedSources | None:
+    """Return the sources if actors can read them; ``None`` if this process must, as the samples are in its memory."""
+    in_memory = [reader for reader in finder.readers if getattr(reader, "at_hand", False)]
+    if len(in_memory) == len(finder.readers):
         return None
     if any(reader.names and reader.url(0).startswith("memory://") for reader in finder.readers):
         return None
     try:
         dumps(finder)
-        return Shipped.of(finder) if len(dumps(at_hand)) <= SHIPPED else None
-    except Exception:  # a source of somebody else's that cannot travel
+        return SharedSources.of(finder) if len(dumps(in_memory)) <= MAX_SHARED_BYTES else None
+    except Exception:  # a reader from outside Penstock that cannot be pickled
         return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Estimate:
-    """About what samples weigh that nobody has looked for yet."""
+class _SizeEstimate:
+    """Estimates the size of samples that have not been located."""
 
     finder: Finder
-    each: list[I64]
+    mean_bytes: list[I64]  # by reader and shard
 
     def __init__(self, finder: Finder) -> None:
         object.__setattr__(self, "finder", finder)
-        object.__setattr__(self, "each", [_sizes(reader) for reader in finder.readers])
+        object.__setattr__(self, "mean_bytes", [_mean_bytes(reader) for reader in finder.readers])
 
-    def later(self, refs: Refs) -> Later:
-        """The samples, to be found by whoever reads them."""
+    def defer(self, refs: Refs) -> DeferredSamples:
+        """Return samples that the worker will locate, with their estimated sizes."""
         nbytes: I64 = np.zeros(len(refs), np.int64)
         chain: Refs | None = refs
         while chain is not None:
             for leaf in np.unique(chain.leaf).tolist():
                 if leaf >= 0:
                     at = np.flatnonzero(chain.leaf == leaf)
-                    nbytes[at] += self.each[leaf][chain.shard[at]]
+                    nbytes[at] += self.mean_bytes[leaf][chain.shard[at]]
             chain = chain.pair
-        return Later(refs, self.finder, nbytes)
+        return DeferredSamples(refs, self.finder, nbytes)
 
 
-def _sizes(reader: Any) -> I64:
-    """The mean size of the samples of each shard; 0 where it would take long to know."""
+def _mean_bytes(reader: Any) -> I64:
+    """Return the mean size of a sample of each shard; 0 where finding out would take long."""
     counts = reader.counts(scan=False)
     if counts is None or getattr(reader, "remote", False):
         return np.zeros(len(reader.names), np.int64)
     sizes = np.maximum(0, np.array(reader.sizes(), np.int64))
-    each: I64 = sizes // np.maximum(1, counts)
-    return each
+    means: I64 = sizes // np.maximum(1, counts)
+    return means
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class _Run(PooledRun):
+class _RayRun(PooledRun):
     """One iteration on a cluster."""
 
     @property
-    def held(self) -> float:
-        """Cores that its workers count as."""
-        cargos = [(crew.most, crew.cargo) for crew in self.crews.values()]
-        return sum(most * cargo.cpus for most, cargo in cargos if isinstance(cargo, ActorPayload))
+    def held_cpus(self) -> float:
+        """The cores that the workers of this run count as."""
+        payloads = [(spec.max_workers, spec.payload) for spec in self.pool_specs.values()]
+        return sum(workers * payload.cpus for workers, payload in payloads if isinstance(payload, ActorPayload))
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         out = PooledRun._pooled(self, blocks, segment)
-        crew = self.crews.get(id(segment))
-        if crew is None or not isinstance(crew.cargo, ActorPayload):
+        spec = self.pool_specs.get(id(segment))
+        if spec is None or not isinstance(spec.payload, ActorPayload):
             return out
-        crew.cargo.pool = self.pools[-1]
-        return fetched(out) if crew.cargo.last else out
+        spec.payload.pool = self.pools[-1]
+        return fetch_items(out) if spec.payload.is_last else out
 
-    def _away(self, cargo: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
-        assert isinstance(cargo, ActorPayload)
-        return ActorWorkerProxy(cargo, device, meter, self.meters, number)
-
-
-_ends: list[bool] = []
+    def _remote_proxy(self, payload: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
+        assert isinstance(payload, ActorPayload)
+        return ActorWorkerProxy(payload, device, meter, self.meters, number)
 
 
-def _end_first() -> None:
-    """Have runs that are never closed end before Ray does, when the process ends."""
-    if not _ends:
-        _ends.append(True)
+_registered: list[bool] = []
+
+
+def _close_runs_before_ray() -> None:
+    """Register, once, that open runs are closed before Ray is when the process exits."""
+    if not _registered:
+        _registered.append(True)
         atexit.register(local.close_all)

@@ -1,4 +1,4 @@
-"""Where a block's samples came from, as it is told to a worker of a cluster, which cannot ask back."""
+"""Encode the origin of a block for a worker of a cluster, which cannot query the run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from penstock.plan import Located, Origin, Place
 
 
 @dataclass(slots=True)
-class Later:
-    """Samples that are found where they are read."""
+class DeferredSamples:
+    """Samples that the process which reads them also locates; implements ``Located``."""
 
     refs: Refs
     finder: Finder
-    nbytes: I64
+    nbytes: I64  # estimates
 
-    def take(self, sel: slice) -> Later:
-        """A run of them."""
-        return Later(self.refs.take(sel), self.finder, self.nbytes[sel])
+    def take(self, sel: slice) -> DeferredSamples:
+        return DeferredSamples(self.refs.take(sel), self.finder, self.nbytes[sel])
 
     def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
-        """The samples, if they must be read here after all."""
+        """Locate and read the samples in this process."""
         return self.finder.locate(self.refs).read()
 
 
 @dataclass(slots=True)
 class EncodedOrigin:
-    """An origin of which only what errors and branches ask for is known."""
+    """An origin that knows only what errors and branches ask for."""
 
     places: list[Place]
     slots: list[EncodedSlot]
 
     def cursor(self, done: int, sub: int) -> Any:
-        raise AssertionError("where a stream stands is known to its run alone")
+        raise AssertionError("only the run knows the cursor of a stream")
 
     def place(self, number: int) -> Place:
         return self.places[number] if number < len(self.places) else Place(None, None)
@@ -48,12 +47,12 @@ class EncodedOrigin:
         return self.slots[number]
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
-        raise AssertionError("where samples came from is known to their run alone")
+        raise AssertionError("only the run can trace samples")
 
 
 @dataclass(slots=True)
 class EncodedSlot:
-    """One operand's samples."""
+    """The samples of one operand of a zip."""
 
     leaves: I64
     keys: U64
@@ -64,32 +63,39 @@ class EncodedSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What is told of samples of the order, where the worker has the sources: their numbers."""
+class OriginRefs:
+    """The references of samples: all that a worker with the sources needs to locate and name them."""
 
     refs: Refs
     padding: bool
 
 
-def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int) -> Found | EncodedOrigin:
-    """What to tell of ``inputs`` samples; ``finder``: that of the worker."""
+def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int) -> OriginRefs | EncodedOrigin:
+    """Encode the origin of a block of ``inputs`` samples.
+
+    Args:
+        origin: The origin.
+        inputs: How many samples the block has.
+        finder: The sources that the worker has; ``None`` if it has none.
+        slots: How many operands of a zip a sample has.
+    """
     if isinstance(origin, Span) and finder is not None:
-        return Found(origin.refs, origin.padding)
+        return OriginRefs(origin.refs, origin.padding)
     operands = []
     if isinstance(origin, Span):
         for number in range(slots):
-            own = origin.slot(number)
-            there = own.leaves.tolist()  # -1: nothing, since this sample has no partner
-            places = [own.place(i) if there[i] >= 0 else Place(None, None) for i in range(inputs)]
-            operands.append(EncodedSlot(own.leaves, own.keys, places))
+            slot = origin.slot(number)
+            leaves = slot.leaves.tolist()  # -1: this sample has no partner in this operand
+            places = [slot.place(i) if leaves[i] >= 0 else Place(None, None) for i in range(inputs)]
+            operands.append(EncodedSlot(slot.leaves, slot.keys, places))
     return EncodedOrigin(operands[0].places if operands else [origin.place(i) for i in range(inputs)], operands)
 
 
-def decode_origin(words: Found | EncodedOrigin, finder: Finder | None, unread: bool) -> Origin:
-    """The origin again; with the samples found, where they are to be read."""
-    if isinstance(words, EncodedOrigin):
-        return words
+def decode_origin(encoded: OriginRefs | EncodedOrigin, finder: Finder | None, unread: bool) -> Origin:
+    """Return the origin that was encoded; if its samples are ``unread``, with their locations."""
+    if isinstance(encoded, EncodedOrigin):
+        return encoded
     assert finder is not None
-    spots: Located | None = finder.locate(words.refs) if unread else None
-    positions = np.arange(len(words.refs), dtype=np.int64)
-    return Span(0, 0, positions, len(positions), words.refs, finder.readers, spots, words.padding)
+    located: Located | None = finder.locate(encoded.refs) if unread else None
+    positions = np.arange(len(encoded.refs), dtype=np.int64)
+    return Span(0, 0, positions, len(positions), encoded.refs, finder.readers, located, encoded.padding)

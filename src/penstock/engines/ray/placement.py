@@ -1,4 +1,4 @@
-"""How many workers each segment gets of a cluster, decided from what its nodes have: nothing here knows Ray."""
+"""Decide how many workers each segment gets from the resources of a cluster's nodes; nothing here imports Ray."""
 
 from __future__ import annotations
 
@@ -7,133 +7,136 @@ from dataclasses import dataclass
 
 from penstock.errors import EngineError
 
-Node = dict[str, float]  # what a node has: CPU, GPU, memory
+Node = dict[str, float]  # the resources of a node: CPU, GPU, memory
 
-_SMALLEST = 0.01  # of a core: what a worker counts as at least, unless there is nothing left
+_MIN_CPUS = 0.01  # that a worker counts as, unless there is nothing left
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a segment asks for."""
+    """The workers that a segment asks for."""
 
     name: str
-    least: int = 1
-    most: int | None = None  # None: as many as there is room for
-    cpus: float | None = None  # of each worker; None: a core, or what can be spared
+    min_workers: int = 1
+    max_workers: int | None = None  # None: as many as fit
+    cpus: float | None = None  # per worker; None: a core, or less where there are too few
     gpus: float = 0
     memory: float = 0
 
-    def asks(self, unit: float) -> Node:
-        """What one worker takes, where one that asks for no cores counts as ``unit``."""
-        cpus = unit if self.cpus is None else self.cpus
+    def per_worker(self, default_cpus: float) -> Node:
+        """Return the resources of one worker, which counts as ``default_cpus`` if it does not ask for cores."""
+        cpus = default_cpus if self.cpus is None else self.cpus
         return {"CPU": cpus, "GPU": self.gpus, "memory": self.memory}
 
-    def words(self) -> str:
-        """What one worker asks for, as it is written."""
-        asked = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
-        return ", ".join(f"{name}={value:g}" for name, value in asked if value) or "a core"
+    def describe(self) -> str:
+        """Return what one worker asks for, as arguments of a stage."""
+        requested = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
+        return ", ".join(f"{name}={value:g}" for name, value in requested if value) or "a core"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a segment gets: its fewest and most workers, how many to begin with, and what each counts as."""
+    """The workers that a segment gets, and the cores that each of them counts as."""
 
-    least: int
-    most: int
-    begin: int
+    min_workers: int
+    max_workers: int
+    initial_workers: int
     cpus: float
 
 
 def granted(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> list[Grant]:
-    """Share out a cluster.
+    """Divide a cluster among segments.
 
-    Workers that ask for cores, devices or memory get them or nothing begins. Those that ask for nothing count as a
-    core each while there are enough, and as less where there are not: stages that only say how many workers they want
-    never wait for one another.
+    Workers that ask for cores, devices or memory get them, or nothing starts. A worker that asks for nothing counts as
+    one core while there are enough, and as less otherwise: stages that only set a number of workers never wait for one
+    another.
 
     Args:
-        needs: What segments ask for, in the order of the stream.
-        nodes: What each node has.
-        spare: Cores that nobody else has taken.
+        needs: What the segments ask for, in the order of the stream.
+        nodes: The resources of each node.
+        spare: The cores that no other run has taken.
 
     Raises:
-        EngineError: the cluster does not have what is asked for; it says what it has.
+        EngineError: The cluster does not have what is asked for; the message says what it has.
     """
     for need in needs:
-        if not any(_fits(need.asks(0), node) for node in nodes):
-            raise EngineError(f"{need.name} asks for {need.words()} for each worker; {_has(nodes)}")
-    unit = _unit(needs, nodes, spare)
-    while (free := _placed([(need, need.least) for need in needs], nodes, unit)) is None:
-        if unit <= 0 or all(need.cpus is not None for need in needs):
-            asked = "; ".join(f"{need.least} workers of {need.name} with {need.words()} each" for need in needs)
-            raise EngineError(f"the stages together ask for {asked}; {_has(nodes)}")
-        unit = unit / 2 if unit > _SMALLEST else 0.0
-    many = _grown(needs, free, unit, _cores(nodes))
+        if not any(_fits(need.per_worker(0), node) for node in nodes):
+            raise EngineError(f"{need.name} asks for {need.describe()} for each worker; {_describe(nodes)}")
+    default_cpus = _default_cpus(needs, nodes, spare)
+    while (free := _place([(need, need.min_workers) for need in needs], nodes, default_cpus)) is None:
+        if default_cpus <= 0 or all(need.cpus is not None for need in needs):
+            requested = "; ".join(
+                f"{need.min_workers} workers of {need.name} with {need.describe()} each" for need in needs
+            )
+            raise EngineError(f"the stages together ask for {requested}; {_describe(nodes)}")
+        default_cpus = default_cpus / 2 if default_cpus > _MIN_CPUS else 0.0
+    counts = _grow(needs, free, default_cpus, total_cores(nodes))
     out = []
-    for need, most in zip(needs, many, strict=True):
-        begin = most if need.most is None else need.least
-        out.append(Grant(need.least, most, begin, unit if need.cpus is None else need.cpus))
+    for need, max_workers in zip(needs, counts, strict=True):
+        initial = max_workers if need.max_workers is None else need.min_workers
+        out.append(Grant(need.min_workers, max_workers, initial, default_cpus if need.cpus is None else need.cpus))
     return out
 
 
-def _unit(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> float:
-    """What a worker counts as that asks for no cores."""
+def _default_cpus(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> float:
+    """Return what a worker that does not ask for cores counts as."""
     elastic = [need for need in needs if need.cpus is None]
-    taken = sum(need.least * need.cpus for need in needs if need.cpus is not None)
-    wanted = sum(need.least if need.most is not None else 1 for need in elastic)
-    free = max(0.0, min(spare, _cores(nodes)) - taken)
-    return min(1.0, int(free / max(1, wanted) / _SMALLEST) * _SMALLEST)
+    taken = sum(need.min_workers * need.cpus for need in needs if need.cpus is not None)
+    wanted = sum(need.min_workers if need.max_workers is not None else 1 for need in elastic)
+    free = max(0.0, min(spare, total_cores(nodes)) - taken)
+    return min(1.0, int(free / max(1, wanted) / _MIN_CPUS) * _MIN_CPUS)
 
 
-def _cores(nodes: Sequence[Node]) -> float:
+def total_cores(nodes: Sequence[Node]) -> float:
+    """Return the number of cores of all nodes."""
     return sum(node.get("CPU", 0) for node in nodes)
 
 
-def _fits(asked: Node, node: Node) -> bool:
-    return all(node.get(name, 0) >= value - 1e-9 for name, value in asked.items())
+def _fits(resources: Node, node: Node) -> bool:
+    return all(node.get(name, 0) >= value - 1e-9 for name, value in resources.items())
 
 
-def _placed(crews: Sequence[tuple[Need, int]], nodes: Sequence[Node], unit: float) -> list[Node] | None:
-    """What is left of the nodes with so many workers of each; ``None``: they do not fit."""
+def _place(counts: Sequence[tuple[Need, int]], nodes: Sequence[Node], default_cpus: float) -> list[Node] | None:
+    """Place that many workers of each segment; return what is left of the nodes, or ``None`` if they do not fit."""
     free = [dict(node) for node in nodes]
-    hard_first = sorted(crews, key=lambda crew: (-crew[0].gpus, -(crew[0].cpus or 0), -crew[0].memory))
-    for need, many in hard_first:
-        for _ in range(many):
-            if not _take(need.asks(unit), free):
+    largest_first = sorted(counts, key=lambda pair: (-pair[0].gpus, -(pair[0].cpus or 0), -pair[0].memory))
+    for need, workers in largest_first:
+        for _ in range(workers):
+            if not _take(need.per_worker(default_cpus), free):
                 return None
     return free
 
 
-def _take(asked: Node, free: list[Node]) -> bool:
-    """Place one worker on the node that has most cores left; say whether there is one."""
-    fitting = [node for node in free if _fits(asked, node)]
+def _take(resources: Node, free: list[Node]) -> bool:
+    """Place one worker on the node with the most free cores; return whether it fits on any."""
+    fitting = [node for node in free if _fits(resources, node)]
     if not fitting:
         return False
     best = max(fitting, key=lambda node: node.get("CPU", 0))
-    for name, value in asked.items():
+    for name, value in resources.items():
         best[name] = best.get(name, 0) - value
     return True
 
 
-def _grown(needs: Sequence[Need], free: list[Node], unit: float, cores: float) -> list[int]:
-    """How many workers each can have at most, given out in turn."""
-    many = [need.least for need in needs]
-    limits = [max(need.least, int(cores)) if need.most is None else need.most for need in needs]
+def _grow(needs: Sequence[Need], free: list[Node], default_cpus: float, cores: float) -> list[int]:
+    """Return the maximum number of workers of each segment; they are added in turn while they fit."""
+    counts = [need.min_workers for need in needs]
+    limits = [max(need.min_workers, int(cores)) if need.max_workers is None else need.max_workers for need in needs]
     growing = set(range(len(needs)))
     while growing:
         for number in sorted(growing):
-            if many[number] >= limits[number] or not _take(needs[number].asks(unit), free):
+            if counts[number] >= limits[number] or not _take(needs[number].per_worker(default_cpus), free):
                 growing.discard(number)
             else:
-                many[number] += 1
-    return many
+                counts[number] += 1
+    return counts
 
 
-def _has(nodes: Sequence[Node]) -> str:
-    """What the cluster has, in words."""
-    shown = [
+def _describe(nodes: Sequence[Node]) -> str:
+    """Return the resources of the cluster as text."""
+    texts = [
         f"{node.get('CPU', 0):g} cores, {node.get('GPU', 0):g} GPUs and {node.get('memory', 0) / 1e9:.1f} GB"
         for node in nodes
     ]
-    kinds = [f"{shown.count(kind)} x ({kind})" if shown.count(kind) > 1 else kind for kind in dict.fromkeys(shown)]
+    kinds = [f"{texts.count(kind)} x ({kind})" if texts.count(kind) > 1 else kind for kind in dict.fromkeys(texts)]
     return f"the cluster has {' + '.join(kinds)}" if kinds else "the cluster has no nodes"

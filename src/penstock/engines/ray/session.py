@@ -1,4 +1,4 @@
-"""The Ray that a process works with: the one it is connected to, a cluster to attach to, or one that is started."""
+"""Connect a process to Ray: to the Ray it already uses, to a running cluster, or to one that is started for it."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from penstock.errors import EngineError, MissingExtra
 
 log = logging.getLogger("penstock")
 
-STORE = 1_000_000_000  # bytes of shared memory for a Ray started here: blocks on their way, not datasets
-_SHARE = 0.5  # of the shared memory that is free, at most
+STORE_BYTES = 1_000_000_000  # shared memory of a Ray that is started here: for blocks in transit, not datasets
+_MAX_STORE_SHARE = 0.5  # of the free shared memory
 _lock = threading.Lock()
-_LISTEN_S = 10.0  # for somebody who listens to answer
-_connected: list[int] = []  # the process that was seen connected; a fork of it is not
-_attached: list[str] = []  # the address by which it was: Ray knows its cluster by another name
+_CONNECT_TIMEOUT_S = 10.0
+_connected: list[int] = []  # the process that was last seen connected; a fork of it is not
+_attached: list[str] = []  # the address it attached to: Ray knows its cluster by another name
 
 
 def ensure(address: str | None = None) -> None:
-    """Have this process connected to Ray; whoever calls it may use ``ray`` afterwards.
+    """Connect this process to Ray, so that the caller can use ``ray``.
 
     A process that is connected (a script that called ``ray.init``, a worker of Ray Train) stays as it is. Otherwise it
-    is attached to ``address`` (``"auto"``: any Ray on this machine; ``"host:6379"``; ``"ray://host:10001"``), or
-    without one to the cluster of ``RAY_ADDRESS`` or of ``ray start``. Only if there is none, Ray is started on this
-    machine, which one line of the log says; it ends with the process. Ray that was not started here is never ended.
-    Safe to call from several threads, and again and again.
+    attaches to ``address`` (``"auto"``: any Ray on this machine; ``"host:6379"``; ``"ray://host:10001"``) or, without
+    an address, to the cluster of ``RAY_ADDRESS`` or of ``ray start``. Only if there is none, Ray is started on this
+    machine, with a line in the log; it ends with the process. A Ray that was not started here is never ended.
+    Thread-safe; a second call does nothing.
 
     Raises:
         MissingExtra: Ray is not installed.
-        EngineError: the cluster cannot be reached, the process is connected to another one, or was forked from one
-            that is.
+        EngineError: The cluster cannot be reached, the process is connected to another cluster, or it was forked from
+            a process that is connected.
     """
     ray = imported()
     with _lock:
@@ -41,7 +41,7 @@ def ensure(address: str | None = None) -> None:
             raise EngineError("a forked process cannot use its parent's connection to Ray; use on('local') in it")
         if ray.is_initialized():
             _check_address(ray, address)
-        elif address is not None or _running():
+        elif address is not None or _has_cluster():
             _attach(ray, address)
             _attached[:] = [address] if address is not None else []
         else:
@@ -51,10 +51,10 @@ def ensure(address: str | None = None) -> None:
 
 
 def imported() -> Any:
-    """The module ``ray``.
+    """Import ``ray`` and return it.
 
     Raises:
-        MissingExtra: it is not installed.
+        MissingExtra: Ray is not installed.
     """
     try:
         import ray
@@ -64,16 +64,16 @@ def imported() -> Any:
 
 
 def _check_address(ray: Any, address: str | None) -> None:
-    """Refuse an address that is not the one this process is connected to, where that can be told."""
+    """Refuse an address that differs from the one this process is connected to, where they can be compared."""
     if address in (None, "auto", "local", *_attached):
         return
-    here = _attached[0] if _attached else ray.get_runtime_context().gcs_address
-    if here != address and (_attached or not str(address).startswith("ray://")):
-        raise EngineError(f"address={address!r}: this process is connected to the Ray at {here} already")
+    current = _attached[0] if _attached else ray.get_runtime_context().gcs_address
+    if current != address and (_attached or not str(address).startswith("ray://")):
+        raise EngineError(f"address={address!r}: this process is already connected to the Ray at {current}")
 
 
-def _running() -> bool:
-    """Whether Ray's own rules name a cluster."""
+def _has_cluster() -> bool:
+    """Return whether Ray's own rules lead to a running cluster."""
     if os.environ.get("RAY_ADDRESS"):
         return True
     from ray._private.utils import read_ray_address
@@ -83,11 +83,11 @@ def _running() -> bool:
 
 def _attach(ray: Any, address: str | None) -> None:
     if address in (None, "auto"):
-        problem, advice = "no running Ray was found", "without address= one is started on this machine"
+        problem, advice = "no running Ray was found", "without address= Ray is started on this machine"
     else:
         _check_listens(str(address))
         problem = f"the Ray at {address!r} cannot be used"
-        advice = "it may want its token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN=...), or the Ray and Python that it has"
+        advice = "it may need a token (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN=...), or another version of Ray or Python"
     try:
         ray.init(address=address, logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError) as exc:
@@ -95,14 +95,14 @@ def _attach(ray: Any, address: str | None) -> None:
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address where nobody listens: Ray itself would try it for two minutes."""
+    """Refuse an address where nothing listens: Ray itself would try it for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal()):
-        return  # of another kind
+        return  # an address of another kind, which only Ray understands
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_LISTEN_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as exc:
-        raise EngineError(f"there is no Ray at {address!r}: {exc}; without address= one is started here") from exc
+        raise EngineError(f"there is no Ray at {address!r}: {exc}; without address= Ray is started here") from exc
 
 
 def _start(ray: Any) -> None:
@@ -110,13 +110,13 @@ def _start(ray: Any) -> None:
     ray.init(
         address="local",
         include_dashboard=False,
-        object_store_memory=_store(),
+        object_store_memory=_store_bytes(),
         logging_level=logging.WARNING,
     )
     cores = ray.cluster_resources().get("CPU", 0)
-    log.warning("no Ray is running: started one on this machine with %d cores, until this process ends", cores)
+    log.warning("no Ray is running: started Ray on this machine with %d cores; it ends with this process", cores)
 
 
-def _store() -> int:
-    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else STORE
-    return max(100_000_000, min(STORE, int(_SHARE * free)))
+def _store_bytes() -> int:
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else STORE_BYTES
+    return max(100_000_000, min(STORE_BYTES, int(_MAX_STORE_SHARE * free)))
