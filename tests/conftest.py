@@ -88,7 +88,7 @@ def _one_of_each_plan(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _plan(item: pytest.Item) -> str | None:
-    """The plan of the corpus on which a law is tried; None for what is no law or has no plan."""
+    """Return the plan of the corpus on which a law is tried; None for other tests."""
     if not isinstance(item, pytest.Function) or not issubclass(item.cls or object, UnorderedEngineTests):
         return None
     return str(item.callspec.params["name"]) if "name" in item.fixturenames else None

@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: the map is true, names say something, starting is quick."""
+"""Rules of the source tree that no linter knows: the map is true, modules are deep, tests mirror them, starting is quick."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 import statistics
 import subprocess
 import sys
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "penstock"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAP = ROOT / "ARCHITECTURE.md"
+TESTS = ROOT / "tests"
+MIRROR = tomllib.loads((TESTS / "mirror.toml").read_text())
 
 # `engines/` or `formats/tar.py`, but neither half of `and/or` nor the start of `docs/NNNN-*.md`.
 PLACE = re.compile(r"(?<![\w./:-])(?:[\w.-]+/)*(?:[\w.-]+/|[\w-]+\.py)(?![\w*{</-]|\.\w)")
@@ -27,14 +31,31 @@ EMPTY_NAMES = {"base", "common", "core", "helper", "helpers", "manager", "misc",
 
 START_BUDGET_S = 0.150
 
+SHALLOW_LINES = 60
+SHALLOW = {  # modules with few lines and one importer, and why they are modules nevertheless
+    "cli/tools/sort.py": "a command like the others; shuffle is a sort by chance",
+    "codecs/gz.py": "a codec like the others: a row of the registry, with limits of its own",
+    "engines/serial.py": "an engine like the others: a row in run.ENGINES, and the meaning of a plan",
+}
+SAME_EVERYWHERE = {  # top-level names that stand in several modules and mean the same there
+    "I64": "an array type",
+    "U8": "an array type",
+    "U32": "an array type",
+    "U64": "an array type",
+    "Array": "an array type",
+    "add_arguments": "what every module of a command has",
+    "log": "the module's logger",
+    "run": "what every module of a command and of an engine has",
+}
+
 # Starts are timed from within, so that the interpreter's own start does not count.
 TIMED_START = """
 import contextlib, io, json, runpy, sys, time
 sys.argv = {argv!r}
-begin = time.perf_counter()
+begin = time.process_time()  # not wall time: it may be a busy machine
 with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
     {action}
-seconds = time.perf_counter() - begin
+seconds = time.process_time() - begin
 print(json.dumps([seconds, out.getvalue(), sorted(sys.modules)]))
 """
 STARTS = {
@@ -91,6 +112,46 @@ def test_no_module_has_an_empty_name() -> None:
     assert not named
 
 
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_every_module_has_its_test_file(module: Path) -> None:
+    name = str(module.relative_to(PACKAGE))
+    own = TESTS / module.relative_to(PACKAGE).with_name(f"test_{module.name}")
+    listed = MIRROR["covered_by"].get(name, [])
+    if module.name == "__init__.py" and not listed:
+        assert not list(_defines(module)), "an __init__ with code of its own needs a test"
+    elif listed:
+        assert not own.exists(), f"{own.name} exists: take {name} out of tests/mirror.toml"
+        assert not [path for path in listed if not (TESTS / path).is_file()]
+    else:
+        assert own.is_file(), f"no {own.relative_to(ROOT)}; tests/mirror.toml may name the tests that cover {name}"
+
+
+def test_the_list_of_covered_modules_names_only_modules() -> None:
+    gone = [name for name in MIRROR["covered_by"] if not (PACKAGE / name).is_file()]
+    assert not gone
+
+
+def test_no_module_is_shallow() -> None:
+    importers = _importers()
+    shallow = {
+        str(path.relative_to(PACKAGE))
+        for path in MODULES
+        if path.name != "__init__.py"
+        and len(path.read_text().splitlines()) < SHALLOW_LINES
+        and len(importers[_module(path)]) == 1
+    }
+    assert shallow == set(SHALLOW), "merge it with its importer, or give the reason why it stands alone"
+
+
+def test_a_name_means_one_thing() -> None:
+    where: dict[str, list[str]] = defaultdict(list)
+    for path in MODULES:
+        for name in _defines(path):
+            where[name].append(str(path.relative_to(PACKAGE)))
+    twice = {name: places for name, places in where.items() if len(places) > 1 and name not in SAME_EVERYWHERE}
+    assert not twice
+
+
 def test_no_source_leaves_work_for_later() -> None:
     marks = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
@@ -113,6 +174,40 @@ def test_starting_is_quick_and_imports_nothing_heavy(start: str) -> None:
 def test_help_names_the_command() -> None:
     _, out, _ = _timed_start(*STARTS["penstock --help"])
     assert "usage: penstock" in out
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _importers() -> dict[str, set[str]]:
+    """Which modules import each module; one that its package lists among its public names counts as imported by many."""
+    known = {_module(path) for path in MODULES}
+    importers: dict[str, set[str]] = defaultdict(set)
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("penstock"):
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    target = full if full in known else node.module
+                    importers[target].add(_module(path))
+                    if path.name == "__init__.py":
+                        importers[target].add(f"{_module(path)} as a public name")
+    return importers
+
+
+def _defines(path: Path) -> Iterator[str]:
+    """Yield the public top-level names that a module defines."""
+    for node in ast.parse(path.read_text()).body:
+        names = []
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names = [node.target.id]
+        yield from (name for name in names if not name.startswith("_"))
 
 
 def _rooms() -> Iterator[str]:

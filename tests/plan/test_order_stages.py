@@ -102,7 +102,7 @@ def test_the_exclusions_of_a_branch_are_those_of_its_own_sources() -> None:
     assert _samples(own.wrap(_factory(5, leaf=8), 0, 8)(0)) == [(8, 0), (8, 2), (8, 3), (8, 4)]
 
 
-def test_settling_reads_the_files_once_and_removes_duplicates(tmp_path: Path) -> None:
+def test_exclusion_files_are_read_once_and_without_duplicates(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text('{"source": 0, "shard": "0.tar", "index": 4}\n{"source": 0, "shard": "0.tar", "index": 2}\n')
     stage = Exclude((str(path), Identity(0, "0.tar", 4)))

@@ -48,7 +48,7 @@ def test_a_fingerprint_distinguishes_types_dtypes_and_shapes() -> None:
     assert hash(fingerprint({"a": [np.arange(3)]})) is not None
 
 
-def test_resources_go_to_stages_in_turn() -> None:
+def test_resources_go_to_stages_round_robin() -> None:
     first, second = Resources(workers=1), Resources(workers=2)
     ds = on_resources(numbers([3]).map(noise).map(noise).map(noise), [first, second])
     assert [stage.resources for stage in ds.plan.stages if isinstance(stage, Stage)] == [first, second, first]

@@ -30,12 +30,12 @@ def test_brightness_contrast_and_saturation_are_blends(factor: float) -> None:
         assert np.abs(adjust(FLOATS, factor) * 255 - adjust(IMAGE, factor)).max() < 1.2
 
 
-@pytest.mark.parametrize("turn", [-0.5, -0.2, 0.1, 0.37])
-def test_hue_is_rotated_on_the_colour_circle(turn: float) -> None:
+@pytest.mark.parametrize("shift", [-0.5, -0.2, 0.1, 0.37])
+def test_hue_is_rotated_on_the_colour_circle(shift: float) -> None:
     flat = [colorsys.rgb_to_hsv(*pixel) for pixel in (IMAGE.reshape(-1, 3) / 255).tolist()]
-    want = [colorsys.hsv_to_rgb((h + turn) % 1, s, v) for h, s, v in flat]
-    assert near(vision.adjust_hue(IMAGE, turn), np.array(want).reshape(IMAGE.shape) * 255)
-    assert np.allclose(vision.adjust_hue(FLOATS, turn), np.array(want).reshape(IMAGE.shape), atol=1e-3)
+    want = [colorsys.hsv_to_rgb((h + shift) % 1, s, v) for h, s, v in flat]
+    assert near(vision.adjust_hue(IMAGE, shift), np.array(want).reshape(IMAGE.shape) * 255)
+    assert np.allclose(vision.adjust_hue(FLOATS, shift), np.array(want).reshape(IMAGE.shape), atol=1e-3)
 
 
 def test_gray_is_one_channel_or_three() -> None:

@@ -51,9 +51,9 @@ def adjust_saturation(image: Pixels, factor: float) -> Pixels:
     return out if out.dtype == np.uint8 else np.clip(out, 0, 1, out=out)
 
 
-def adjust_hue(image: Pixels, turn: float) -> Pixels:
-    """Rotate the hue of every pixel by ``turn`` of the colour circle, from -0.5 to 0.5."""
-    if image.shape[2] == 1 or turn == 0:
+def adjust_hue(image: Pixels, shift: float) -> Pixels:
+    """Rotate the hue of every pixel by ``shift`` of the colour circle, from -0.5 to 0.5."""
+    if image.shape[2] == 1 or shift == 0:
         return image
     cv2 = opencv()
     floats = image.astype(np.float32)
@@ -61,7 +61,7 @@ def adjust_hue(image: Pixels, turn: float) -> Pixels:
         floats *= np.float32(1 / 255)
     hsv = cv2.cvtColor(floats, cv2.COLOR_RGB2HSV)
     hue = hsv[:, :, 0]
-    hue += np.float32(turn * 360)
+    hue += np.float32(shift * 360)
     hue[hue < 0] += np.float32(360)
     hue[hue >= 360] -= np.float32(360)
     out: Pixels = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB)

@@ -23,7 +23,7 @@ from penstock.plan import Fields
 from penstock.testing import fingerprint
 
 
-def encoded_by_hand() -> bytes:
+def encoded_manually() -> bytes:
     """Return {"label": int64 [3, -1], "name": bytes [b"ab"], "x": float [0.5]} as a protocol buffer message."""
 
     def part(tag: int, content: bytes) -> bytes:
@@ -37,15 +37,15 @@ def encoded_by_hand() -> bytes:
 
 
 def test_an_example_is_parsed() -> None:
-    got = parse_example(encoded_by_hand(), Fields())
+    got = parse_example(encoded_manually(), Fields())
     assert got.pop("label").tolist() == [3, -1]
     assert got == {"name": b"ab", "x": 0.5}
-    assert parse_example(encoded_by_hand(), Fields(frozenset({"x"}))) == {"x": 0.5}
-    assert parse_example(encoded_by_hand(), Fields(), ("name", "x"))["name"] == [b"ab"]
+    assert parse_example(encoded_manually(), Fields(frozenset({"x"}))) == {"x": 0.5}
+    assert parse_example(encoded_manually(), Fields(), ("name", "x"))["name"] == [b"ab"]
 
 
 def test_an_example_is_encoded_to_the_same_bytes() -> None:
-    assert example({"label": [3, -1], "name": "ab", "x": 0.5}) == encoded_by_hand()
+    assert example({"label": [3, -1], "name": "ab", "x": 0.5}) == encoded_manually()
 
 
 def test_unpacked_lists_are_parsed() -> None:

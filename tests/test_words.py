@@ -1,0 +1,127 @@
+"""Words that must not come back: private metaphors, and turns of phrase that a native reader stumbles over."""
+
+from __future__ import annotations
+
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("src", "tests", "examples", "benchmarks")
+HERE = Path(__file__)
+
+# As a part of a name: `away_hand`, `AwayHand`, `hand`; the word to use instead.
+NAMES = {
+    "afar": "remote",
+    "arriving": "prefetch",
+    "board": "heartbeat",
+    "cargo": "payload",
+    "crew": "pool_spec",
+    "crews": "pool_specs",
+    "deal": "share",
+    "dealing": "worker_split",
+    "dealt": "share",
+    "hand": "worker_proxy",
+    "hands": "worker_proxies",
+    "heard": "decode",
+    "ink": "write_thread",
+    "nursery": "fork_server",
+    "offer": "torch_isinstance",
+    "outlet": "stream_writer",
+    "outstanding": "delivered",
+    "parcel": "block_codec",
+    "press": "publish_thread",
+    "settling": "commit_outputs",
+    "shelf": "cache_folder",
+    "spool": "spill",
+    "spot": "span",
+    "spots": "located",
+    "telling": "origin_codec",
+    "turn": "folder_lock",
+}
+
+# In prose and messages too, where these words have no other use.
+PROSE = re.compile(
+    r"\b(afar|cargo|crews?|how-manieth|ink|nursery|outlets?|parcels?|settling|shelf|spool(ed|s)?|spots|telling)\b",
+    re.IGNORECASE,
+)
+
+# "is no number" for "is not a number"; "there is no index" and "is no longer" are English.
+_COMPARISONS = "longer|more|less|fewer|better|worse|larger|smaller|faster|slower|different|such"
+IS_NO = re.compile(rf"(?<![Tt]here )(?<!there may )\b(?:is|are|was|were|be) no (?!(?:{_COMPARISONS})\b)\w+")
+
+
+def _python() -> Iterator[Path]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if path != HERE and not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
+                yield path
+
+
+def _pages() -> Iterator[Path]:
+    yield from sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"})
+
+
+def _parts(name: str) -> set[str]:
+    """The words of a name: of ``AwayHand`` and ``away_hand``, ``away`` and ``hand``."""
+    return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def _tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
+    return tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+
+
+def _lines(pattern: re.Pattern[str]) -> list[str]:
+    """The lines of all sources and pages that match."""
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in (*_python(), *_pages())
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_no_name_is_a_private_metaphor() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{token.start[0]}: {token.string}, write {NAMES[word]}"
+        for path in _python()
+        for token in _tokens(path)
+        if token.type == tokenize.NAME and not keyword.iskeyword(token.string)
+        for word in _parts(token.string) & NAMES.keys()
+    ]
+    found += [str(path.relative_to(ROOT)) for path in _python() if _parts(path.stem) & NAMES.keys()]
+    assert not found, "\n".join(found)
+
+
+def test_no_text_has_a_private_word() -> None:
+    found = _lines(PROSE)
+    assert not found, "\n".join(found)
+
+
+def test_what_is_not_a_thing_is_not_no_thing() -> None:
+    found = _lines(IS_NO)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("is no number of bytes", True),
+        ("they are no names", True),
+        ("there is no index", False),
+        ("it is no longer there", False),
+        ("no sample is lost", False),
+    ],
+)
+def test_the_phrase_is_told_from_its_english_neighbours(text: str, wrong: bool) -> None:
+    assert bool(IS_NO.search(text)) is wrong
+
+
+def test_a_name_is_taken_apart_at_its_words() -> None:
+    assert _parts("RemoteWorkerProxy") == {"remote", "worker", "proxy"}
+    assert _parts("_HTTPServer_name2") == {"http", "server", "name"}
