@@ -1,4 +1,4 @@
-"""Rules of the source tree that no linter knows: the map is true, modules are deep, tests mirror them, starting is quick."""
+"""Rules of the source tree that no linter knows: a true map, deep modules, mirrored tests, a quick start."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _module(path: Path) -> str:
 
 
 def _importers() -> dict[str, set[str]]:
-    """Which modules import each module; one that its package lists among its public names counts as imported by many."""
+    """Return the importers of each module; a public name of its package counts as a second importer."""
     known = {_module(path) for path in MODULES}
     importers: dict[str, set[str]] = defaultdict(set)
     for path in MODULES:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from penstock.blobs.stamp import Stamp, cache_folder, cached_path, write_cached
+from penstock.blobs.stamp import Stamp, cached_path, user_cache, write_cached
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", "/tmp/mine")
-    assert cache_folder() == Path("/tmp/mine")
+    assert user_cache() == Path("/tmp/mine")
     monkeypatch.delenv("PENSTOCK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert cache_folder() == Path("/x/penstock")
+    assert user_cache() == Path("/x/penstock")
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/me")
-    assert cache_folder() == Path("/home/me/.cache/penstock")
+    assert user_cache() == Path("/home/me/.cache/penstock")
 
 
 def test_a_stamp_changes_with_the_content_and_with_the_file(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from penstock.cli.argument_types import count, positive_count, seconds, size_in_bytes, usage_error
+from penstock.cli.argument_types import count, positive_count, seconds, size_argument, usage_error
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("12", 12), ("1e6", 1_000_000), ("1_000", 1000), ("3.0", 3)])
@@ -29,13 +29,13 @@ def test_a_positive_count_is_above_zero() -> None:
     ("text", "size"), [("1e9", 1e9), ("500MB", 500e6), ("2 kb", 2000), ("1.5G", 1.5e9), ("10", 10), ("1TB", 1e12)]
 )
 def test_a_size_may_have_a_unit(text: str, size: float) -> None:
-    assert size_in_bytes(text) == size
+    assert size_argument(text) == size
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "x", "5PB", "1.2.3", "1e999", ""])
 def test_what_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size in bytes: write it like 1e9 or 500MB"):
-        size_in_bytes(text)
+        size_argument(text)
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "x", "inf", "nan"])

@@ -83,7 +83,7 @@ def test_a_conversion_that_fails_leaves_no_files_and_names_the_sample(tmp_path: 
     with pytest.raises(StageError, match="s7"):
         ps.convert(tmp_path / "in", tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.parquet"))
-    with pytest.raises(PlanError, match="both tar; `penstock pack`"):
+    with pytest.raises(PlanError, match="both tar; use `penstock pack`"):
         ps.convert(tmp_path / "in", tmp_path / "out.tar")
 
 
@@ -92,11 +92,11 @@ def test_a_folder_of_several_formats_is_refused(tmp_path: Path, capsys: pytest.C
     (tmp_path / "b.jsonl").write_text("{}\n")
     assert main(["convert", str(tmp_path), str(tmp_path / "out")]) == 1
     error = capsys.readouterr().err
-    assert "holds files of several kinds (" in error
+    assert "holds files of several formats (" in error
     assert "1 csv" in error
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "a.xyz").write_text("")
-    with pytest.raises(PlanError, match=r"no files of a known kind are there, only a\.xyz"):
+    with pytest.raises(PlanError, match=r"there are no files of a supported format, only a\.xyz"):
         ps.convert(tmp_path / "c", tmp_path / "out")
     with pytest.raises(StorageError, match="no such file or folder"):
         ps.convert(tmp_path / "d", tmp_path / "out")

@@ -81,7 +81,7 @@ def never_called(*_: Any) -> Any:
 
 @pytest.mark.parametrize("on", ["threads", "processes"])
 def test_a_missing_gpu_is_an_error_before_the_first_sample(on: WorkerKind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engines.devices.devices_at_hand", tuple)
+    monkeypatch.setattr("penstock.engines.devices.available_devices", tuple)
     with pytest.raises(EngineError, match=r"map\(never_called\) asks for gpus=1 .*no GPU.*devices="):
         next(iter(from_items([1, 2]).map(never_called, gpus=1, on=on)))
 

@@ -86,7 +86,7 @@ def test_reading_releases_the_located_samples() -> None:
     span = span_of(numbers((3, 4)), 5)
     block = Read().run(block_of(span), Context(-1))
     assert [item["x"] for item in block.items] == [0, 1, 2, 3, 4]
-    assert span.spots is None
+    assert span.located is None
 
 
 def test_padding_is_marked_in_the_samples() -> None:

@@ -75,7 +75,7 @@ def test_the_error_of_a_failing_item_names_it_and_it_can_be_skipped() -> None:
 
 @pytest.mark.parametrize("given", [iter(()), 7])
 def test_an_object_without_items_by_index_is_refused(given: Any) -> None:
-    with pytest.raises(PlanError, match="items by number"):
+    with pytest.raises(PlanError, match="__len__ and __getitem__, not"):
         ps.from_torch(given)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError, StorageError
-from penstock.jobs.inputs import Input, fingerprint, fingerprints, journal_key, resolve_inputs
+from penstock.jobs.inputs import Input, fingerprints, journal_key, resolve_inputs, take_fingerprint
 from penstock.storage import Memory
 
 
@@ -68,14 +68,14 @@ def test_the_key_of_a_url_hides_its_secret_and_stays_unique() -> None:
 
 def test_a_change_of_size_time_or_tag_changes_the_fingerprint(folder: Path) -> None:
     local = Input(0, "a.txt", "a.txt")
-    before = fingerprint(local, None)
+    before = take_fingerprint(local, None)
     os.utime("a.txt", ns=(1, 1))
-    assert fingerprint(local, None) != before
+    assert take_fingerprint(local, None) != before
     remote = Input(0, "memory://j/a", "memory://j/a")
     _put(remote.url, b"1")
-    before = fingerprint(remote, None)
+    before = take_fingerprint(remote, None)
     _put(remote.url, b"2")
-    assert fingerprint(remote, None) != before
+    assert take_fingerprint(remote, None) != before
 
 
 def _put(url: str, data: bytes) -> None:
@@ -87,5 +87,5 @@ def _put(url: str, data: bytes) -> None:
 def test_a_missing_input_has_no_fingerprint(folder: Path) -> None:
     gone = Input(0, "gone", "gone")
     with pytest.raises(StorageError, match="there is no such file"):
-        fingerprint(gone, None)
+        take_fingerprint(gone, None)
     assert fingerprints([gone, Input(1, "memory://j/gone", "k")], None) == [None, None]

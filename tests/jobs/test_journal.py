@@ -104,7 +104,7 @@ def test_a_failed_write_leaves_no_partial_line(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_remote_journal_is_uploaded_in_objects_that_are_joined_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    url, storage = "memory://journal/out", Memory()
+    url, storage = "memory://job-journal/out", Memory()
     monkeypatch.setattr("penstock.jobs.journal._SYNC_INTERVAL_S", 0.0)
     journal = RemoteJournal(url, storage, "f")
     for number in range(12):
@@ -124,7 +124,7 @@ def test_a_remote_journal_is_uploaded_in_objects_that_are_joined_at_the_end(monk
 
 
 def test_a_remote_journal_survives_a_kill_while_its_objects_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    url, storage = "memory://journal/joined", Memory()
+    url, storage = "memory://job-journal/joined", Memory()
     monkeypatch.setattr("penstock.jobs.journal._SYNC_INTERVAL_S", 0.0)
     journal = RemoteJournal(url, storage, "f")
     for number in range(10):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from penstock.errors import DataError, MissingExtra, PlanError
 
-SUFFIXES = {"gz": ".gz", "bz2": ".bz2", "xz": ".xz", "zst": ".zst"}
+COMPRESSION_SUFFIXES = {"gz": ".gz", "bz2": ".bz2", "xz": ".xz", "zst": ".zst"}
 _MAGICS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _CHUNK = 1 << 18  # one damaged chunk loses this much, against the cost of a call
 _XZ_MEMORY = 1 << 29  # xz -9 needs 65 MiB to decompress; more than 512 MiB is an attack
@@ -162,7 +162,7 @@ def compressor(file: BinaryIO, kind: str | None) -> Any:
     if kind == "xz":
         return lzma.LZMAFile(file, "wb")
     if kind != "zst":
-        raise PlanError(f"unknown compression {kind!r}: one of {', '.join(SUFFIXES)}")
+        raise PlanError(f"unknown compression {kind!r}: one of {', '.join(COMPRESSION_SUFFIXES)}")
     try:
         import zstandard
     except ImportError as exc:

@@ -27,7 +27,7 @@ class Stamp:
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def cache_folder() -> Path:
+def user_cache() -> Path:
     """Return the folder for what can be derived again: $PENSTOCK_CACHE, else below the user's cache folder.
 
     Raises:
@@ -45,7 +45,7 @@ def cached_path(family: str, path: str) -> Path:
         RuntimeError: The user has no home folder.
     """
     name = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:40]
-    return cache_folder() / family / name
+    return user_cache() / family / name
 
 
 def write_cached(family: str, path: str, data: bytes) -> None:

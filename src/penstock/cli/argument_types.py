@@ -36,7 +36,7 @@ def positive_count(text: str) -> int:
     return number
 
 
-def size_in_bytes(text: str) -> float:
+def size_argument(text: str) -> float:
     """Parse a size in bytes, such as ``1e9`` or ``500MB``; units are powers of 1000.
 
     Raises:

@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from penstock.cli.argument_types import positive_count, size_in_bytes
+from penstock.cli.argument_types import positive_count, size_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("tar", "parquet", "csv", "json", "tfrecords"),
         help="format to write (by the extension of DST, else Parquet for tar shards and tar for other files)",
     )
-    parser.add_argument("--max-bytes", type=size_in_bytes, help="maximum size of a file")
+    parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
     parser.add_argument("--workers", type=positive_count, help="workers that read")
     parser.add_argument("--no-resume", action="store_true", help="start over instead of resuming")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")

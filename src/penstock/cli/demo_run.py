@@ -37,7 +37,7 @@ Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Batch = tuple[list[str], Images, Labels]
-Delivered = list[tuple[str, int]]  # the key of each sample, and the checksum of its augmented pixels
+Checksums = list[tuple[str, int]]  # the key of each sample, and the checksum of its augmented pixels
 
 
 def show(args: argparse.Namespace) -> int:
@@ -88,7 +88,7 @@ def _pack(folder: Path, samples: int, seed: int) -> None:
     _print_rate("encoded and written", packed.samples, seconds, f", {packed.nbytes / 1e6 / seconds:,.1f} MB/s")
 
 
-def _stream(stored: ps.Dataset, train: ps.Dataset) -> Delivered:
+def _stream(stored: ps.Dataset, train: ps.Dataset) -> Checksums:
     """Time reading alone and all stages of the training set; return what a whole epoch delivers."""
     _print("\nStream")
     began = time.perf_counter()
@@ -129,7 +129,7 @@ class StoppedRank:
     """A rank that stopped in mid-epoch: its state as JSON, and what it had delivered."""
 
     state: str
-    delivered: Delivered
+    delivered: Checksums
 
 
 def _stop(train: ps.Dataset, epoch: int, net: Net) -> list[StoppedRank]:
@@ -146,7 +146,7 @@ def _stop(train: ps.Dataset, epoch: int, net: Net) -> list[StoppedRank]:
     return [StoppedRank(state, samples) for state, samples in zip(states, delivered, strict=True)]
 
 
-def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[StoppedRank], whole_epoch: Delivered) -> bool:
+def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[StoppedRank], whole_epoch: Checksums) -> bool:
     """Resume with the same and with another number of ranks; return whether both deliver what is left, exactly."""
     _print(f"\nResume with the same ranks, and with {RANKS_AFTER}")
     verdicts = []
@@ -170,7 +170,7 @@ def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[StoppedRank],
 EXACT = "exact"
 
 
-def verdict(delivered: Delivered, expected: Delivered, *, ordered: bool) -> str:
+def verdict(delivered: Checksums, expected: Checksums, *, ordered: bool) -> str:
     """Compare delivered samples with the expected ones; return ``EXACT`` or a description of the difference."""
     missing, surplus = Counter(expected) - Counter(delivered), Counter(delivered) - Counter(expected)
     if missing or surplus:
@@ -182,7 +182,7 @@ def _loader(train: ps.Dataset, rank: int, world: int, epoch: int) -> ps.Loader:
     return train.loader(rank, world, epoch, uneven="keep")
 
 
-def _resume_rank(train: ps.Dataset, rank: int, epoch: int, stopped: StoppedRank) -> tuple[Delivered, Delivered]:
+def _resume_rank(train: ps.Dataset, rank: int, epoch: int, stopped: StoppedRank) -> tuple[Checksums, Checksums]:
     """Return what a rank delivers when it resumes from its own state, and its epoch without an interruption."""
     with closing(_loader(train, rank, RANKS, epoch)) as loader:
         uninterrupted = [sample for batch in loader for sample in _identify(batch)]
@@ -191,7 +191,7 @@ def _resume_rank(train: ps.Dataset, rank: int, epoch: int, stopped: StoppedRank)
         return [sample for batch in loader for sample in _identify(batch)], uninterrupted
 
 
-def _resume_with_other_ranks(train: ps.Dataset, epoch: int, net: Net, states: list[str]) -> list[Delivered]:
+def _resume_with_other_ranks(train: ps.Dataset, epoch: int, net: Net, states: list[str]) -> list[Checksums]:
     """Train on the rest of the epoch with ``RANKS_AFTER`` ranks; return what each of them delivered."""
     with ExitStack() as stack:
         loaders = [
@@ -202,9 +202,9 @@ def _resume_with_other_ranks(train: ps.Dataset, epoch: int, net: Net, states: li
         return _train_ranks(loaders, net)
 
 
-def _train_ranks(ranks: Sequence[Iterable[Batch]], net: Net) -> list[Delivered]:
+def _train_ranks(ranks: Sequence[Iterable[Batch]], net: Net) -> list[Checksums]:
     """Train as ranks that share their gradients do: a step takes one batch from every rank that has one left."""
-    delivered: list[Delivered] = [[] for _ in ranks]
+    delivered: list[Checksums] = [[] for _ in ranks]
     for step in zip_longest(*ranks):
         batches = [batch for batch in step if batch is not None]
         images = np.concatenate([images for _, images, _ in batches])
@@ -214,7 +214,7 @@ def _train_ranks(ranks: Sequence[Iterable[Batch]], net: Net) -> list[Delivered]:
     return delivered
 
 
-def _identify(batch: Batch) -> Delivered:
+def _identify(batch: Batch) -> Checksums:
     keys, images, _ = batch
     return [(key, crc32(image.tobytes())) for key, image in zip(keys, images, strict=True)]
 

@@ -19,11 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.engines.progress import Progress
-    from penstock.formats.tar.source import SUFFIXES
+    from penstock.formats.tar.shard_names import TAR_SUFFIXES
     from penstock.inspection.verify import build_index, store_index
     from penstock.storage import expand, redacted, spell
 
-    urls = expand(spell(args.urls), SUFFIXES)
+    urls = expand(spell(args.urls), TAR_SUFFIXES)
     damaged = 0
     with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(args.workers) as pool:
         for url, index in zip(urls, pool.map(build_index, urls), strict=True):

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from penstock.cli.argument_types import count, positive_count, size_in_bytes, usage_error
+from penstock.cli.argument_types import count, positive_count, size_argument, usage_error
 
 if TYPE_CHECKING:
     from penstock.packing import Packed
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="DST", help="the folder to write to: a path or URL")
     parser.add_argument("--format", choices=("tar", "parquet"), default="tar", help="format to write (tar)")
-    parser.add_argument("--max-bytes", type=size_in_bytes, default="100MB", help="maximum size of a shard (100MB)")
+    parser.add_argument("--max-bytes", type=size_argument, default="100MB", help="maximum size of a shard (100MB)")
     parser.add_argument(
         "--max-samples", type=positive_count, default=100_000, help="maximum number of samples in a shard (100000)"
     )

@@ -17,10 +17,10 @@ from penstock.dataset.sources import read_tar
 from penstock.dataset.table_sources import read_arrow, read_csv, read_json, read_parquet, read_text, read_tfrecords
 from penstock.engines import Program
 from penstock.errors import PenstockError, PlanError, StorageError
-from penstock.formats.rows.tfrecord import SUFFIXES as TFRECORDS
+from penstock.formats.rows.tfrecord import TFRECORD_SUFFIXES
 from penstock.formats.tables.source import ARROW_SUFFIXES as ARROW
-from penstock.formats.tables.source import SUFFIXES as PARQUET
-from penstock.formats.tar.source import SUFFIXES as TAR
+from penstock.formats.tables.source import PARQUET_SUFFIXES
+from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.packing import Packed, pack
 from penstock.packing.tar_output import check_elsewhere, check_flag, path_of
 from penstock.plan import Drop, MapFn, Resources, check_choice
@@ -32,12 +32,12 @@ Format = Literal["tar", "parquet", "csv", "json", "tfrecords"]
 FORMATS: tuple[Format, ...] = ("tar", "parquet", "csv", "json", "tfrecords")
 _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
 _SUFFIXES: dict[str, tuple[str, ...]] = {
-    "tar": TAR,
-    "parquet": PARQUET,
+    "tar": TAR_SUFFIXES,
+    "parquet": PARQUET_SUFFIXES,
     "arrow": ARROW,
     "csv": tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED),
     "json": tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _PACKED),
-    "tfrecords": tuple(kind + packed for kind in TFRECORDS for packed in _PACKED),
+    "tfrecords": tuple(kind + packed for kind in TFRECORD_SUFFIXES for packed in _PACKED),
     "text": tuple(".txt" + packed for packed in _PACKED),
 }
 _ABOUT = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # files about shards, not shards

@@ -12,7 +12,7 @@ from penstock.errors import EngineError
 from penstock.plan import Block, Context, PlacedStage, Stage
 
 
-def devices_at_hand() -> tuple[str, ...]:
+def available_devices() -> tuple[str, ...]:
     """Return the GPUs that torch sees; none where torch is not installed."""
     try:
         import torch
@@ -36,7 +36,7 @@ def shared_out(segments: Sequence[Segment], declared: Sequence[Any] | None) -> d
     ]
     if not asking:
         return {}
-    devices = tuple(devices_at_hand() if declared is None else declared)
+    devices = tuple(available_devices() if declared is None else declared)
     out: dict[int, list[Any]] = {}
     at = 0.0
     for number, segment in asking:

@@ -42,7 +42,7 @@ class Span:
         after: The position after them.
         refs: The samples at the positions.
         readers: The readers of all sources; empty for a stream.
-        spots: The located samples, until they are read.
+        located: The located samples, until they are read.
         padding: The samples are repeated so that ranks are equal.
     """
 
@@ -52,7 +52,7 @@ class Span:
     after: int
     refs: Refs
     readers: list[Reader]
-    spots: Located | None
+    located: Located | None
     padding: bool = False
 
     def cursor(self, done: int, sub: int) -> Cursor:
@@ -82,7 +82,7 @@ class Span:
 
     def take(self) -> Located:
         """Return the located samples and let go of them, so that the origin does not keep their bytes alive."""
-        located, self.spots = self.spots, None
+        located, self.located = self.located, None
         assert located is not None
         return located
 

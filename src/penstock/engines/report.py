@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REFRESH_S = 0.25
-JOIN_TIMEOUT_S = 2.0  # the thread may be stuck in a terminal that accepts no more output
+TABLE_JOIN_TIMEOUT_S = 2.0  # the thread may be stuck in a terminal that accepts no more output
 BAR_WIDTH = 23  # as wide as the legend above it
 COLOURS = ("green", "yellow", "red")  # busy, starved, blocked
 SHADES, ASCII_SHADES = "█▒░", "#=-"  # distinguishable without colours too; the second for terminals without Unicode
@@ -72,7 +72,7 @@ class Report:
         self._stop.set()
         # The garbage collector may close a forgotten run in any thread, even in this report's own.
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(JOIN_TIMEOUT_S)
+            self._thread.join(TABLE_JOIN_TIMEOUT_S)
         try:
             self._finish()
         except Exception:

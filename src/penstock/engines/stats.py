@@ -21,7 +21,7 @@ MIN_SECONDS = 0.05  # a shorter run tells nothing
 BUSY = 0.75  # a share of time from which on a segment counts as busy all the time
 SATURATED = 0.9  # a share of something that is as good as all of it
 WAITING = 0.3  # a segment whose busy time has a smaller share of cpu mostly waits
-MIN_GAIN = 1.1  # a smaller gain is within the noise of a machine
+MIN_SPEEDUP = 1.1  # a smaller gain is within the noise of a machine
 MIN_BLOCKED = 0.25  # a share of time from which on waiting for the order is the problem
 MAX_GROWTH = 4  # the measurements say little about more than this many times the workers
 SAME_WAIT = 0.05  # waits whose shares of time differ by less count as equal
@@ -373,7 +373,7 @@ def _order(run: RunLoad) -> str | None:
     """Name a segment whose workers are idle because one slow block must be delivered before their finished ones."""
     load, gain = run.loads[run.slowest], ceiling(run).gain
     idle = _ratio(load.blocked, load.mean_workers)
-    if load.share >= BUSY or idle < MIN_BLOCKED or load.awaited < MIN_BLOCKED or gain < MIN_GAIN:
+    if load.share >= BUSY or idle < MIN_BLOCKED or load.awaited < MIN_BLOCKED or gain < MIN_SPEEDUP:
         return None
     return (
         f"{load.name} is held up by single slow blocks: its workers are busy {percent(load.share)} and wait "
@@ -389,7 +389,7 @@ def _lock(run: RunLoad) -> str | None:
     if load.on != "threads" or load.share < 0.5 or not held or run.crowded:
         return None
     gain = _gain_of_processes(run, load)
-    cure = f', and on="processes" would give up to {number(gain)}x' if gain >= MIN_GAIN else ""
+    cure = f', and on="processes" would give up to {number(gain)}x' if gain >= MIN_SPEEDUP else ""
     finding = "but all threads of this run together use one core: the interpreter lock seems to be the limit"
     return f"{load.name} is busy {percent(load.share)}, {finding}{cure}"
 
@@ -405,7 +405,7 @@ def _gain_of_processes(run: RunLoad, load: SegmentLoad) -> float:
 
 def _workers_missing(run: RunLoad) -> str | None:
     """Name the segments that have too few workers: one, or several that are equally busy."""
-    slowest, enough = run.loads[run.slowest], MIN_GAIN * ceiling(run).gain
+    slowest, enough = run.loads[run.slowest], MIN_SPEEDUP * ceiling(run).gain
     if slowest.share < BUSY:
         return None
     raised = [run.slowest] if slowest.workers < enough * slowest.busy else []  # else another segment is as slow

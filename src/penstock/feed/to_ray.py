@@ -20,7 +20,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.engines import Meters, Program, Segment, Start
-from penstock.engines.devices import devices_at_hand
+from penstock.engines.devices import available_devices
 from penstock.engines.flow import BlockSizer, flow
 from penstock.engines.program import run_segment
 from penstock.engines.ray.placement import Need, granted
@@ -244,7 +244,7 @@ class Opened:
         if id(segment) not in self.contexts:
             made = self.program.contexts(segment, self.epoch)
             if segment.resources is not None and segment.resources.gpus:
-                device = next(iter(devices_at_hand()), "cpu")
+                device = next(iter(available_devices()), "cpu")
                 for ctx in made:
                     ctx.device = device
             self.contexts[id(segment)] = made

@@ -36,7 +36,7 @@ class ItemsSource:
 class ItemsReader:
     """Reads a list as one shard."""
 
-    at_hand = True  # the items are only in the memory of this process
+    in_memory = True  # the items are only in the memory of this process
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.names = ["items"]

@@ -51,7 +51,7 @@ class TorchSource:
 class TorchReader:
     """Reads a map-style dataset as one shard."""
 
-    at_hand = True  # the dataset is only in the memory of this process
+    in_memory = True  # the dataset is only in the memory of this process
 
     def __init__(self, dataset: Any, fields: tuple[str, ...]) -> None:
         self.names = ["items"]

@@ -20,7 +20,7 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.sources import from_items, read_tar
 from penstock.dataset.table_sources import read_parquet
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.formats.tar.source import SUFFIXES
+from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.storage import Storage, expand, open_storage, redacted, spell
 
 _MAX_MEMORY_BYTES = 256_000_000  # for raw samples, and as much again for decoded ones
@@ -31,7 +31,7 @@ _CONNECTIONS = 8  # for plain reads from remote storage
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 
-SampleFields = dict[str, Any]
+_Sample = dict[str, Any]
 _Range = tuple[Storage, str, int, int]
 
 
@@ -118,7 +118,7 @@ def bench(
     """
     if batch < 1 or size < 1 or not seconds > 0 or (workers is not None and workers < 1):
         raise PlanError(f"batch={batch}, size={size}, seconds={seconds} and workers={workers} must be above 0")
-    shards = expand(spell(urls), (*SUFFIXES, ".parquet"), storage)
+    shards = expand(spell(urls), (*TAR_SUFFIXES, ".parquet"), storage)
     ds = read_parquet(shards, storage=storage) if shards[0].endswith(".parquet") else read_tar(shards, storage=storage)
     return _Bench(ds, shards, spec, batch, size, antialias, workers or _cores(), seconds, storage).report()
 
@@ -194,15 +194,15 @@ class _Bench:
 
         return vision.RandomResizedCrop(self.size, flip=True, antialias=self.antialias)
 
-    def _crop(self, image: str) -> Callable[..., SampleFields]:
+    def _crop(self, image: str) -> Callable[..., _Sample]:
         transform = self._transform()
 
-        def crop(sample: SampleFields, rng: Any) -> SampleFields:
+        def crop(sample: _Sample, rng: Any) -> _Sample:
             return {**sample, image: transform(sample[image], rng)}
 
         return crop
 
-    def _measure_augmenting(self, decoded: list[SampleFields], image: str) -> BenchResult:
+    def _measure_augmenting(self, decoded: list[_Sample], image: str) -> BenchResult:
         crop = self._crop(image)
         return self._measure("augment", from_items(decoded).map(crop, workers=self.workers).repeat())
 
@@ -273,9 +273,9 @@ def _iterate(ds: Dataset) -> Iterator[Iterator[Any]]:
         samples.close()
 
 
-def _take(ds: Dataset) -> list[SampleFields]:
+def _take(ds: Dataset) -> list[_Sample]:
     """Return the first samples, as many as may be held in memory."""
-    taken: list[SampleFields] = []
+    taken: list[_Sample] = []
     nbytes = 0
     with _iterate(ds) as samples:
         for sample in samples:
@@ -286,7 +286,7 @@ def _take(ds: Dataset) -> list[SampleFields]:
     return taken
 
 
-def _nbytes(sample: SampleFields) -> int:
+def _nbytes(sample: _Sample) -> int:
     return sum(_value_nbytes(value) for name, value in sample.items() if not name.startswith("__"))
 
 

@@ -18,11 +18,10 @@ from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
 from penstock.formats.files import find
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest_at
-from penstock.formats.tables.source import SUFFIXES as TABLE_SUFFIXES
-from penstock.formats.tar.index import SUFFIX, Index, write_beside
+from penstock.formats.tables.source import PARQUET_SUFFIXES
+from penstock.formats.tar.index import INDEX_SUFFIX, Index, write_beside
 from penstock.formats.tar.scan import load_index, open_archive, scan
-from penstock.formats.tar.shard_names import on_disk
-from penstock.formats.tar.source import SUFFIXES
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.packing.parquet_set import read_note
 from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted
 
@@ -77,7 +76,7 @@ def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
         if on_disk(url):
             write_beside(local_path(url), index)
         else:
-            put_object(open_storage(url, storage), url + SUFFIX, index.to_bytes())
+            put_object(open_storage(url, storage), url + INDEX_SUFFIX, index.to_bytes())
     except StorageError:
         raise
     except OSError as exc:
@@ -95,7 +94,7 @@ def make_manifest_entry(url: str, storage: Storage | None = None) -> ShardEntry:
         content = open_archive(path, redacted(url))
         index = scan(content.buffer, content.problem)
         stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(checksums.size)
-    if read_object(open_storage(url, storage), url + SUFFIX) is None:
+    if read_object(open_storage(url, storage), url + INDEX_SUFFIX) is None:
         store_index(url, index.stamped(stamp, checksums.cells), storage)
     return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), checksums.size, checksums.sha256)
 
@@ -131,10 +130,10 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
     files: dict[str, FileToVerify] = {}
     for pattern in patterns:
-        own = manifest_of(pattern.rstrip("/")) if not pattern.endswith(SUFFIXES) else None
+        own = manifest_of(pattern.rstrip("/")) if not pattern.endswith(TAR_SUFFIXES) else None
         urls = [f"{pattern.rstrip('/')}/{entry.name}" for entry in own.shards] if own is not None else []
         try:
-            urls = list(dict.fromkeys([*urls, *expand((pattern,), SUFFIXES, storage)]))
+            urls = list(dict.fromkeys([*urls, *expand((pattern,), TAR_SUFFIXES, storage)]))
         except StorageError:
             if not urls:
                 raise
@@ -165,10 +164,10 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
     files: dict[str, FileToVerify] = {}
     for pattern in patterns:
-        own = entries_of(pattern.rstrip("/")) if not pattern.endswith(TABLE_SUFFIXES) else {}
+        own = entries_of(pattern.rstrip("/")) if not pattern.endswith(PARQUET_SUFFIXES) else {}
         urls = [f"{pattern.rstrip('/')}/{name}" for name in own]
         try:
-            urls = list(dict.fromkeys([*urls, *find((pattern,), TABLE_SUFFIXES, storage)]))
+            urls = list(dict.fromkeys([*urls, *find((pattern,), PARQUET_SUFFIXES, storage)]))
         except StorageError:
             if not urls:
                 raise
@@ -252,7 +251,7 @@ def _compare_with_index(
     file: FileToVerify, storage: Storage | None, fresh: Index, checksums: FileChecksums
 ) -> Iterator[str]:
     """Compare the index that is stored beside a shard with a fresh scan of the shard."""
-    data = read_object(open_storage(file.url, None if on_disk(file.url) else storage), file.url + SUFFIX)
+    data = read_object(open_storage(file.url, None if on_disk(file.url) else storage), file.url + INDEX_SUFFIX)
     if data is None:
         if file.entry is not None:
             yield "its index is missing"

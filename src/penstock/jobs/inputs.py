@@ -115,7 +115,7 @@ def journal_key(url: str) -> str:
     return key if key == url else f"{key}#{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
-def fingerprint(job_input: Input, storage: Storage | None) -> Fingerprint:
+def take_fingerprint(job_input: Input, storage: Storage | None) -> Fingerprint:
     """Return a value that changes when the content of an input changes.
 
     Raises:
@@ -139,7 +139,7 @@ def fingerprints(inputs: Sequence[Input], storage: Storage | None) -> list[Finge
 
     def fingerprint_or_none(job_input: Input) -> Fingerprint | None:
         try:
-            return fingerprint(job_input, storage)
+            return take_fingerprint(job_input, storage)
         except StorageError:
             return None
 

@@ -20,7 +20,7 @@ from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StageError
 from penstock.formats.items import ItemsSource
 from penstock.jobs.commit_outputs import Failure, OutputCommitter
-from penstock.jobs.inputs import Fingerprint, Input, InputsSource, fingerprint, fingerprints, resolve_inputs
+from penstock.jobs.inputs import Fingerprint, Input, InputsSource, fingerprints, resolve_inputs, take_fingerprint
 from penstock.jobs.job_rows import decode_rows, escape_bytes
 from penstock.jobs.journal import JobJournal, LocalJournal, RemoteJournal
 from penstock.jobs.metadata import INPUT_FIELD, check_metadata, fill_fields, write_metadata
@@ -248,7 +248,7 @@ class _Job:
         """Call the function on the first inputs, in this process, without counting them as done."""
         call, rows = self.stage.make_call(), []
         for job_input in self.inputs[:only]:
-            outcome = self.stage.call_once(job_input, call, fingerprint(job_input, self.settings.storage))
+            outcome = self.stage.call_once(job_input, call, take_fingerprint(job_input, self.settings.storage))
             self.committer.commit(outcome, trial=True)
             if failures := self.committer.failures():
                 raise PlanError(failures[0].error)

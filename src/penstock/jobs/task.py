@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import DataError, MissingExtra, PenstockError, PlanError, StageError, StorageError
-from penstock.jobs.inputs import Fingerprint, Input, fingerprint
+from penstock.jobs.inputs import Fingerprint, Input, take_fingerprint
 from penstock.jobs.job_rows import encode_rows, to_rows
 from penstock.jobs.output import Out
 from penstock.plan import Context, Map, Place, name_of, takes_parameter
@@ -124,7 +124,7 @@ class ProcessStage(Map):
     def _try_once(self, job_input: Input, call: Callable[[Path, Out], Any], tries: int) -> Outcome:
         before: Fingerprint | None = None
         try:
-            before = fingerprint(job_input, self.storage)
+            before = take_fingerprint(job_input, self.storage)
             return self.call_once(job_input, call, before, tries)
         except MissingExtra:
             raise
@@ -150,7 +150,7 @@ class ProcessStage(Map):
                 out = Out(draft, job_input.url if job_input.path is not None else job_input.key)
                 rows = to_rows(call(path, out))
                 outputs = tuple(out.written())
-            if job_input.path is not None and fingerprint(job_input, self.storage) != before:
+            if job_input.path is not None and take_fingerprint(job_input, self.storage) != before:
                 raise StorageError("the input changed while it was being processed", job_input.key)
             self._check_names(outputs)
             if self.remote is not None:

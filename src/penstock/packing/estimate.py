@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Protocol
 
-from penstock.blobs.compression import SUFFIXES
+from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.engines import Program, Run
 from penstock.formats.tar.sink import file_size, sample_size
 from penstock.packing.inputs import PackInput
@@ -70,7 +70,7 @@ def estimated(origin: PackInput, epoch: int, folder: str, first: int, before: in
         for nbytes in looked if total == len(looked) else [mean] * (total or 0):
             ruler.add(nbytes)
     ruler.close()
-    suffix = SUFFIXES[limits.compress] if limits.compress else ""
+    suffix = COMPRESSION_SUFFIXES[limits.compress] if limits.compress else ""
     names = tuple(f"shard-{first + number:06d}.tar{suffix}" for number in range(ruler.shards))
     return Packed(folder, names, ruler.samples, ruler.nbytes, 0, guessed)
 

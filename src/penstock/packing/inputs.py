@@ -16,8 +16,8 @@ from penstock.errors import PlanError
 from penstock.formats.items import ItemsSource
 from penstock.formats.manifest import MANIFEST, read_manifest_at
 from penstock.formats.tables.huggingface import HuggingFaceSource, readable
-from penstock.formats.tar.shard_names import on_disk
-from penstock.formats.tar.source import SUFFIXES, TarSource
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
+from penstock.formats.tar.source import TarSource
 from penstock.packing.file_list import LISTS, Entry, FileList, list_folder, read_list
 from penstock.packing.item_fields import Ask, StoreFields
 from penstock.plan import ByObject, LateShuffle, Plan, Resources, Shuffle
@@ -127,7 +127,7 @@ def _by_path(path: str, workers: Workers, storage: Storage | None) -> PackInput:
         return _listed(list_folder(place.rstrip("/") or "/", workers))
     if place is not None and place.lower().endswith(LISTS):
         return _listed(read_list(place, workers))
-    if place is not None and not place.endswith(SUFFIXES) and not os.path.isdir(place):
+    if place is not None and not place.endswith(TAR_SUFFIXES) and not os.path.isdir(place):
         if not os.path.exists(place):
             raise PlanError(f"{path}: there is no such folder or list")
         raise PlanError(f"{path}: no list of a known kind ({', '.join(LISTS)}), and no shard")
@@ -140,7 +140,7 @@ def _by_path(path: str, workers: Workers, storage: Storage | None) -> PackInput:
 def _holds_shards(folder: str) -> bool:
     with os.scandir(folder) as found:
         names = [entry.name for entry in islice(found, 100_000) if entry.is_file()]
-    return MANIFEST in names or any(name.endswith(SUFFIXES) for name in names)
+    return MANIFEST in names or any(name.endswith(TAR_SUFFIXES) for name in names)
 
 
 def _listed(files: FileList) -> PackInput:

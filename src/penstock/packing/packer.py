@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from penstock.blobs.compression import SUFFIXES
+from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.engines import Program, Run, Start, engine_options
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StorageError
@@ -33,9 +33,9 @@ from penstock.packing.journal import (
     start_to_json,
     write_journal,
 )
-from penstock.packing.parquet import compression_of, pack_tables
+from penstock.packing.parquet import pack_tables, parquet_compression
 from penstock.packing.parquet_output import TableOptions
-from penstock.packing.tar_output import Packed, check_elsewhere, check_flag, failures_of, in_order, keyed, path_of
+from penstock.packing.tar_output import Packed, check_elsewhere, check_flag, failures_of, keyed, ordered_engine, path_of
 from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, redacted
@@ -113,8 +113,8 @@ def pack(
     check_count("seed", seed)
     check_count("max_samples", max_samples, least=1)
     if compress is not None and not tables:
-        check_choice("compress", compress, SUFFIXES)
-    compression = compression_of(compress) if tables else ""
+        check_choice("compress", compress, COMPRESSION_SUFFIXES)
+    compression = parquet_compression(compress) if tables else ""
     beside = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(folder) != "file"
     typed = tables and images is None  # images are scaled down in the fields of shards
     origin = recognise(source, workers=workers, image=image, storage=storage if beside else None, typed=typed)
@@ -126,7 +126,7 @@ def pack(
         options["images"] = {"max_side": images.max_side, "quality": images.quality}
         plan = plan.then(StoreImages(images, resources=Resources(workers)))
     chosen = plan.engine if engine is None else engine_options(engine, {})
-    plan = replace(plan, engine=in_order(chosen), seed=seed if plan.seed is None else plan.seed)
+    plan = replace(plan, engine=ordered_engine(chosen), seed=seed if plan.seed is None else plan.seed)
     if on_error is not None:
         plan = replace(plan, errors=OnError(on_error))
     origin = replace(origin, plan=plan)

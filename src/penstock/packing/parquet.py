@@ -12,7 +12,7 @@ from penstock.codecs.limits import Limits
 from penstock.codecs.registry import codec_of, decoder
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import read_manifest_at
-from penstock.formats.tables.parquet_writer import COMPRESSIONS
+from penstock.formats.tables.parquet_writer import PARQUET_COMPRESSIONS
 from penstock.formats.tables.source import require_arrow
 from penstock.packing.inputs import PackInput
 from penstock.packing.parquet_output import Embedding, TableOptions, estimate_tables, write_tables
@@ -24,15 +24,15 @@ _LOOKED_AT = 64  # samples that stand for all in a dry run
 _SAME = {None: "zstd", "zst": "zstd", "gz": "gzip"}
 
 
-def compression_of(compress: str | None) -> str:
+def parquet_compression(compress: str | None) -> str:
     """How Parquet calls a compression; that of shards go by their names too.
 
     Raises:
         PlanError: it has none of this name.
     """
     compression = _SAME.get(compress, compress)
-    if compression not in COMPRESSIONS:
-        known = ", ".join(map(repr, COMPRESSIONS))
+    if compression not in PARQUET_COMPRESSIONS:
+        known = ", ".join(map(repr, PARQUET_COMPRESSIONS))
         raise PlanError(f"compress={compress!r}: Parquet files are compressed by one of {known}")
     return compression
 

@@ -22,11 +22,11 @@ from penstock.engines import Program, Run, Start
 from penstock.engines.progress import Progress
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.tables.arrow_table import table_from
-from penstock.formats.tables.parquet_writer import Layout, TableWriter, Written, check_compression
+from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, Written, check_compression
 from penstock.formats.tables.source import require_arrow
 from penstock.packing.journal import start_from_json, start_to_json
 from penstock.packing.parquet_set import publishing
-from penstock.packing.tar_output import Packed, check_elsewhere, failures_of, in_order
+from penstock.packing.tar_output import Packed, check_elsewhere, failures_of, ordered_engine
 from penstock.plan import Columns, Plan, check_count, size_in_bytes
 from penstock.storage import Storage, redacted
 
@@ -108,7 +108,7 @@ def write_tables(
     url = os.fspath(url)
     if url.endswith(".parquet"):
         raise PlanError(f"{redacted(url)}: write_parquet makes a folder of files; give a folder")
-    program = Program(replace(plan, engine=in_order(plan.engine)))
+    program = Program(replace(plan, engine=ordered_engine(plan.engine)))
     check_elsewhere(program, url, every=True)  # before a folder is made, as what it reads may not be there
     with failures_of(url), ExitStack() as stack:
         place = stack.enter_context(publishing(url, storage))
@@ -137,7 +137,7 @@ def estimate_tables(plan: Plan, epoch: int, url: str, options: TableOptions, emb
         DataError: a sample that was looked at cannot be stored.
     """
     require_arrow("writing Parquet")
-    program = Program(replace(plan, engine=in_order(plan.engine)))
+    program = Program(replace(plan, engine=ordered_engine(plan.engine)))
     check_elsewhere(program, url, every=True)
     total = None if program.stream is not None else program.length(plan.cut)
     with tempfile.TemporaryDirectory(prefix="penstock-parquet-") as draft:
@@ -177,7 +177,7 @@ class _Job:
     asked: set[str] = field(default_factory=set)  # fields of which the embedding was asked
     features: dict[str, Any] | None = None  # known when the first samples come
     writer: TableWriter | None = None
-    layout: Layout | None = None  # that of the files before
+    layout: ParquetLayout | None = None  # that of the files before
     marks: list[tuple[int, dict[str, Any], int]] = field(default_factory=list)  # (rows, where the run stands, skipped)
 
     def run(self, progress: bool | None) -> tuple[list[Written], int]:
@@ -337,7 +337,7 @@ class _Job:
                 return None
             files = [Written(os.path.join(self.draft, name), rows, size) for name, rows, size in note["files"]]
             as_is, batch = note["layout"]
-            layout = Layout(self.options.compression, tuple(as_is), int(batch))
+            layout = ParquetLayout(self.options.compression, tuple(as_is), int(batch))
             if any(os.stat(file.path).st_size != file.nbytes for file in files):
                 return None
         except (OSError, ValueError, KeyError, TypeError):

@@ -16,7 +16,7 @@ from penstock.formats.rows.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.formats.rows.file_set import FileSet
 from penstock.packing.folder_lock import folder_lock
 from penstock.packing.journal import start_from_json, start_to_json
-from penstock.packing.tar_output import Packed, failures_of, in_order
+from penstock.packing.tar_output import Packed, failures_of, ordered_engine
 from penstock.plan import Plan, size_in_bytes
 from penstock.storage import Storage, redacted
 
@@ -43,7 +43,7 @@ def write_rows(
     """
     limit = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
     url = os.fspath(url)
-    program = Program(replace(plan.then(kind), engine=in_order(plan.engine)))
+    program = Program(replace(plan.then(kind), engine=ordered_engine(plan.engine)))
     job = _Job(program, epoch, kind, limit)
     with failures_of(url), ExitStack() as stack:
         files = stack.enter_context(FileSet(url, kind.suffixes, limit, storage))
@@ -84,7 +84,7 @@ class _Job:
                     first = rows[0]
                     files.head = self.kind.head(first)
                 try:
-                    files.add(self.kind.framed(list(rows), first))
+                    files.add(self.kind.frame(list(rows), first))
                 except ValueError as exc:
                     raise DataError(f"{self.kind.name}: {exc}", place) from exc
                 bar.add(len(rows))

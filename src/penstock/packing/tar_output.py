@@ -65,7 +65,7 @@ def write_shards(
     limit = size_in_bytes("max_bytes", max_bytes)
     check_count("max_samples", max_samples, least=1)
     url = os.fspath(url)
-    program = Program(replace(plan.then(Encode(trust_pickle)), engine=in_order(plan.engine)))
+    program = Program(replace(plan.then(Encode(trust_pickle)), engine=ordered_engine(plan.engine)))
     stream = program.stream is not None
     order = None if stream else program.order(epoch)
     start = program.front() if order is None else program.start(order, plan.cut)
@@ -89,7 +89,7 @@ def write_shards(
     return Packed(redacted(writer.folder), names, samples, nbytes, len(run.skipped))
 
 
-def in_order(engine: EngineOptions) -> EngineOptions:
+def ordered_engine(engine: EngineOptions) -> EngineOptions:
     """The engine, asked to keep the order."""
     return replace(engine, options=tuple((name, value) for name, value in engine.options if name != "ordered"))
 

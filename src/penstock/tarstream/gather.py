@@ -15,7 +15,7 @@ from penstock.storage import STDIN, expand, spell
 from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
-OnError = Callable[[DataError], object]
+ErrorHandler = Callable[[DataError], object]
 
 _BATCH_BYTES = 1 << 20  # passed from a reader thread at once
 _QUEUED_BATCHES = 2  # per thread
@@ -41,7 +41,7 @@ def raise_error(error: DataError) -> None:
 
 
 def gather_samples(
-    urls: Iterable[str], *, on_error: OnError = raise_error, workers: int = 1, mapped: bool = False
+    urls: Iterable[str], *, on_error: ErrorHandler = raise_error, workers: int = 1, mapped: bool = False
 ) -> Iterator[RawSample]:
     """Yield the samples of archives; with several workers archives interleave, each in its own order.
 
@@ -60,7 +60,7 @@ def gather_samples(
 
 
 def gather_runs(
-    urls: Iterable[str], *, on_error: OnError = raise_error, workers: int = 1, mapped: bool = False
+    urls: Iterable[str], *, on_error: ErrorHandler = raise_error, workers: int = 1, mapped: bool = False
 ) -> Iterator[RawRun]:
     """Yield the samples of archives as :func:`gather_samples` does, in runs with the same fields.
 
@@ -76,7 +76,7 @@ def gather_runs(
             yield from _good_runs(reader.runs(), on_error)
 
 
-def _good_runs(items: Iterable[RawRun | DataError], on_error: OnError) -> Iterator[RawRun]:
+def _good_runs(items: Iterable[RawRun | DataError], on_error: ErrorHandler) -> Iterator[RawRun]:
     for item in items:
         if isinstance(item, RawRun):
             yield item
@@ -84,7 +84,7 @@ def _good_runs(items: Iterable[RawRun | DataError], on_error: OnError) -> Iterat
             on_error(item)
 
 
-def _read_in_threads(urls: Iterable[str], on_error: OnError, workers: int) -> Iterator[RawRun]:
+def _read_in_threads(urls: Iterable[str], on_error: ErrorHandler, workers: int) -> Iterator[RawRun]:
     waiting = list(urls)[::-1]
     batches: queue.Queue[Any] = queue.Queue(workers * _QUEUED_BATCHES)
     stopped = threading.Event()

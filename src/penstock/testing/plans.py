@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.dataset import Dataset, from_arrow, mix, read_csv, read_json, read_parquet, read_tfrecords
 from penstock.errors import MissingExtra
-from penstock.formats.rows.tfrecord import example, framed
+from penstock.formats.rows.tfrecord import example, frame_records
 from penstock.plan import col
 from penstock.testing.number_source import numbers
 
@@ -33,7 +33,7 @@ def _row_folder(counts: tuple[int, ...]) -> str:
         cells = ["oops" if row["x"] == _MALFORMED else f'{row["x"]},"{row["text"]}"' for row in rows]
         _write(folder, f"{shard:04d}.csv", "\n".join(["x,text", *cells]).encode())
         _write(folder, f"{shard:04d}.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-        _write(folder, f"{shard:04d}.tfrecord", b"".join(framed([example(row) for row in rows])))
+        _write(folder, f"{shard:04d}.tfrecord", b"".join(frame_records([example(row) for row in rows])))
         first += count
     return folder
 

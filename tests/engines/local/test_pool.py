@@ -405,7 +405,7 @@ def test_closing_a_channel_wakes_both_sides() -> None:
 def test_a_thread_that_does_not_end_is_named_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.local.pool.JOIN_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("penstock.engines.local.pool.WORKER_JOIN_TIMEOUT_S", 0.05)
     resume = threading.Event()
     driver = threading.Thread(target=resume.wait, name="penstock driver")
     driver.start()

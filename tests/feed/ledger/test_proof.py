@@ -13,7 +13,7 @@ import penstock as ps
 from penstock.dataset import Dataset
 from penstock.engines import COLUMNS, INDEX, ITEM, POSITION, SHARD, Program
 from penstock.feed.ledger import Book, Lineage, Proof
-from penstock.feed.ledger.records import END, MAGIC, STEPS, contents, framed
+from penstock.feed.ledger.records import END, MAGIC, STEPS, contents, frame_record
 from penstock.plan import Cut
 from penstock.testing import numbers
 
@@ -41,7 +41,7 @@ def _rewrite(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
     found = [bytes(content) for _, content in contents(memoryview(path.read_bytes()))]
     steps = [content for content in found if content[:1] == STEPS]
     rest = [content for content in found if content[:1] == END]
-    path.write_bytes(MAGIC + b"".join(map(framed, [found[0], *change(steps), *rest])))
+    path.write_bytes(MAGIC + b"".join(map(frame_record, [found[0], *change(steps), *rest])))
 
 
 def _who(batch: dict[str, Any]) -> set[tuple[str, int]]:

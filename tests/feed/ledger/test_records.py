@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.engines import COLUMNS, ITEM
-from penstock.feed.ledger.records import BEGIN, MAGIC, contents, framed, read_steps, read_words, steps, words
+from penstock.feed.ledger.records import BEGIN, MAGIC, contents, frame_record, read_steps, read_words, steps, words
 from penstock.order import I64
 
 _NUMBERS = st.one_of(st.just(0), st.integers(0, 300), st.integers(0, 1 << 62))
@@ -52,8 +52,8 @@ def test_words_come_back_as_they_were() -> None:
 
 def test_a_file_is_read_up_to_where_it_was_cut_off() -> None:
     whole = [words(BEGIN, {"n": 1}), steps(0, 1, np.ones((COLUMNS, 5), np.int64)), words(BEGIN, {"n": 2})]
-    data = MAGIC + b"".join(map(framed, whole))
-    ends = np.cumsum([len(MAGIC), *(len(framed(one)) for one in whole)]).tolist()
+    data = MAGIC + b"".join(map(frame_record, whole))
+    ends = np.cumsum([len(MAGIC), *(len(frame_record(one)) for one in whole)]).tolist()
     for cut in range(len(data) + 1):
         found = list(contents(memoryview(data[:cut])))
         many = sum(end <= cut for end in ends[1:])
@@ -63,12 +63,12 @@ def test_a_file_is_read_up_to_where_it_was_cut_off() -> None:
 
 @pytest.mark.parametrize("tail", [b"\0" * 64, b"\xff" * 64, b"\x04\0\0\0garbage"])
 def test_what_is_not_a_record_ends_the_file(tail: bytes) -> None:
-    data = MAGIC + framed(words(BEGIN, {"n": 1}))
+    data = MAGIC + frame_record(words(BEGIN, {"n": 1}))
     assert len(list(contents(memoryview(data + tail)))) == 1
 
 
 def test_a_damaged_record_is_not_believed() -> None:
-    good = MAGIC + framed(words(BEGIN, {"n": 1}))
+    good = MAGIC + frame_record(words(BEGIN, {"n": 1}))
     for at in range(len(good)):
         bad = bytearray(good)
         bad[at] ^= 4

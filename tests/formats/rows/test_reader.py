@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.errors import DataError
 from penstock.formats.rows import reader as reader_module
 from penstock.formats.rows.lines import CsvFormat
-from penstock.formats.rows.reader import in_order, open_rows
+from penstock.formats.rows.reader import merge_answers, open_rows
 from penstock.plan import Fields
 
 
@@ -92,7 +92,7 @@ def test_threads_that_want_one_group_wait_for_the_one_that_reads_it(path: str, r
 
 def test_results_are_merged_in_the_order_of_their_positions() -> None:
     error = DataError("no")
-    items, errors = in_order([(np.array([2, 0]), (["c", "a"], {1: error})), (np.array([1]), (["b"], {}))])
+    items, errors = merge_answers([(np.array([2, 0]), (["c", "a"], {1: error})), (np.array([1]), (["b"], {}))])
     assert list(items) == ["a", "b", "c"]
     assert errors == {0: error}
-    assert in_order([]) == ([], {})
+    assert merge_answers([]) == ([], {})

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import DataError, PlanError
 from penstock.formats.rows.crc32c import crc32c, masked
-from penstock.formats.rows.tfrecord import example, framed, parse_example
+from penstock.formats.rows.tfrecord import example, frame_records, parse_example
 from penstock.plan import Fields
 from penstock.testing import fingerprint
 
@@ -105,7 +105,7 @@ SAMPLES = [{"id": n, "text": b"x" * (n % 50), "v": np.arange(2 + n % 3)} for n i
 
 
 def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
-    """Write a file without ``framed``; return the offsets of its records."""
+    """Write a file without ``frame_records``; return the offsets of its records."""
     starts, out = [], b""
     for sample in samples:
         data = example(sample)
@@ -119,7 +119,7 @@ def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
 
 def test_framed_records_have_lengths_and_checksums(tmp_path: Path) -> None:
     record_file(tmp_path / "a.tfrecord", SAMPLES)
-    assert b"".join(framed([example(sample) for sample in SAMPLES])) == (tmp_path / "a.tfrecord").read_bytes()
+    assert b"".join(frame_records([example(sample) for sample in SAMPLES])) == (tmp_path / "a.tfrecord").read_bytes()
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -171,7 +171,7 @@ def test_a_truncated_file_fails_at_its_last_record(tmp_path: Path) -> None:
 
 
 def test_the_error_of_a_record_that_is_not_an_example_names_it(tmp_path: Path) -> None:
-    (tmp_path / "a.tfrecord").write_bytes(b"".join(framed([example({"a": 1}), random.Random(1).randbytes(30)])))
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(frame_records([example({"a": 1}), random.Random(1).randbytes(30)])))
     with pytest.raises(DataError, match=r"key: record 1"):
         ps.read_tfrecords(str(tmp_path)).take_all()
 

@@ -15,7 +15,13 @@ import pytest
 import penstock as ps
 from penstock.errors import DataError, PlanError
 from penstock.formats.tables import parquet_writer
-from penstock.formats.tables.parquet_writer import Layout, TableWriter, check_compression, choose_layout, row_sizes
+from penstock.formats.tables.parquet_writer import (
+    ParquetLayout,
+    TableWriter,
+    check_compression,
+    choose_layout,
+    row_sizes,
+)
 
 NOISE = random.Random(5)
 MEDIA = pa.struct({"bytes": pa.binary(), "path": pa.string()})
@@ -140,7 +146,7 @@ def test_bytes_that_do_not_compress_are_stored_as_they_are() -> None:
     layout = choose_layout(media_table(20), "zstd")
     assert layout.as_is == ("image.bytes", "clips.list.element.bytes", "noise")
     assert 10 < layout.batch < 100  # of values of some 20,000 bytes, about a megabyte
-    assert choose_layout(media_table(3).select(["n", "text", "zeros"]), "zstd") == Layout("zstd")
+    assert choose_layout(media_table(3).select(["n", "text", "zeros"]), "zstd") == ParquetLayout("zstd")
 
 
 def test_pyarrow_reads_columns_that_are_stored_as_they_are() -> None:

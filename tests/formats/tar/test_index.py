@@ -16,7 +16,7 @@ from penstock.blobs.checksums import CELL
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError
 from penstock.formats.tar import Index, TarWriter, load_index, scan
-from penstock.formats.tar.index import SUFFIX
+from penstock.formats.tar.index import INDEX_SUFFIX
 
 # A file of version 1, without checksums: two samples, "a" with txt and "b" with cls and txt.
 VERSION_1 = (
@@ -41,7 +41,7 @@ def write(path: Path, count: int) -> Path:
         for number in range(count):
             key = f"d/{number}" if number % 2 else f"\u00fc\udcff{number}"
             writer.write({"__key__": key, "cls": b"1", **({"jpg": b"22"} if number % 3 else {})})
-    Path(str(path) + SUFFIX).unlink()
+    Path(str(path) + INDEX_SUFFIX).unlink()
     return path
 
 
@@ -175,13 +175,13 @@ def test_a_cache_that_cannot_be_written_is_not_an_error(shard: Path, monkeypatch
 
 
 def test_a_damaged_index_beside_a_shard_is_not_used(shard: Path) -> None:
-    Path(str(shard) + SUFFIX).write_bytes(b"PSTKIX01")
+    Path(str(shard) + INDEX_SUFFIX).write_bytes(b"PSTKIX01")
     assert load_index(str(shard)).samples == 9
 
 
 def test_an_index_beside_a_shard_that_has_grown_is_out_of_date(shard: Path) -> None:
     small = load_index(str(write(shard.with_name("small.tar"), 4)))
-    Path(str(shard) + SUFFIX).write_bytes(small.to_bytes())
+    Path(str(shard) + INDEX_SUFFIX).write_bytes(small.to_bytes())
     index = load_index(str(shard))
     assert (index.samples, index.bad) == (9, {})
 

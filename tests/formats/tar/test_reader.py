@@ -21,7 +21,7 @@ import zstandard
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import ShardEntry, write_manifest
 from penstock.formats.tar import ArchiveLimits, LocatedTar, TarReader, TarWriter, scan
-from penstock.formats.tar.index import SUFFIX
+from penstock.formats.tar.index import INDEX_SUFFIX
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ def write(path: Path, samples: list[dict[str, Any]], index: bool = True) -> Path
         for sample in samples:
             writer.write(sample)
     if not index:
-        Path(str(path) + SUFFIX).unlink()
+        Path(str(path) + INDEX_SUFFIX).unlink()
     return path
 
 

@@ -17,7 +17,7 @@ import pytest
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import MANIFEST
-from penstock.formats.tar.index import SUFFIX
+from penstock.formats.tar.index import INDEX_SUFFIX
 from penstock.formats.tar.remote import index_url
 from penstock.storage import Forbidden, Info, Memory
 
@@ -77,7 +77,7 @@ class Counting(Memory):
 LOG: list[tuple[str, int]] = []
 
 
-@pytest.mark.parametrize("without", [(), (SUFFIX,), (MANIFEST,), (SUFFIX, MANIFEST)], ids=str)
+@pytest.mark.parametrize("without", [(), (INDEX_SUFFIX,), (MANIFEST,), (INDEX_SUFFIX, MANIFEST)], ids=str)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_the_samples_are_those_of_the_local_shards(
     folder: Path, target: str, shuffled: bool, without: tuple[str, ...]
@@ -91,7 +91,7 @@ def test_the_samples_are_those_of_the_local_shards(
     assert remote[123]["__key__"] == local[123]["__key__"]
 
 
-@pytest.mark.parametrize("without", [(), (SUFFIX,), (MANIFEST,)], ids=str)
+@pytest.mark.parametrize("without", [(), (INDEX_SUFFIX,), (MANIFEST,)], ids=str)
 def test_the_length_comes_from_the_manifest_or_from_the_indexes(
     folder: Path, target: str, without: tuple[str, ...]
 ) -> None:
@@ -102,7 +102,7 @@ def test_the_length_comes_from_the_manifest_or_from_the_indexes(
 
 
 def test_no_shard_is_fetched_just_for_the_length(folder: Path, target: str) -> None:
-    upload(folder, target, (SUFFIX, MANIFEST))
+    upload(folder, target, (INDEX_SUFFIX, MANIFEST))
     LOG.clear()
     with pytest.raises(TypeError, match=r"count\(\)"):
         len(ps.read_tar(target, storage=Counting()))
@@ -150,7 +150,7 @@ def test_a_damaged_byte_is_found_by_the_checksums_of_the_index(folder: Path, tar
 
 
 def test_a_damaged_shard_without_an_index_is_found_by_its_checksum(folder: Path, target: str) -> None:
-    upload(folder, target, (SUFFIX,))
+    upload(folder, target, (INDEX_SUFFIX,))
     url = f"{target}/shard-000003.tar"
     damaged = bytearray(stored(url))
     damaged[700] ^= 4

@@ -6,9 +6,8 @@ import argparse
 import re
 from collections.abc import Sequence
 
+from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.cli.argument_types import count
-
-COMPRESSIONS = ("gz", "zst", "bz2", "xz")
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +35,9 @@ def add_on_error_argument(parser: argparse.ArgumentParser) -> None:
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the archive that is written."""
     parser.add_argument("-o", "--output", default="-", metavar="SHARD", help="a path or URL; - is standard output (-)")
-    parser.add_argument("-z", "--compress", choices=COMPRESSIONS, help="compress (by the extension of the output)")
+    parser.add_argument(
+        "-z", "--compress", choices=COMPRESSION_SUFFIXES, help="compress (by the extension of the output)"
+    )
 
 
 def add_selection_arguments(parser: argparse.ArgumentParser, *, count_flags: Sequence[str] = ("-c", "--count")) -> None:

@@ -10,8 +10,6 @@ from array import array
 from itertools import pairwise
 from typing import Any
 
-IMAGE_EXTENSIONS = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "gif", "bmp", "webp", "tif", "tiff"])
-AUDIO_EXTENSIONS = frozenset(["wav", "flac", "ogg", "mp3"])
 _MAX_PIXELS = 100_000_000
 _BARS = " ▁▂▃▄▅▆▇█"
 _KITTY_CHUNK = 4096  # the most characters of base64 that the protocol allows in one escape sequence

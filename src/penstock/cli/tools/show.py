@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.cli.tools import drawing, streams
+    from penstock.codecs.audio import AUDIO_EXTENSIONS
+    from penstock.codecs.images import IMAGE_EXTENSIONS
 
     plain = not sys.stdout.isatty() or "NO_COLOR" in os.environ
     protocol = args.draw if args.draw != "auto" else "none" if plain else drawing.image_protocol()
@@ -55,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
     def draw_field(name: str, data: bytes) -> str:
         extension = name.rpartition(".")[2]
         drawn = None
-        if protocol != "none" and extension in drawing.IMAGE_EXTENSIONS:
+        if protocol != "none" and extension in IMAGE_EXTENSIONS:
             drawn = drawing.draw_image(data, protocol, width)
-        elif protocol != "none" and extension in drawing.AUDIO_EXTENSIONS:
+        elif protocol != "none" and extension in AUDIO_EXTENSIONS:
             drawn = drawing.draw_waveform(data, width)
         heading = f"  {name:<12} {len(data):>12,} bytes"
         if drawn is not None:

@@ -10,8 +10,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from penstock.cli.argument_types import positive_count, size_in_bytes, usage_error
-from penstock.cli.tools.arguments import COMPRESSIONS, add_input_arguments
+from penstock.blobs.compression import COMPRESSION_SUFFIXES
+from penstock.cli.argument_types import positive_count, size_argument, usage_error
+from penstock.cli.tools.arguments import add_input_arguments
 
 if TYPE_CHECKING:
     from penstock.formats.tar.archive import EncodedSamples
@@ -39,11 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum number of samples in a shard (100000)",
     )
     parser.add_argument(
-        "-s", "--max-size", type=size_in_bytes, default=1e9, metavar="BYTES", help="maximum size of a shard (1e9)"
+        "-s", "--max-size", type=size_argument, default=1e9, metavar="BYTES", help="maximum size of a shard (1e9)"
     )
     parser.add_argument("--maxshards", "--max-shards", type=positive_count, metavar="N", help="stop after N shards")
     parser.add_argument(
-        "-z", "--compress", nargs="?", const="gz", choices=COMPRESSIONS, help="compress the shards; -z alone means gz"
+        "-z",
+        "--compress",
+        nargs="?",
+        const="gz",
+        choices=COMPRESSION_SUFFIXES,
+        help="compress the shards; -z alone means gz",
     )
     parser.add_argument("--no-manifest", action="store_true", help="do not write a manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON line per shard")

@@ -71,7 +71,7 @@ def read_runs(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -
     return gather.gather_runs(shard_urls(args), on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
 
 
-def bad_sample_callback(args: argparse.Namespace) -> gather.OnError:
+def bad_sample_callback(args: argparse.Namespace) -> gather.ErrorHandler:
     """Return what is called with the error of a sample that cannot be read, as ``--on-error`` says."""
     return _report_skipped if args.on_error == "skip" else raise_error
 

@@ -21,7 +21,7 @@ F64 = npt.NDArray[np.float64]
 _EXACT_ROWS = 1 << 20  # the sum of this many 32-bit numbers is exact in 64-bit floating point
 
 
-class State(ABC):
+class Aggregate(ABC):
     """An aggregate of one field, group by group."""
 
     def __init__(self, field: str) -> None:
@@ -41,7 +41,7 @@ class State(ABC):
         """The estimated size in memory."""
 
 
-class Sum(State):
+class Sum(Aggregate):
     """Sums integers exactly, other numbers in 64-bit floating point, and anything else with ``+``."""
 
     how = "sum"
@@ -138,7 +138,7 @@ class Mean(Sum):
         return means
 
 
-class Std(State):
+class Std(Aggregate):
     """The sample standard deviation (n - 1), from differences to each group's first value: one pass is enough."""
 
     def __init__(self, field: str) -> None:
@@ -183,7 +183,7 @@ class Std(State):
         return _array(found, counts == 0)
 
 
-class Extreme(State):
+class Extreme(Aggregate):
     """The minimum or maximum; NaN only if a group has no other value."""
 
     def __init__(self, field: str, how: str) -> None:
@@ -255,7 +255,7 @@ class Extreme(State):
         return [math.nan if b is None and nan else b for b, nan in zip(best, self._nan.tolist(), strict=True)]
 
 
-STATES: dict[str, Callable[[str], State]] = {
+AGGREGATES: dict[str, Callable[[str], Aggregate]] = {
     "sum": Sum,
     "mean": Mean,
     "std": Std,

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.describe import type_of
-from penstock.dataset.relations.aggregates import STATES, State, present, values_list
+from penstock.dataset.relations.aggregates import AGGREGATES, Aggregate, present, values_list
 from penstock.dataset.relations.groups import chunks
-from penstock.dataset.relations.key_values import column
+from penstock.dataset.relations.key_values import arrow_column
 from penstock.errors import DataError
 from penstock.plan import Columns
 
@@ -26,7 +26,7 @@ class _FieldSummary:
     type: str | None = None
     count: int = 0
     missing: int = 0
-    states: dict[str, State] = field(default_factory=dict)
+    aggregates: dict[str, Aggregate] = field(default_factory=dict)
 
     def add(self, items: Sequence[Any]) -> None:
         found = _field(items, self.name)
@@ -39,21 +39,23 @@ class _FieldSummary:
             sample = values_list(found[:1])[0]
             self.type = type_of(sample)
             hows = _HOWS if isinstance(sample, int | float) else _HOWS[2:] if isinstance(sample, str) else ()
-            self.states = {how: STATES[how](self.name) for how in hows}
-        for state in self.states.values():
-            state.add(numbers, 1, found)
+            self.aggregates = {how: AGGREGATES[how](self.name) for how in hows}
+        for aggregate in self.aggregates.values():
+            aggregate.add(numbers, 1, found)
 
     def row(self) -> dict[str, Any]:
-        results = {how: values_list(self.states[how].result())[0] if how in self.states else None for how in _HOWS}
+        results = {
+            how: values_list(self.aggregates[how].result())[0] if how in self.aggregates else None for how in _HOWS
+        }
         return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **results}
 
 
 def _field(items: Sequence[Any], name: str) -> Any:
     if isinstance(items, Columns):
-        found = column(items, name, "describe") if name in items.names else [None] * len(items)
+        found = arrow_column(items, name, "describe") if name in items.names else [None] * len(items)
         return [sample[name] for sample in items.renamed({name: name})] if found is None else found
     values = [sample.get(name) for sample in items]
-    found = column([{name: value} for value in values], name, "describe")
+    found = arrow_column([{name: value} for value in values], name, "describe")
     return values if found is None else found
 
 

@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from penstock.dataset.relations.aggregates import STATES, State, values_list
+from penstock.dataset.relations.aggregates import AGGREGATES, Aggregate, values_list
 from penstock.dataset.relations.key_values import (
-    column,
+    arrow_column,
     columns_of,
     compacted,
     gathered,
@@ -109,7 +109,7 @@ class Aggregated:
     def _rows(self, runs: Iterable[Sequence[Any]], memory: int, depth: int) -> Iterator[Sequence[Any]]:
         """Yield the rows, unsorted."""
         known = Numbering(self.fields, "groupby")
-        states = [STATES[self.how](name) for name in self.of]
+        aggregates = [AGGREGATES[self.how](name) for name in self.of]
         counts = np.zeros(0, np.int64)
         spilled: SpillPartitions | None = None
         for items in chunks(runs, known, memory):
@@ -117,22 +117,22 @@ class Aggregated:
             if spilled is not None:
                 items, numbers = _spill_unknown(spilled, items, numbers, known, depth)
             counts = _grown(counts, len(known)) + np.bincount(numbers, minlength=len(known))
-            for state in states:
-                state.add(numbers, len(known), _values(items, state.field, self.how))
-            nbytes = known.nbytes + sum(state.nbytes for state in states)
+            for aggregate in aggregates:
+                aggregate.add(numbers, len(known), _values(items, aggregate.field, self.how))
+            nbytes = known.nbytes + sum(aggregate.nbytes for aggregate in aggregates)
             if spilled is None and nbytes > memory // 4 and depth < MAX_SPILL_DEPTH:
                 spilled = SpillPartitions(memory)
         if len(known):
-            yield self._table(known.values(), counts, states)
+            yield self._table(known.values(), counts, aggregates)
         for partition in spilled.each() if spilled is not None else ():
             yield from self._rows(partition, memory, depth + 1)
 
-    def _table(self, keys: list[Any], counts: I64, states: Sequence[State]) -> Sequence[Any]:
+    def _table(self, keys: list[Any], counts: I64, aggregates: Sequence[Aggregate]) -> Sequence[Any]:
         named: dict[str, Any] = dict(zip(self.fields, keys, strict=True))
         if self.how == "count":
             named["count"] = counts if not has_arrow() else _int_array(counts)
-        for state in states:
-            named[f"{state.field}_{self.how}"] = state.result()
+        for aggregate in aggregates:
+            named[f"{aggregate.field}_{self.how}"] = aggregate.result()
         return as_rows(named)
 
     def _lists(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
@@ -152,7 +152,7 @@ class Aggregated:
     def _begins(self, items: Sequence[Any]) -> I64:
         """Return the positions at which groups begin among sorted samples."""
         new = np.ones(len(items), bool)
-        columns = [column(items, name, "groupby") for name in self.fields]
+        columns = [arrow_column(items, name, "groupby") for name in self.fields]
         if all(array is not None for array in columns):
             codes = [dictionary_encoded(array)[0] for array in columns]
             new[1:] = np.logical_or.reduce([own[1:] != own[:-1] for own in codes])
@@ -191,7 +191,7 @@ def _spill_unknown(
 
 
 def _values(items: Sequence[Any], name: str, verb: str) -> Any:
-    found = column(items, name, verb)
+    found = arrow_column(items, name, verb)
     return values_at(items, name, verb) if found is None else found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.relations.groups import chunks
-from penstock.dataset.relations.key_values import column, columns_of, gathered, value_of
+from penstock.dataset.relations.key_values import arrow_column, columns_of, gathered, value_of
 from penstock.dataset.relations.keys import UNKNOWN_KEY, ColumnKeys, Numbering
 from penstock.dataset.relations.sort import piece_bytes, write_pieces
 from penstock.dataset.relations.source import memory_of, runs_of
@@ -109,7 +109,7 @@ class _RightIndex:
     def _numbers(self, items: Sequence[Any]) -> I64:
         keys = self.known.keys
         if isinstance(keys, ColumnKeys):
-            columns = [column(items, name, "join") for name in self.how.on]
+            columns = [arrow_column(items, name, "join") for name in self.how.on]
             if all(array is not None for array in columns):
                 converted = _as_types(columns, keys.kinds)
                 if converted is not None:

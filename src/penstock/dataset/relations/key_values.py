@@ -101,7 +101,7 @@ def rank(value: Any) -> tuple[Any, ...]:
 _KINDS: dict[type, str] = {bool: "bool_", int: "int64", float: "float64", str: "string", bytes: "binary"}
 
 
-def column(items: Sequence[Any], field: str, verb: str) -> Any:
+def arrow_column(items: Sequence[Any], field: str, verb: str) -> Any:
     """Return a field as an Arrow array of numbers, text, bytes or times, if all values are of one such type.
 
     No value is converted. Returns ``None`` for other values, which must be compared one by one.
@@ -140,7 +140,7 @@ def _is_simple(kind: Any) -> bool:
 
 def order_of(items: Sequence[Any], fields: Sequence[str], descending: Sequence[bool], verb: str) -> I64:
     """Return the positions of samples sorted by some fields; equal samples keep their order."""
-    columns = [column(items, field, verb) for field in fields]
+    columns = [arrow_column(items, field, verb) for field in fields]
     if all(array is not None for array in columns):
         return _order_of_columns(columns, descending)
     order = list(range(len(items)))

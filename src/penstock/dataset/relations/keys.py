@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.dataset.relations.key_index import KeyIndex
-from penstock.dataset.relations.key_values import column, hashable, values_at
+from penstock.dataset.relations.key_values import arrow_column, hashable, values_at
 from penstock.formats.tables.values import values_of
 from penstock.order import I64
 
@@ -62,7 +62,7 @@ class Numbering:
         return keys.hashes(columns, salt)
 
     def _columns(self, items: Sequence[Any]) -> tuple[list[Any], Keys]:
-        columns = [column(items, field, self._verb) for field in self.fields]
+        columns = [arrow_column(items, field, self._verb) for field in self.fields]
         kinds = [None if array is None else array.type for array in columns]
         simple = all(kind is not None for kind in kinds)
         if self.keys is None:

@@ -15,7 +15,7 @@ from penstock.plan import pick_rows
 
 _MERGE_WIDTH = 16  # runs that are merged at a time: one piece of each is in memory
 _COPIES = 3  # in memory while sorting: the samples, their order, and the sorted samples
-SortOrder = Callable[[Sequence[Any]], I64]
+RowOrder = Callable[[Sequence[Any]], I64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Sorted:
         return f"sort({names}{', descending=True' if all(self.descending) else down})"
 
 
-def sort(runs: Iterable[Sequence[Any]], order: SortOrder, memory: int) -> Sequence[Sequence[Any]]:
+def sort(runs: Iterable[Sequence[Any]], order: RowOrder, memory: int) -> Sequence[Sequence[Any]]:
     """Sort samples; returns them in pieces, in memory or in a spill file."""
     held: list[Sequence[Any]] = []
     size, limit = 0, max(1, memory // _COPIES)
@@ -63,7 +63,7 @@ def sort(runs: Iterable[Sequence[Any]], order: SortOrder, memory: int) -> Sequen
 
 
 def _merge_pass(
-    file: SpillFile, sorted_runs: list[list[int]], order: SortOrder, max_bytes: int
+    file: SpillFile, sorted_runs: list[list[int]], order: RowOrder, max_bytes: int
 ) -> tuple[SpillFile, list[list[int]]]:
     """Merge runs into fewer and longer ones, in a new file."""
     out, longer = SpillFile(), []
@@ -80,7 +80,7 @@ def piece_bytes(memory: int) -> int:
     return min(4 << 20, max(64 << 10, memory // (3 * _MERGE_WIDTH)))
 
 
-def _sorted_items(held: Sequence[Sequence[Any]], order: SortOrder) -> Sequence[Any]:
+def _sorted_items(held: Sequence[Sequence[Any]], order: RowOrder) -> Sequence[Any]:
     items = gathered(held)
     return compacted(pick_rows(items, order(items)))
 
@@ -122,7 +122,7 @@ class SampleBuffer:
         return self._file
 
 
-def merge_runs(file: SpillFile, runs: Sequence[Sequence[int]], order: SortOrder) -> Iterator[Sequence[Any]]:
+def merge_runs(file: SpillFile, runs: Sequence[Sequence[int]], order: RowOrder) -> Iterator[Sequence[Any]]:
     """Merge sorted runs, each given as the numbers of its pieces; equal samples keep the order of the runs.
 
     The current pieces of all runs are sorted together. The result is final up to the last sample of the piece that ends

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.rows.reader import Answer, distinct, in_order
+from penstock.formats.rows.reader import Answer, distinct, merge_answers
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
 from penstock.plan import Columns, Fields, pick_rows, weight
@@ -99,7 +99,7 @@ def size_of(items: Sequence[Any]) -> int:
 class PiecesReader:
     """Reads pieces of samples, in memory or in a spill file, as one shard; safe to use from several threads."""
 
-    at_hand = True  # the samples are in the memory or in a file of this process only
+    in_memory = True  # the samples are in the memory or in a file of this process only
 
     def __init__(self, pieces: Sequence[Sequence[Any]], features: dict[str, Any] | None = None) -> None:
         self.names = ["items"]
@@ -146,7 +146,7 @@ class PiecesReader:
             positions = np.flatnonzero(slot == number)
             found = pick_rows(self._piece(number), index[positions] - self._edges[number])
             parts.append((positions, (_copied(found, fields), {})))
-        return in_order(parts)[0]
+        return merge_answers(parts)[0]
 
     def _piece(self, number: int) -> Sequence[Any]:
         if not self._spilled:

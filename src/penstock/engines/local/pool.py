@@ -17,7 +17,7 @@ from penstock.plan import Block
 
 log = logging.getLogger(__name__)
 
-JOIN_TIMEOUT_S = 5.0  # how long a close waits for a worker that is inside a user's function
+WORKER_JOIN_TIMEOUT_S = 5.0  # how long a close waits for a worker that is inside a user's function
 ABORT_TIMEOUT_S = 1.0  # how long it waits before it ends a worker that can be ended
 
 
@@ -435,7 +435,7 @@ class Channel:
 
 def join_all(threads: list[threading.Thread], pools: list[Pool]) -> None:
     """Wait until everything has ended; log the threads that are stuck in a user's function and leave them."""
-    until = time.monotonic() + JOIN_TIMEOUT_S
+    until = time.monotonic() + WORKER_JOIN_TIMEOUT_S
     stuck = [name for pool in pools for name in pool.join(until)]
     for thread in threads:  # they may wait for the stuck ones
         thread.join(0.1 if stuck else max(0.0, until - time.monotonic()))

@@ -356,7 +356,7 @@ class NodeLost(WorkerLost):
 
 def is_unread(origin: Origin, items: Any) -> bool:
     """Return whether the worker still has to read the samples of a block."""
-    return isinstance(origin, Span) and isinstance(origin.spots, DeferredSamples) and not len(items)
+    return isinstance(origin, Span) and isinstance(origin.located, DeferredSamples) and not len(items)
 
 
 @dataclass(slots=True, eq=False)

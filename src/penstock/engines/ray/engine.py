@@ -35,7 +35,7 @@ from penstock.errors import EngineError
 from penstock.order import I64, Order, Refs
 from penstock.plan import Block, Resources, size_in_bytes
 
-FIRST_BLOCK_SAMPLES = 32  # samples of a block until their cost is known
+ACTOR_FIRST_BLOCK_SAMPLES = 32  # samples of a block until their cost is known
 BLOCK_SECONDS = 0.25  # of work on a block: the round trip to an actor takes 3 ms
 RAW_BLOCK_BYTES = 8_000_000  # bytes of a block before it is worked on
 STORE_SHARE = 0.5  # of the cluster's object store, for blocks in progress
@@ -73,7 +73,7 @@ def run(
         meters,
         pool_specs,
         sizer=BlockSizer(nbytes=RAW_BLOCK_BYTES, seconds=BLOCK_SECONDS, ceiling=2048),
-        first_block_samples=FIRST_BLOCK_SAMPLES,
+        first_block_samples=ACTOR_FIRST_BLOCK_SAMPLES,
     )
     if sources is not None:
         ray_run.locate = _SizeEstimate(sources.finder).defer
@@ -160,7 +160,7 @@ def _need(segment: Segment) -> Need:
 
 def _shared_sources(finder: Finder) -> SharedSources | None:
     """Return the sources if actors can read them; ``None`` if this process must, as the samples are in its memory."""
-    in_memory = [reader for reader in finder.readers if getattr(reader, "at_hand", False)]
+    in_memory = [reader for reader in finder.readers if getattr(reader, "in_memory", False)]
     if len(in_memory) == len(finder.readers):
         return None
     if any(reader.names and reader.url(0).startswith("memory://") for reader in finder.readers):

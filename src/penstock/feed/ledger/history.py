@@ -18,7 +18,7 @@ from typing import Any
 from penstock.engines import ITEM, KIND, PASSED
 from penstock.errors import StorageError
 from penstock.feed.ledger.records import BEGIN, END, STEPS, Steps, contents, read_steps, read_words
-from penstock.feed.ledger.writer import SUFFIX
+from penstock.feed.ledger.writer import LEDGER_SUFFIX
 from penstock.order import I64
 
 EVER = 1 << 62  # a step that never comes
@@ -80,7 +80,7 @@ def load(folder: Path) -> tuple[list[Session], list[Torn]]:
         StorageError: there is no ledger, or a file cannot be read.
     """
     try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(SUFFIX))
+        names = sorted(name for name in os.listdir(folder) if name.endswith(LEDGER_SUFFIX))
         if not names:
             raise StorageError("there is no ledger in this folder", str(folder))
         sessions: list[Session] = []

@@ -33,7 +33,7 @@ _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _DIFFERENCES = {width + 2: kind for width, kind in _WIDTHS.items()}
 
 
-def framed(content: bytes) -> bytes:
+def frame_record(content: bytes) -> bytes:
     """A record as it stands in the file."""
     return _FRAME.pack(len(content), zlib.crc32(content)) + content
 

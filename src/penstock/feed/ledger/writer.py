@@ -17,11 +17,11 @@ import numpy as np
 
 from penstock.engines import COLUMNS, DROPPED, INDEX, ITEM, KIND, LEAF, POSITION, SHARD, Program
 from penstock.errors import PlanError, StateError, StorageError
-from penstock.feed.ledger.records import BEGIN, END, MAGIC, framed, steps, words
+from penstock.feed.ledger.records import BEGIN, END, MAGIC, frame_record, steps, words
 from penstock.order import I64, UNKNOWN, Order, Piece, State, total
 from penstock.plan import Combination, Cut, Mix, Plan, Repeat, Shuffle, Slice, StreamStage, Union, Zip
 
-SUFFIX = ".ledger"
+LEDGER_SUFFIX = ".ledger"
 _CHUNK = 8192  # dropped samples in one record
 _TOGETHER, _SOON_S = 32, 0.01  # notes in one record, where they come that fast
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
@@ -141,11 +141,11 @@ class Book:
             self.folder.mkdir(parents=True, exist_ok=True)
             _describe(self.folder / f"dataset-{dataset}.json", program)
             for name in os.listdir(self.folder):
-                if name.endswith(SUFFIX) and name.partition("-")[0].isdigit():
+                if name.endswith(LEDGER_SUFFIX) and name.partition("-")[0].isdigit():
                     self._clock = max(self._clock, int(name.partition("-")[0]) + 1)
         except OSError as exc:
             raise self._failed(exc) from exc
-        self._path = self.folder / f"{self._clock:020d}-{cut.rank}of{cut.world}-{self._token}{SUFFIX}"
+        self._path = self.folder / f"{self._clock:020d}-{cut.rank}of{cut.world}-{self._token}{LEDGER_SUFFIX}"
         self._append(MAGIC)
 
     def note(self, rows: I64, many: int) -> None:
@@ -208,7 +208,7 @@ class Book:
                 self.close()
 
     def _write(self, content: bytes) -> None:
-        self._append(framed(content))
+        self._append(frame_record(content))
 
     def _append(self, data: bytes) -> None:
         try:

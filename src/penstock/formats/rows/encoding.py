@@ -27,7 +27,7 @@ class RowStage(Map):
         """Return the header that every file begins with, given the first row of all."""
         return b""
 
-    def framed(self, rows: list[Any], first: Any) -> list[bytes]:
+    def frame(self, rows: list[Any], first: Any) -> list[bytes]:
         """Return rows as a file stores them; ``first`` is the first row of all.
 
         Raises:
@@ -84,7 +84,7 @@ class AsCsv(RowStage):
     def head(self, row: Any) -> bytes:
         return self._line(list(row[0]))
 
-    def framed(self, rows: list[Any], first: Any) -> list[bytes]:
+    def frame(self, rows: list[Any], first: Any) -> list[bytes]:
         for names, _ in rows:
             if names != first[0]:
                 own, expected = ", ".join(names), ", ".join(first[0])
@@ -142,7 +142,7 @@ def _to_json_value(value: Any) -> Any:
 class AsExample(RowStage):
     """``write_tfrecords``: a sample is a ``tf.train.Example``."""
 
-    suffixes = tfrecord.SUFFIXES
+    suffixes = tfrecord.TFRECORD_SUFFIXES
 
     @property
     def name(self) -> str:
@@ -152,5 +152,5 @@ class AsExample(RowStage):
         """Return the function from a sample to its record."""
         return lambda sample: tfrecord.example(_fields(sample))
 
-    def framed(self, rows: list[Any], first: Any) -> list[bytes]:
-        return tfrecord.framed(rows)
+    def frame(self, rows: list[Any], first: Any) -> list[bytes]:
+        return tfrecord.frame_records(rows)

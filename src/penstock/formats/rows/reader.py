@@ -260,7 +260,7 @@ class RowsReader:
             rows_in_group = rows[positions] - number * self._group_rows(shard)
             own = {n: errors[row] for n, row in enumerate(rows_in_group.tolist()) if row in errors} if errors else {}
             parts.append((positions, (pick_rows(items, rows_in_group), own)))
-        return in_order(parts)
+        return merge_answers(parts)
 
     def _read_group(self, shard: int, number: int, fields: Fields) -> Answer:
         size = self._group_rows(shard)
@@ -280,7 +280,7 @@ class RowsReader:
             return [None] * len(rows), dict.fromkeys(range(len(rows)), exc)
         lost = np.flatnonzero(~is_readable)
         errors = dict.fromkeys(range(len(lost)), DataError(file.offsets.problem, file.url))
-        return in_order([(good, result), (lost, ([None] * len(lost), errors))])
+        return merge_answers([(good, result), (lost, ([None] * len(lost), errors))])
 
     def _common_schema(self) -> Any:
         """Return the schema of all files, inferred once from the first file that has rows."""
@@ -383,7 +383,7 @@ class LocatedRows:
             positions = np.flatnonzero(self.shard == number)
             result = self.reader.read(number, self.index[positions], self.group[positions], self.fields)
             parts.append((positions, result))
-        return in_order(parts)
+        return merge_answers(parts)
 
 
 def distinct(values: I64) -> list[int]:
@@ -393,7 +393,7 @@ def distinct(values: I64) -> list[int]:
     return np.unique(values).tolist()  # type: ignore[no-any-return]
 
 
-def in_order(parts: Sequence[tuple[I64, Answer]]) -> Answer:
+def merge_answers(parts: Sequence[tuple[I64, Answer]]) -> Answer:
     """Merge results into one; each comes with the positions of its items in the merged result."""
     if not parts:
         return [], {}

@@ -16,7 +16,7 @@ from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
 from penstock.plan import Fields, is_tensor
 
-SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+TFRECORD_SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
 
 _RECORDS_PER_OFFSET = 16  # few, since a record is reached by stepping over the lengths of those before it
 _BATCH_RECORDS = 1 << 16  # records whose lengths are verified together
@@ -40,7 +40,7 @@ class TfRecordLayout:
 
     scan_key = "tfrecord"
     columnar = False
-    call, suffixes, cheap = "read_tfrecords", SUFFIXES, False
+    call, suffixes, cheap = "read_tfrecords", TFRECORD_SUFFIXES, False
 
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
         """Step from length to length; if a record is damaged or truncated, the rest counts as one damaged record."""
@@ -292,7 +292,7 @@ def _encode_varint(value: int) -> bytes:
     return bytes(out)
 
 
-def framed(records: list[bytes]) -> list[bytes]:
+def frame_records(records: list[bytes]) -> list[bytes]:
     """Return records as a file stores them: each with its length and its checksums."""
     lengths = [_LENGTH.pack(len(record)) for record in records]
     checksums = masked(crc32c_of([*lengths, *records])).astype("<u4")

@@ -23,7 +23,7 @@ from penstock.order import I64
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+PARQUET_COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 GROUP_BYTES = 32_000_000  # of values in memory: a shuffle holds one row group of each of 16 files
 GROUP_ROWS = 65_536
 # How much a row group adds to a file, at most:
@@ -51,7 +51,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParquetLayout:
     """How Parquet stores each column.
 
     Attributes:
@@ -95,18 +95,20 @@ class Layout:
         return data, pq.read_metadata(pa.BufferReader(data))
 
 
-def choose_layout(group: pa.Table, compression: str) -> Layout:
+def choose_layout(group: pa.Table, compression: str) -> ParquetLayout:
     """Return the layout for a file that begins with this row group."""
     leaves = [leaf for column in group.columns for leaf in _leaf_arrays(column.combine_chunks())]
     uncompressed = [not _compresses(leaf) for leaf in leaves]
     paths = _leaf_paths(group.schema) if any(uncompressed) else []
     if len(paths) != len(uncompressed):  # a type that Parquet stores in other leaves than Arrow
-        return Layout(compression)
+        return ParquetLayout(compression)
     mean_bytes = max(
         (leaf.nbytes // max(1, len(leaf)) for leaf, as_is in zip(leaves, uncompressed, strict=True) if as_is), default=0
     )
     batch = min(_WRITE_BATCH, max(1, _PAGE_BYTES // max(1, mean_bytes)))
-    return Layout(compression, tuple(path for path, as_is in zip(paths, uncompressed, strict=True) if as_is), batch)
+    return ParquetLayout(
+        compression, tuple(path for path, as_is in zip(paths, uncompressed, strict=True) if as_is), batch
+    )
 
 
 def _leaf_paths(schema: pa.Schema) -> list[str]:
@@ -181,7 +183,7 @@ class TableWriter:
         max_rows: int | None = None,
         compression: str = "zstd",
         schema: pa.Schema | None = None,
-        layout: Layout | None = None,
+        layout: ParquetLayout | None = None,
         start: int = 0,
         finished: Callable[[Written], object] = lambda _: None,
         describe: Callable[[pa.Schema], pa.Schema] = lambda schema: schema,
@@ -334,7 +336,7 @@ def _is_untyped(kind: Any) -> bool:
 class _OpenFile:
     """A file being written, which knows whether one more row group fits."""
 
-    def __init__(self, path: str, schema: pa.Schema, layout: Layout, max_bytes: int) -> None:
+    def __init__(self, path: str, schema: pa.Schema, layout: ParquetLayout, max_bytes: int) -> None:
         self._path, self._schema, self._layout, self._max_bytes = path, schema, layout, max_bytes
         self._sink = open(path, "wb")  # noqa: SIM115
         self._writer = layout.writer(self._sink, schema)
@@ -473,5 +475,5 @@ def check_compression(compression: str) -> None:
     Raises:
         PlanError: Parquet has no codec of this name.
     """
-    if compression not in COMPRESSIONS:
-        raise PlanError(f"compression={compression!r}: choose one of {', '.join(map(repr, COMPRESSIONS))}")
+    if compression not in PARQUET_COMPRESSIONS:
+        raise PlanError(f"compression={compression!r}: choose one of {', '.join(map(repr, PARQUET_COMPRESSIONS))}")

@@ -28,7 +28,7 @@ from penstock.storage.protocol import scheme
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SUFFIXES = (".parquet", ".pq", ".parq")
+PARQUET_SUFFIXES = (".parquet", ".pq", ".parq")
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 _REMOTE_WORKERS = 8  # row groups of remote files that are decoded at a time: most of these threads wait for bytes
 _PARTITION_FOLDER = re.compile(r"([^=/]+)=([^/]*)")
@@ -64,7 +64,7 @@ class ParquetSource:
     random_access = False
     columnar = True
     verb: ClassVar[str] = "read_parquet"
-    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    suffixes: ClassVar[tuple[str, ...]] = PARQUET_SUFFIXES
 
     def __post_init__(self) -> None:
         names = self.columns
@@ -220,7 +220,7 @@ class TableSource:
 class ArrowTableReader:
     """Reads a table in memory as one shard."""
 
-    at_hand = True  # the rows are in the memory of this process only
+    in_memory = True  # the rows are in the memory of this process only
 
     def __init__(self, table: pa.Table) -> None:
         self.names = ["table"]

@@ -24,7 +24,7 @@ from penstock.storage import Storage, open_storage
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 
-SUFFIX = ".index"
+INDEX_SUFFIX = ".index"
 _FAMILY = "index"
 _NO_STAMP = Stamp()
 _MAGIC = b"PSTKIX02"
@@ -308,7 +308,7 @@ def _edges(lengths: Iterable[int], count: int) -> I64:
 
 def read_beside(path: str) -> Index | None:
     """Return the index beside a shard, even if it is out of date; None if there is no valid one."""
-    return _read(Path(path + SUFFIX), path)
+    return _read(Path(path + INDEX_SUFFIX), path)
 
 
 def write_beside(path: str, index: Index) -> None:
@@ -317,7 +317,7 @@ def write_beside(path: str, index: Index) -> None:
     Raises:
         OSError: The folder cannot be written.
     """
-    replace_file(Path(path + SUFFIX), index.to_bytes())
+    replace_file(Path(path + INDEX_SUFFIX), index.to_bytes())
 
 
 def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
@@ -329,10 +329,10 @@ def remove_shards(folder: str, names: list[str], storage: Storage | None = None)
     target = open_storage(folder, storage)
     for name in names:
         target.delete(f"{folder}/{name}")
-        target.delete(f"{folder}/{name}{SUFFIX}")
+        target.delete(f"{folder}/{name}{INDEX_SUFFIX}")
 
 
-def read_cached(path: str, stamp: Stamp) -> Index | None:
+def read_cached_index(path: str, stamp: Stamp) -> Index | None:
     """Return the cached index of a shard; None if there is none or the shard has changed since."""
     try:
         index = _read(cached_path(_FAMILY, os.path.abspath(path)), path)
@@ -341,7 +341,7 @@ def read_cached(path: str, stamp: Stamp) -> Index | None:
     return index if index is not None and index.stamp == stamp else None
 
 
-def write_cached(path: str, index: Index) -> None:
+def write_cached_index(path: str, index: Index) -> None:
     """Cache the index of a shard for the next run; a cache that cannot be written is not an error."""
     cache.write_cached(_FAMILY, os.path.abspath(path), index.to_bytes())
 

@@ -19,7 +19,7 @@ from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
-from penstock.formats.tar.index import SUFFIX, Index
+from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.scan import open_archive, open_shard, scan
 from penstock.storage import Info, Storage, redacted
 from penstock.storage.protocol import scheme
@@ -106,9 +106,9 @@ def remote_index(url: str, storage: Storage) -> Index | None:
 def index_url(url: str) -> str:
     """Return the URL of the index of a shard; the query of an HTTP URL is kept."""
     if scheme(url) not in ("http", "https"):
-        return url + SUFFIX
+        return url + INDEX_SUFFIX
     path, mark, query = url.partition("?")
-    return path + SUFFIX + mark + query
+    return path + INDEX_SUFFIX + mark + query
 
 
 def _fetch_whole(

@@ -34,8 +34,8 @@ from penstock.formats.tar.index import (
     Index,
     IndexBuilder,
     read_beside,
-    read_cached,
-    write_cached,
+    read_cached_index,
+    write_cached_index,
 )
 
 U8 = npt.NDArray[np.uint8]
@@ -99,11 +99,11 @@ def open_shard(
     beside = read_beside(path) if known is None else None
     index = known or beside
     if known is None and (beside is None or (beside.stamp.size, beside.stamp.mtime_ns) != (stamp.size, stamp.mtime_ns)):
-        index = read_cached(path, stamp)
+        index = read_cached_index(path, stamp)
     content = open_archive(path, name, limits) if mapped or index is None else None
     if content is not None and (index is None or len(content.bytes) != index.content_size):
         index = scan(content.buffer, content.problem).stamped(stamp)
-        write_cached(path, index)
+        write_cached_index(path, index)
     assert index is not None
     if beside is not None:
         index = index.expecting(beside.samples, "the index beside it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from penstock.blobs.compression import SUFFIXES
+from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.errors import PlanError
 from penstock.storage.protocol import scheme
 
@@ -23,7 +23,7 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
     if "%" not in name and not single:
         folder, name = path, _DEFAULT_PATTERN
     if compress is not None and suffix_compression(name) is None:
-        name += SUFFIXES[compress]
+        name += COMPRESSION_SUFFIXES[compress]
     if not single:
         _check_pattern(name)
     return folder or ".", name, single
@@ -38,7 +38,7 @@ def suffix_compression(name: str) -> str | None:
     """Return the compression that the suffix of a name stands for."""
     if name.endswith(".tgz"):
         return "gz"
-    return next((kind for kind, suffix in SUFFIXES.items() if name.endswith(suffix)), None)
+    return next((kind for kind, suffix in COMPRESSION_SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 def _check_pattern(name: str) -> None:

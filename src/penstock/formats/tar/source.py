@@ -23,8 +23,6 @@ from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted
 from penstock.storage.cache import through
 from penstock.storage.protocol import check_storage, scheme
 
-SUFFIXES = TAR_SUFFIXES
-
 
 @dataclass(frozen=True, slots=True)
 class TarSource:

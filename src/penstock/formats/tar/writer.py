@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, Self, cast
 import numpy as np
 
 from penstock.blobs.background import BackgroundThread, Submit, run_now
-from penstock.blobs.compression import SUFFIXES, compressor
+from penstock.blobs.compression import COMPRESSION_SUFFIXES, compressor
 from penstock.blobs.draft import Draft, FileDraft, UploadDraft, put_object
 from penstock.blobs.file_range import FileRange, joined
 from penstock.blobs.stamp import Stamp
@@ -34,13 +34,13 @@ from penstock.formats.tar.archive import (
     field_bytes,
     member_header,
 )
-from penstock.formats.tar.index import SUFFIX, Index, IndexBuilder, write_beside
+from penstock.formats.tar.index import INDEX_SUFFIX, Index, IndexBuilder, write_beside
 from penstock.formats.tar.index import remove_shards as remove_shards
 from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compression
 from penstock.formats.tar.sink import HashingSink, OpenFileDraft, file_size
 from penstock.storage import Storage, local_path, open_storage, redacted
 
-Encode = Callable[[str, Any], bytes]
+EncodeField = Callable[[str, Any], bytes]
 Target = str | os.PathLike[str]
 
 _BATCH_BYTES = 1 << 20  # written at once
@@ -80,7 +80,7 @@ class TarWriter:
     def __init__(
         self,
         target: Target | BinaryIO,
-        encode: Encode | None = None,
+        encode: EncodeField | None = None,
         compress: str | None = None,
         *,
         storage: Storage | None = None,
@@ -117,9 +117,9 @@ class TarWriter:
         if self.url is None:
             return OpenFileDraft(cast(BinaryIO, target))
         if self._storage is not None:  # the index of a shard that is replaced must go before the shard does
-            return UploadDraft(self._storage.put(self.url), partial(self._storage.delete, self.url + SUFFIX))
+            return UploadDraft(self._storage.put(self.url), partial(self._storage.delete, self.url + INDEX_SUFFIX))
         path = Path(local_path(self.url))
-        return FileDraft(path, partial(path.with_name(path.name + SUFFIX).unlink, missing_ok=True))
+        return FileDraft(path, partial(path.with_name(path.name + INDEX_SUFFIX).unlink, missing_ok=True))
 
     def __enter__(self) -> Self:
         return self
@@ -274,7 +274,7 @@ class TarWriter:
         if self._storage is None:
             write_beside(local_path(url), index)
         else:
-            put_object(self._storage, url + SUFFIX, index.to_bytes())
+            put_object(self._storage, url + INDEX_SUFFIX, index.to_bytes())
 
     def _drop(self, failure: BaseException | None = None) -> None:
         self._closed, self._failure = True, self._failure or failure
@@ -318,7 +318,7 @@ class ShardWriter:
         max_bytes: float | None = None,
         max_samples: int | None = None,
         compress: str | None = None,
-        encode: Encode | None = None,
+        encode: EncodeField | None = None,
         start: int = 0,
         manifest: bool = True,
         storage: Storage | None = None,
@@ -328,8 +328,8 @@ class ShardWriter:
         url = os.fspath(target)
         if (max_bytes is not None and max_bytes <= 0) or (max_samples is not None and max_samples <= 0):
             raise PlanError("max_bytes and max_samples must be positive")
-        if compress is not None and compress not in SUFFIXES:
-            raise PlanError(f"unknown compression {compress!r}: use one of {', '.join(SUFFIXES)}")
+        if compress is not None and compress not in COMPRESSION_SUFFIXES:
+            raise PlanError(f"unknown compression {compress!r}: use one of {', '.join(COMPRESSION_SUFFIXES)}")
         self._on_disk = on_disk(url)
         folder, name, single = parse_target(local_path(url) if self._on_disk else url, compress)
         self.folder = folder
