@@ -1,4 +1,4 @@
-"""What every test gets: a cache of its own, a hypothesis profile, small shards, no thread left behind."""
+"""Fixtures and hooks of all tests: a separate cache, a hypothesis profile, small shards, a check for leaked threads."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ CLASSES = ("cat", "dog", "fox")
 PHOTOS_PER_CLASS = 8
 PHOTO_SIZE = (48, 32)
 
-# How long a thread that was told to end may take to be gone.
+# How long a thread may take to end after the test.
 THREAD_GRACE_S = 3.0
 
-WARM = "PENSTOCK_WARM_PYTHON"  # where warm_python.py listens
+WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py
 
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=1000 if FULL else EXAMPLES)
 settings.load_profile("penstock")
@@ -48,22 +48,22 @@ _warm = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep indexes out of the user's cache.
+    """Use a temporary cache instead of the user's, and start the interpreter of ``run_script``.
 
-    A fixture would miss the doctests, which lie outside this folder.
+    A fixture would not apply to the doctests, which are outside of this folder.
     """
-    # A shell starts background jobs deaf to Ctrl-C, and their children too: the tests that send it must be heard.
+    # A shell makes background jobs and their children ignore SIGINT, which some tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="penstock-cache-")
     os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
-    if not hasattr(config, "workerinput"):  # one for all workers
+    if not hasattr(config, "workerinput"):  # all workers share one interpreter
         os.environ[WARM] = os.path.join(config.stash[_cache].name, "warm")
         call = [sys.executable, str(Path(__file__).with_name("warm_python.py")), os.environ[WARM]]
         config.stash[_warm] = subprocess.Popen(call, stdin=subprocess.DEVNULL)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove that cache."""
+    """Kill the interpreter, and remove the cache."""
     if _warm in config.stash:
         config.stash[_warm].kill()
         config.stash[_warm].wait()
@@ -73,39 +73,39 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests that use Ray first, so that one process runs them all and starts one Ray."""
     if not FULL:
-        items[:] = _one_of_each_plan(items)
+        items[:] = _sample_laws(items)
     items.sort(key=lambda item: not _on_ray(item))
 
 
-def _one_of_each_plan(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The items, where of a law's cases that differ only in the cut or the seed one is drawn for each plan."""
-    alike: dict[str, list[pytest.Item]] = {}
+def _sample_laws(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Keep one random case for each law and plan, of those that differ only in the cut or the seed."""
+    groups: dict[str, list[pytest.Item]] = {}
     for item in items:
         plan = _plan(item)
         case = f"{item.nodeid.partition('[')[0]} {plan}" if plan else item.nodeid
-        alike.setdefault(case, []).append(item)
-    return [random.Random(case).choice(those) for case, those in alike.items()]
+        groups.setdefault(case, []).append(item)
+    return [random.Random(case).choice(group) for case, group in groups.items()]
 
 
 def _plan(item: pytest.Item) -> str | None:
-    """Return the plan of the corpus on which a law is tried; None for other tests."""
+    """Return the plan of the corpus that a law is tested on; None for other tests."""
     if not isinstance(item, pytest.Function) or not issubclass(item.cls or object, UnorderedEngineTests):
         return None
     return str(item.callspec.params["name"]) if "name" in item.fixturenames else None
 
 
 @pytest.fixture
-def one_ray() -> None:
-    """Ray with two cores and two devices that are only counted, for all tests that use it; see the hooks below."""
+def shared_ray() -> None:
+    """Ray with two cores and two fake devices, shared by all tests that use it; see the hooks below."""
 
 
 def _on_ray(item: pytest.Item | None) -> bool:
-    return "one_ray" in getattr(item, "fixturenames", ())
+    return "shared_ray" in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Start Ray before the first test that uses it, and before anything is noted of its threads."""
+    """Start Ray before the first test that uses it, and before ``_no_thread_left`` records its threads."""
     if not _on_ray(item):
         return
     import ray
@@ -125,7 +125,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End Ray with the last of them: it takes a third of a core for nothing."""
+    """Stop Ray after the last test that uses it, since an idle Ray takes a third of a core."""
     if _on_ray(item) and not _on_ray(nextitem):
         import ray
 
@@ -139,7 +139,7 @@ def _no_thread_left() -> Iterator[None]:
     yield
     left = _threads_since(before)
     if left:
-        gc.collect()  # an iteration nobody finished ends when it is collected
+        gc.collect()  # an unfinished iteration ends when it is collected
         deadline = time.monotonic() + THREAD_GRACE_S
         for thread in left:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -154,20 +154,20 @@ def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
 
 @pytest.fixture(scope="session")
 def run_script() -> RunScript:
-    """Runs scripts in processes forked from an interpreter that has imported torch and its like; see warm_python.py."""
+    """Runs scripts in processes forked from an interpreter that has imported large libraries; see warm_python.py."""
     spec = spec_from_file_location("warm_python", Path(__file__).with_name("warm_python.py"))
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return partial(module.ask, os.environ[WARM])
+    return partial(module.run_script, os.environ[WARM])
 
 
 @pytest.fixture(scope="session")
 def photo_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder to read and not to write: ``train-{0000..0003}.tar`` and ``photos/<class>/*.jpg``.
+    """A folder of ``train-{0000..0003}.tar`` and ``photos/<class>/*.jpg`` that tests must not change.
 
-    A shard holds 25 samples; each has a ``jpg`` (RGB), a ``png`` (grayscale), a ``cls`` and a ``json``.
+    A shard has 25 samples; each has a ``jpg`` (RGB), a ``png`` (grayscale), a ``cls`` and a ``json``.
     """
     folder = tmp_path_factory.mktemp("photo-shards")
     for shard in range(SHARDS):
@@ -206,7 +206,7 @@ def _fields(number: int) -> dict[str, bytes]:
 
 
 def _photo(mode: str, format: str, seed: int) -> bytes:
-    """Encode a gradient that differs from seed to seed."""
+    """Encode a gradient that depends on the seed."""
     width, height = PHOTO_SIZE
     pixels = bytes((seed * 7 + x * 2 + y * 3) % 256 for y in range(height) for x in range(width * len(mode)))
     out = io.BytesIO()

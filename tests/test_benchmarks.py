@@ -1,4 +1,4 @@
-"""The benchmark kit where it measures nothing: what was kept becomes tables, verdicts, a chart and a page."""
+"""The report of the benchmarks: saved results become tables, verdicts, a chart and a page."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import pytest
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
-KIT = ROOT / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 
 LIMIT = "limit: libjpeg-turbo alone, full decode, 2 threads"
 OURS = "penstock, antialias=False"
 
 
-def call(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, KIT / "run.py", *arguments], capture_output=True, text=True, check=False)
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    call = [sys.executable, BENCHMARKS / "run.py", *arguments]
+    return subprocess.run(call, capture_output=True, text=True, check=False)
 
 
-def kept(folder: Path, rows: dict[str, list[Any]], rounds: int = 3) -> None:
+def save(folder: Path, rows: dict[str, list[Any]], rounds: int = 3) -> None:
     folder.mkdir(exist_ok=True)
-    about = {"quick": False, "rounds": rounds, "when": "2000-01-01", "machine": {"cpu": "two cores"}}
-    (folder / "images.json").write_text(json.dumps({**about, "rows": rows}))
+    metadata = {"quick": False, "rounds": rounds, "when": "2000-01-01", "machine": {"cpu": "two cores"}}
+    (folder / "images.json").write_text(json.dumps({**metadata, "rows": rows}))
 
 
 def timed(*seconds: float, samples: int = 100) -> list[Any]:
@@ -36,12 +37,12 @@ def timed(*seconds: float, samples: int = 100) -> list[Any]:
 def results(tmp_path: Path) -> Path:
     folder = tmp_path / "results"
     failed: list[Any] = ["does not install: x"]
-    kept(folder, {LIMIT: timed(1.0, 1.0, 2.0), OURS: timed(1.1, 1.25, 2.2), "FFCV (its own, by areas)": failed})
+    save(folder, {LIMIT: timed(1.0, 1.0, 2.0), OURS: timed(1.1, 1.25, 2.2), "FFCV (its own, by areas)": failed})
     return folder
 
 
-def test_kept_results_become_a_table_with_median_spread_best_and_verdicts(results: Path) -> None:
-    done = call("images", "--report", "--results", results)
+def test_saved_results_become_a_table_with_median_spread_best_and_verdicts(results: Path) -> None:
+    done = run("images", "--report", "--results", results)
     assert done.returncode == 0, done.stderr
     assert f"| {OURS} | 1.25 [2.2 - 1.1] | 80 | 90.9 | 0.909 [0.909 - 0.8] |" in done.stdout
     assert "- FFCV (its own, by areas): does not install: x" in done.stdout
@@ -52,52 +53,52 @@ def test_kept_results_become_a_table_with_median_spread_best_and_verdicts(result
         assert chart.width == 1000
 
 
-def test_a_ratio_is_by_sample_where_one_row_did_more(results: Path) -> None:
-    kept(results, {LIMIT: timed(1.0), OURS: timed(4.0, samples=200)}, 1)
-    done = call("images", "--report", "--results", results)
+def test_a_ratio_is_per_sample_if_one_row_processed_more(results: Path) -> None:
+    save(results, {LIMIT: timed(1.0), OURS: timed(4.0, samples=200)}, 1)
+    done = run("images", "--report", "--results", results)
     assert f"| {OURS} | 4 [4 - 4] | 50 | 50 | 0.5 [0.5 - 0.5] |" in done.stdout
 
 
 def test_a_page_keeps_everything_but_the_section_of_the_case(results: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Mine\n\n<!-- bench:images -->\nold\n<!-- /bench:images -->\n\nThe end.\n")
-    assert call("images", "--report", "--results", results, "--write", page).returncode == 0
+    assert run("images", "--report", "--results", results, "--write", page).returncode == 0
     text = page.read_text()
     assert text.startswith("# Mine\n\n<!-- bench:images -->\n### images: ")
     assert text.endswith("<!-- /bench:images -->\n\nThe end.\n")
     assert "old" not in text
     assert "![images](pictures/bench-images.png)" in text
     assert (tmp_path / "pictures" / "bench-images.png").is_file()
-    assert call("images", "--report", "--results", results, "--write", page).returncode == 0
+    assert run("images", "--report", "--results", results, "--write", page).returncode == 0
     assert page.read_text() == text
     page.write_text("# Mine\n")
-    assert call("images", "--report", "--results", results, "--write", page).returncode == 0
+    assert run("images", "--report", "--results", results, "--write", page).returncode == 0
     assert page.read_text().startswith("# Mine\n\n<!-- bench:images -->")
 
 
-def test_a_case_that_is_done_is_not_measured_again(results: Path) -> None:
-    done = call("images", "--resume", "--rounds", "3", "--results", results)
+def test_a_complete_case_is_not_measured_again(results: Path) -> None:
+    done = run("images", "--resume", "--rounds", "3", "--results", results)
     assert done.returncode == 0, done.stderr
-    assert "rehearsed" not in done.stderr
+    assert "checked all rows" not in done.stderr
     assert "| 1.25 [2.2 - 1.1] |" in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        (["nothing"], "no case nothing"),
-        (["images", "--peers", "torch,nobody"], "no peer nobody"),
-        (["images", "--rounds", "0"], "0 rounds measure nothing"),
+        (["nothing"], "unknown case nothing"),
+        (["images", "--peers", "torch,other"], "unknown peer other"),
+        (["images", "--rounds", "0"], "--rounds must be at least 1, not 0"),
     ],
     ids=str,
 )
-def test_what_there_is_not_is_a_wrong_call(arguments: list[str], words: str) -> None:
-    done = call(*arguments)
+def test_unknown_names_and_zero_rounds_are_usage_errors(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert message in done.stderr
 
 
-def test_every_peer_of_a_row_has_its_requirements_and_every_promise_its_rows() -> None:
+def test_every_peer_has_requirements_and_every_promise_names_rows() -> None:
     code = """
 import promises, run
 peers = {row.peer for case in run.CASES.values() for row in case.rows if row.peer}
@@ -107,5 +108,5 @@ named = [(case, row) for case, all in promises.PROMISES.items() for t in all for
 print([(case, row) for case, row in named if row not in rows[case]])
 print([name for name, all in rows.items() if len(all) != len(run.CASES[name].rows)])
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=BENCHMARKS, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("[] []\n[]\n[]\n", 0), done.stderr

@@ -1,8 +1,7 @@
-"""What the README and the docs show is run, and what they link to is there.
+"""The examples in the README and the docs run, and their links lead to existing files.
 
-A page becomes one script, line for line: its ``python`` blocks as they stand, and each ``$ penstock`` line of
-its ``console`` blocks as a call of the command. It is run in a folder with the shards and photos of
-``photo_shards``.
+A page becomes one script, line for line: its ``python`` blocks unchanged, and each ``$ penstock`` line of its
+``console`` blocks as a call of the command. The script runs in a folder with the shards and photos of ``photo_shards``.
 A block that cannot run has ``<!-- not run: the reason -->`` on the line before its fence.
 """
 
@@ -22,23 +21,23 @@ import pytest
 RunScript = Callable[..., tuple[int, str]]
 
 ROOT = Path(__file__).resolve().parents[1]
-SHOWN = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKED = sorted({*SHOWN, *ROOT.glob("*.md")})
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES_WITH_LINKS = sorted({*PAGES, *ROOT.glob("*.md")})
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+-]*)")
 NOT_RUN = re.compile(r"\s*<!--\s*not run\b:?\s*(.*?)\s*-->\s*$")
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?[^)]*\)|(?:href|src)=\"([^\"]+)\"")
-ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|#", re.IGNORECASE)
+EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|#", re.IGNORECASE)
 OTHER_NAMES_OF_PYTHON = {"py", "python3", "pycon", "ipython"}
 
-# On the script's first line, which in a page can only be prose.
+# On the first line of the script, since the first line of a page is never code.
 PREAMBLE = "import subprocess as _subprocess; _shell = ['bash', '-e', '-o', 'pipefail', '-c']"
 CALL = "_subprocess.run([*_shell, {command!r}], check=True)"
 
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """A fenced block: where its first line stands (from 0), and whether and why it is not to be run."""
+    """A fenced block: the number of its first line (from 0), and whether and why it is not run."""
 
     language: str
     start: int
@@ -47,28 +46,28 @@ class Fenced:
     reason: str
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_page_shows_runs(page: Path, photo_shards: Path, tmp_path: Path, run_script: RunScript) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_examples_of_a_page_run(page: Path, photo_shards: Path, tmp_path: Path, run_script: RunScript) -> None:
     folder = tmp_path / "work"
     shutil.copytree(photo_shards, folder)
-    script = tmp_path / f"the-page-{page.stem}.py"  # under its own name it would hide a module such as torch
+    script = tmp_path / f"the-page-{page.stem}.py"  # a script named torch.py would hide the library
     script.write_text(_script(page.read_text()))
     status, output = run_script(script, folder=folder, env=_environment(tmp_path / "bin"))
-    assert status == 0, f"a line of the script is that line of {page.name}:\n{output}"
+    assert status == 0, f"line numbers of the script are those of {page.name}:\n{output}"
 
 
-@pytest.mark.parametrize("page", SHOWN, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_page_marks_what_is_not_run_with_a_reason(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_block_that_is_not_run_has_a_reason(page: Path) -> None:
     assert not _wrongly_marked(page.read_text())
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_a_page_links_to_exists(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES_WITH_LINKS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_links_of_a_page_lead_to_existing_files(page: Path) -> None:
     missing = [link for link in _links(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
 
 
-def test_a_script_has_each_shown_line_in_its_place() -> None:
+def test_a_line_of_code_has_the_same_number_in_the_script() -> None:
     page = _page("# Title", "```python", "a = 1", "```", "```console", "$ penstock \\", " info", "out", "```")
     lines = _script(page).splitlines()
     assert lines[2] == "a = 1"
@@ -76,7 +75,7 @@ def test_a_script_has_each_shown_line_in_its_place() -> None:
     assert not any(lines[6:])
 
 
-def test_an_indented_block_is_shown_too() -> None:
+def test_an_indented_block_is_run() -> None:
     assert "a = 1" in _script(_page("- item", "  ```python", "  a = 1", "  ```")).splitlines()
 
 
@@ -95,7 +94,7 @@ def test_a_marked_block_and_other_languages_are_not_run() -> None:
         "Text\n```pycon\n>>> a\n```",
     ],
 )
-def test_a_mark_without_reason_or_block_is_refused(page: str) -> None:
+def test_a_mark_without_a_reason_or_a_block_is_refused(page: str) -> None:
     assert _wrongly_marked(page)
 
 
@@ -130,7 +129,7 @@ def _end_of_block(lines: list[str], start: int, fence: str) -> int:
 
 
 def _script(text: str) -> str:
-    """Turn a page into a script whose line n is the page's line n where that is shown code, else empty."""
+    """Return a script whose line n is line n of the page if that is code, and otherwise empty."""
     script = [""] * (len(text.splitlines()) + 1)
     script[0] = PREAMBLE
     for block in _fenced(text):
@@ -148,20 +147,20 @@ def _commands(lines: tuple[str, ...]) -> Iterator[tuple[int, str]]:
     """Yield the calls of penstock in a console block, each with the number of its first line."""
     for number, line in enumerate(lines):
         if line.startswith("$ penstock"):
-            command, rest = line.removeprefix("$ "), iter(lines[number + 1 :])
+            command, following = line.removeprefix("$ "), iter(lines[number + 1 :])
             while command.endswith("\\"):
-                command = command.removesuffix("\\") + " " + next(rest, "")
+                command = command.removesuffix("\\") + " " + next(following, "")
             yield number, command
 
 
 def _wrongly_marked(text: str) -> list[str]:
-    """List the marks without reason or block, and the blocks whose language hides that they are Python."""
+    """Return the marks without a reason or a block, and the Python blocks whose language has another name."""
     blocks = list(_fenced(text))
     wrong = [f"line {block.start}: no reason" for block in blocks if block.marked and not block.reason]
     wrong += [f"line {b.start}: write python" for b in blocks if b.language in OTHER_NAMES_OF_PYTHON]
     marks = sum(1 for _, line in _prose(text) if NOT_RUN.match(line))
     if marks != sum(block.marked for block in blocks):
-        wrong.append("a mark stands before no block")
+        wrong.append("a mark is not followed by a block")
     return wrong
 
 
@@ -170,12 +169,12 @@ def _links(text: str) -> Iterator[str]:
     for _, line in _prose(text):
         for markdown, html in LINK.findall(line):
             link = markdown or html
-            if not ELSEWHERE.match(link):
+            if not EXTERNAL.match(link):
                 yield link.partition("#")[0]
 
 
 def _prose(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines outside fenced blocks with their numbers."""
+    """Yield the lines outside of fenced blocks with their numbers."""
     inside = {block.start + offset for block in _fenced(text) for offset in range(len(block.lines))}
     for number, line in enumerate(text.splitlines()):
         if number not in inside:
@@ -183,7 +182,7 @@ def _prose(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """The caller's environment with a ``penstock`` command in front that is run by this very interpreter."""
+    """Return the environment with a ``penstock`` command first in the path that uses this interpreter."""
     folder.mkdir()
     command = folder / "penstock"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')

@@ -1,4 +1,4 @@
-"""Two documents that people of the field follow, as they are written there but for the imports."""
+"""The programs of two well-known documents run on Penstock with other imports."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ import penstock as ps
 
 @pytest.fixture
 def speech(tmp_path: Path) -> datasets.Dataset:
-    """A Hugging Face dataset of sounds, images and text, whose media lie in files of their own."""
+    """A Hugging Face dataset of audio, images and text, whose media are stored in separate files."""
     rows: dict[str, list[Any]] = {"id": [], "audio": [], "image": [], "text": []}
     for number in range(43):
-        sound, image = tmp_path / f"{number}.wav", tmp_path / f"{number}.png"
-        soundfile.write(sound, np.sin(np.arange(800) * (number + 1) / 50), 8000, subtype="PCM_16")
+        audio, image = tmp_path / f"{number}.wav", tmp_path / f"{number}.png"
+        soundfile.write(audio, np.sin(np.arange(800) * (number + 1) / 50), 8000, subtype="PCM_16")
         PIL.Image.fromarray(np.full((6, 5, 3), number, np.uint8)).save(image)
-        for name, value in (("id", number), ("audio", str(sound)), ("image", str(image)), ("text", f"said {number}")):
+        row = {"id": number, "audio": str(audio), "image": str(image), "text": f"text {number}"}
+        for name, value in row.items():
             rows[name].append(value)
-    plain = datasets.Dataset.from_dict(rows)
-    return plain.cast_column("audio", datasets.Audio(sampling_rate=8000)).cast_column("image", datasets.Image())
+    dataset = datasets.Dataset.from_dict(rows)
+    return dataset.cast_column("audio", datasets.Audio(sampling_rate=8000)).cast_column("image", datasets.Image())
 
 
 def _read(part: bytes) -> list[int]:
-    """What a training worker does with the part it was sent."""
+    """Read a pickled part as a training worker does; return the ids."""
     return [number for batch in pickle.loads(part).iter_batches(8) for number in batch["id"].tolist()]
 
 
@@ -51,38 +52,39 @@ def test_from_hugging_face_through_parquet_to_four_training_workers(speech: data
     assert (sample["audio"]["array"].shape, sample["audio"]["sampling_rate"], sample["text"]) == (
         (800,),
         8000,
-        "said 7",
+        "text 7",
     )
 
     parts = ds.split(4, equal=True)
-    got = [_read(pickle.dumps(part)) for part in parts]
-    assert [len(numbers) for numbers in got] == [10, 10, 10, 10]
-    assert len({number for numbers in got for number in numbers}) == 40
-    everything = [_read(pickle.dumps(part)) for part in ds.split(4)]
-    assert sorted(number for numbers in everything for number in numbers) == list(range(43))
+    equal = [_read(pickle.dumps(part)) for part in parts]
+    assert [len(ids) for ids in equal] == [10, 10, 10, 10]
+    assert len({number for ids in equal for number in ids}) == 40
+    complete = [_read(pickle.dumps(part)) for part in ds.split(4)]
+    assert sorted(number for ids in complete for number in ids) == list(range(43))
 
     schema = pyarrow.parquet.read_schema(out / packed.shards[0])
     assert datasets.Features.from_arrow_schema(schema) == speech.features
 
 
 class Featurizer:
-    """Stands for the document's feature extractor, which comes from a hub."""
+    """Replaces the document's feature extractor, which is downloaded from a hub."""
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         pixels = np.stack([np.moveaxis(image[:4, :4], -1, 0) / np.float32(255) for image in batch["image"]])
         return {"pixel_values": pixels, "labels": batch["label"]}
 
 
-def _pictures(folder: Path, many: int, gray: int) -> str:
+def _write_images(folder: Path, count: int, gray: int) -> str:
     folder.mkdir()
-    for number in range(many):
+    for number in range(count):
         shape = (5, 6) if number < gray else (5 + number % 2, 6, 3)
         PIL.Image.fromarray(np.full(shape, number, np.uint8)).save(folder / f"{number:04d}.png")
     return str(folder)
 
 
-def test_images_and_labels_as_the_course_on_data_pipelines_has_them(tmp_path: Path) -> None:
-    dog_images_path, fish_images_path = _pictures(tmp_path / "dogs", 23, 2), _pictures(tmp_path / "fish", 25, 1)
+def test_from_images_and_labels_to_batches_as_in_a_course_on_data_pipelines(tmp_path: Path) -> None:
+    dog_images_path = _write_images(tmp_path / "dogs", 23, gray=2)
+    fish_images_path = _write_images(tmp_path / "fish", 25, gray=1)
     labels = tmp_path / "labels.csv"
     labels.write_text("label\n" + "0\n" * 20 + "1\n" * 20)
 

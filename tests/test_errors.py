@@ -1,4 +1,4 @@
-"""Errors form one tree, can be pickled, and name the places they know."""
+"""Errors form one tree, can be pickled, and name the shard, key, stage or URL that they know."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.errors import (
     StorageError,
 )
 
-EVERY = [
+ALL_ERRORS = [
     PenstockError("broken"),
     PlanError("a bad argument"),
     StateError("another plan"),
@@ -33,15 +33,15 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("error", EVERY, ids=repr)
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=repr)
 def test_a_pickled_error_keeps_its_type_attributes_and_text(error: PenstockError) -> None:
-    again = pickle.loads(pickle.dumps(error))
-    assert type(again) is type(error)
-    assert (again.args, again.__dict__, str(again)) == (error.args, error.__dict__, str(error))
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert type(unpickled) is type(error)
+    assert (unpickled.args, unpickled.__dict__, str(unpickled)) == (error.args, error.__dict__, str(error))
 
 
 @pytest.mark.parametrize(
-    ("kind", "builtin"),
+    ("error_type", "builtin"),
     [
         (PlanError, ValueError),
         (DataError, ValueError),
@@ -53,18 +53,18 @@ def test_a_pickled_error_keeps_its_type_attributes_and_text(error: PenstockError
     ],
 )
 def test_every_error_is_a_penstock_error_and_the_builtin_a_caller_expects(
-    kind: type[PenstockError], builtin: type[Exception]
+    error_type: type[PenstockError], builtin: type[Exception]
 ) -> None:
-    assert issubclass(kind, PenstockError)
-    assert issubclass(kind, builtin)
+    assert issubclass(error_type, PenstockError)
+    assert issubclass(error_type, builtin)
 
 
 def test_every_error_of_the_module_is_tested_here() -> None:
-    defined = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)}
-    assert {type(error) for error in EVERY} == defined
+    defined = {value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, Exception)}
+    assert {type(error) for error in ALL_ERRORS} == defined
 
 
-def test_the_text_names_the_known_places() -> None:
+def test_the_text_names_what_the_error_knows() -> None:
     assert str(DataError("bad header", "a.tar", "0001")) == "bad header (shard: a.tar, key: 0001)"
     assert str(DataError("bad header", key="0001")) == "bad header (key: 0001)"
     assert str(DataError("bad header")) == "bad header"

@@ -1,4 +1,4 @@
-"""The examples run, at small size, and end as their pages say."""
+"""The training examples run, at a small size, and end as their docstrings say."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def _run(*call: str, folder: Path, code: int = 0) -> str:
-    """Run an example with its results in ``folder``; gives what it printed."""
-    told = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    env = {name: value for name, value in os.environ.items() if name not in told} | {"OMP_NUM_THREADS": "1"}
+    """Run an example with its results in ``folder``; return its output."""
+    torchrun_variables = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    inherited = {name: value for name, value in os.environ.items() if name not in torchrun_variables}
+    env = inherited | {"OMP_NUM_THREADS": "1"}
     call = (sys.executable, *call, "--folder", str(folder))
     done = subprocess.run(call, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text = done.stdout.decode()
@@ -29,8 +30,8 @@ def _run(*call: str, folder: Path, code: int = 0) -> str:
     return text
 
 
-def _proven(folder: Path, epochs: int) -> int:
-    """Check that the ledger proves every epoch; gives how many samples were delivered."""
+def _verify_ledger(folder: Path, epochs: int) -> int:
+    """Check that the ledger proves every epoch; return the number of delivered samples."""
     proof = ps.ledger(folder / "ledger").verify()
     assert proof.ok, str(proof)
     assert proof.finished
@@ -42,11 +43,11 @@ def _example(name: str) -> str:
     return str(EXAMPLES / name)
 
 
-def test_one_process_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_process_resumes(tmp_path: Path) -> None:
     call = ("-W", "error", _example("train.py"), "--samples", "200")
     assert "stopped at step 11" in _run(*call, "--stop-at", "11", folder=tmp_path, code=1)
-    assert "going on after step 8, in epoch 0" in _run(*call, folder=tmp_path)
-    assert _proven(tmp_path, 2) == 400
+    assert "resuming after step 8, in epoch 0" in _run(*call, folder=tmp_path)
+    assert _verify_ledger(tmp_path, 2) == 400
 
 
 if FULL:  # the test below runs the same program, with four ranks and with three
@@ -55,30 +56,30 @@ if FULL:  # the test below runs the same program, with four ranks and with three
     def test_ranks_have_equal_shares(ranks: int, tmp_path: Path) -> None:
         text = _run(*TORCHRUN, str(ranks), _example("ddp.py"), "--samples", "203", "--epochs", "1", folder=tmp_path)
         assert "every sample came exactly once" in text
-        assert _proven(tmp_path, 1) == 203 // ranks * ranks
+        assert _verify_ledger(tmp_path, 1) == 203 // ranks * ranks
 
 
-def test_three_ranks_go_on_where_one_of_four_was_killed(tmp_path: Path) -> None:
+def test_three_ranks_resume_after_one_of_four_was_killed(tmp_path: Path) -> None:
     text = _run(_example("elastic.py"), "--samples", "601", "--epochs", "1", folder=tmp_path)
     assert "SIGKILL" in text
-    assert "3 ranks go on after step 4 of 4 ranks, in epoch 0" in text
+    assert "3 ranks resume after step 4 of 4 ranks, in epoch 0" in text
     assert "every sample came exactly once" in text
-    assert _proven(tmp_path, 1) >= 601 - 2
+    assert _verify_ledger(tmp_path, 1) >= 601 - 2
 
 
-def test_accelerate_deals_out_every_sample_once(tmp_path: Path) -> None:
+def test_accelerate_distributes_every_sample_once(tmp_path: Path) -> None:
     text = _run(*TORCHRUN, "2", _example("accelerated.py"), "--samples", "200", folder=tmp_path)
     assert "epoch 1: every sample once, by 2 processes" in text
-    assert _proven(tmp_path, 2) == 400
+    assert _verify_ledger(tmp_path, 2) == 400
 
 
-def test_a_trainer_goes_through_every_sample_once(tmp_path: Path) -> None:
+def test_a_trainer_trains_on_every_sample_once(tmp_path: Path) -> None:
     text = _run(*TORCHRUN, "2", _example("trainer.py"), "--samples", "128", folder=tmp_path)
     assert "8 steps on 2 processes" in text
-    assert _proven(tmp_path, 2) == 256
+    assert _verify_ledger(tmp_path, 2) == 256
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_an_example_says_how_it_is_started(program: str) -> None:
+def test_an_example_and_the_list_of_examples_name_its_command(program: str) -> None:
     assert f"examples/{program}" in (EXAMPLES / program).read_text()
     assert f"`{program}`" in (EXAMPLES / "README.md").read_text()

@@ -34,7 +34,7 @@ def test_a_missing_name_is_reported_with_the_existing_ones(package: str) -> None
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A package with two submodules, of which each notes that it was imported."""
+    """A package with two submodules, which are loaded on first use."""
     folder = tmp_path / "lazily"
     folder.mkdir()
     (folder / "__init__.py").write_text(

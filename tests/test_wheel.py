@@ -1,4 +1,4 @@
-"""What pip installs is what the tree holds, and it reads a shard without the tree."""
+"""The wheel has all files of the package, and reads a shard without the source tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-# Reads one shard with the installed package, and says where that package lies.
+# Reads one shard with the installed package, and prints the path of the package.
 READ_ONE_SHARD = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -31,50 +31,50 @@ print(ps.__file__, sample["__key__"], bytes(sample["txt"]).decode(), sep="\\n")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel made from a source archive made from a copy of the tree: what a release would upload."""
+    """A wheel built from a source archive of a copy of the tree, as a release would upload it."""
     folder = tmp_path_factory.mktemp("wheel")
     tree = folder / "tree"
     shutil.copytree(ROOT / "src", tree / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", ".gitignore"):
         shutil.copy(ROOT / name, tree)
     _run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(tree))
-    (made,) = folder.glob("*.whl")
-    return made
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
-def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path) -> None:
     package = ROOT / "src"
     expected = {
         str(path.relative_to(package))
         for path in (package / "penstock").rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert held == expected
-    assert "penstock/py.typed" in held
+    packaged = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert packaged == expected
+    assert "penstock/py.typed" in packaged
 
 
-def test_the_wheel_carries_its_license(wheel: Path) -> None:
+def test_the_wheel_has_its_license(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith("licenses/LICENSE"))
     assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
     assert _metadata(wheel)["License-Expression"] == "Apache-2.0"
 
 
-def test_the_wheel_offers_every_extra(wheel: Path) -> None:
-    offered = _metadata(wheel).get_all("Provides-Extra", [])
-    assert set(offered) == set(PROJECT["optional-dependencies"])
+def test_the_wheel_has_every_extra(wheel: Path) -> None:
+    extras = _metadata(wheel).get_all("Provides-Extra", [])
+    assert set(extras) == set(PROJECT["optional-dependencies"])
 
 
-def test_the_wheel_alone_needs_two_packages(wheel: Path) -> None:
+def test_the_wheel_without_extras_requires_two_packages(wheel: Path) -> None:
     requirements = _metadata(wheel).get_all("Requires-Dist", [])
     assert [line for line in requirements if "extra ==" not in line] == ["cloudpickle>=3", "numpy>=1.26"]
 
 
-def test_the_extra_all_holds_every_other_that_users_may_want() -> None:
+def test_the_extra_all_has_every_other_extra_but_dev() -> None:
     extras = PROJECT["optional-dependencies"]
-    (everything,) = extras["all"]
-    listed = everything.removeprefix("penstock[").removesuffix("]").split(",")
+    (requirement,) = extras["all"]
+    listed = requirement.removeprefix("penstock[").removesuffix("]").split(",")
     assert set(listed) == set(extras) - {"all", "dev"}
 
 
@@ -85,9 +85,9 @@ def test_the_installed_wheel_reads_a_shard(wheel: Path, tmp_path: Path) -> None:
         *(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"),
         *("--disable-pip-version-check", "--target", str(target), str(wheel)),
     )
-    # -I: neither the tree nor the caller's folders are on the path.
-    where, key, text = _run(sys.executable, "-I", "-c", READ_ONE_SHARD, str(target), str(shard)).splitlines()
-    assert Path(where).is_relative_to(target)
+    # -I: neither the source tree nor the folders of the caller are on the path.
+    package, key, text = _run(sys.executable, "-I", "-c", READ_ONE_SHARD, str(target), str(shard)).splitlines()
+    assert Path(package).is_relative_to(target)
     assert (key, text) == ("a/0001", "hello")
 
 

@@ -1,8 +1,8 @@
-"""An interpreter that has imported what takes long to import, and forks a fresh process for every script.
+"""An interpreter that has imported libraries that are slow to import, and forks a new process for every script.
 
-``python warm_python.py SOCKET`` listens there. Nothing is imported before the first request. A process that runs a
-script begins as ``python SCRIPT ARGUMENTS`` would: with its own arguments, folder, environment and output, and it ends
-as an interpreter ends. When the one who asked goes away, the script and what it started are killed.
+``python warm_python.py SOCKET`` listens on a socket, and imports the libraries on the first request. A script runs as
+with ``python SCRIPT ARGUMENTS``: with its own arguments, folder, environment and output, and it ends as an interpreter
+ends. When the client disconnects, the script and its child processes are killed.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-IMPORTED = ("numpy", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute", "torch._dynamo", "datasets")
+PRELOADED = ("numpy", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute", "torch._dynamo", "datasets")
 
 
-def ask(address: str, script: Path, *arguments: str, folder: Path, env: dict[str, str]) -> tuple[int, str]:
-    """Have a script run; return its exit status and what it wrote to standard output and error together."""
+def run_script(address: str, script: Path, *arguments: str, folder: Path, env: dict[str, str]) -> tuple[int, str]:
+    """Let the interpreter at ``address`` run a script; return the exit status, and output and errors in one text."""
     request = {"script": str(script), "arguments": arguments, "folder": str(folder), "env": env}
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)
         with connection.makefile("rw") as file:
             file.write(json.dumps(request) + "\n")
             file.flush()
-            answer = json.loads(file.readline())
-    return answer["status"], answer["output"]
+            response = json.loads(file.readline())
+    return response["status"], response["output"]
 
 
 def serve(address: str) -> None:
-    """Answer requests until killed; returns only in a process that has run a script."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those who wait for scripts end by themselves
+    """Accept requests until killed; returns only in a process that has run a script."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes that serve requests need no wait
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
@@ -47,19 +47,19 @@ def serve(address: str) -> None:
             connection, _ = listener.accept()
             if not warm:
                 with warnings.catch_warnings(action="ignore"):
-                    for name in IMPORTED:
+                    for name in PRELOADED:
                         import_module(name)
                 gc.freeze()
                 warm = True
             if os.fork() == 0:
                 listener.close()
-                _answer(connection)
+                _serve_request(connection)
                 return
             connection.close()
 
 
-def _answer(connection: socket.socket) -> None:
-    """Run one script in a process of its own and report how it ended; returns only in that process."""
+def _serve_request(connection: socket.socket) -> None:
+    """Run one script in a new process and send its status and output; returns only in that process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     file = connection.makefile("rw")
     request = json.loads(file.readline())
@@ -73,14 +73,14 @@ def _answer(connection: socket.socket) -> None:
         connection.close()
         file.close()
         os.close(output)
-        _become(request)
+        _run_request(request)
         return
     status = None
     while status is None:
-        done, ended = os.waitpid(pid, os.WNOHANG)
-        if done:
-            status = os.waitstatus_to_exitcode(ended)
-        elif select.select([connection], [], [], 0.02)[0]:  # it says nothing more: it is gone
+        ended_pid, wait_status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
+            status = os.waitstatus_to_exitcode(wait_status)
+        elif select.select([connection], [], [], 0.02)[0]:  # a client sends nothing more, so it has disconnected
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
     text = os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace")
@@ -90,16 +90,16 @@ def _answer(connection: socket.socket) -> None:
     os._exit(0)
 
 
-def _become(request: dict[str, Any]) -> None:
-    """Be what ``python SCRIPT ARGUMENTS`` would be."""
+def _run_request(request: dict[str, Any]) -> None:
+    """Run the script as ``python SCRIPT ARGUMENTS`` would."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
     sys.argv = [request["script"], *request["arguments"]]
     sys.path[0] = str(Path(request["script"]).parent)
     warnings.resetwarnings()
-    for choice in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
-        warnings.simplefilter(choice)  # type: ignore[arg-type]
+    for action in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+        warnings.simplefilter(action)  # type: ignore[arg-type]
     runpy.run_path(request["script"], run_name="__main__")
 
 

@@ -1,6 +1,6 @@
-"""Penstock feeds accelerators: packs datasets into shards and streams them, in one exact order, at full speed.
+"""Penstock feeds accelerators: it packs datasets into shards and streams them in one exact order, at full speed.
 
-Names are loaded when they are first used, so that ``import penstock`` costs nothing.
+Names are loaded when they are first used, so ``import penstock`` is cheap.
 """
 
 from __future__ import annotations

@@ -2,21 +2,21 @@
 
     PenstockError
     |-- PlanError(ValueError)      an argument is invalid, or stages cannot be combined
-    |-- DataError(ValueError)      a shard or sample is damaged, refused or of another kind than expected
-    |-- StageError(RuntimeError)   a function of the user's failed on a sample
+    |-- DataError(ValueError)      a shard or sample is damaged, refused or not of the expected type
+    |-- StageError(RuntimeError)   a user's function failed on a sample
     |-- StorageError(OSError)      bytes could not be found, read or written
     |-- StateError(ValueError)     a saved state cannot be restored into this dataset
     |-- MissingExtra(ImportError)  an optional dependency is not installed
     `-- EngineError(RuntimeError)  an engine cannot run the plan, or failed while running it
 
-The facts are in ``args`` and ``__str__`` makes the text, so that every error can be pickled and keeps its attributes.
+The facts are in ``args`` and ``__str__`` formats them, so every error can be pickled and keeps its attributes.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """The root of all errors that Penstock raises on purpose."""
+    """The base class of all errors that Penstock raises on purpose."""
 
 
 class PlanError(PenstockError, ValueError):
@@ -28,16 +28,16 @@ class StateError(PenstockError, ValueError):
 
 
 class EngineError(PenstockError, RuntimeError):
-    """An engine lacks what the plan asks for, failed, or was closed while it was being read."""
+    """An engine lacks what the plan requests, failed, or was closed while it was being read."""
 
 
 class DataError(PenstockError, ValueError):
-    """A shard or sample is damaged, refused or of another kind than expected.
+    """A shard or sample is damaged, refused or not of the expected type.
 
     Attributes:
         problem: What is wrong.
-        shard: The shard; None where the problem is in none.
-        key: The key of the sample; None where the problem is in none.
+        shard: The shard, or None if the problem is not in a shard.
+        key: The key of the sample, or None if the problem is not in one sample.
     """
 
     def __init__(self, problem: str, shard: str | None = None, key: str | None = None) -> None:
@@ -88,8 +88,8 @@ class MissingExtra(PenstockError, ImportError):
     """A feature needs a package that is not installed.
 
     Attributes:
-        feature: What needs the package.
-        extra: The extra of Penstock that installs it.
+        feature: The feature that needs the package.
+        extra: The Penstock extra that installs the package.
     """
 
     def __init__(self, feature: str, extra: str) -> None:

@@ -13,11 +13,11 @@ _IMPORTS_HEADER = "\nif TYPE_CHECKING:\n"
 def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package, derived from the imports in its ``__init__``.
 
-    The imports stand under ``if TYPE_CHECKING:``, one name per line: ``from penstock.plan import col as col``. None of
-    them runs until a name is used; then only the module that defines this name is imported.
+    The imports are under ``if TYPE_CHECKING:``, one name per line: ``from penstock.plan import col as col``. No import
+    runs until a name is used; then only the module that defines this name is imported.
 
     Raises:
-        AssertionError: a public name is also the name of a submodule.
+        AssertionError: A public name is also the name of a submodule.
     """
     modules = _imports(package)
     # Importing a submodule binds its name in the package, so ``__getattr__`` would never be called for that name.

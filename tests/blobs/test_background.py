@@ -60,7 +60,7 @@ def test_a_submission_blocks_while_the_queue_is_full() -> None:
 
 
 @pytest.mark.parametrize(("after_all", "expected"), [(False, []), (True, [0, 1, 2])])
-def test_stopping_skips_the_queued_calls_unless_told_to_run_them(after_all: bool, expected: list[int]) -> None:
+def test_stopping_skips_the_queued_calls_unless_they_are_requested(after_all: bool, expected: list[int]) -> None:
     ran: list[int] = []
     thread, gate = BackgroundThread("background", 5), threading.Event()
     thread(gate.wait)

@@ -1,4 +1,4 @@
-"""Compression is recognised by content, and a limit that is exceeded says which."""
+"""Compression is recognised by content, and the error of an exceeded limit names it."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_stream_beyond_the_limits_has_no_bytes(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_a_storage_error_with_its_url(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"cannot read the shard: No such file.*\(url: shown\.tar\)"):
+    with pytest.raises(StorageError, match=r"cannot read the file: No such file.*\(url: shown\.tar\)"):
         open_content(str(tmp_path / "missing"), "shown.tar")
 
 
@@ -86,11 +86,11 @@ def test_a_temporary_folder_that_is_full_is_a_storage_error(tmp_path: Path, monk
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: FullDisk())
     path = tmp_path / "a.gz"
     path.write_bytes(gzip.compress(DATA))
-    with pytest.raises(StorageError, match=r"cannot decompress the shard to .*: No space left on device"):
+    with pytest.raises(StorageError, match=r"cannot decompress the file to .*: No space left on device"):
         open_content(str(path), "a.gz")
 
 
-def test_a_file_whose_size_changed_since_it_was_mapped_says_so(tmp_path: Path) -> None:
+def test_a_change_of_size_after_mapping_is_detected(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(DATA)
     content = open_content(str(path), "a")

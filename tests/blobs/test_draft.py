@@ -60,13 +60,13 @@ def test_a_small_object_is_written_and_read_back() -> None:
 def test_a_draft_becomes_visible_only_by_publishing(storage: str, tmp_path: Path) -> None:
     seen: list[bytes | None] = []
 
-    def look() -> None:
+    def record() -> None:
         seen.append(read_object(Memory(), "memory://publish/d") if storage == "memory" else _content(tmp_path / "d"))
 
     def new_draft() -> Draft:
         if storage == "disk":
-            return FileDraft(tmp_path / "d", look)
-        return UploadDraft(Memory().put("memory://publish/d"), look)
+            return FileDraft(tmp_path / "d", record)
+        return UploadDraft(Memory().put("memory://publish/d"), record)
 
     dropped = new_draft()
     dropped.write(b"never")
@@ -74,9 +74,9 @@ def test_a_draft_becomes_visible_only_by_publishing(storage: str, tmp_path: Path
     draft = new_draft()
     draft.write(b"one")
     draft.write(memoryview(b" two"))
-    look()
+    record()
     draft.publish()
-    look()
+    record()
     assert seen == [None, None, b"one two"]
     if storage == "disk":
         assert [path.name for path in tmp_path.iterdir()] == ["d"]
@@ -102,7 +102,7 @@ def test_a_missing_folder_is_an_error_of_the_first_write(tmp_path: Path) -> None
     draft.drop()
 
 
-def test_a_forbidden_object_counts_as_missing_only_where_it_is_optional() -> None:
+def test_a_forbidden_object_counts_as_missing_only_if_it_is_optional() -> None:
     class ForbiddingMemory(Memory):
         def stream(self, url: str) -> Iterator[bytes]:
             raise Forbidden("access denied", url)

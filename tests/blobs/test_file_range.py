@@ -27,7 +27,7 @@ def source(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_a_range_is_copied_to_a_file_after_what_the_file_holds(source: int, tmp_path: Path) -> None:
+def test_a_range_is_appended_to_a_file(source: int, tmp_path: Path) -> None:
     with open(tmp_path / "target", "wb", buffering=0) as target:
         target.write(b"head")
         FileRange(OWNER, source, 5, len(DATA) - 5).copy_to(target.fileno())

@@ -32,7 +32,7 @@ def _threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class SlowStorage:
-    """A storage with latency and scripted faults that records the ranges it was asked for."""
+    """A storage with latency and scripted faults that records the requested ranges."""
 
     latency_s: float = 0.0
     requests: list[tuple[int, int]] = field(default_factory=list)
@@ -75,8 +75,8 @@ def random_ranges(count: int, seed: int = 0) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def want(bytes_: PrefetchedBytes, ranges: list[tuple[int, int]], *, ascending: bool) -> None:
-    bytes_.want(np.array([a for a, _ in ranges]), np.array([b for _, b in ranges]), ascending=ascending)
+def announce(bytes_: PrefetchedBytes, ranges: list[tuple[int, int]], *, ascending: bool) -> None:
+    bytes_.announce(np.array([a for a, _ in ranges]), np.array([b for _, b in ranges]), ascending=ascending)
 
 
 @pytest.mark.parametrize("verified", [False, True])
@@ -89,7 +89,7 @@ def test_ranges_read_in_any_order_hold_the_stored_bytes(ascending: bool, max_byt
         random.Random(1).shuffle(ranges)
     for begin in range(0, len(ranges), 70):
         part = ranges[begin : begin + 70]
-        want(bytes_, part, ascending=ascending)
+        announce(bytes_, part, ascending=ascending)
         for start, stop in part:
             assert bytes_[start:stop] == BYTES[start:stop]
 
@@ -104,7 +104,7 @@ def test_a_range_that_was_not_announced_can_be_read() -> None:
 def test_connections_fetch_concurrently_and_ahead_of_the_reader() -> None:
     storage = SlowStorage(latency_s=0.2)
     bytes_ = prefetched(storage)
-    want(bytes_, [(0, SIZE)], ascending=True)
+    announce(bytes_, [(0, SIZE)], ascending=True)
     assert bytes_[0:10] == BYTES[:10]
     assert storage.max_in_flight == len(storage.requests) == 3, "requests ran one after another"
 
@@ -112,7 +112,7 @@ def test_connections_fetch_concurrently_and_ahead_of_the_reader() -> None:
 def test_distant_ranges_are_fetched_apart() -> None:
     storage = SlowStorage()
     bytes_ = prefetched(storage)
-    want(bytes_, [(5 * CELL, 5 * CELL + 100), (15 * CELL, 15 * CELL + 100)], ascending=True)
+    announce(bytes_, [(5 * CELL, 5 * CELL + 100), (15 * CELL, 15 * CELL + 100)], ascending=True)
     assert bytes_[5 * CELL : 5 * CELL + 100] == BYTES[5 * CELL : 5 * CELL + 100]
     assert bytes_[15 * CELL : 15 * CELL + 100] == BYTES[15 * CELL : 15 * CELL + 100]
     assert sum(stop - start for start, stop in storage.requests) < 1000
@@ -123,28 +123,28 @@ def test_a_pass_from_front_to_back_fetches_every_byte_once() -> None:
     bytes_ = prefetched(storage)
     ranges = [(at, min(SIZE, at + 30_000)) for at in range(0, SIZE, 30_000)]
     for begin in range(0, len(ranges), 100):
-        want(bytes_, ranges[begin : begin + 100], ascending=True)
+        announce(bytes_, ranges[begin : begin + 100], ascending=True)
         for start, stop in ranges[begin : begin + 100]:
             assert bytes_[start:stop] == BYTES[start:stop]
     assert sum(stop - start for start, stop in storage.requests) == SIZE
 
 
-def test_the_memory_budget_is_kept() -> None:
+def test_the_memory_budget_is_not_exceeded() -> None:
     fetcher = Fetcher(max_bytes=2 * CHUNK)
     bytes_ = prefetched(SlowStorage(), fetcher)
-    want(bytes_, [(0, SIZE)], ascending=True)
+    announce(bytes_, [(0, SIZE)], ascending=True)
     time.sleep(0.2)
     assert fetcher._bytes <= 2 * CHUNK
     assert bytes_[0:SIZE] == BYTES
     assert fetcher._bytes <= 2 * CHUNK
 
 
-def test_readers_that_go_front_to_back_have_a_smaller_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_that_read_front_to_back_have_a_smaller_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "CHUNK", 1 << 18)
     monkeypatch.setattr(prefetch, "SEQUENTIAL_BYTES", 1 << 20)
     fetcher = Fetcher()
     bytes_ = prefetched(SlowStorage(), fetcher)
-    want(bytes_, [(at, at + 10_000) for at in range(0, SIZE - 10_000, 10_000)], ascending=True)
+    announce(bytes_, [(at, at + 10_000) for at in range(0, SIZE - 10_000, 10_000)], ascending=True)
     for at in range(0, SIZE - 10_000, 10_000):
         assert bytes_[at : at + 10_000] == BYTES[at : at + 10_000]
         assert fetcher._bytes <= 1 << 20
@@ -159,7 +159,7 @@ def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.Mo
     def read(ascending: bool) -> None:
         bytes_ = prefetched(SlowStorage(), fetcher)
         ranges = random_ranges(3000, seed=ascending)
-        want(bytes_, ranges, ascending=ascending)
+        announce(bytes_, ranges, ascending=ascending)
         wrong_starts.extend(start for start, stop in ranges if bytes_[start:stop] != BYTES[start:stop])
 
     readers = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(4)]
@@ -175,8 +175,8 @@ def test_a_stopped_fetcher_prefetches_nothing_but_still_reads() -> None:
     storage = SlowStorage()
     fetcher = Fetcher()
     bytes_ = prefetched(storage, fetcher)
-    fetcher.rest()
-    want(bytes_, [(0, SIZE)], ascending=True)
+    fetcher.stop()
+    announce(bytes_, [(0, SIZE)], ascending=True)
     time.sleep(0.05)
     assert not storage.requests
     assert bytes_[5:10] == BYTES[5:10]
@@ -186,7 +186,7 @@ def test_a_cancelled_reader_fetches_nothing() -> None:
     storage = SlowStorage()
     bytes_ = prefetched(storage)
     with while_wanted(lambda: False):
-        want(bytes_, [(0, SIZE)], ascending=True)
+        announce(bytes_, [(0, SIZE)], ascending=True)
         with pytest.raises(StorageError, match="the read was cancelled"):
             bytes_[5:10]
     time.sleep(0.05)
@@ -217,12 +217,12 @@ def test_an_error_reaches_the_reader_and_the_next_read_tries_again() -> None:
 def test_stopping_ends_every_thread_and_later_reads_still_work(monkeypatch: pytest.MonkeyPatch) -> None:
     fetcher = Fetcher()
     bytes_ = prefetched(SlowStorage(latency_s=0.01), fetcher)
-    want(bytes_, random_ranges(50), ascending=True)
-    fetcher.rest()
+    announce(bytes_, random_ranges(50), ascending=True)
+    fetcher.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "penstock fetch"]
     assert bytes_[100:200] == BYTES[100:200]
     monkeypatch.setattr(prefetch, "IDLE_S", 0.05)
-    fetcher.rest()
+    fetcher.stop()
 
 
 @pytest.mark.parametrize("has_ranges", [True, False])

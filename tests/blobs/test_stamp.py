@@ -1,4 +1,4 @@
-"""A stamp tells two contents of a file apart, and what is derived from a file is cached below the user's folder."""
+"""A stamp distinguishes two contents of a file, and data derived from a file is cached in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_stamp_changes_with_the_content_and_with_the_file(tmp_path: Path) -> N
     assert Stamp.of((tmp_path / "b").stat()) != before, "another inode"
 
 
-def test_what_is_derived_is_cached_by_family_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_derived_data_is_cached_by_family_and_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     write_cached("index", "/data/a.tar", b"index of a")
     write_cached("offsets", "/data/a.tar", b"offsets of a")

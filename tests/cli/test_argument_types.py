@@ -14,14 +14,14 @@ def test_a_count_is_a_whole_number(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "x", "", "inf", "nan"])
-def test_what_is_not_a_count_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a count: write a whole number, 0 or more"):
+def test_a_text_that_is_not_a_count_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a whole number of at least 0"):
         count(text)
 
 
 def test_a_positive_count_is_above_zero() -> None:
     assert positive_count("1") == 1
-    with pytest.raises(argparse.ArgumentTypeError, match="'0' is not above zero"):
+    with pytest.raises(argparse.ArgumentTypeError, match="'0' is not a whole number of at least 1"):
         positive_count("0")
 
 
@@ -33,7 +33,7 @@ def test_a_size_may_have_a_unit(text: str, size: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "x", "5PB", "1.2.3", "1e999", ""])
-def test_what_is_not_a_size_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a size in bytes: write it like 1e9 or 500MB"):
         size_argument(text)
 

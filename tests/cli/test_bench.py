@@ -99,9 +99,9 @@ def test_a_decoder_that_is_not_installed_is_a_note_and_the_rest_is_measured(
             "--max-side 256` stores 16.0 times",
         ),
         (report({"read": 900, "limit: decode": 100, "decode": 90}, side=256), "only more cores"),
-        (report({"read": 900, "limit: decode": 100, "decode": 50}, side=256), "With 2 workers it could be closer"),
+        (report({"read": 900, "limit: decode": 100, "decode": 50}, side=256), "With 2 workers it could get closer"),
         (report({"read": 900, "decode": 500, "augment": 60}), "antialias=False"),
-        (report({"read": 900, "decode": 500, "batch": 60}), "Batching is the limit"),
+        (report({"read": 900, "decode": 500, "batch": 60}), "Batching is limited by memory bandwidth"),
         (report({"read": 900, "decode": 500}, together=900), "contradict each other"),
         (report({"read": 900, "decode": 500}, together=100), "would reach 321"),
     ],
@@ -110,7 +110,7 @@ def test_advice_names_the_bottleneck_and_what_helps(measured: BenchReport, sente
     assert sentence in "\n".join(advice(measured))
 
 
-def test_small_images_are_not_to_be_stored_smaller() -> None:
+def test_advice_does_not_suggest_to_shrink_small_images() -> None:
     assert "--max-side" not in "\n".join(advice(report({"read": 900, "decode": 90}, side=300)))
 
 
@@ -134,7 +134,7 @@ def test_missing_shards_are_reported_in_one_line(tmp_path: Path, capsys: pytest.
 def test_shards_without_samples_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.tar").write_bytes(bytes(1024))
     assert main(["bench", str(tmp_path / "empty.tar")]) == 1
-    assert "there is no sample to measure" in capsys.readouterr().err
+    assert "the dataset has no sample to measure" in capsys.readouterr().err
 
 
 def test_a_damaged_image_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

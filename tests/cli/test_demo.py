@@ -55,7 +55,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_the_demo_learns_and_resumes_exactly(run: Demo) -> None:
     result = run("--samples", "1000", "--epochs", "8")
     assert result.code == 0
-    accuracies = [float(percent) for percent in re.findall(r"(?:before|epoch \d) +([\d.]+)%", result.out)]
+    accuracies = [float(percent) for percent in re.findall(r"(?:before training|epoch \d) +([\d.]+)%", result.out)]
     assert len(accuracies) == 9
     assert accuracies[0] < 45
     assert accuracies[-1] > 75

@@ -18,7 +18,7 @@ from penstock.cli import demo_run
     ],
 )
 def test_a_verdict_compares_samples_pixels_and_order(
-    delivered: demo_run.Checksums, expected: demo_run.Delivered, ordered: bool, text: str
+    delivered: demo_run.Checksums, expected: demo_run.Checksums, ordered: bool, text: str
 ) -> None:
     assert demo_run.verdict(delivered, expected, ordered=ordered) == text
 

@@ -1,4 +1,4 @@
-"""What holds for every command: quick help, exit codes, errors in one line, no partial files."""
+"""Properties of every command: quick help, exit codes, errors in one line, no partial files."""
 
 from __future__ import annotations
 

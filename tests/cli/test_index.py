@@ -54,6 +54,6 @@ def test_a_remote_shard_gets_its_index_beside_it(shard: Path, capsys: pytest.Cap
 def test_a_damaged_shard_is_reported_and_exit_1(shard: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard.write_bytes(shard.read_bytes()[:1600])
     assert main(["index", str(shard)]) == 1
-    assert "1 of them bad" in capsys.readouterr().out
+    assert "1 of them unreadable" in capsys.readouterr().out
     assert main(["index", str(shard.with_name("missing.tar"))]) == 1
     assert capsys.readouterr().err.startswith("penstock: ")

@@ -17,7 +17,7 @@ def test_shards_are_summarised(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert out.startswith(f"2 shards, 30 samples, {packed.nbytes:,} bytes\n")
     assert "txt                       30             0            14            29               435" in out
     assert "field                samples     min bytes        median           max             total\n" in out
-    assert "25 classes, of 1 to 2 samples" in out
+    assert "25 classes, 1 to 2 samples each" in out
     assert "and 5 more" in out
     assert main(["info", str(tmp_path / "out"), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)

@@ -26,7 +26,7 @@ def source(tmp_path: Path) -> Path:
 def test_a_folder_is_packed_and_summarised(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "out")
     assert main(["pack", str(source), out, "--max-samples", "8", "--seed", "3", "--workers", "2"]) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: 20 samples in 3 shards of ")
+    assert capsys.readouterr().out.startswith(f"{out}: 20 samples in 3 shards, ")
     expected = ps.pack(source, tmp_path / "expected", max_samples=8, seed=3)
     for name in expected.shards:
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
@@ -35,7 +35,7 @@ def test_a_folder_is_packed_and_summarised(source: Path, tmp_path: Path, capsys:
 def test_parquet_files_are_written_on_request(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     call = ["pack", str(source), str(tmp_path / "out"), "--format", "parquet", "--no-shuffle", "--compress", "snappy"]
     assert main(call) == 0
-    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 20 samples in 1 files of ")
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 20 samples in 1 file, ")
     labels = [sample["cls"] for sample in ps.read_parquet(tmp_path / "out")]
     assert labels == [0] * 10 + [1] * 10
 

@@ -66,7 +66,7 @@ def test_failures_are_listed_and_the_exit_code_is_1(capsys: pytest.CaptureFixtur
     call = ["process", "jobs.py:odd", "in/0.txt", "in/1.txt", "in/3.txt", "gone.txt", "--retries", "0"]
     assert main([*call, "--workers", "2"]) == 1  # in processes, which cannot import the module
     captured = capsys.readouterr()
-    assert captured.out == "1 of 4 inputs done, 1 rows\n"
+    assert captured.out == "1 of 4 inputs done, 1 row\n"
     assert "failed: in/1.txt: ValueError: 1 is odd\nfailed: in/3.txt: ValueError: 3 is odd\n" in captured.err
     assert "failed: gone.txt: there is no such file (url: gone.txt)" in captured.err
     assert main([*call, "--json", "--on", "threads"]) == 1
@@ -83,7 +83,7 @@ def test_failures_are_listed_and_the_exit_code_is_1(capsys: pytest.CaptureFixtur
 
 def test_a_trial_prints_rows_or_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["process", "jobs.py:odd", "in", "--only", "1"]) == 0
-    assert capsys.readouterr().out == '{"input": "in/0.txt", "letters": 0}\n1 of 1 inputs done, 1 rows\n'
+    assert capsys.readouterr().out == '{"input": "in/0.txt", "letters": 0}\n1 of 1 inputs done, 1 row\n'
     assert main(["process", "jobs.py:odd", "in", "--only", "2"]) == 1
     assert "ValueError: 1 is odd" in capsys.readouterr().err
 
@@ -93,7 +93,7 @@ def test_inputs_may_be_listed_in_a_file(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["process", "jobs.py:upper", "@list", "--on", "threads", "--metadata", "m.jsonl"]) == 0
     assert ps.read_json("m.jsonl")["input"].take_all() == ["in/2.txt", "in/0.txt"]
     assert main(["process", "jobs.py:upper", "@gone", "--on", "threads"]) == 1
-    assert "penstock: @gone: No such file" in capsys.readouterr().err
+    assert "penstock: @gone: cannot read the list of inputs: No such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ plain_array = hnp.arrays(
 )
 
 
-def same(left: Array, right: Array) -> bool:
+def is_same(left: Array, right: Array) -> bool:
     return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
 
 
@@ -54,26 +54,26 @@ def saved(array: Array) -> bytes:
 @given(any_array)
 def test_npy_round_trips_to_a_new_writable_array(array: Array) -> None:
     back = arrays.decode_npy(arrays.encode_npy(array), LIMITS)
-    assert same(back, array)
+    assert is_same(back, array)
     assert back.flags.writeable
     assert back.flags.aligned
 
 
 @given(any_array)
 def test_npy_files_are_exchanged_with_numpy(array: Array) -> None:
-    assert same(arrays.decode_npy(saved(array), LIMITS), array)
-    assert same(np.load(io.BytesIO(arrays.encode_npy(array))), array)
+    assert is_same(arrays.decode_npy(saved(array), LIMITS), array)
+    assert is_same(np.load(io.BytesIO(arrays.encode_npy(array))), array)
 
 
 def test_npy_keeps_fortran_order_and_structured_dtypes_with_unicode_names() -> None:
     columns = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     back = arrays.decode_npy(saved(columns), LIMITS)
     assert back.flags.f_contiguous
-    assert same(back, columns)
+    assert is_same(back, columns)
     table = np.zeros(3, [("größe", "<i4"), ("κ", "<f8", (2,))])
     stream = io.BytesIO()
     np.lib.format.write_array(stream, table, version=(3, 0))
-    assert same(arrays.decode_npy(stream.getvalue(), LIMITS), table)
+    assert is_same(arrays.decode_npy(stream.getvalue(), LIMITS), table)
 
 
 def test_npy_written_under_python_2_is_read() -> None:
@@ -88,7 +88,7 @@ def test_npy_that_declares_a_terabyte_is_refused_before_memory_is_allocated(desc
         arrays.decode_npy(npy_declaring((10**6, 10**6), descr), LIMITS)
 
 
-def test_npy_that_declares_more_than_it_holds_is_truncated() -> None:
+def test_npy_that_declares_more_than_it_has_is_truncated() -> None:
     with pytest.raises(ValueError, match="truncated npy array: 400 bytes declared, 0 present"):
         arrays.decode_npy(npy_declaring((100,)), LIMITS)
     whole = saved(np.arange(10))
@@ -145,16 +145,16 @@ def test_npy_encodes_tensors_and_numbers_but_not_lists() -> None:
 def test_npz_round_trips(value: dict[str, Array]) -> None:
     back = arrays.decode_npz(arrays.encode_npz(value), LIMITS)
     assert list(back) == list(value)
-    assert all(same(back[name], value[name]) for name in value)
+    assert all(is_same(back[name], value[name]) for name in value)
 
 
 def test_npz_files_are_exchanged_with_numpy_and_reproducible() -> None:
     value = {"a": np.arange(3), "b": np.eye(2)}
     stream = io.BytesIO()
     np.savez(stream, **value)  # type: ignore[arg-type]
-    assert same(arrays.decode_npz(stream.getvalue(), LIMITS)["b"], np.eye(2))
+    assert is_same(arrays.decode_npz(stream.getvalue(), LIMITS)["b"], np.eye(2))
     with np.load(io.BytesIO(arrays.encode_npz(value))) as loaded:
-        assert same(loaded["a"], np.arange(3))
+        assert is_same(loaded["a"], np.arange(3))
     assert arrays.encode_npz(value) == arrays.encode_npz(value)
 
 
@@ -216,9 +216,9 @@ def test_tenbin_bytes_equal_those_of_webdataset(dtype: str) -> None:
     value = [np.arange(12, dtype=dtype).reshape(3, 4), np.arange(5, dtype=dtype)]
     assert arrays.encode_tenbin(value) == bytes(tenbin.encode_buffer(value))
     for left, right in zip(tenbin.decode_buffer(arrays.encode_tenbin(value)), value, strict=True):
-        assert same(left, right)
+        assert is_same(left, right)
     for left, right in zip(arrays.decode_tenbin(bytes(tenbin.encode_buffer(value))), value, strict=True):
-        assert same(left, right)
+        assert is_same(left, right)
 
 
 def test_tenbin_files_written_by_webdataset_are_read(tmp_path: Path) -> None:

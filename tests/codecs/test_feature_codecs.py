@@ -14,7 +14,7 @@ import soundfile
 from PIL import Image as PILImage
 
 import penstock as ps
-from penstock.codecs.feature_codecs import feature_decoder, store_sample, stored, told_by
+from penstock.codecs.feature_codecs import feature_decoder, infer_features, store_sample, stored
 from penstock.codecs.features import (
     Audio,
     ClassLabel,
@@ -173,7 +173,7 @@ def test_features_are_inferred_from_values() -> None:
         "sound": {"array": np.zeros(3, np.float32), "sampling_rate": 8000},
         "photo": PILImage.new("RGB", (1, 1)),
     }
-    assert told_by([sample]) == {
+    assert infer_features([sample]) == {
         "jpg": Image(),
         "flac": Audio(),
         "bin": Value("binary"),
@@ -194,25 +194,25 @@ def test_features_are_inferred_from_values() -> None:
 
 
 def test_later_samples_complete_what_the_first_leaves_open() -> None:
-    assert told_by([{"a": None, "b": []}, {"a": 1, "b": ["x"]}]) == {
+    assert infer_features([{"a": None, "b": []}, {"a": 1, "b": ["x"]}]) == {
         "a": Value("int64"),
         "b": Sequence(Value("string")),
     }
-    assert told_by([{"a": None}]) == {"a": Value("null")}
+    assert infer_features([{"a": None}]) == {"a": Value("null")}
 
 
 def test_known_features_are_kept_if_the_values_match_them() -> None:
     known = {"label": ClassLabel(("a", "b")), "n": Value("int8"), "image": Image()}
-    assert told_by([{"label": 1, "n": 3, "image": np.zeros((2, 2), np.uint8)}], known) == known
-    changed = told_by([{"label": "b, mostly", "n": "three", "image": 3}], known)
+    assert infer_features([{"label": 1, "n": 3, "image": np.zeros((2, 2), np.uint8)}], known) == known
+    changed = infer_features([{"label": "b, mostly", "n": "three", "image": 3}], known)
     assert changed == {"label": Value("string"), "n": Value("string"), "image": Value("int64")}
 
 
 def test_the_error_of_a_value_that_no_table_stores_names_its_field() -> None:
     with pytest.raises(ValueError, match="field 'f': a value of type object cannot be stored"):
-        told_by([{"f": object()}])
+        infer_features([{"f": object()}])
     with pytest.raises(ValueError, match="field 'f': the items of a list have different types"):
-        told_by([{"f": [1, "a"]}])
+        infer_features([{"f": [1, "a"]}])
 
 
 def table() -> Any:

@@ -1,4 +1,4 @@
-"""Batches: real ones (batched, batched_by, unbatched) and those for speed (map_batches)."""
+"""Batches: batched, batched_by and unbatched, and those of map_batches, which exist only for speed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_batches_are_columns_of_neighbours() -> None:
     assert last["x"].tolist() == [2]
 
 
-def test_the_last_batch_may_be_left_out() -> None:
+def test_drop_last_drops_an_incomplete_batch() -> None:
     assert _sizes(numbers((7,)).batched(3)) == [3, 3, 1]
     assert _sizes(numbers((7,)).batched(3, drop_last=True)) == [3, 3]
     assert (len(numbers((7,)).batched(3)), len(numbers((7,)).batched(3, drop_last=True))) == (3, 2)
@@ -48,12 +48,12 @@ def test_batches_cross_shards() -> None:
     assert _sizes(numbers((3, 0, 4)).batched(5)) == [5, 2]
 
 
-def test_a_collate_function_is_used_instead() -> None:
+def test_a_collate_function_replaces_the_default() -> None:
     assert list(ps.from_items([1, 2, 3]).batched(2, collate=tuple)) == [(1, 2), (3,)]
     assert next(iter(ps.from_items([[1], [2, 3]]).batched(2, collate=ps.pad()))).tolist() == [[1, 0], [2, 3]]
 
 
-def test_samples_that_do_not_go_together_are_named() -> None:
+def test_the_error_of_samples_with_different_fields_names_one() -> None:
     with pytest.raises(DataError, match="differ in fields: b") as caught:
         list(ps.from_items([{"__key__": "0", "a": 1}, {"__key__": "1", "a": 1, "b": 2}]).batched(2))
     assert (caught.value.shard, caught.value.key) == ("items", "1")
@@ -83,7 +83,7 @@ def test_a_failing_size_is_a_stage_error() -> None:
         list(ps.from_items([1]).batched_by(len, 3))
 
 
-def test_unbatched_is_the_way_back() -> None:
+def test_unbatched_reverses_batched() -> None:
     ds = numbers((7, 4))
     assert [dict(s) for s in ds.batched(3).unbatched()] == list(ds)
     pairs = ps.from_items([(1, "a"), (2, "b")])
@@ -94,7 +94,7 @@ def test_a_real_batch_can_be_mapped() -> None:
     assert [int(total) for total in numbers((6,)).batched(4).map(lambda batch: batch["x"].sum())] == [6, 9]
 
 
-def test_batches_have_generators_of_their_own() -> None:
+def test_every_batch_has_its_own_generator() -> None:
     def draw(batch: Any, rng: np.random.Generator) -> int:
         return int(rng.integers(1 << 40))
 
@@ -104,7 +104,7 @@ def test_batches_have_generators_of_their_own() -> None:
     assert list(ds.epoch(0).on("serial")) == drawn
 
 
-def test_map_batches_sees_columns_and_answers_rows() -> None:
+def test_map_batches_gets_columns_and_yields_rows() -> None:
     seen: list[int] = []
 
     def double(batch: dict[str, Any]) -> dict[str, Any]:
@@ -127,24 +127,24 @@ def test_map_batches_sees_columns_and_answers_rows() -> None:
         lambda b: ({"x": x} for x in b["x"]),
     ],
 )
-def test_map_batches_may_answer_columns_or_rows(answer: Any) -> None:
+def test_map_batches_may_return_columns_or_rows(answer: Any) -> None:
     assert _xs(numbers((5,)).map_batches(answer, 2)) == list(range(5))
 
 
-def test_map_batches_may_answer_tensors() -> None:
+def test_map_batches_may_return_tensors() -> None:
     torch = import_module("torch")
     assert _xs(numbers((5,)).map_batches(lambda b: {"x": torch.from_numpy(b["x"])}, 2)) == list(range(5))
 
 
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("wrong", [lambda b: {"x": [b["x"].sum()]}, lambda b: [{"x": 0}]])
-def test_another_number_of_rows_is_a_stage_error(wrong: Any, policy: Any) -> None:
+def test_a_different_number_of_rows_is_a_stage_error(wrong: Any, policy: Any) -> None:
     ds = numbers((8,)).map_batches(wrong, 4, workers=1).on_error(policy)
     with pytest.raises(StageError, match=r"[2-4] rows in, 1 rows out.*map_batches"):
         list(ds)
 
 
-def test_a_function_that_loses_a_row_is_told_which() -> None:
+def test_the_error_of_a_lost_row_names_its_key() -> None:
     def lossy(batch: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"x": x} for x in batch["x"] if x != 5]
 
@@ -155,7 +155,7 @@ def test_a_function_that_loses_a_row_is_told_which() -> None:
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
-def test_one_bad_row_does_not_take_its_neighbours(engine: EngineName) -> None:
+def test_one_bad_row_does_not_fail_its_neighbours(engine: EngineName) -> None:
     def picky(batch: dict[str, Any]) -> dict[str, Any]:
         if 3 in batch["x"]:
             raise ValueError("three")
@@ -181,13 +181,13 @@ def test_one_bad_row_does_not_change_its_neighbours_randomness() -> None:
 
 
 class Model:
-    made = 0
+    constructed = 0
     lock = threading.Lock()
 
     def __init__(self, factor: int, plus: int = 0) -> None:
         self.factor, self.plus = factor, plus
         with Model.lock:
-            Model.made += 1
+            Model.constructed += 1
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"x": batch["x"] * self.factor + self.plus}
@@ -195,10 +195,10 @@ class Model:
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_class_is_constructed_once_per_worker(workers: int) -> None:
-    Model.made = 0
+    Model.constructed = 0
     ds = numbers((200,)).map_batches(Model, 4, fn_args=(2,), fn_kwargs={"plus": 1}, workers=workers)
     assert _xs(ds) == [2 * i + 1 for i in range(200)]
-    assert 1 <= Model.made <= workers
+    assert 1 <= Model.constructed <= workers
 
 
 def test_a_class_that_cannot_be_constructed_stops_the_run() -> None:

@@ -1,12 +1,12 @@
-"""Questions and consumers: take, first, len, count, schema, show, [i], iter_batches."""
+"""Consumers of a dataset: take, first, len, count, show, [i], iter_batches, materialize."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import penstock as ps
@@ -22,7 +22,7 @@ def _odd(sample: dict[str, Any]) -> bool:
     return bool(sample["x"] % 2)
 
 
-def test_take_gives_the_first_ones() -> None:
+def test_take_returns_the_first_samples() -> None:
     ds = numbers((30,))
     assert _xs(ds.take(3)) == [0, 1, 2]
     assert len(ds.take()) == 20
@@ -37,10 +37,10 @@ def test_take_reads_no_more_than_it_needs() -> None:
     assert len(seen) < 2_000
 
 
-@pytest.mark.parametrize("question", ["first", "take_batch", "schema"])
-def test_asking_an_empty_dataset_is_an_error(question: str) -> None:
+@pytest.mark.parametrize("method", ["first", "take_batch", "schema"])
+def test_an_empty_dataset_has_no_first_sample(method: str) -> None:
     with pytest.raises(PlanError, match="empty"):
-        getattr(ps.from_items([]), question)()
+        getattr(ps.from_items([]), method)()
 
 
 def test_len_is_known_while_stages_keep_the_count() -> None:
@@ -67,44 +67,44 @@ def test_len_is_known_while_stages_keep_the_count() -> None:
     ],
     ids=lambda ds: ds.plan.describe().replace("\n", ""),
 )
-def test_a_length_that_only_running_tells_points_to_count(ds: ps.Dataset) -> None:
+def test_the_error_of_an_unknown_length_names_count(ds: ps.Dataset) -> None:
     with pytest.raises(TypeError, match=r"count\(\)"):
         len(ds)
 
 
-def test_count_runs_the_dataset_if_need_be() -> None:
+def test_count_runs_the_dataset_if_necessary() -> None:
     assert numbers((7,)).filter(_odd).count() == 3
     assert numbers((7, 6), hidden=True).count() == 13
     assert numbers((7,)).filter(_odd).limit(2).count() == 2
 
 
-def test_count_does_not_run_where_the_length_is_known() -> None:
+def test_count_does_not_run_if_the_length_is_known() -> None:
     def never(sample: Any) -> Any:
         raise AssertionError("ran")
 
     assert numbers((7,)).map(never).count() == 7
 
 
-def test_an_item_is_of_the_unshuffled_order() -> None:
+def test_items_are_in_the_unshuffled_order() -> None:
     ds = numbers((7, 5)).shuffle().map(lambda s: {**s, "x": s["x"] * 10})
     assert [ds[i]["x"] for i in range(12)] == [10 * i for i in range(12)]
     assert (ds[-1]["x"], ds[-12]["x"], ds[np.int64(3)]["x"]) == (110, 0, 30)
 
 
-def test_an_item_of_a_cut_or_combined_dataset() -> None:
+def test_cut_and_combined_datasets_have_items() -> None:
     assert numbers((10,)).shard(1, 2)[0]["x"] == 5
     assert numbers((10,)).skip(3).limit(2)[1]["x"] == 4
     assert numbers((3,)).union(numbers((3,), name="b"))[4]["x"] == 1
     assert numbers((3,)).shuffle().zip(numbers((3,), name="b"), suffix="_b")[2]["x_b"] == 2
 
 
-def test_an_item_that_is_not_there_is_an_index_error() -> None:
+def test_a_position_out_of_range_is_an_index_error() -> None:
     for i in (12, -13):
         with pytest.raises(IndexError, match="dataset of 12"):
             numbers((7, 5))[i]
 
 
-def test_the_name_of_a_field_gives_its_values() -> None:
+def test_the_name_of_a_field_selects_its_values() -> None:
     ds = ps.from_items([{"a": n, "b": -n} for n in range(3)])
     assert ds["b"].take_all() == [0, -1, -2]
     assert ds["a"].map(str).take(2) == ["0", "1"]
@@ -113,7 +113,7 @@ def test_the_name_of_a_field_gives_its_values() -> None:
 
 
 @pytest.mark.parametrize("i", [1.5, None, slice(2)])
-def test_an_item_has_a_number(i: Any) -> None:
+def test_a_position_is_an_integer(i: Any) -> None:
     with pytest.raises(TypeError, match="needs an integer"):
         numbers((7,))[i]
 
@@ -129,54 +129,24 @@ def test_an_item_needs_counts() -> None:
         numbers((7,), hidden=True)[0]
 
 
-def test_a_schema_names_types_and_shapes() -> None:
-    sample = {"__key__": "a", "raw": b"", "n": 1, "v": np.zeros((2, 3), np.float32), "l": ["a"], "e": [], "d": {"k": 1}}
-    assert ps.from_items([sample]).schema() == {
-        "__key__": "str",
-        "raw": "bytes",
-        "n": "int",
-        "v": "array<float32>[2, 3]",
-        "l": "list<str>",
-        "e": "list",
-        "d": "{k: int}",
-    }
-    assert ps.from_items([(1, "a")]).schema() == {"0": "int", "1": "str"}
-    assert ps.from_items([1]).schema() == {"item": "int"}
-
-
-def test_a_schema_names_tensors() -> None:
-    torch = import_module("torch")
-    assert ps.from_items([{"t": torch.zeros(2)}]).schema() == {"t": "tensor<float32>[2]"}
-
-
-def test_show_prints_short_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    items = [{"raw": bytes(1000), "v": np.zeros((2, 3)), "n": 1}, ("a",), "x" * 100]
-    ps.from_items(items).show(3)
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first.startswith("{'raw': b'\\x00")
-    assert first.endswith("... (1000 bytes), 'v': array<float64>[2, 3], 'n': 1}")
-    assert second == "('a',)"
-    assert third.endswith("... (100 str)")
-
-
 def test_show_prints_no_more_than_asked(capsys: pytest.CaptureFixture[str]) -> None:
     numbers((30,)).show(2)
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_batches_of_columns() -> None:
+def test_iter_batches_yields_columns() -> None:
     batches = list(numbers((10,)).iter_batches(4))
     assert [batch["x"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert len(list(numbers((10,)).iter_batches(4, drop_last=True))) == 2
 
 
-def test_a_run_that_is_left_ends_its_threads() -> None:
-    # The fixture that watches threads is what checks this.
+def test_an_abandoned_iteration_ends_its_threads() -> None:
+    # A fixture fails the test if a thread is left.
     for _ in numbers((1000,)).map(dict, workers=3):
         break
 
 
-def test_iterating_twice_at_once_is_two_runs(tiny_shards: list[Path]) -> None:
+def test_two_iterations_at_once_are_independent(tiny_shards: list[Path]) -> None:
     ds = ps.read_tar(list(map(str, tiny_shards))).to_tuple("__key__").map(str)
     assert [a == b for a, b in zip(ds, ds, strict=True)] == [True] * 100
 
@@ -195,15 +165,44 @@ def test_iterating_twice_at_once_is_two_runs(tiny_shards: list[Path]) -> None:
     ],
     ids=["take_all", "to_arrow", "materialize", "count", "last", "unique", "sort", "groupby"],
 )
-def test_all_of_a_dataset_without_end_is_refused(use: Any) -> None:
+def test_consuming_all_of_an_endless_dataset_is_refused(use: Any) -> None:
     ds = ps.from_items([{"x": 1}, {"x": 2}])
     with pytest.raises(PlanError, match="no end"):
         use(ds.repeat())
     use(ds.repeat().limit(5) if use is not ps.Dataset.count else ds.repeat(2))
 
 
-def test_a_table_of_which_nothing_is_left_keeps_its_columns(tmp_path: Path) -> None:
+def test_an_empty_result_keeps_the_columns_of_the_table(tmp_path: Path) -> None:
     ps.from_items([{"id": number, "text": "x"} for number in range(10)]).write_parquet(tmp_path / "table")
     none = ps.read_parquet(tmp_path / "table").filter(ps.col("id") > 1000)
     assert none.to_arrow().schema.names == ["id", "text"]
     assert none.materialize(tmp_path / "none").take_all() == []
+
+
+def test_a_materialized_dataset_is_run_once() -> None:
+    calls: list[int] = []
+
+    def recorded(x: int) -> int:
+        calls.append(x)
+        return x + 1
+
+    ds = ps.from_items([1, 2, 3]).map(recorded).materialize()
+    assert [ds.take_all(), list(ds), len(ds)] == [[2, 3, 4], [2, 3, 4], 3]
+    assert sorted(calls) == [1, 2, 3]
+
+
+def test_a_materialized_table_keeps_its_types(tmp_path: Any) -> None:
+    ds = ps.from_arrow(pa.table({"a": pa.array([1, 2, 3], pa.int8()), "b": ["x", None, "z"]})).filter(ps.col("a") > 1)
+    for copy in (ds.materialize(), ds.materialize(tmp_path / "table")):
+        assert copy.to_arrow().schema.field("a").type == pa.int8()
+        assert copy.take_all() == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
+        assert len(copy) == 2
+    with pytest.raises(PlanError, match="holds 1 Parquet files"):
+        ds.materialize(tmp_path / "table")
+
+
+def test_data_frames_hold_the_same_rows() -> None:
+    rows = [{"k": "abc"[i % 3], "x": i, "y": i / 7} for i in range(20)]
+    ds = ps.from_items(rows)
+    assert ds.to_polars().rows(named=True) == rows
+    assert ds.to_pandas().to_dict("records") == rows

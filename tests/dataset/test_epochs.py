@@ -1,4 +1,4 @@
-"""Epochs: every ``for`` is the next one; questions do not count; a seed decides all."""
+"""Epochs: every ``for`` is the next one, queries do not count, and the seed determines all random numbers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def test_every_for_is_the_next_epoch() -> None:
     assert len({tuple(_xs(_fresh().epoch(k))) for k in range(3)}) == 3
 
 
-def test_an_epoch_begun_and_left_counts() -> None:
+def test_an_abandoned_epoch_counts() -> None:
     ds = _fresh()
     next(iter(ds))
     assert outputs(ds) == outputs(_fresh().epoch(1))
 
 
-def test_batches_are_the_next_epoch() -> None:
+def test_iter_batches_is_the_next_epoch() -> None:
     ds = numbers((40, 30)).shuffle()
     first = np.concatenate([batch["x"] for batch in ds.iter_batches(16)]).tolist()
     second = np.concatenate([batch["x"] for batch in ds.iter_batches(16)]).tolist()
@@ -46,7 +46,7 @@ def test_batches_are_the_next_epoch() -> None:
     assert _xs(ds) == _xs(ds.epoch(2))
 
 
-def test_questions_do_not_advance_the_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queries_do_not_advance_the_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ds = numbers((40, 30)).shuffle().map(lambda s: {"x.cls": s["x"]}).rename(cls="x.cls")
     ds.take(3)
     ds.take_all()
@@ -63,7 +63,7 @@ def test_questions_do_not_advance_the_epoch(tmp_path: Path, capsys: pytest.Captu
     assert [s["cls"] for s in ds] == [s["cls"] for s in ds.epoch(0)]
 
 
-def test_questions_are_about_the_epoch_that_comes_next() -> None:
+def test_queries_use_the_upcoming_epoch() -> None:
     ds = _fresh()
     list(ds)
     want = _xs(_fresh().epoch(1))
@@ -73,13 +73,13 @@ def test_questions_are_about_the_epoch_that_comes_next() -> None:
     assert _xs([ds.first()]) == want[:1]
 
 
-def test_a_fixed_epoch_stays() -> None:
+def test_a_fixed_epoch_does_not_advance() -> None:
     ds = _fresh().epoch(4)
     assert outputs(ds) == outputs(ds)
     assert outputs(ds) != outputs(_fresh().epoch(3))
 
 
-def test_a_dataset_made_of_another_begins_at_epoch_0() -> None:
+def test_a_derived_dataset_begins_at_epoch_0() -> None:
     ds = _fresh()
     list(ds)
     assert _xs(ds.limit(70)) == _xs(_fresh().epoch(0))
@@ -91,7 +91,7 @@ def test_an_epoch_is_a_number(epoch: Any) -> None:
         _fresh().epoch(epoch)
 
 
-def test_the_seed_decides_order_and_randomness() -> None:
+def test_the_seed_determines_order_and_randomness() -> None:
     assert outputs(_fresh().seed(1).epoch(0)) == outputs(_fresh().seed(1).epoch(0))
     assert _xs(_fresh().seed(1).epoch(0)) != _xs(_fresh().epoch(0))
     plain = numbers((9,)).map(_noise)
@@ -99,30 +99,30 @@ def test_the_seed_decides_order_and_randomness() -> None:
     assert outputs(plain.epoch(0)) == outputs(plain.seed(0).epoch(0))
 
 
-def test_a_seed_given_to_shuffle_is_the_runs_seed() -> None:
+def test_the_seed_of_shuffle_is_that_of_the_run() -> None:
     assert numbers((9,)).shuffle(seed=5) == numbers((9,)).seed(5).shuffle()
 
 
 @pytest.mark.parametrize("seed", [1.5, "x", True, None])
-def test_a_seed_is_a_whole_number(seed: Any) -> None:
+def test_a_seed_is_an_integer(seed: Any) -> None:
     with pytest.raises(PlanError, match="seed="):
         numbers((9,)).seed(seed)
 
 
 @pytest.mark.parametrize("seed", [-1, 2**70])
-def test_a_seed_may_be_any_whole_number(seed: int) -> None:
+def test_a_seed_may_be_any_integer(seed: int) -> None:
     assert sorted(_xs(numbers((9,)).seed(seed).shuffle())) == list(range(9))
 
 
-def test_a_samples_generator_is_its_own_on_every_engine() -> None:
+def test_random_numbers_are_the_same_on_every_engine() -> None:
     want = outputs(_fresh().epoch(2).on("serial"))
-    many = numbers((40, 30)).shuffle().map(_noise, workers=4).epoch(2)
-    assert outputs(many) == want
-    assert outputs(many.on("local", cpus=1)) == want
-    assert sorted(outputs(many.on("local", ordered=False))) == sorted(want)
+    parallel = numbers((40, 30)).shuffle().map(_noise, workers=4).epoch(2)
+    assert outputs(parallel) == want
+    assert outputs(parallel.on("local", cpus=1)) == want
+    assert sorted(outputs(parallel.on("local", ordered=False))) == sorted(want)
 
 
-def test_a_samples_randomness_does_not_hang_on_its_place() -> None:
+def test_random_numbers_do_not_depend_on_the_position() -> None:
     plain = {s["x"]: s["noise"] for s in numbers((40, 30)).map(_noise).epoch(0)}
     cut = numbers((40, 30)).shuffle().map(_noise).shard(1, 3, "step").epoch(0)
     assert {s["x"]: s["noise"] for s in cut}.items() <= plain.items()
@@ -133,7 +133,7 @@ def test_two_stages_draw_different_numbers() -> None:
     assert sample["noise"] != sample["first"]
 
 
-def test_every_pass_of_a_repeat_is_an_epoch_of_its_own() -> None:
+def test_every_pass_of_a_repeat_is_a_separate_epoch() -> None:
     ds = numbers((20, 10)).shuffle().map(_noise)
     for epoch in range(2):
         passes = [sample for i in range(3) for sample in outputs(ds.epoch(3 * epoch + i))]
@@ -154,6 +154,6 @@ def test_a_number_of_passes_is_checked(times: Any) -> None:
         numbers((3,)).repeat(times)
 
 
-def test_repeat_cannot_stand_after_batches() -> None:
+def test_repeat_cannot_come_after_batches() -> None:
     with pytest.raises(PlanError, match="repeat"):
         numbers((3,)).batched(2).repeat(2)

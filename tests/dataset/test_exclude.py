@@ -1,4 +1,4 @@
-"""Samples that fail are listed, and what is listed is left out: the same everywhere."""
+"""Failing samples are listed in a quarantine, and excluded samples are left out on every rank and engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def base() -> ps.Dataset:
 
 @pytest.fixture
 def bad(tmp_path: Path) -> str:
-    """The file that a run over ``base`` leaves."""
+    """Return the quarantine file of a run over ``base``."""
     path = tmp_path / "bad.jsonl"
     list(base().on_error("skip", quarantine=path))
     return str(path)
@@ -52,7 +52,7 @@ def listed(path: Path | str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-def test_what_is_excluded_never_comes_and_everything_else_does(bad: str) -> None:
+def test_excluded_samples_are_missing_and_all_others_are_delivered(bad: str) -> None:
     assert {int(line["key"]) for line in listed(bad)} == BAD
     clean = base().exclude(bad)
     assert len(clean) == 30
@@ -72,7 +72,7 @@ def test_all_ranks_and_engines_have_the_same_order(bad: str, engine: EngineName,
             assert [x for part in parts for x in part] == want
 
 
-def test_every_rank_and_engine_lists_what_it_passes(tmp_path: Path) -> None:
+def test_every_rank_and_engine_lists_the_samples_that_it_skips(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     engines: tuple[EngineName, ...] = ("serial", "local", "local")
     for rank, engine in enumerate(engines):
@@ -81,7 +81,7 @@ def test_every_rank_and_engine_lists_what_it_passes(tmp_path: Path) -> None:
     assert sorted(int(line["key"]) for line in listed(path)) == sorted(BAD)
 
 
-def test_what_fails_in_a_worker_process_is_listed_too(tmp_path: Path) -> None:
+def test_failures_in_a_worker_process_are_listed(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     ds = numbers(COUNTS).map(picky, on="processes", workers=2)
     list(ds.on_error("skip", quarantine=path))
@@ -132,7 +132,7 @@ def test_skipped_samples_of_a_loader_can_be_excluded_directly() -> None:
     assert sorted(xs(base().exclude(loader.skipped))) == sorted(set(range(35)) - BAD)
 
 
-def test_identities_can_be_given_one_by_one_and_add_up() -> None:
+def test_exclusions_accumulate() -> None:
     ds = numbers((4, 4)).exclude((0, "shard-0001", 0)).exclude([(0, "shard-0000", 3), (0, "shard-0000", 3)])
     assert xs(ds) == [0, 1, 2, 5, 6, 7]
     assert ds[3]["x"] == 5
@@ -146,7 +146,7 @@ def test_exclusion_is_done_before_a_shuffle_and_after_a_limit() -> None:
     assert len(numbers((8,)).exclude(three).repeat(2)) == len(numbers((8,)).repeat(2).exclude(three)) == 14
 
 
-def test_a_split_is_not_moved_by_what_is_excluded() -> None:
+def test_exclusions_move_no_sample_to_the_other_side_of_a_split() -> None:
     gone = [(0, "shard-0001", index) for index in range(0, 20, 2)]
     train, test = numbers(COUNTS).train_test_split(0.4)
     kept = {x for x in range(35) if not (10 <= x < 30 and x % 2 == 0)}
@@ -155,7 +155,7 @@ def test_a_split_is_not_moved_by_what_is_excluded() -> None:
         assert xs(whole.exclude(gone)) == xs(side)
 
 
-def test_sources_are_numbered_over_the_dataset_that_excludes() -> None:
+def test_identities_number_the_sources_of_the_excluding_dataset() -> None:
     a, b, c = (numbers((5,), name=name) for name in "abc")
     gone = [(0, "a-0000", 1), (1, "b-0000", 2), (2, "c-0000", 3)]
     mixed = ps.mix([a, b.union(c)], stop="all").exclude(gone)
@@ -165,13 +165,13 @@ def test_sources_are_numbered_over_the_dataset_that_excludes() -> None:
     assert Counter(xs(inner))[0] == 1
 
 
-def test_either_side_of_a_zip_takes_its_pair_along() -> None:
+def test_excluding_one_side_of_a_zip_excludes_the_pair() -> None:
     zipped = numbers((6,)).zip(numbers((6,), name="b").rename(y="x").select("y"))
     ds = zipped.exclude([(0, "shard-0000", 1), (1, "b-0000", 4)]).shuffle()
     assert sorted((sample["x"], sample["y"]) for sample in ds) == [(x, x) for x in (0, 2, 3, 5)]
 
 
-def test_what_fails_in_a_zip_can_be_excluded(tmp_path: Path) -> None:
+def test_failures_in_a_zip_can_be_excluded(tmp_path: Path) -> None:
     def pairs() -> ps.Dataset:
         return numbers((12,)).map(picky).zip(numbers((12,), name="b", bad=(5,)), suffix="_b")
 
@@ -180,7 +180,7 @@ def test_what_fails_in_a_zip_can_be_excluded(tmp_path: Path) -> None:
     assert xs(pairs().exclude(path)) == want == [x for x in range(12) if x not in (3, 5, 10)]
 
 
-def test_a_failing_batch_is_listed_and_excludes_nobody(tmp_path: Path) -> None:
+def test_a_failing_batch_is_listed_and_excludes_no_sample(tmp_path: Path) -> None:
     def total(batch: dict[str, Any]) -> dict[str, Any]:
         if 5 in batch["x"]:
             raise ValueError("five")
@@ -193,7 +193,7 @@ def test_a_failing_batch_is_listed_and_excludes_nobody(tmp_path: Path) -> None:
     assert len(numbers((8,)).exclude(path)) == 8
 
 
-def test_exclusions_are_part_of_the_identity_by_content_and_not_by_file(bad: str, tmp_path: Path) -> None:
+def test_exclusions_are_compared_by_content_and_not_by_file(bad: str, tmp_path: Path) -> None:
     other = tmp_path / "copy.jsonl"
     other.write_text("\n".join(reversed(Path(bad).read_text().splitlines())) + "\n")
     loader = base().exclude(bad).loader()
@@ -209,7 +209,7 @@ def test_exclusions_are_part_of_the_identity_by_content_and_not_by_file(bad: str
             wrong.loader().load_state_dict(state)
 
 
-def test_a_loader_has_one_order_while_the_file_grows(bad: str) -> None:
+def test_a_loader_keeps_its_order_while_the_file_grows(bad: str) -> None:
     loader = base().exclude(bad).loader()
     first = xs(loader)
     with Path(bad).open("a") as file:
@@ -218,27 +218,27 @@ def test_a_loader_has_one_order_while_the_file_grows(bad: str) -> None:
     assert len(base().exclude(bad)) == 29
 
 
-def test_building_reads_nothing_and_using_names_what_is_missing(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_only_when_the_dataset_is_used(tmp_path: Path) -> None:
     ds = base().exclude(tmp_path / "none.jsonl")
     assert "exclude('" in repr(ds)
     with pytest.raises(StorageError, match=r"none\.jsonl"):
         list(ds)
 
 
-def test_a_damaged_line_is_found_when_the_dataset_is_used(tmp_path: Path) -> None:
+def test_a_damaged_line_is_an_error_when_the_dataset_is_used(tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_text("garbage\n")
     with pytest.raises(DataError, match=r"bad\.jsonl, line 1"):
         list(base().exclude(path))
 
 
-def test_samples_that_are_not_there_are_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_identities_are_ignored_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     ds = numbers((4,)).exclude([(0, "gone-0007", 1), (0, "shard-0000", 99), (5, "shard-0000", 1)])
     with caplog.at_level(logging.WARNING, "penstock"):
         assert xs(ds.epoch(0)) == xs(ds.epoch(1)) == [0, 1, 2, 3]
         assert len(ds) == 4
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["exclude: 3 samples are not in this dataset and are ignored, such as (0, 'gone-0007', 1)"]
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == ["exclude: 3 samples are not in this dataset and are ignored, such as (0, 'gone-0007', 1)"]
 
 
 def test_a_file_cannot_be_read_and_written_at_once(tmp_path: Path) -> None:
@@ -248,12 +248,12 @@ def test_a_file_cannot_be_read_and_written_at_once(tmp_path: Path) -> None:
             ds.on_error("skip", quarantine=f"{tmp_path}/./bad.jsonl")
 
 
-def test_a_quarantine_is_for_what_is_skipped() -> None:
+def test_a_quarantine_needs_the_skip_action() -> None:
     with pytest.raises(PlanError, match="lists what is skipped"):
         base().on_error("raise", quarantine="bad.jsonl")
 
 
-def test_what_changes_with_the_epoch_cannot_be_searched() -> None:
+def test_exclude_cannot_come_after_a_limit_of_a_shuffled_order() -> None:
     with pytest.raises(PlanError, match=r"put exclude\(\) before"):
         list(numbers((9,)).shuffle().limit(5).exclude((0, "shard-0000", 1)))
 

@@ -1,4 +1,4 @@
-"""What happens to samples that fail: anywhere in the plan, counted and listed by identity."""
+"""Failing samples end the run, or are skipped, counted and listed by identity."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _iter(ds: ps.Dataset) -> Any:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_the_policy_holds_for_the_whole_plan_wherever_it_stands(engine: EngineName, where: str) -> None:
+def test_the_policy_applies_to_the_whole_plan_wherever_it_is_set(engine: EngineName, where: str) -> None:
     ds = numbers((12,), bad=(3,))
     ds = ds.on_error("skip").map(_no_fives) if where == "before" else ds.map(_no_fives).on_error("skip")
     assert _xs(ds.on(engine)) == [1, 2, 4, 6, 7, 8, 9, 11]
@@ -64,12 +64,12 @@ def test_a_sample_is_counted_when_the_cursor_passes_it() -> None:
     counts = {}
     for sample in loader:
         counts[sample["x"]] = len(loader.skipped)
-    # What fails right after a sample is passed with it.
+    # The cursor passes a failing sample together with the sample before it.
     assert (counts[1], counts[3], counts[6], counts[13]) == (1, 1, 2, 3)
     assert len(loader.skipped) == 6
 
 
-def test_a_skipped_sample_keeps_its_place() -> None:
+def test_a_skipped_sample_keeps_its_position() -> None:
     ds = numbers((20,)).map(_no_fives).on_error("skip")
     assert _xs(ds.limit(7)) == [1, 2, 3, 4, 6]
     assert _xs(ds.skip(14)) == [14, 16, 17, 18, 19]
@@ -93,16 +93,16 @@ def test_a_limit_of_skips_is_a_number_or_a_share(limit: float, enough: bool, eng
         assert caught.value.key is not None
 
 
-def test_a_share_is_of_the_ranks_own_samples() -> None:
+def test_a_share_refers_to_the_samples_of_one_rank() -> None:
     ds = numbers((40,)).map(_no_fives).on_error("skip", limit=0.2)
     assert [len(_xs(ds.shard(rank, 2))) for rank in range(2)] == [16, 16]
 
 
-def test_count_runs_where_samples_may_be_skipped() -> None:
+def test_count_runs_if_samples_may_be_skipped() -> None:
     assert numbers((20,)).map(_no_fives).on_error("skip").count() == 16
 
 
-def test_a_run_that_skipped_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_skipped_samples_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "penstock"):
         list(numbers((20,)).map(_no_fives).on_error("skip"))
     assert [record.getMessage() for record in caplog.records] == [
@@ -110,7 +110,7 @@ def test_a_run_that_skipped_says_so_once(caplog: pytest.LogCaptureFixture) -> No
     ]
 
 
-def test_what_is_not_a_samples_fault_is_not_skipped() -> None:
+def test_errors_that_no_sample_causes_are_not_skipped() -> None:
     def missing(sample: Any) -> Any:
         raise ps.errors.MissingExtra("this", "audio")
 
@@ -118,6 +118,6 @@ def test_what_is_not_a_samples_fault_is_not_skipped() -> None:
         list(numbers((3,)).map(missing).on_error("skip"))
 
 
-def test_the_later_policy_holds() -> None:
+def test_the_last_policy_applies() -> None:
     with pytest.raises(StageError):
         list(numbers((3,)).map(_no_fives).on_error("skip").on_error("raise"))

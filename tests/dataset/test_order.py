@@ -24,8 +24,8 @@ def _odd(sample: dict[str, Any]) -> bool:
     return bool(sample["x"] % 2)
 
 
-def _other(many: int) -> ps.Dataset:
-    return numbers((many,), name="other").rename(y="x").select("y")
+def _other(count: int) -> ps.Dataset:
+    return numbers((count,), name="other").rename(y="x").select("y")
 
 
 def _ids(ds: ps.Dataset) -> list[tuple[int, int]]:
@@ -45,7 +45,7 @@ def test_limit_and_skip_count_positions() -> None:
     assert (len(ds.limit(3)), len(ds.skip(100)), len(ds.limit(1000))) == (3, 2, 102)
 
 
-def test_limit_takes_the_first_of_the_epochs_order() -> None:
+def test_limit_takes_the_first_samples_of_the_epoch() -> None:
     ds = numbers(SIZES).shuffle()
     assert _xs(ds.limit(10).epoch(2)) == _xs(ds.epoch(2))[:10]
     assert sorted(_xs(ds.map(dict).limit(10).epoch(2))) == sorted(_xs(ds.epoch(2))[:10])
@@ -93,7 +93,7 @@ def test_a_limit_after_shard_is_per_rank() -> None:
 # union, zip, mix
 
 
-def test_union_is_one_after_the_other() -> None:
+def test_a_union_is_a_concatenation() -> None:
     ds = numbers((3,)).union(numbers((2,), name="b"), numbers((1,), name="c"))
     assert _xs(ds) == [0, 1, 2, 0, 1, 0]
     assert len(ds) == 6
@@ -106,7 +106,7 @@ def test_a_union_with_a_filter_does_not_know_its_length() -> None:
     assert ds.count() == len(list(ds)) == 3
 
 
-def test_stages_of_a_branch_are_for_its_samples_alone() -> None:
+def test_stages_of_a_branch_apply_to_its_samples_only() -> None:
     ds = numbers((2,)).map(lambda s: {"x": -1}).union(numbers((2,), name="b"))
     assert _xs(ds) == [-1, -1, 0, 1]
 
@@ -130,7 +130,7 @@ def test_zip_takes_underscored_fields_from_the_left() -> None:
     assert left.zip(right).first() == {"__key__": "left", "a": 1, "b": 2}
 
 
-def test_a_clash_of_fields_is_an_error_unless_there_is_a_suffix() -> None:
+def test_fields_that_both_sides_of_a_zip_have_need_a_suffix() -> None:
     left, right = ps.from_items([{"a": 1, "b": 1}]), ps.from_items([{"a": 2, "c": 2}])
     with pytest.raises(DataError, match="both sides have a; rename one, or pass suffix="):
         list(left.zip(right))
@@ -141,14 +141,14 @@ def test_a_clash_of_fields_is_an_error_unless_there_is_a_suffix() -> None:
             list(first.zip(second, suffix="_r"))
 
 
-def test_zip_of_other_lengths_is_an_error_unless_not_strict() -> None:
+def test_a_strict_zip_refuses_different_lengths() -> None:
     with pytest.raises(PlanError, match="zip of 3 samples with 5 samples"):
         list(numbers((3,)).zip(_other(5)))
     assert len(list(numbers((3,)).zip(_other(5), strict=False))) == 3
     assert len(list(numbers((5,)).zip(_other(3), strict=False))) == 3
 
 
-def test_zip_joins_samples_with_fields_only() -> None:
+def test_zip_needs_samples_with_fields() -> None:
     with pytest.raises(DataError, match="int and int"):
         list(ps.from_items([1]).zip(ps.from_items([2])))
 
@@ -213,7 +213,7 @@ def test_mix_takes_samples_by_weight() -> None:
     assert [x for x in mixed if x >= 0] == list(range(500 - mixed.count(-1)))
 
 
-def test_mix_stops_with_the_first_or_with_all() -> None:
+def test_mix_stops_after_the_first_or_after_all() -> None:
     a, b = numbers((100,)), numbers((10,), name="b").map(lambda s: {"x": -1})
     first, every = _xs(ps.mix([a, b])), _xs(ps.mix([a, b], stop="all"))
     assert first.count(-1) == 10
@@ -221,19 +221,19 @@ def test_mix_stops_with_the_first_or_with_all() -> None:
     assert Counter(every) == Counter([*range(100), *[-1] * 10])
 
 
-def test_nothing_in_a_mix_repeats_unless_a_branch_says_so() -> None:
+def test_no_sample_of_a_mix_repeats_unless_its_branch_does() -> None:
     a, b = numbers((100,)), numbers((5,), name="b").map(lambda s: {"x": -1 - s["x"]}).repeat()
     got = Counter(_xs(ps.mix([a, b])))
     assert all(got[x] == 1 for x in range(100))
     assert got[-1] > 10
 
 
-def test_a_mix_is_another_one_in_every_epoch() -> None:
+def test_a_mix_is_different_in_every_epoch() -> None:
     mixed = ps.mix([numbers((50,)), numbers((50,), name="b").map(lambda s: {"x": -1})])
     assert _xs(mixed.epoch(0)) == _xs(mixed.epoch(0)) != _xs(mixed.epoch(1))
 
 
-def test_error_policy_and_engine_of_a_combination_are_the_first_ones() -> None:
+def test_a_combination_has_the_error_policy_and_engine_of_its_first_branch() -> None:
     ds = numbers((3,), bad=(1,)).on_error("skip").on("serial").union(numbers((2,), name="b"))
     assert "engine serial" in ds.explain()
     assert _xs(ds) == [0, 2, 0, 1]
@@ -243,13 +243,13 @@ def test_error_policy_and_engine_of_a_combination_are_the_first_ones() -> None:
 
 
 @pytest.mark.parametrize("by", [None, "x"])
-def test_a_split_parts_the_samples(by: str | None) -> None:
+def test_a_split_partitions_the_samples(by: str | None) -> None:
     train, test = numbers((200, 300)).train_test_split(0.2, by=by)
     assert sorted(_ids(train) + _ids(test)) == _ids(numbers((200, 300)))
     assert abs(len(_ids(test)) - 100) <= (0 if by is None else 30)
 
 
-def test_many_small_shards_give_the_share_too() -> None:
+def test_a_split_of_small_shards_has_about_its_share() -> None:
     _, test = numbers((1,) * 400).train_test_split(0.2)
     assert 55 <= len(test) <= 105
 
@@ -286,18 +286,18 @@ def test_a_split_by_field_keeps_equal_values_together() -> None:
     assert len(list(train)) + len(list(test)) == 200
 
 
-def test_another_seed_is_another_split() -> None:
+def test_the_seed_selects_the_split() -> None:
     ds = numbers(SIZES)
     assert _ids(ds.train_test_split(0.3, seed=1)[1]) != _ids(ds.train_test_split(0.3, seed=2)[1])
     assert _ids(ds.seed(9).train_test_split(0.3)[1]) == _ids(ds.train_test_split(0.3)[1])
 
 
-def test_without_shuffle_the_tail_is_test() -> None:
+def test_without_shuffle_the_end_of_the_order_is_the_test_side() -> None:
     train, test = numbers((10,)).shuffle().train_test_split(0.3, shuffle=False)
     assert (sorted(_xs(train)), sorted(_xs(test))) == (list(range(7)), [7, 8, 9])
 
 
-def test_a_split_cannot_stand_after_batches() -> None:
+def test_a_split_cannot_come_after_batches() -> None:
     with pytest.raises(PlanError, match="train_test_split"):
         numbers((10,)).batched(2).train_test_split()
 
@@ -319,14 +319,14 @@ def test_a_range_is_contiguous_and_a_step_takes_every_nth() -> None:
     assert [_xs(ds.shard(rank, 3, "step")) for rank in range(3)] == [[0, 3, 6, 9], [1, 4, 7], [2, 5, 8]]
 
 
-def test_a_cut_is_of_the_source_order_wherever_it_stands() -> None:
+def test_a_cut_applies_to_the_source_order_wherever_it_is_called() -> None:
     ds = numbers(SIZES)
     want = _xs(ds.shuffle().map(dict).filter(_odd).shard(1, 3).epoch(0))
     assert _xs(ds.shard(1, 3).shuffle().map(dict).filter(_odd).epoch(0)) == want
     assert _xs(ds.shuffle().shard(1, 3).map(dict).filter(_odd).epoch(0)) == want
 
 
-def test_ranks_together_have_everything_once() -> None:
+def test_all_ranks_together_have_every_sample_once() -> None:
     ds = numbers(SIZES).shuffle().epoch(1)
     assert sorted(x for rank in range(4) for x in _xs(ds.shard(rank, 4))) == list(range(102))
 
@@ -376,17 +376,17 @@ def test_a_second_cut_is_refused() -> None:
             again()
 
 
-def test_a_split_is_in_disjoint_parts_that_cross_processes() -> None:
+def test_the_parts_of_a_split_are_disjoint_and_picklable() -> None:
     parts = pickle.loads(pickle.dumps(numbers((11,)).shuffle().split(3)))
     assert sorted(x for part in parts for x in _xs(part)) == list(range(11))
     assert numbers((11,)).streaming_split(3) == numbers((11,)).split(3)
 
 
-def test_an_equal_split_leaves_out_less_than_one_a_part() -> None:
-    for many in range(1, 12):
-        parts = [_xs(part) for part in numbers((many,)).split(4, equal=True)]
-        assert {len(part) for part in parts} == {many // 4}
-        assert len({x for part in parts for x in part}) == many // 4 * 4
+def test_an_equal_split_drops_fewer_samples_than_it_has_parts() -> None:
+    for count in range(1, 12):
+        parts = [_xs(part) for part in numbers((count,)).split(4, equal=True)]
+        assert {len(part) for part in parts} == {count // 4}
+        assert len({x for part in parts for x in part}) == count // 4 * 4
 
 
 def test_tar_shards_are_cut_by_samples(tiny_shards: list[Path]) -> None:

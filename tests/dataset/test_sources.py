@@ -1,4 +1,4 @@
-"""Samples as they come out of sources: tar shards, standard input."""
+"""Samples of tar shards and of standard input, and arguments that sources refuse."""
 
 from __future__ import annotations
 
@@ -32,25 +32,23 @@ def test_a_sample_has_a_key_a_url_and_one_field_per_extension(tmp_path: Path) ->
     ]
 
 
-def test_members_that_are_no_fields_are_left_out(tmp_path: Path) -> None:
+def test_members_that_are_not_fields_are_left_out(tmp_path: Path) -> None:
     path = _tar(tmp_path / "a.tar", "./1.cls", "README", ".DS_Store", "._1.cls", "./2.cls")
     assert [(s["__key__"], s["cls"]) for s in ps.read_tar(path)] == [("1", b"0"), ("2", b"4")]
 
 
 @pytest.mark.parametrize("members", [("1.cls", "1.CLS"), ("1.cls", "2.cls", "1.txt")])
-def test_a_field_or_key_that_comes_again_is_an_error_with_shard_and_key(
-    tmp_path: Path, members: tuple[str, ...]
-) -> None:
+def test_the_error_of_a_repeated_field_or_key_names_shard_and_key(tmp_path: Path, members: tuple[str, ...]) -> None:
     path = _tar(tmp_path / "a.tar", *members)
     with pytest.raises(DataError) as caught:
         list(ps.read_tar(path))
     assert (caught.value.shard, caught.value.key) == (path, "1")
 
 
-def test_shards_can_be_named_in_every_way(tmp_path: Path) -> None:
+def test_all_notations_name_the_same_shards(tmp_path: Path) -> None:
     for number in range(3):
         _tar(tmp_path / f"s-{number}.tar", f"{number}.cls")
-    ways: list[str | list[str]] = [
+    notations: list[str | list[str]] = [
         f"{tmp_path}/s-{{0..2}}.tar",
         f"{tmp_path}/s-0.tar::{tmp_path}/s-1.tar::{tmp_path}/s-2.tar",
         f"{tmp_path}/*.tar",
@@ -58,11 +56,11 @@ def test_shards_can_be_named_in_every_way(tmp_path: Path) -> None:
         [f"{tmp_path}/s-0.tar", f"{tmp_path}/s-{{1..2}}.tar"],
         f"file:{tmp_path}/s-{{0..2}}.tar",
     ]
-    for way in ways:
-        assert [s["__key__"] for s in ps.read_tar(way)] == ["0", "1", "2"], way
+    for notation in notations:
+        assert [s["__key__"] for s in ps.read_tar(notation)] == ["0", "1", "2"], notation
 
 
-def test_places_do_not_change_the_order(tmp_path: Path) -> None:
+def test_the_folder_does_not_change_the_order(tmp_path: Path) -> None:
     orders = []
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
@@ -73,14 +71,14 @@ def test_places_do_not_change_the_order(tmp_path: Path) -> None:
     assert orders[0] == orders[1]
 
 
-def test_a_shard_that_is_missing_is_a_storage_error_with_its_url(tmp_path: Path) -> None:
+def test_a_missing_shard_is_a_storage_error_with_its_url(tmp_path: Path) -> None:
     _tar(tmp_path / "a.tar", "1.cls")
     with pytest.raises(StorageError, match="no such shard") as caught:
         list(ps.read_tar(f"{tmp_path}/{{a,b}}.tar"))
     assert caught.value.url == f"{tmp_path}/b.tar"
 
 
-def test_reading_with_workers_gives_the_same(tiny_shards: list[Path]) -> None:
+def test_workers_read_the_same_samples(tiny_shards: list[Path]) -> None:
     urls = list(map(str, tiny_shards))
     assert list(ps.read_tar(urls, workers=2)) == list(ps.read_tar(urls))
 
@@ -125,21 +123,21 @@ print(list(ds.map(fail)))
     assert "StageError: ValueError: three (stage: map(fail), key: 3)" in _piped(path, code)
 
 
-def test_names_of_the_package_are_loaded_when_used() -> None:
+def test_names_of_the_package_are_loaded_on_first_use() -> None:
     assert {"Dataset", "read_tar", "vision"} <= set(dir(ps))
     assert all(getattr(ps, name) is not None for name in dir(ps))
     with pytest.raises(AttributeError, match=r"no attribute 'read_tape'.*read_tar"):
         ps.read_tape  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_an_unknown_engine_is_refused_with_those_there_are() -> None:
+def test_the_error_of_an_unknown_engine_lists_the_engines() -> None:
     with pytest.raises(PlanError, match=r"'local'.*'serial'"):
         ps.from_items([]).on("spark")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="no option cpu; it has: cpus, devices, memory, observer, ordered, report"):
         ps.from_items([]).on("local", cpu=2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("given", "told"), [({"cache": "folder"}, "ps.Cache"), ({"storage": "s3"}, "ps.S3")])
-def test_what_is_no_cache_or_storage_is_refused_where_it_is_written(given: Any, told: str) -> None:
-    with pytest.raises(PlanError, match=told):
+@pytest.mark.parametrize(("given", "hint"), [({"cache": "folder"}, "ps.Cache"), ({"storage": "s3"}, "ps.S3")])
+def test_other_types_than_cache_and_storage_are_refused_at_the_call(given: Any, hint: str) -> None:
+    with pytest.raises(PlanError, match=hint):
         ps.read_tar("a.tar", **given)

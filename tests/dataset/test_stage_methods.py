@@ -1,4 +1,4 @@
-"""Stages on items: what each makes of a sample, and what it refuses."""
+"""Stages on items: their results, and what they refuse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _odd(sample: dict[str, Any]) -> bool:
 
 
 class Flaky:
-    """Fails the first ``times`` times it sees a sample."""
+    """Fails the first ``times`` calls with each sample."""
 
     def __init__(self, times: int) -> None:
         self.times, self.seen = times, Counter[Any]()
@@ -38,26 +38,26 @@ class Flaky:
         return sample
 
 
-def test_map_replaces_samples_by_anything() -> None:
+def test_map_may_return_any_value() -> None:
     assert list(numbers((3,)).map(lambda s: s["x"])) == [0, 1, 2]
 
 
-def test_filter_keeps_what_is_true() -> None:
+def test_filter_keeps_samples_for_which_the_function_is_true() -> None:
     assert _xs(numbers((6,)).filter(_odd)) == [1, 3, 5]
 
 
-def test_flat_map_joins_what_comes_out() -> None:
+def test_flat_map_concatenates_the_results() -> None:
     assert list(ps.from_items([[1, 2], [], [3]]).flat_map(lambda item: item)) == [1, 2, 3]
     assert list(ps.from_items([2, 0, 1]).flat_map(lambda n: (n for _ in range(n)))) == [2, 2, 1]
 
 
-def test_select_keeps_fields_and_those_in_underscores() -> None:
+def test_select_keeps_fields_with_double_underscores() -> None:
     ds = ps.from_items([{"__key__": "k", "a": 1, "b": 2, "c": 3}])
     assert ds.select("c", "a").first() == {"__key__": "k", "a": 1, "c": 3}
     assert ds.drop("a", "zzz").first() == {"__key__": "k", "b": 2, "c": 3}
 
 
-def test_rename_takes_the_first_field_that_is_there() -> None:
+def test_rename_takes_the_first_field_that_exists() -> None:
     ds = ps.from_items([{"png": 1, "cls": 2}, {"jpg": 3, "png": 4}])
     assert list(ds.rename(image="jpg;png")) == [{"image": 1, "cls": 2}, {"image": 3, "png": 4}]
 
@@ -68,13 +68,13 @@ def test_rename_can_swap_and_replace_fields() -> None:
         assert ps.from_items([sample]).rename(image="jpg").first() == {"image": 2}
 
 
-def test_to_tuple_takes_the_first_field_that_is_there() -> None:
+def test_to_tuple_takes_the_first_field_that_exists() -> None:
     ds = ps.from_items([{"png": 1, "cls": 2}, {"jpg": 3, "cls": 4}])
     assert list(ds.to_tuple("jpg;png", "cls")) == [(1, 2), (3, 4)]
     assert list(ds.to_tuple("jpg;png cls")) == [(1, 2), (3, 4)]
 
 
-def test_map_tuple_has_a_function_for_each_place() -> None:
+def test_map_tuple_has_a_function_for_each_element() -> None:
     ds = ps.from_items([(1, 2, 3)])
     assert ds.map_tuple(str, None).first() == ("1", 2, 3)
     drawn = [t[1] for t in ps.from_items([(1, 2)] * 5).map_tuple(None, lambda v, rng: rng.random()).epoch(0)]
@@ -89,7 +89,7 @@ def test_map_tuple_has_a_function_for_each_place() -> None:
         lambda ds: ds.to_tuple("x", "nope"),
     ],
 )
-def test_a_field_that_is_not_there_is_a_data_error_with_shard_and_key(stage: Any) -> None:
+def test_the_error_of_a_missing_field_names_shard_and_key(stage: Any) -> None:
     with pytest.raises(DataError, match="no field 'nope'") as caught:
         list(stage(numbers((3,))))
     assert (caught.value.shard, caught.value.key) == ("shard-0000", "0")
@@ -174,17 +174,17 @@ def test_map_tuple_needs_tuples() -> None:
         lambda ds: ps.read_tar("a.tar", workers=0),
     ],
 )
-def test_a_wrong_argument_is_refused_where_it_is_written(wrong: Any) -> None:
+def test_a_wrong_argument_is_refused_at_the_call(wrong: Any) -> None:
     with pytest.raises(PlanError):
         wrong(numbers((3,)))
 
 
-def test_an_unknown_argument_is_named_with_those_there_are() -> None:
+def test_the_error_of_an_unknown_argument_lists_the_arguments() -> None:
     with pytest.raises(PlanError, match=r"map has no argument wrokers; it takes workers, .*; did you mean workers\?"):
         numbers((3,)).map(len, wrokers=2, workers=1)  # type: ignore[arg-type]
 
 
-def test_a_failing_function_names_stage_shard_and_key_and_is_the_cause() -> None:
+def test_the_error_of_a_failing_function_names_stage_shard_and_key() -> None:
     with pytest.raises(StageError, match="KeyError") as caught:
         list(numbers((2, 2)).map(lambda s: s["gone"] if s["x"] == 3 else s))
     error = caught.value
@@ -197,7 +197,7 @@ def test_a_function_that_stops_iteration_is_an_error_like_any_other() -> None:
         list(numbers((3,)).map(lambda s: next(iter([]))))
 
 
-def test_a_device_is_given_to_who_asks_for_it() -> None:
+def test_a_parameter_named_device_gets_the_device() -> None:
     assert list(numbers((2,)).map(lambda s, device: device)) == ["cpu", "cpu"]
 
     class Model:
@@ -213,7 +213,7 @@ def test_a_device_is_given_to_who_asks_for_it() -> None:
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
 @pytest.mark.parametrize("stage", ["map", "filter", "map_batches", "flat_map"])
-def test_a_failing_sample_is_tried_again(stage: str, engine: str) -> None:
+def test_a_failing_sample_is_retried(stage: str, engine: str) -> None:
     def of(times: int, retries: int) -> ps.Dataset:
         flaky = Flaky(times)
         fn = (lambda s: [flaky(s)]) if stage == "flat_map" else flaky
@@ -224,7 +224,7 @@ def test_a_failing_sample_is_tried_again(stage: str, engine: str) -> None:
         list(of(times=9, retries=2))
 
 
-def test_a_generator_function_is_tried_again_as_a_whole() -> None:
+def test_a_generator_function_is_retried_from_its_beginning() -> None:
     flaky = Flaky(1)
 
     def twice(sample: Any) -> Any:
@@ -235,7 +235,7 @@ def test_a_generator_function_is_tried_again_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize("batches", [False, True])
-def test_another_try_draws_the_same_numbers(batches: bool) -> None:
+def test_a_retry_draws_the_same_random_numbers(batches: bool) -> None:
     flaky = Flaky(1)
 
     def draw(sample: Any, rng: np.random.Generator) -> Any:
@@ -251,33 +251,33 @@ def test_another_try_draws_the_same_numbers(batches: bool) -> None:
     assert _xs(ds.epoch(0)) == _xs(ds.epoch(0))
 
 
-def test_what_this_machine_does_not_have_is_refused_before_the_first_sample() -> None:
+def test_a_missing_gpu_is_an_error_before_the_first_sample() -> None:
     with pytest.raises(EngineError, match=r"map\(len\) asks for gpus=1 .* no GPU"):
         list(numbers((3,)).map(len, gpus=1))
 
 
-class Counting:
-    """A source that notes which fields were asked of it."""
+class Recording:
+    """A source that records which fields are located."""
 
     random_access = False
     resources = None
 
     def __init__(self) -> None:
-        self.asked: list[Fields] = []
+        self.located: list[Fields] = []
 
     def open(self) -> Any:
         reader = Numbers((3,)).open()
         locate = reader.locate
 
-        def noted(shard: Any, index: Any, fields: Fields) -> Any:
-            self.asked.append(fields)
+        def recorded(shard: Any, index: Any, fields: Fields) -> Any:
+            self.located.append(fields)
             return locate(shard, index, fields)
 
-        reader.locate = noted  # type: ignore[method-assign]
+        reader.locate = recorded  # type: ignore[method-assign]
         return reader
 
     def describe(self) -> str:
-        return "counting()"
+        return "recording()"
 
 
 @pytest.mark.parametrize(
@@ -299,11 +299,11 @@ class Counting:
         (lambda ds: ds.zip(numbers((3,), name="b"), suffix="_b").to_tuple("x"), {"x", "a"}, set()),
     ],
 )
-def test_only_the_fields_somebody_asks_for_are_read(chain: Any, wanted: set[str], unwanted: set[str]) -> None:
-    source = Counting()
+def test_only_the_fields_that_stages_need_are_read(chain: Any, wanted: set[str], unwanted: set[str]) -> None:
+    source = Recording()
     list(chain(ps.Dataset(Plan(source))))
-    assert source.asked
-    for fields in source.asked:
+    assert source.located
+    for fields in source.located:
         assert all(map(fields.wants, wanted))
         assert not any(map(fields.wants, unwanted))
 
@@ -342,12 +342,12 @@ def test_shuffle_after_batched_permutes_batches() -> None:
     assert got != sorted(got)
 
 
-def test_a_whole_shuffle_cannot_stand_after_flat_map() -> None:
+def test_a_whole_shuffle_cannot_come_after_flat_map() -> None:
     with pytest.raises(PlanError, match=r"flat_map.*put it before, or give a window"):
         numbers((3,)).flat_map(list).shuffle(all=True)
 
 
-def test_of_several_names_the_one_that_holds_something_is_meant(tmp_path: Path) -> None:
+def test_alternative_names_select_the_first_field_that_is_not_none(tmp_path: Path) -> None:
     rows = [{"jpg": "a", "png": None, "cls": 1}, {"jpg": None, "png": "b", "cls": 2}]
     ps.from_items(rows).write_parquet(tmp_path / "table")
     for ds in (ps.from_items(rows), ps.read_parquet(tmp_path / "table")):

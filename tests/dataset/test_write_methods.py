@@ -1,4 +1,4 @@
-"""What was interrupted is gone on with: a rerun makes what is missing."""
+"""An interrupted run of write_tar or write_parquet is resumed: a rerun writes what is missing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import PlanError
 SAMPLES = 1000
 KILLED_AT = 700
 
-# A model that predicts slowly, and is killed with its process at a sample where it is told to.
+# A slow model that can kill its process at a certain sample.
 INFERENCE = f"""
 import os, signal, sys, time
 import numpy as np
@@ -25,7 +25,7 @@ out, log, kill = sys.argv[1:]
 
 class Predictor:
     def __init__(self):
-        self.note("made")
+        self.note("constructed")
 
     def __call__(self, batch):
         if kill == "kill" and batch["n"].max() >= {KILLED_AT}:
@@ -48,7 +48,7 @@ else:
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_inference_that_was_killed_predicts_only_what_is_missing(kind: str, tmp_path: Path) -> None:
+def test_a_rerun_of_killed_inference_predicts_only_missing_samples(kind: str, tmp_path: Path) -> None:
     def run(kill: str) -> list[str]:
         log = tmp_path / f"{kill}.log"
         call = [sys.executable, "-c", INFERENCE, str(tmp_path / kind), str(log), kill]
@@ -57,8 +57,8 @@ def test_inference_that_was_killed_predicts_only_what_is_missing(kind: str, tmp_
 
     run("kill")
     again = run("no")
-    assert again.count("made") == 2  # once in every worker
-    assert sum(int(many) for many in again if many != "made") < SAMPLES - KILLED_AT // 3
+    assert again.count("constructed") == 2  # once in every worker
+    assert sum(int(line) for line in again if line != "constructed") < SAMPLES - KILLED_AT // 3
     read: Any = ps.read_tar if kind == "tar" else ps.read_parquet
     field = "twice.npy" if kind == "tar" else "twice"
     found = [sample[field].tolist() for sample in read(str(tmp_path / kind)).decode()]
@@ -66,6 +66,6 @@ def test_inference_that_was_killed_predicts_only_what_is_missing(kind: str, tmp_
     assert len(list((tmp_path / kind).glob(f"*.{kind}"))) == 10
 
 
-def test_shards_that_hold_pickle_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_shards_with_pickles_cannot_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="does not store pickles"):
         ps.from_items([{"a": 1}]).write_tar(str(tmp_path), trust_pickle=True, resume=True)

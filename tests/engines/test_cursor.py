@@ -1,4 +1,4 @@
-"""A run resumes where a cursor says: in the order, inside a group, and after a stage that counts."""
+"""A run resumes at a cursor: in the order, inside a group, and after a stage that counts."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def at(position: int, sub: int = 0, piece: int = 0, part: int = 0) -> Cursor:
     return Cursor(part, piece, position, sub)
 
 
-def test_a_start_without_quota_runs_the_open_windows_and_then_what_is_left() -> None:
+def test_a_start_without_quota_runs_the_open_windows_and_then_the_remaining_pieces() -> None:
     window = StartPart([[0, 4, 1, 0]], n=4, done=2)
     left = [[4, 10, 1, 0]]
     assert Start(left, (window,)).parts() == [window, StartPart(left)]
 
 
-def test_a_quota_below_what_is_left_drops_the_end() -> None:
+def test_a_quota_below_the_remaining_positions_drops_the_end() -> None:
     start = Start([[0, 6, 1, 0], [8, 20, 2, 0]], quota=8)
     assert positions(start.parts()[0].pieces) == [0, 1, 2, 3, 4, 5, 8, 10]
     assert start.padded_from() > len(start.parts()[0].pieces)
 
 
-def test_a_quota_beyond_what_is_left_is_filled_with_padding() -> None:
+def test_a_quota_beyond_the_remaining_positions_is_filled_with_padding() -> None:
     start = Start([[0, 3, 1, 0]], quota=4, pad=[0, 1, 1, 0])
     assert positions(start.parts()[0].pieces) == [0, 1, 2, 0]
     assert start.padded_from() == 1
 
 
-def test_only_one_position_is_run_where_one_is_asked_for() -> None:
+def test_only_one_position_is_run_if_one_is_requested() -> None:
     assert positions(Start([[0, 3, 1, 0], [10, 20, 5, 0]]).only(4).left) == [15]
 
 
@@ -56,7 +56,7 @@ def test_a_run_that_was_delivered_to_its_end_has_nothing_left() -> None:
     assert Start([[0, 9, 1, 0]], quota=5).after(None, None) == Start([], quota=0)
 
 
-def test_a_cursor_in_the_order_leaves_the_positions_from_it_on() -> None:
+def test_the_positions_from_a_cursor_on_remain() -> None:
     start = Start([[0, 6, 1, 0], [10, 20, 5, 0]], quota=7)
     assert start.after(at(4, sub=2), None) == Start([[4, 6, 1, 2], [10, 20, 5, 0]], quota=3)
     assert start.after(at(15, piece=1), None) == Start([[15, 20, 5, 0]], quota=0)
@@ -96,11 +96,11 @@ def test_a_counting_stage_resumes_with_what_it_has_seen() -> None:
     assert start.after(cursor, None) == want
 
 
-def test_cursors_of_orders_with_and_without_counts_have_the_same_marks() -> None:
+def test_cursors_of_orders_with_and_without_counts_have_the_same_hash_words() -> None:
     counted, uncounted = Cursor(0, 0, 5, 2, key=99), Cursor(0, 1, 1 << 40, 2, key=99)
-    assert counted.marks() == uncounted.marks() == (99, 2)
-    assert GroupCursor(1, counted, counted, 4, 3, 1).marks() == (99, 2, 3, 1)
-    assert CountedCursor(2, counted, 7, 0).marks() == (99, 2)
+    assert counted.hash_words() == uncounted.hash_words() == (99, 2)
+    assert GroupCursor(1, counted, counted, 4, 3, 1).hash_words() == (99, 2, 3, 1)
+    assert CountedCursor(2, counted, 7, 0).hash_words() == (99, 2)
 
 
 pieces_ = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(1, 4)), min_size=1, max_size=4).map(

@@ -1,4 +1,4 @@
-"""A run that delivers out of order knows what is left of it."""
+"""A run that delivers out of order knows which positions are left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def copies(sample: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**sample, "copy": n} for n in range(sample["x"] % 4)]
 
 
-def odd(sample: dict[str, Any]) -> bool:
+def is_odd(sample: dict[str, Any]) -> bool:
     return bool(sample["x"] % 2)
 
 
@@ -39,7 +39,7 @@ def every_fifth_fails(sample: dict[str, Any]) -> dict[str, Any]:
 PLANS: dict[str, Callable[[], Dataset]] = {
     "mapped": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3),
     "flat_map": lambda: numbers((40, 7, 60)).map(slow_at_times, workers=3).flat_map(copies, workers=2),
-    "filter": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3).filter(odd),
+    "filter": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3).filter(is_odd),
     "skips": lambda: numbers((40, 7, 60)).map(slow_at_times, workers=3).map(every_fifth_fails).on_error("skip"),
     "limit": lambda: numbers((40, 7, 60)).shuffle().skip(9).limit(71).map(slow_at_times, workers=3),
     "batches": lambda: numbers((40, 7, 60)).shuffle().map(slow_at_times, workers=3).batched(8),
@@ -73,7 +73,7 @@ def take(loader: Any, count: int) -> tuple[list[Any], int]:
 
 @pytest.mark.parametrize("world", [1, 3])
 @pytest.mark.parametrize("name", PLANS)
-def test_restored_again_and_again_every_sample_is_delivered_once(name: str, world: int) -> None:
+def test_a_run_that_is_restored_repeatedly_delivers_every_sample_once(name: str, world: int) -> None:
     ds = PLANS[name]().on("local", ordered=False)
     want = samples(list(PLANS[name]().epoch(0).on("serial")))
     rng = random.Random(name)

@@ -1,4 +1,4 @@
-"""Workers get the devices they ask for, and tensors are copied to them."""
+"""Workers get the devices they request, and tensors are copied to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from penstock.dataset import from_items
-from penstock.engines.devices import shared_out, with_moves
+from penstock.engines.devices import assign_devices, with_device_copies
 from penstock.engines.program import Segment
 from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
@@ -28,8 +28,8 @@ def segment(gpus: float = 1, workers: Any = None) -> Segment:
     return Segment([PlacedStage(Read(), -1), PlacedStage(MapFn(abs, resources=resources), 0)], resources)
 
 
-def test_stages_that_ask_for_no_device_get_none() -> None:
-    assert shared_out([segment(0), segment(0, 4)], None) == {}
+def test_stages_that_request_no_device_get_none() -> None:
+    assert assign_devices([segment(0), segment(0, 4)], None) == {}
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_stages_that_ask_for_no_device_get_none() -> None:
     ],
 )
 def test_every_worker_gets_its_share_of_the_devices(gpus: float, workers: Any, want: list[str]) -> None:
-    assert shared_out([segment(0), segment(gpus, workers)], "abcd") == {1: want}
+    assert assign_devices([segment(0), segment(gpus, workers)], "abcd") == {1: want}
 
 
-def test_segments_that_ask_for_whole_devices_do_not_share_them() -> None:
-    assert shared_out([segment(1, 1), segment(1, 2)], "abc") == {0: ["a"], 1: ["b", "c"]}
+def test_segments_that_request_whole_devices_do_not_share_them() -> None:
+    assert assign_devices([segment(1, 1), segment(1, 2)], "abc") == {0: ["a"], 1: ["b", "c"]}
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_segments_that_ask_for_whole_devices_do_not_share_them() -> None:
         ([segment(0.5, 5)], r"gpus=0.5 for each of 5 workers"),
         ([segment(1, (3, 4))], r"each of 3 workers"),
         ([segment(3)], r"gpus=3 for each of 1 workers"),
-        ([segment(1, 2), segment(1, 1)], r"each of 1 workers.*of which 2 are taken"),
+        ([segment(1, 2), segment(1, 1)], r"each of 1 workers.*of which 2 are assigned"),
     ],
 )
-def test_too_few_devices_are_an_error_with_the_numbers(segments: list[Segment], message: str) -> None:
+def test_too_few_devices_are_an_error_that_states_both_numbers(segments: list[Segment], message: str) -> None:
     with pytest.raises(EngineError, match=message):
-        shared_out(segments, "ab")
+        assign_devices(segments, "ab")
 
 
 def test_a_segment_with_devices_copies_what_it_has_read() -> None:
-    names = [placed.stage.name for placed in with_moves(segment(1)).stages]
+    names = [placed.stage.name for placed in with_device_copies(segment(1)).stages]
     assert names == ["read", "todevice", "map"]
     plain = segment(0)
-    assert with_moves(plain) is plain
+    assert with_device_copies(plain) is plain
 
 
 def never_called(*_: Any) -> Any:

@@ -34,7 +34,7 @@ def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
 
 
-def same(item: Any) -> Any:
+def identity(item: Any) -> Any:
     return item
 
 
@@ -44,7 +44,7 @@ def slow(item: Any) -> Any:
 
 
 def on_threads(count: int = 1000) -> Dataset:
-    return from_items(list(range(count))).map(slow, workers=2).map(same, workers=3)
+    return from_items(list(range(count))).map(slow, workers=2).map(identity, workers=3)
 
 
 def started(ds: Dataset) -> Iterator[Any]:
@@ -173,7 +173,7 @@ def test_a_worker_stuck_in_a_function_is_named_and_does_not_block_the_close(
     with caplog.at_level(logging.WARNING):
         run.close()  # type: ignore[attr-defined]
     assert time.monotonic() - before < 2
-    assert "still inside a function" in caplog.text
+    assert "still inside a user's function" in caplog.text
     assert "penstock map 0" in caplog.text
     resume.set()
 
@@ -190,7 +190,7 @@ def test_a_driver_stuck_in_a_collate_function_is_named_too(
             resume.wait(30)
         return samples
 
-    run = iter(from_items(list(range(100))).map(same).batched(2, collate=stuck))
+    run = iter(from_items(list(range(100))).map(identity).batched(2, collate=stuck))
     assert next(run) == [0, 1]
     assert inside.wait(5)
     run.close()  # type: ignore[attr-defined]
@@ -199,19 +199,19 @@ def test_a_driver_stuck_in_a_collate_function_is_named_too(
 
 
 def test_datasets_can_be_iterated_side_by_side() -> None:
-    sets = [numbers((7, 30)).map(same, workers=2).seed(n).shuffle() for n in range(3)]
+    sets = [numbers((7, 30)).map(identity, workers=2).seed(n).shuffle() for n in range(3)]
     runs = [iter(ds.epoch(0)) for ds in sets]
     together = list(zip(*runs, strict=True))
     assert [list(column) for column in zip(*together, strict=True)] == [list(ds.epoch(0)) for ds in sets]
 
 
 def test_one_dataset_can_be_iterated_twice_at_once() -> None:
-    ds = numbers((30,)).shuffle().map(same, workers=2).epoch(3)
+    ds = numbers((30,)).shuffle().map(identity, workers=2).epoch(3)
     assert all(a == b for a, b in zip(ds, ds, strict=True))
 
 
 def test_one_dataset_can_be_iterated_by_several_threads() -> None:
-    ds = numbers((40, 40)).shuffle().map(same, workers=2).epoch(0)
+    ds = numbers((40, 40)).shuffle().map(identity, workers=2).epoch(0)
     want = list(ds)
     got: list[list[Any]] = []
     threads = [threading.Thread(target=lambda: got.append(list(ds))) for _ in range(4)]
@@ -222,8 +222,8 @@ def test_one_dataset_can_be_iterated_by_several_threads() -> None:
     assert got == [want] * 4
 
 
-def test_every_thread_gets_an_epoch_of_its_own() -> None:
-    ds = from_items(list(range(50))).shuffle().map(same, workers=1)
+def test_every_thread_gets_its_own_epoch() -> None:
+    ds = from_items(list(range(50))).shuffle().map(identity, workers=1)
     orders: list[tuple[int, ...]] = []
     threads = [threading.Thread(target=lambda: orders.append(tuple(ds))) for _ in range(6)]
     for thread in threads:
@@ -235,7 +235,7 @@ def test_every_thread_gets_an_epoch_of_its_own() -> None:
 
 
 def test_a_function_may_iterate_another_dataset() -> None:
-    inner = from_items([1, 2, 3]).map(same, workers=2)
+    inner = from_items([1, 2, 3]).map(identity, workers=2)
     outer = from_items(list(range(20))).map(lambda x: x + sum(inner), workers=2)
     assert list(outer) == [x + 6 for x in range(20)]
     assert list(from_items([0, 1]).flat_map(lambda x: inner.epoch(0))) == [1, 2, 3, 1, 2, 3]
@@ -309,7 +309,7 @@ def test_a_generator_that_raises_stop_iteration_is_an_error(engine: EngineName) 
 def test_none_is_a_value_like_any_other(engine: EngineName) -> None:
     ds = from_items(list(range(5))).map(lambda x: None).map(lambda x: (x, 1), workers=2).on(engine)
     assert list(ds) == [(None, 1)] * 5
-    assert list(from_items([None, None]).map(same).on(engine)) == [None, None]
+    assert list(from_items([None, None]).map(identity).on(engine)) == [None, None]
     assert list(from_items([None, 1]).filter(lambda x: None).on(engine)) == []
 
 
@@ -344,11 +344,11 @@ def test_a_retry_gets_the_same_random_numbers(engine: EngineName) -> None:
             raise OSError("not this time")
         return item, drawn
 
-    def sound(item: int, rng: Any) -> tuple[int, float]:
+    def never_fails(item: int, rng: Any) -> tuple[int, float]:
         return item, float(rng.random())
 
     items = from_items(list(range(20))).on(engine)
-    assert list(items.map(flaky, retries=1)) == list(items.map(sound))
+    assert list(items.map(flaky, retries=1)) == list(items.map(never_fails))
 
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
@@ -366,7 +366,7 @@ def test_a_generator_that_fails_midway_is_retried_from_its_beginning(engine: Eng
     assert got == [(1, 0), (1, 1), (2, 0), (2, 1)]
 
 
-# Tests that need a process of their own.
+# Tests that need a separate process.
 
 
 def start(script: str) -> subprocess.Popen[str]:
@@ -463,7 +463,7 @@ def test_a_forked_child_can_iterate_after_its_parent() -> None:
 
 def test_closing_while_reading_never_hangs() -> None:
     for _ in range(20):
-        run = started(from_items(list(range(2000))).map(same, workers=2).map(same, workers=2))
+        run = started(from_items(list(range(2000))).map(identity, workers=2).map(identity, workers=2))
         closer = threading.Thread(target=_close_quietly, args=(run,))
         closer.start()
         try:

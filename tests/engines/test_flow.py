@@ -29,16 +29,16 @@ from penstock.testing import numbers, outputs
     least=st.integers(1, 40),
 )
 def test_cuts_cover_all_samples_within_the_bounds(sizes: list[int], count: int, least: int) -> None:
-    sizer = BlockSizer(count=count, most=64, least=least)
+    sizer = BlockSizer(count=count, max_samples=64, min_samples=least)
     cuts = list(sizer.cuts(np.array(sizes, np.int64)))
     assert [n for low, high in cuts for n in range(low, high)] == list(range(len(sizes)))
     for low, high in cuts:
         assert high - low <= max(64, least)
-        assert high - low == 1 or sum(sizes[low:high]) <= sizer.nbytes
+        assert high - low == 1 or sum(sizes[low:high]) <= sizer.max_stored_bytes
 
 
 def test_blocks_double_up_to_the_maximum() -> None:
-    sizer = BlockSizer(count=1, most=8)
+    sizer = BlockSizer(count=1, max_samples=8)
     assert [high - low for low, high in sizer.cuts(np.zeros(30, np.int64))] == [1, 2, 4, 8, 8, 7]
 
 
@@ -47,43 +47,43 @@ def test_a_sample_above_the_bound_is_a_block_of_its_own() -> None:
     assert list(BlockSizer().cuts(sizes)) == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_a_stage_on_rows_gets_the_minimum_it_asks_for() -> None:
-    sizer = BlockSizer(count=1, most=4, least=32)
+def test_a_stage_on_rows_gets_the_minimum_it_requests() -> None:
+    sizer = BlockSizer(count=1, max_samples=4, min_samples=32)
     assert [high - low for low, high in sizer.cuts(np.zeros(70, np.int64))] == [32, 32, 6]
 
 
 def test_blocks_that_take_long_become_smaller() -> None:
     sizer = BlockSizer(count=64)
-    sizer.limit().measured(64, 0.5, 0)
-    assert sizer.most == 6
+    sizer.limit().adjust(64, 0.5, 0)
+    assert sizer.max_samples == 6
     assert sizer.count == 6
 
 
 def test_blocks_that_grow_large_become_smaller() -> None:
-    sizer = BlockSizer(count=64, large=16_000_000)
-    sizer.limit().measured(64, 0.0, 320_000_000)
-    assert sizer.most == 3
-    sizer.limit().measured(1, 0.0, 900_000_000)
-    assert sizer.most == 1
+    sizer = BlockSizer(count=64, max_output_bytes=16_000_000)
+    sizer.limit().adjust(64, 0.0, 320_000_000)
+    assert sizer.max_samples == 3
+    sizer.limit().adjust(1, 0.0, 900_000_000)
+    assert sizer.max_samples == 1
 
 
 def test_cheap_blocks_grow_again_up_to_the_ceiling() -> None:
-    sizer = BlockSizer(count=1, most=1)
+    sizer = BlockSizer(count=1, max_samples=1)
     limit = sizer.limit()
     for _ in range(20):
         assert sum(1 for _ in sizer.cuts(np.zeros(600, np.int64)))
-        limit.measured(sizer.count, 0.0001, 10)
-    assert sizer.most == 512
+        limit.adjust(sizer.count, 0.0001, 10)
+    assert sizer.max_samples == 512
 
 
 def test_blocks_of_moderate_cost_keep_their_size() -> None:
-    sizer = BlockSizer(count=8, most=16)
-    sizer.limit().measured(8, 0.03, 0)
-    assert (sizer.count, sizer.most) == (8, 16)
+    sizer = BlockSizer(count=8, max_samples=16)
+    sizer.limit().adjust(8, 0.03, 0)
+    assert (sizer.count, sizer.max_samples) == (8, 16)
 
 
 class FakeOrigin:
-    """An origin whose cursors are the arguments they were asked for with."""
+    """An origin whose cursors are the arguments of the call."""
 
     def cursor(self, done: int, sub: int) -> Any:
         return (done, sub)
@@ -153,7 +153,7 @@ def restored(ds: Dataset, state: Any) -> Loader:
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
 def test_a_state_within_a_large_flat_map_restores_the_rest(engine: EngineName, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.plan.stage.PART_ITEMS", 30)
+    monkeypatch.setattr("penstock.plan.stage.MAX_PART_ITEMS", 30)
     ds = numbers((2, 2)).flat_map(frames).filter(lambda s: s["frame"] % 3).map(dict, workers=2).on(engine)
     want = outputs(ds.epoch(0))
     loader = ds.loader()
@@ -214,10 +214,10 @@ def test_equal_ranks_can_be_restored_after_every_item(uneven: Any, stages: str, 
 def test_the_slowest_segment_decides_the_size_of_blocks() -> None:
     sizer = BlockSizer(count=64)
     slow, quick = sizer.limit(), sizer.limit()
-    slow.measured(64, 0.5, 0)
+    slow.adjust(64, 0.5, 0)
     for _ in range(5):
-        quick.measured(6, 0.0, 0)
-    assert sizer.most == 6
+        quick.adjust(6, 0.0, 0)
+    assert sizer.max_samples == 6
 
 
 def test_after_an_error_the_first_iterator_is_closed() -> None:
@@ -295,9 +295,9 @@ def test_closing_does_not_wait_for_a_stuck_lookahead() -> None:
 
     pairs = look_ahead(range(3), find)
     next(pairs)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     pairs.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - started_at < 5
     stuck.set()
     for thread in lookahead_threads():
         thread.join(5)

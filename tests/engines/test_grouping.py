@@ -24,7 +24,7 @@ def read_blocks(program: Program, start: Start) -> Iterator[Block]:
     """Yield blocks of three samples at most, through the stages of the first level."""
     (segment,) = program.levels[0].segments
     contexts = program.contexts(segment, 0)
-    for block in walk(program, program.order(0), start, BlockSizer(count=3, most=3)):
+    for block in walk(program, program.order(0), start, BlockSizer(count=3, max_samples=3)):
         for part, _ in run_segment(segment, contexts, block):
             yield part
 
@@ -66,7 +66,7 @@ def test_a_group_knows_the_cursors_around_and_inside_it() -> None:
     assert second.origin.cursor(0, 1) == GroupCursor(1, Cursor(0, 0, 4, 0), Cursor(0, 0, 8, 0), 4, 0, 1)
 
 
-def test_outputs_of_the_first_group_that_were_delivered_before_are_left_out() -> None:
+def test_outputs_of_the_first_group_that_were_delivered_before_are_omitted() -> None:
     ds = numbers((10,)).map(dict).batched(2, collate=list).shuffle(3)
     program = Program(ds.plan)
     start = Start([[4, 10, 1, 0]], groups={1: (1, 0)})
@@ -112,7 +112,7 @@ def test_skips_are_delivered_with_the_group_around_them() -> None:
     assert [[skip.place.key for skip in block.skips] for block in blocks] == [["0", "2", "5"], [], ["11"]]
 
 
-def test_skips_are_taken_up_to_an_input() -> None:
+def test_skips_up_to_an_input_can_be_taken() -> None:
     skips = [Skipped(number, Place(None, None), "map", "") for number in (0, 1, 3)]
     block = Block([], np.zeros(0, np.uint64), GroupOrigin(1, None, None, 0, [], True, 0), 4, skips=skips)  # type: ignore[arg-type]
     assert [skip.input for skip in take_skips(block, 3)] == [0, 1]
@@ -120,7 +120,7 @@ def test_skips_are_taken_up_to_an_input() -> None:
 
 
 @pytest.mark.parametrize("outputs", [1, 256, 257, 600])
-def test_the_outputs_of_a_large_group_come_in_blocks(outputs: int) -> None:
+def test_the_outputs_of_a_large_group_are_split_into_blocks(outputs: int) -> None:
     blocks = grouped(numbers((outputs,)).flat_map(lambda sample: [sample]).shuffle(1000))
     assert [len(block) for block in blocks] == [min(256, outputs - low) for low in range(0, outputs, 256)]
     assert sorted(item["x"] for block in blocks for item in block.items) == list(range(outputs))

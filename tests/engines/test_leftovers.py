@@ -72,7 +72,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def gone(mark: str, within_s: float) -> bool:
+def all_ended(mark: str, within_s: float) -> bool:
     """Wait until no process has the mark."""
     deadline = time.monotonic() + within_s
     while marked(mark):
@@ -130,7 +130,7 @@ def leaves_nothing(mark: str, temporary: Path) -> Callable[[], None]:
 
     def check() -> None:
         gc.collect()
-        assert gone(mark, 0.5)
+        assert all_ended(mark, 0.5)
         assert traces() == before
         assert not left_in_shared_memory(shared)
         assert not os.listdir(temporary)
@@ -238,9 +238,9 @@ def test_a_close_does_not_wait_for_a_worker_inside_a_long_call(inside: str, leav
     run: Any = iter(from_items(list(range(100))).map(long_call, on="processes", workers=1))
     assert next(run) == 0
     time.sleep(0.1)
-    begun = time.monotonic()
+    started_at = time.monotonic()
     run.close()
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - started_at < 3
     leaves_nothing()
 
 
@@ -255,7 +255,7 @@ def test_a_killed_worker_leaves_nothing_behind(mark: str, leaves_nothing: Callab
     leaves_nothing()
 
 
-# In a process of its own, which ends in the middle of a run.
+# In a separate process, which ends in the middle of a run.
 
 BUSY = {
     "working": "time.sleep(0.002)",
@@ -317,7 +317,7 @@ def ended(process: subprocess.Popen[str], tmp_path: Path, mark: str, within_s: f
     process.stdout.close()
     try:
         code = process.wait(within_s)
-        assert gone(mark, 2), "left behind"
+        assert all_ended(mark, 2), "left behind"
     finally:
         for pid in marked(mark):
             with suppress(ProcessLookupError):

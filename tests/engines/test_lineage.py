@@ -12,7 +12,6 @@ from penstock.dataset import Dataset
 from penstock.engines import Program, Run
 from penstock.engines.cursor import CountedCursor, Cursor, GroupCursor
 from penstock.engines.lineage import (
-    AGAIN,
     COLUMNS,
     DELIVERED,
     INDEX,
@@ -21,6 +20,7 @@ from penstock.engines.lineage import (
     OUTPUT,
     PASSED,
     POSITION,
+    REPEATED,
     CountedOrigin,
     EmptyOrigin,
     GroupOrigin,
@@ -97,7 +97,7 @@ def test_an_input_with_outputs_in_an_earlier_block_is_not_a_gap() -> None:
     assert ItemLineage.of(block([3], 4, begin=1), 0, 1, gaps=True).gaps().tolist() == [1, 2]
 
 
-def test_an_empty_block_names_the_inputs_that_gave_no_output() -> None:
+def test_an_empty_block_names_the_inputs_without_output() -> None:
     empty = empty_block(block([], 2))
     assert isinstance(empty.origin, EmptyOrigin)
     assert samples(empty.origin.trace(np.zeros(0, np.int64), np.zeros(0, np.int64), DELIVERED)) == [
@@ -114,7 +114,7 @@ def test_items_after_a_counting_stage_are_traced_through_it() -> None:
     assert origin.cursor(2, 1) == CountedCursor(2, (3, 0), 12, 1)  # type: ignore[arg-type]
     assert origin.place(2).key == "3"
     rows = origin.trace(np.array([0, 2, 2]), np.array([0, 0, 1]), DELIVERED)
-    assert samples(rows) == [(0, 1, DELIVERED), (1, 3, DELIVERED), (2, 3, AGAIN)]
+    assert samples(rows) == [(0, 1, DELIVERED), (1, 3, DELIVERED), (2, 3, REPEATED)]
 
 
 def group(whole: bool, **more: Any) -> GroupOrigin:
@@ -126,10 +126,10 @@ def group(whole: bool, **more: Any) -> GroupOrigin:
     return GroupOrigin(1, START, END, 4, members, whole, **settings)
 
 
-def test_a_batch_holds_all_its_members_and_its_further_outputs_the_first() -> None:
+def test_a_batch_is_traced_to_all_its_members_and_further_outputs_to_the_first() -> None:
     rows = group(whole=True).trace(np.array([0, 1]), np.array([0, 0]), DELIVERED)
     members = [(0, 0, PASSED), (0, 1, DELIVERED), (0, 2, DELIVERED), (0, 0, DELIVERED), (0, 1, DELIVERED)]
-    assert samples(rows) == [*members, (1, 1, AGAIN)]
+    assert samples(rows) == [*members, (1, 1, REPEATED)]
 
 
 def test_a_permuted_group_traces_each_output_to_its_member() -> None:
@@ -140,7 +140,7 @@ def test_a_permuted_group_traces_each_output_to_its_member() -> None:
     assert [origin.place(number).key for number in range(4)] == ["1", "1", "0", "2"]
 
 
-def test_a_cursor_stands_at_the_start_inside_or_at_the_end_of_a_group() -> None:
+def test_a_cursor_is_at_the_start_inside_or_at_the_end_of_a_group() -> None:
     origin = group(whole=False, offset=2)
     assert group(whole=False).cursor(0, 0) == START
     assert origin.cursor(1, 5) == GroupCursor(1, START, END, 4, 3, 5)
@@ -158,11 +158,11 @@ def odd_copies(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def trace_run(ds: Dataset) -> tuple[list[Any], I64]:
-    """Return the items of a run, and the samples that its witness was called with."""
+    """Return the items of a run, and the samples that ``on_delivered`` was called with."""
     program = Program(ds.on("serial").plan)
     order = program.order(0)
     tables: list[I64] = []
-    run = Run(program, order, 0, program.start(order, None), witness=lambda rows, _: tables.append(rows))
+    run = Run(program, order, 0, program.start(order, None), on_delivered=lambda rows, _: tables.append(rows))
     return list(run), concat_tables(tables)
 
 
@@ -179,12 +179,12 @@ def trace_run(ds: Dataset) -> tuple[list[Any], I64]:
 )
 def test_a_run_names_every_output_of_every_sample_once(build: Any) -> None:
     _, rows = trace_run(build(numbers((13, 20)).shuffle()))
-    rows = rows[:, rows[KIND] != AGAIN]
+    rows = rows[:, rows[KIND] != REPEATED]
     assert set(rows[POSITION].tolist()) == set(range(33)), "a sample is missing"
     assert len(np.unique(rows[[POSITION, OUTPUT]], axis=1).T) == rows.shape[1], "an output was named twice"
 
 
-def test_the_samples_of_items_after_a_counting_stage_are_those_in_the_items() -> None:
+def test_items_after_a_counting_stage_are_traced_to_the_samples_they_contain() -> None:
     items, rows = trace_run(numbers((13, 20)).filter(lambda sample: sample["x"] % 3).skip(2).limit(9))
     assert rows[POSITION].tolist() == [item["x"] for item in items]
     assert rows[KIND].tolist() == [DELIVERED] * 9

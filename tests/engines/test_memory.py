@@ -1,6 +1,6 @@
 """Memory is bounded by the blocks in progress, never by the dataset.
 
-Every measurement runs in a process of its own. Pages of mapped shards count as resident but belong to the file cache,
+Every measurement runs in a separate process. Pages of mapped shards count as resident but belong to the file cache,
 so the tests compare anonymous memory: what the program itself holds.
 """
 
@@ -140,16 +140,16 @@ def test_large_outputs_are_bounded_by_the_memory_option() -> None:
         """
     grown, count = measure(script, "60MB")
     assert count == 60
-    assert grown < 60_000_000 + 3 * 5_000_000, "two being made and one with the consumer"
+    assert grown < 60_000_000 + 3 * 5_000_000, "two being created and one with the consumer"
 
 
 def most_undelivered(nbytes: int, count: int, **options: Any) -> int:
-    """Return how many samples, at most, were made but not delivered to a slow consumer."""
-    made, lock = [0], threading.Lock()
+    """Return how many samples, at most, were created but not delivered to a slow consumer."""
+    created, lock = [0], threading.Lock()
 
     def make(number: int) -> Any:
         with lock:
-            made[0] += 1
+            created[0] += 1
         return np.zeros(nbytes, np.uint8)
 
     most = 0
@@ -157,7 +157,7 @@ def most_undelivered(nbytes: int, count: int, **options: Any) -> int:
     for delivered, _ in enumerate(ds, 1):
         if delivered <= 40:
             time.sleep(0.005)
-        most = max(most, made[0] - delivered)
+        most = max(most, created[0] - delivered)
     return most
 
 
@@ -165,7 +165,7 @@ def test_a_fast_producer_does_not_run_far_ahead_of_a_slow_consumer() -> None:
     assert most_undelivered(10, 20_000) <= 10 * 512
 
 
-def test_only_few_large_samples_are_made_ahead() -> None:
+def test_only_few_large_samples_are_created_ahead() -> None:
     assert most_undelivered(5_000_000, 80) * 5_000_000 <= 250_000_000
     assert most_undelivered(5_000_000, 60, memory="40MB") * 5_000_000 <= 50_000_000
 
@@ -176,8 +176,8 @@ def slow(number: int) -> int:
 
 
 def test_the_first_sample_of_a_slow_function_does_not_wait_for_a_large_block() -> None:
-    begun = time.monotonic()
+    started_at = time.monotonic()
     run = iter(from_items(list(range(1000))).map(slow, workers=2))
     assert next(run) == 0
-    assert time.monotonic() - begun < 0.5
+    assert time.monotonic() - started_at < 0.5
     run.close()  # type: ignore[attr-defined]

@@ -27,8 +27,8 @@ def test_the_current_wait_of_the_consumer_counts() -> None:
 def test_the_observer_gets_every_event_with_its_segment_and_time() -> None:
     events: list[Event] = []
     meters = Meters(begun=time.perf_counter() - 5, observer=events.append)
-    meters.tell("begin")
-    meters.tell("block", Meter("map(f)", "threads"), worker=3, took=0.5, items=8)
+    meters.notify("begin")
+    meters.notify("block", Meter("map(f)", "threads"), worker=3, took=0.5, items=8)
     assert [event.kind for event in events] == ["begin", "block"]
     assert events[0][2:] == (None, None, 0.0, 0, None)
     assert events[1][2:] == ("map(f)", 3, 0.5, 8, None)
@@ -44,8 +44,8 @@ def test_an_observer_that_raises_is_logged_and_not_called_again(caplog: pytest.L
 
     meters = Meters(observer=fail)
     with caplog.at_level(logging.ERROR):
-        meters.tell("begin")
-        meters.tell("end")
+        meters.notify("begin")
+        meters.notify("end")
     assert calls == ["begin"]
     assert caplog.text.count("the observer failed") == 1
     assert "no more" in caplog.text

@@ -15,7 +15,7 @@ def test_every_engine_has_its_options() -> None:
     assert OPTIONS.keys() == ENGINES.keys()
 
 
-def test_options_are_kept_in_one_order_so_that_equal_choices_are_equal() -> None:
+def test_options_are_sorted_so_that_equal_choices_are_equal() -> None:
     first = engine_options("local", {"ordered": False, "cpus": 2})
     second = engine_options("local", {"cpus": 2, "ordered": False})
     assert first == second
@@ -35,12 +35,12 @@ def test_devices_become_a_tuple() -> None:
         ("ray", {"devices": []}, r"the ray engine has no option devices"),
         ("local", {"cpus": 0}, r"cpus=0"),
         ("local", {"memory": "much"}, r"memory='much'"),
-        ("ray", {"address": 10001}, r"address=10001: give an address such as 'auto'"),
-        ("local", {"ordered": "no"}, r"ordered='no': give True or False"),
-        ("local", {"report": 1}, r"report=1: give True or False"),
+        ("ray", {"address": 10001}, r"address=10001: expected an address such as 'auto'"),
+        ("local", {"ordered": "no"}, r"ordered='no': expected True or False"),
+        ("local", {"report": 1}, r"report=1: expected True or False"),
         ("local", {"observer": "print"}, r"observer needs a function"),
-        ("local", {"devices": "cuda:0"}, r"devices='cuda:0': give a list such as \['cuda:0', 'cuda:1'\]"),
-        ("local", {"devices": 2}, r"devices=2: give a list"),
+        ("local", {"devices": "cuda:0"}, r"devices='cuda:0': expected a list such as \['cuda:0', 'cuda:1'\]"),
+        ("local", {"devices": 2}, r"devices=2: expected a list"),
     ],
 )
 def test_an_invalid_option_is_an_error_that_names_it(name: str, options: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""Whole runs on worker processes: what can be sent, what is returned, and runs beside and inside each other."""
+"""Whole runs on worker processes: what can be sent, what is returned, concurrent runs, and runs inside runs."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_a_consumer_that_keeps_nothing_needs_little_memory() -> None:
     assert peaks[1] - peaks[0] < 40_000, "KB"
 
 
-# Runs inside and beside each other.
+# Runs inside each other and at the same time.
 
 
 def test_a_function_in_a_process_may_iterate_over_a_dataset() -> None:
@@ -368,7 +368,7 @@ def test_a_dataset_runs_inside_the_workers_of_a_data_loader(on: WorkerKind) -> N
         RankedDataset(ds), batch_size=None, num_workers=2, multiprocessing_context="fork"
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn about forks beside threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn about forks in a process with threads
         assert sorted(loader) == list(range(1, 41))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.dataset import Dataset, from_items
 from penstock.engines import Level, Program, Segment
-from penstock.engines.program import ANY, build_levels
+from penstock.engines.program import DEFAULT_RESOURCES, build_levels
 from penstock.errors import PlanError
 from penstock.plan import PlacedStage, Resources
 from penstock.testing import numbers
@@ -38,10 +38,10 @@ def heads(ds: Dataset) -> list[str | None]:
 def test_a_plan_that_only_reads_gets_no_pool() -> None:
     [level] = levels(numbers((3,)).select("x").rename(y="x"))
     [segment] = level.segments
-    assert not segment.heavy
+    assert not segment.needs_pool
 
 
-def test_stages_that_ask_for_nothing_are_fused_with_their_neighbours() -> None:
+def test_stages_without_requests_are_fused_with_their_neighbours() -> None:
     assert fused(numbers((3,)).select("x").map(f).drop("x").filter(f)) == [["read select map drop filter"]]
 
 
@@ -72,7 +72,7 @@ def test_a_stage_that_sees_several_items_begins_a_level() -> None:
 
 def test_reading_with_workers_gets_a_pool() -> None:
     [level] = build_levels([], Resources(4))
-    assert level.segments[0].heavy
+    assert level.segments[0].needs_pool
 
 
 def test_a_segment_describes_its_stages() -> None:
@@ -80,13 +80,13 @@ def test_a_segment_describes_its_stages() -> None:
     assert segment.describe() == "read -> map(f) -> filter(f)"
 
 
-def test_fusing_a_stage_that_asks_for_nothing_keeps_the_resources() -> None:
+def test_fusing_a_stage_without_requests_keeps_the_resources() -> None:
     stage = from_items([1]).map(f, workers=2).plan.body[0]
     light = from_items([1]).select("x").plan.body[0]
     segment = Segment([PlacedStage(stage, 0)], stage.resources)
     segment.fuse(PlacedStage(light, 1))
     assert segment.resources == Resources(2)
-    assert segment.can_fuse(ANY)
+    assert segment.can_fuse(DEFAULT_RESOURCES)
     assert not segment.can_fuse(Resources(3))
 
 

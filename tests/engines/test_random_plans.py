@@ -132,7 +132,7 @@ def add_order_stage(ds: Dataset, rng: Random) -> Dataset:
             lambda: ds.shuffle(rng.randrange(1, 9), shards=rng.randrange(1, 5)),
             lambda: ds.shuffle(all=True),
         ]
-    if ds.plan.counted:
+    if ds.plan.keeps_count:
         choices += [lambda: ds.limit(rng.randrange(30)), lambda: ds.skip(rng.randrange(10))]
     if not ds.plan.stages and not ds.plan.branches():
         choices += [
@@ -201,7 +201,7 @@ def on_any_engine(ds: Dataset, rng: Random) -> Dataset:
 
 def use_small_parts(rng: Random, monkeypatch: pytest.MonkeyPatch, *, any_cut: bool = True) -> None:
     """Cut the outputs of flat_map into small blocks; without ``any_cut``, in the same places on every engine."""
-    monkeypatch.setattr("penstock.plan.stage.PART_ITEMS", rng.choice([1, 2, 5, 4096] if any_cut else [1, 4096]))
+    monkeypatch.setattr("penstock.plan.stage.MAX_PART_ITEMS", rng.choice([1, 2, 5, 4096] if any_cut else [1, 4096]))
 
 
 def sees_whole_stream(ds: Dataset) -> bool:
@@ -222,7 +222,7 @@ def loader_from(ds: Dataset, state: Any, **cut: Any) -> Loader:
 
 
 def take(loader: Loader, count: int) -> tuple[list[Any], bool]:
-    """Return the next items, and whether the loader came to its end."""
+    """Return the next items, and whether the loader is exhausted."""
     out: list[Any] = []
     if not count:
         return out, False
@@ -261,7 +261,7 @@ def test_local_yields_what_serial_yields(seed: int, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_restored_again_and_again_a_plan_yields_exactly_the_rest(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_is_restored_repeatedly_yields_exactly_the_rest(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = Random(f"law 2a {seed}")
     ds = random_plan(rng)
     world = 1 if sees_whole_stream(ds) else rng.randrange(1, 4)

@@ -9,7 +9,7 @@ from penstock.dataset import Dataset
 from penstock.engines import Program
 from penstock.engines.cursor import Cursor
 from penstock.engines.lineage import DELIVERED, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
-from penstock.engines.read_stage import Held, Read, Span
+from penstock.engines.read_stage import BufferedSamples, Read, Span
 from penstock.errors import DataError
 from penstock.order import I64, Refs
 from penstock.plan import Block, Context
@@ -58,7 +58,7 @@ def test_the_operands_of_a_zip_are_read_side_by_side_and_the_left_error_wins() -
 
 def test_samples_in_memory_keep_their_errors_when_they_are_cut() -> None:
     sizes: I64 = np.arange(4)
-    held = Held(["a", "b", "c", "d"], {2: DataError("bad")}, sizes).take(slice(1, 3))
+    held = BufferedSamples(["a", "b", "c", "d"], {2: DataError("bad")}, sizes).take(slice(1, 3))
     assert held.read()[0] == ["b", "c"]
     assert list(held.read()[1]) == [1]
     assert held.nbytes.tolist() == [1, 2]

@@ -160,7 +160,7 @@ def test_a_failing_terminal_does_not_make_the_run_fail(
     report = Report(meters, console=terminal(BreakingTerminal(writes)))
     with caplog.at_level(logging.WARNING):
         report.start()
-        assert eventually(lambda: not threads())  # it gives up refreshing
+        assert eventually(lambda: not threads())  # it stops refreshing
         report.stop()
     assert (sys.stdout, sys.stderr) == before
     assert "the report" in caplog.text

@@ -1,4 +1,4 @@
-"""A run says where it can be resumed after any item, what it skipped, and what it leaves out."""
+"""A run reports where it can be resumed after any item, what it skipped, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_run_can_be_resumed_after_every_block(engine: EngineName) -> None:
     assert done == 40
 
 
-def test_closing_a_run_ends_its_iteration_and_keeps_its_place() -> None:
+def test_closing_a_run_ends_its_iteration_and_keeps_its_position() -> None:
     run = run_of(numbers((10,)).map(dict))
     items = iter(run)
     assert [next(items)["x"] for _ in range(3)] == [0, 1, 2]
@@ -63,7 +63,7 @@ def test_closing_a_run_ends_its_iteration_and_keeps_its_place() -> None:
     assert not run.stats().running
 
 
-def test_an_item_that_is_held_back_comes_again() -> None:
+def test_an_item_that_is_held_back_is_delivered_again() -> None:
     run = run_of(numbers((10,)))
     items = iter(run)
     assert [next(items)["x"] for _ in range(3)] == [0, 1, 2]
@@ -92,7 +92,7 @@ def test_too_many_skipped_samples_are_an_error_that_names_the_last(limit: float)
 
 def test_skipped_samples_are_counted_when_the_cursor_passes_them() -> None:
     run = run_of(numbers((10,), bad=[2, 5]).on_error("skip").on("serial"))
-    passed = {item["x"]: [skip.place.key for skip in run.passed()] for item in run}
+    passed = {item["x"]: [skip.place.key for skip in run.skips_so_far()] for item in run}
     assert passed[0] == []
     assert passed[3] == ["2"]
     assert [skip.place.key for skip in run.skipped] == ["2", "5"]
@@ -115,19 +115,19 @@ def test_a_run_names_the_positions_that_are_dropped_or_repeated(
     assert [run.repeated() for run in runs] == padded
 
 
-def test_a_witness_is_called_for_every_delivered_item() -> None:
+def test_a_callback_is_called_for_every_delivered_item() -> None:
     counts: list[int] = []
-    run = run_of(numbers((10,)).on("local"), witness=lambda rows, count: counts.append(count))
+    run = run_of(numbers((10,)).on("local"), on_delivered=lambda rows, count: counts.append(count))
     items = iter(run)
     for _ in range(3):
         next(items)
-    run.tell()
+    run.report_delivered()
     assert sum(counts) == 3
     list(items)
     assert sum(counts) == 10
 
 
-def test_a_run_out_of_order_runs_in_order_where_it_must_say_what_is_left() -> None:
+def test_an_unordered_run_is_ordered_if_its_progress_could_not_be_recorded() -> None:
     ds = numbers((20,)).flat_map(lambda sample: [sample]).shuffle(4).on("local", ordered=False)
     want = xs(ds.on("serial").epoch(0))
     assert xs(run_of(ds, tracked=True)) == want

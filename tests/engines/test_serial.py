@@ -18,5 +18,7 @@ class TestSerial(EngineTests):
     def on(self, ds: Dataset) -> Dataset:
         return ds.on("serial")
 
-    def points(self, many: int) -> Iterable[int]:
-        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 5))}
+    def points(self, count: int) -> Iterable[int]:
+        return (
+            super().points(count) if FULL else {0, count, *random.Random(count).sample(range(count + 1), min(count, 5))}
+        )

@@ -1,4 +1,4 @@
-"""Stats are what the meters say, and the bottleneck sentence promises only what the model allows."""
+"""Stats are computed from the meters, and the bottleneck sentence promises only what the model allows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class TestNumbers:
         assert (stats.samples_per_s, stats.consumer, segment.mb_per_s, segment.cpu_share) == (0, 0, 0, 0)
         assert (segment.busy, segment.starved, segment.blocked) == (0, 0, 0)
 
-    def test_counts_are_taken_over(self) -> None:
+    def test_counts_are_copied_from_the_meter(self) -> None:
         counted = meter(pending=4, retries=3, skips=2, deaths=1, timeouts=5, blocks=7, least=1, most=8)
         segment = run(counted).segments[0]
         assert (segment.queue_fill, segment.blocks, segment.least, segment.most) == (4, 7, 1, 8)
@@ -131,9 +131,9 @@ class TestNumbers:
         writer = threading.Thread(target=write)
         writer.start()
         try:
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             assert all(snapshot(meters).segments for _ in range(200))
-            assert time.perf_counter() - begun < 5  # well below a millisecond each, beside the writer
+            assert time.perf_counter() - started_at < 5  # well below a millisecond each while a thread writes
         finally:
             stop.set()
             writer.join()
@@ -181,15 +181,15 @@ class TestText:
 
 
 class TestTooLittle:
-    def test_a_run_without_blocks_says_so(self) -> None:
+    def test_a_run_without_blocks_has_no_bottleneck_yet(self) -> None:
         assert sentence_of(items=0) == "nothing has run yet"
         assert sentence_of(meter(busy=0, blocks=0), items=0) == "nothing has run yet"
 
-    def test_a_few_blocks_are_too_little(self) -> None:
+    def test_a_few_blocks_are_not_enough(self) -> None:
         assert sentence_of(meter(blocks=4)) == "too little has run to find the bottleneck"
         assert sentence_of(meter(blocks=5)) != "too little has run to find the bottleneck"
 
-    def test_a_few_milliseconds_are_too_little(self) -> None:
+    def test_a_few_milliseconds_are_not_enough(self) -> None:
         short = Meters([Meter("read", "inline", blocks=9, busy=0.04)], begun=0.0, ended=0.04, waited=0.04)
         assert snapshot(short).bottleneck == "too little has run to find the bottleneck"
 
@@ -214,13 +214,13 @@ class TestConsumer:
             "decode('rgb8') is busy 97%: workers 2 -> 3 would give about 1.5x"
         )
 
-    def test_the_consumer_is_named_where_everything_is_busy(self) -> None:
+    def test_the_consumer_is_named_if_everything_is_busy(self) -> None:
         busy = meter(busy=0.99, cpu=0.99, awaited=0.08)
         assert sentence_of(busy, waited=0.08, cores=2).startswith("the consumer takes 92% of the time")
 
 
 class TestMachine:
-    def test_the_machine_is_the_limit_where_all_cores_are_in_use(self) -> None:
+    def test_the_machine_is_the_limit_if_all_cores_are_in_use(self) -> None:
         assert sentence_of(meter(workers=2, cpu=0.9), meter("map(f)", 1, 0.3, 0.9), cores=2) == (
             "all 2 cores are in use, 1.7 by decode('rgb8'): the machine is the limit, not a setting"
         )
@@ -244,7 +244,7 @@ class TestInline:
             "would help"
         )
 
-    def test_without_cpu_times_nothing_is_said_about_storage(self) -> None:
+    def test_without_cpu_times_storage_is_not_mentioned(self) -> None:
         assert sentence_of(inline(busy=0.9, cpu=0.0)) == "reading takes 90% of the time, in a single thread"
 
     def test_reading_that_computes_gets_no_advice(self) -> None:
@@ -300,7 +300,7 @@ class TestLock:
             'to be the limit, and on="processes" would give up to 2.0x'
         )
 
-    def test_where_all_wait_for_the_lock_the_segment_that_computes_is_named(self) -> None:
+    def test_if_all_wait_for_the_lock_the_segment_that_computes_is_named(self) -> None:
         both = (meter("map(tokenize)", 4, 0.98, 0.23, awaited=0.3), meter("map(fetch)", 2, 0.95, 0.01, awaited=0.9))
         assert sentence_of(*both, cores=2).startswith(
             "map(tokenize) is busy 98%, but all threads of this run together use one core"
@@ -347,7 +347,7 @@ class TestLock:
             '(if the functions release the interpreter lock: pure Python needs on="processes")'
         )
 
-    def test_beside_one_computing_thread_the_promise_names_the_lock(self) -> None:
+    def test_with_one_other_computing_thread_the_promise_names_the_lock(self) -> None:
         both = (meter("map(fetch)", 4, 0.98, 0.02, awaited=0.9), meter("map(f)", 1, 0.6, 1.0))
         assert sentence_of(*both).endswith(
             '(if the functions release the interpreter lock: pure Python needs on="processes")'
@@ -460,11 +460,11 @@ class TestModel:
     @given(run_loads, st.dictionaries(st.integers(0, 3), worker_counts))
     def test_no_workers_promise_more_than_the_other_parts_allow(self, run: RunLoad, workers: dict[int, int]) -> None:
         gain = min(1e9, ceiling(run, workers).gain) * (1 - 1e-9)
-        asked = {(run.consumer, 1.0), (run.cpu, run.cores), (run.inline, 1.0)}
+        limits = {(run.consumer, 1.0), (run.cpu, run.cores), (run.inline, 1.0)}
         for at, load in enumerate(run.loads):
             if load.on != "inline":
-                asked.add((load.busy, workers.get(at, load.workers)))
-        assert gain <= 1 or all(gain * used <= most for used, most in asked)
+                limits.add((load.busy, workers.get(at, load.workers)))
+        assert gain <= 1 or all(gain * used <= most for used, most in limits)
 
     @given(run_loads, st.dictionaries(st.integers(0, 3), worker_counts))
     def test_the_named_limit_is_reached(self, run: RunLoad, workers: dict[int, int]) -> None:

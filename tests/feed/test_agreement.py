@@ -1,4 +1,4 @@
-"""Ranks that agree, as real processes of a gloo group; this file is also the program that they run."""
+"""Ranks that agree, as real processes of a gloo group; this file is also the program that the ranks run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS: tuple[tuple[Uneven, How], ...] = (("drop", "range"), ("drop", "step"), ("p
 
 
 def late(sample: dict[str, Any]) -> bool:
-    """Passes nothing of the first samples, so that a rank has little and, among four, one has nothing."""
+    """Reject the first samples, so that the first rank has few items, and none if there are four ranks."""
     return bool(sample["x"] >= 16 and sample["x"] % 3)
 
 
@@ -59,11 +59,11 @@ PLANS: dict[str, Callable[[], ps.Dataset]] = {
 }
 
 
-# What the ranks do
+# The program of a rank
 
 
 def _step(item: Any) -> dict[str, Any]:
-    """An item as plain numbers: what is in it, and how much of that is padding."""
+    """Return the numbers in an item, and how many of them are padding."""
     xs = [item["x"]] if isinstance(item["x"], int) else item["x"].tolist()
     copy = item.get("copy")
     numbered = zip(xs, [0] * len(xs) if copy is None else copy.tolist(), strict=True)
@@ -91,7 +91,7 @@ def _whole(ds: ps.Dataset, uneven: Uneven, cut: How) -> dict[str, Any]:
 
 
 def _resumed(ds: ps.Dataset, uneven: Uneven, cut: How) -> dict[str, Any]:
-    """Stop after every step, and go on from the state of it in a new loader."""
+    """Stop after every step, and resume from its state in a new loader."""
     steps: list[dict[str, Any]] = []
     state: Any = None
     ended = False
@@ -117,22 +117,22 @@ def _failing() -> dict[str, Any]:
             got.append(item["x"])
     except Exception as exc:
         left = sum(-(-(b - a) // step) for a, b, step, _ in loader.state_dict()["left"])
-        return {"got": got, "kind": type(exc).__name__, "says": str(exc), "left": left}
-    return {"got": got, "kind": "none", "says": "", "left": 0}
+        return {"got": got, "error": type(exc).__name__, "message": str(exc), "left": left}
+    return {"got": got, "error": None, "message": "", "left": 0}
 
 
 def _refused() -> list[str]:
-    said = []
+    messages = []
     for rank, world in ((0, 3), (0, 8)):
         try:
             numbers(COUNTS).filter(late).loader(rank, world)
         except PlanError as exc:
-            said.append(str(exc))
-    return said
+            messages.append(str(exc))
+    return messages
 
 
 def _saved(folder: Path) -> dict[str, Any]:
-    """Deliver three steps and leave the state to another world."""
+    """Deliver three steps, and save the state for another world."""
     loader = PLANS["flat_map"]().loader(cut="step", uneven="drop")
     run = iter(loader)
     steps = [_step(next(run)) for _ in range(3)]
@@ -142,7 +142,7 @@ def _saved(folder: Path) -> dict[str, Any]:
     return {"steps": steps}
 
 
-def _taken_over(folder: Path, world: int) -> dict[str, Any]:
+def _resumed_in_another_world(folder: Path, world: int) -> dict[str, Any]:
     states = [json.loads((folder / f"state-{world}-{rank}.json").read_text()) for rank in range(world)]
     loader = PLANS["flat_map"]().loader(uneven="pad")
     loader.load_state_dict(states=states)
@@ -163,7 +163,7 @@ def _rank(rank: int, world: int, folder: Path) -> None:
     if world == 4:
         done["saved"] = _saved(folder)
     elif (folder / "state-4-3.json").exists():
-        done["taken over"] = _taken_over(folder, 4)
+        done["resumed in another world"] = _resumed_in_another_world(folder, 4)
     done["failing"] = _failing()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -171,7 +171,7 @@ def _rank(rank: int, world: int, folder: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    """Run all ranks of every world; torch is imported once, before the forks."""
+    """Run all ranks of every world; torch is imported once, before they are forked."""
     import torch.distributed  # noqa: F401
 
     for world in sorted(WORLDS, reverse=True):
@@ -190,15 +190,15 @@ def main(folder: Path) -> None:
             raise SystemExit(f"a rank of {world} failed")
 
 
-# What is expected of them
+# What is expected of the ranks
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """What each rank of each world did."""
+    """The results of the ranks, by world."""
     folder = tmp_path_factory.mktemp("ranks")
-    said = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=110)
-    assert said.returncode == 0, said.stderr
+    process = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=110)
+    assert process.returncode == 0, process.stderr
     return {
         world: [json.loads((folder / f"done-{world}-{rank}.json").read_text()) for rank in range(world)]
         for world in WORLDS
@@ -219,7 +219,7 @@ def _all_of(name: str) -> Counter[tuple[int, ...]]:
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("what", EVERY)
-def test_every_rank_has_as_many_steps_and_nothing_comes_twice(ranks: Ranks, what: str, world: int) -> None:
+def test_every_rank_has_the_same_number_of_steps_and_nothing_is_repeated(ranks: Ranks, what: str, world: int) -> None:
     name, uneven, _ = what.rsplit(" ", 2)
     done = [rank[what] for rank in ranks[world]]
     assert len({len(rank["steps"]) for rank in done}) == 1
@@ -235,7 +235,7 @@ def test_every_rank_has_as_many_steps_and_nothing_comes_twice(ranks: Ranks, what
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_what_is_left_out_or_repeated_is_counted_and_named(ranks: Ranks, world: int) -> None:
+def test_dropped_and_padded_samples_are_counted_and_named(ranks: Ranks, world: int) -> None:
     for what in EVERY:
         for rank in ranks[world]:
             done = rank[what]
@@ -246,13 +246,13 @@ def test_what_is_left_out_or_repeated_is_counted_and_named(ranks: Ranks, world: 
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_the_epoch_ends_for_all_and_its_state_has_an_empty_rest(ranks: Ranks, world: int) -> None:
+def test_the_epoch_ends_for_all_ranks_and_its_state_has_an_empty_rest(ranks: Ranks, world: int) -> None:
     for what in EVERY:
         assert {rank[what]["epoch"] for rank in ranks[world]} == {1}
         assert all(rank[what]["after the end"] == [] for rank in ranks[world])
 
 
-def test_a_rank_without_a_sample_repeats_those_of_others(ranks: Ranks) -> None:
+def test_a_rank_without_samples_repeats_those_of_other_ranks(ranks: Ranks) -> None:
     first = ranks[4][0]["filter pad range"]["steps"]
     assert first
     assert all(step["pads"] == len(step["items"]) for step in first)
@@ -260,7 +260,7 @@ def test_a_rank_without_a_sample_repeats_those_of_others(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_state_after_every_step_restores_the_rest_with_its_padding(ranks: Ranks, world: int) -> None:
+def test_a_state_after_any_step_resumes_with_the_rest_and_its_padding(ranks: Ranks, world: int) -> None:
     resumed = [what for what in EVERY if f"{what} resumed" in ranks[world][0]]
     assert resumed
     for what in resumed:
@@ -268,29 +268,29 @@ def test_a_state_after_every_step_restores_the_rest_with_its_padding(ranks: Rank
             assert rank[f"{what} resumed"]["steps"] == rank[what]["steps"], what
 
 
-def test_another_world_takes_over_and_agrees_on_its_own_end(ranks: Ranks) -> None:
+def test_another_world_resumes_and_agrees_on_its_own_end(ranks: Ranks) -> None:
     before = [rank["saved"]["steps"] for rank in ranks[4]]
-    after = [rank["taken over"]["steps"] for rank in ranks[2]]
+    after = [rank["resumed in another world"]["steps"] for rank in ranks[2]]
     assert len({len(steps) for steps in after}) == 1
     assert sum(map(_delivered, [*before, *after]), Counter[tuple[int, ...]]()) == _all_of("flat_map")
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_where_one_rank_fails_the_others_do_not_wait_for_it(ranks: Ranks, world: int) -> None:
+def test_if_one_rank_fails_the_others_do_not_wait_for_it(ranks: Ranks, world: int) -> None:
     done = [rank["failing"] for rank in ranks[world]]
     culprit = 40 % world
     for rank, one in enumerate(done):
-        assert one["kind"] == ("StageError" if rank == culprit else EngineError.__name__)
-        assert ("forty" if rank == culprit else "another rank failed") in one["says"]
+        assert one["error"] == ("StageError" if rank == culprit else EngineError.__name__)
+        assert ("forty" if rank == culprit else "another rank failed") in one["message"]
         assert len(one["got"]) == 40 // world
-        assert one["left"] == len(range(rank, 62, world)) - len(one["got"])  # what was taken is not lost
+        assert one["left"] == len(range(rank, 62, world)) - len(one["got"])  # no sample is lost
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_group_does_not_agree_for_other_ranks(ranks: Ranks, world: int) -> None:
+def test_a_process_group_does_not_agree_for_other_ranks(ranks: Ranks, world: int) -> None:
     for rank, done in enumerate(ranks[world]):
         assert len(done["refused"]) == 2
-        assert all(f"this is rank {rank} of {world}" in said for said in done["refused"])
+        assert all(f"this is rank {rank} of {world}" in message for message in done["refused"])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_group_does_not_agree_for_other_ranks(ranks: Ranks, world: int) -> Non
         ("skips", r"on_error\(\"skip\"\)"),
     ],
 )
-def test_without_a_process_group_equal_ranks_are_refused_and_the_stage_is_named(name: str, stage: str) -> None:
+def test_without_a_process_group_equal_ranks_are_refused_with_the_name_of_the_stage(name: str, stage: str) -> None:
     for uneven in ("drop", "pad"):
         with pytest.raises(PlanError, match=rf"{stage}.*init_process_group.*uneven='keep'"):
             PLANS[name]().loader(0, 2, uneven=uneven)
@@ -310,7 +310,7 @@ def test_without_a_process_group_equal_ranks_are_refused_and_the_stage_is_named(
             PLANS[name]().shard(0, 2, uneven=uneven)
 
 
-def test_one_rank_needs_nobody_to_agree_with() -> None:
+def test_a_single_rank_needs_no_agreement() -> None:
     for uneven in ("drop", "pad"):
         loader = PLANS["filter"]().loader(0, 1, uneven=uneven)
         assert sum((_delivered([_step(item)]) for item in loader), Counter[tuple[int, ...]]()) == _all_of("filter")

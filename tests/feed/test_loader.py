@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from penstock.testing import numbers
 
 
 @pytest.fixture(autouse=True)
-def _no_ranks_around(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_ranks_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
@@ -22,11 +23,11 @@ def _xs(items: Any) -> list[int]:
     return [int(sample["x"]) for sample in items]
 
 
-def _some(loader: Loader, many: int) -> list[int]:
+def _some(loader: Loader, count: int) -> list[int]:
     out: list[int] = []
     for sample in loader:
         out.append(sample["x"])
-        if len(out) == many:
+        if len(out) == count:
             break
     return out
 
@@ -39,7 +40,7 @@ def _odd(sample: dict[str, Any]) -> bool:
     return bool(sample["x"] % 2)
 
 
-def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_and_world_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     loader = _ds().loader()
@@ -47,27 +48,36 @@ def test_rank_and_world_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     assert _xs(loader) == _xs(_ds().loader(1, 4))
 
 
-def test_one_rank_keeps_everything_and_several_are_equal_unless_told_otherwise() -> None:
+def test_by_default_one_rank_keeps_everything_and_several_are_equal() -> None:
     assert _ds().loader().cut.uneven == "keep"
     assert _ds().loader(0, 4).cut.uneven == "drop"
     assert _ds().loader(0, 4, uneven="keep").cut.uneven == "keep"
 
 
-def test_a_dataset_that_is_cut_has_its_own_rank() -> None:
+def test_a_dataset_that_is_cut_keeps_its_cut() -> None:
     part = _ds().shard(2, 4, "step", "pad")
     loader = part.loader()
     assert loader.cut == part.plan.cut
     assert _xs(loader) == _xs(part.epoch(0))
 
 
-def test_running_to_the_end_moves_to_the_next_epoch() -> None:
+def test_the_loader_moves_on_to_the_next_epoch_at_the_end_of_one() -> None:
     loader = _ds().loader(epoch=3)
     assert loader.epoch == 3
     assert [_xs(loader), _xs(loader)] == [_xs(_ds().epoch(3)), _xs(_ds().epoch(4))]
     assert loader.epoch == 5
 
 
-def test_a_new_iterator_goes_on_where_the_one_before_stood() -> None:
+def test_setting_the_current_epoch_keeps_the_rest_of_it() -> None:
+    loader = _ds().loader()
+    before = _some(loader, 3)
+    loader.set_epoch(0)
+    assert before + _xs(loader) == _xs(_ds().epoch(0))
+    loader.set_epoch(6)
+    assert _xs(loader) == _xs(_ds().epoch(6))
+
+
+def test_a_new_iterator_continues_where_the_one_before_stopped() -> None:
     loader = _ds().loader()
     assert _some(loader, 5) + _some(loader, 7) + _xs(loader) == _xs(_ds().epoch(0))
     assert loader.epoch == 1
@@ -84,8 +94,7 @@ def test_there_is_one_live_iterator() -> None:
 def test_the_length_is_that_of_a_whole_epoch() -> None:
     loader = _ds().batched(4).loader(0, 3)
     assert len(loader) == 5
-    _some_batches = next(iter(loader))
-    assert len(_some_batches["x"]) == 4
+    assert len(next(iter(loader))["x"]) == 4
     assert len(loader) == 5
     with pytest.raises(TypeError, match="not known"):
         len(_ds().filter(_odd).loader())
@@ -107,13 +116,13 @@ def test_ranks_are_equal_and_the_difference_is_counted(
     assert len(own) == 62 - dropped
 
 
-def test_keeping_makes_ranks_differ_by_one() -> None:
+def test_with_keep_ranks_differ_by_at_most_one() -> None:
     parts = [_xs(_ds().loader(rank, 3, uneven="keep")) for rank in range(3)]
     assert sorted(map(len, parts)) == [20, 21, 21]
     assert sorted(x for part in parts for x in part) == list(range(62))
 
 
-def test_equal_ranks_stay_equal_when_restored() -> None:
+def test_equal_ranks_stay_equal_when_resumed() -> None:
     for uneven in ("drop", "pad"):
         ds = _ds()
         whole = [_xs(ds.loader(rank, 3, uneven=uneven)) for rank in range(3)]
@@ -127,7 +136,7 @@ def test_equal_ranks_stay_equal_when_restored() -> None:
                 assert got + _xs(again) == whole[rank], (uneven, rank, done)
 
 
-def test_equal_ranks_stay_equal_under_another_world() -> None:
+def test_equal_ranks_stay_equal_in_another_world() -> None:
     states = []
     got: Counter[int] = Counter()
     for rank in range(2):
@@ -145,7 +154,7 @@ def test_equal_ranks_stay_equal_under_another_world() -> None:
     assert max(got.values()) == 1
 
 
-def test_a_filter_forbids_equal_ranks() -> None:
+def test_equal_ranks_after_a_filter_need_a_process_group() -> None:
     with pytest.raises(PlanError, match="uneven='keep'"):
         _ds().filter(_odd).loader(0, 2)
     assert _xs(_ds().filter(_odd).loader(0, 2, uneven="keep"))
@@ -162,7 +171,7 @@ def test_a_state_is_small_json() -> None:
     assert len(json.dumps(state)) < 400
 
 
-def test_a_state_after_the_last_batch_restores_to_an_empty_rest() -> None:
+def test_a_state_after_the_last_batch_has_an_empty_rest() -> None:
     loader = _ds().batched(4).loader()
     assert len(list(loader)) == 16
     again = _ds().batched(4).loader()
@@ -172,7 +181,7 @@ def test_a_state_after_the_last_batch_restores_to_an_empty_rest() -> None:
     assert len(list(again)) == 16
 
 
-def test_a_state_taken_before_the_end_is_noticed_restores_to_an_empty_rest_too() -> None:
+def test_a_state_after_the_last_batch_has_an_empty_rest_before_the_iterator_ends() -> None:
     loader = numbers((8,)).batched(4).loader()
     run = iter(loader)
     next(run)
@@ -184,7 +193,7 @@ def test_a_state_taken_before_the_end_is_noticed_restores_to_an_empty_rest_too()
     assert list(again) == []
 
 
-def test_a_state_of_a_later_epoch_restores_that_epoch() -> None:
+def test_a_state_of_a_later_epoch_resumes_that_epoch() -> None:
     loader = _ds().loader()
     list(loader)
     got = _some(loader, 9)
@@ -194,14 +203,14 @@ def test_a_state_of_a_later_epoch_restores_that_epoch() -> None:
     assert got + _xs(again) == _xs(_ds().epoch(1))
 
 
-def test_a_state_may_be_taken_before_anything_ran() -> None:
+def test_a_state_can_be_saved_before_the_first_batch() -> None:
     state = _ds().loader(epoch=2).state_dict()
     again = _ds().loader()
     again.load_state_dict(state)
     assert _xs(again) == _xs(_ds().epoch(2))
 
 
-def test_workers_engine_batch_size_and_place_may_change() -> None:
+def test_workers_engine_and_batch_size_may_change() -> None:
     loader = _ds().map(dict, workers=2).batched(4).loader()
     run = iter(loader)
     for _ in range(3):
@@ -256,16 +265,16 @@ def test_a_filter_in_a_branch_is_part_of_the_plan() -> None:
     ],
     ids=str,
 )
-def test_a_damaged_state_is_refused_and_says_where(damage: dict[str, Any], problem: str) -> None:
+def test_a_damaged_state_is_refused_with_the_reason(damage: dict[str, Any], problem: str) -> None:
     loader = _ds().loader()
     got = _some(loader, 4)
     with pytest.raises(StateError, match=problem):
         loader.load_state_dict({**loader.state_dict(), **damage})
-    assert got + _xs(loader) == _xs(_ds().epoch(0))  # nothing happened to the loader
+    assert got + _xs(loader) == _xs(_ds().epoch(0))  # the loader has not changed
 
 
 @pytest.mark.parametrize("key", ["v", "plan", "seed", "epoch", "cut", "rank", "world", "open", "left"])
-def test_a_state_without_a_part_names_it(key: str) -> None:
+def test_a_missing_entry_of_a_state_is_named(key: str) -> None:
     state = _ds().loader().state_dict()
     del state[key]
     with pytest.raises(StateError, match=f"'{key}'"):
@@ -273,12 +282,12 @@ def test_a_state_without_a_part_names_it(key: str) -> None:
 
 
 @pytest.mark.parametrize("state", [[], "state", 3])
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_values_that_are_not_states_are_refused(state: Any) -> None:
     with pytest.raises(StateError):
         _ds().loader().load_state_dict(state)
 
 
-def test_either_one_state_or_all_of_them() -> None:
+def test_one_state_or_all_states_must_be_given() -> None:
     state = _ds().loader().state_dict()
     both: list[dict[str, Any]] = [{}, {"state": state, "states": [state]}]
     for given in both:
@@ -307,7 +316,7 @@ def test_states_that_do_not_belong_together_are_refused() -> None:
         _ds().loader().load_state_dict(states=twice)
 
 
-def test_all_states_of_the_same_world_give_a_rank_its_own() -> None:
+def test_from_all_states_of_its_world_a_rank_takes_its_own() -> None:
     states, parts = [], []
     for rank in range(2):
         loader = _ds().loader(rank, 2)
@@ -320,12 +329,22 @@ def test_all_states_of_the_same_world_give_a_rank_its_own() -> None:
         assert parts[rank] + _xs(loader) == _xs(_ds().loader(rank, 2))
 
 
-def test_an_unordered_engine_feeds_a_loader_in_order() -> None:
-    ds = _ds().map(dict, workers=3).on("local", ordered=False)
-    assert _xs(ds.loader()) == _xs(_ds().epoch(0))
+def _sometimes_slow(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(0.002 * (sample["x"] % 7 == 3))
+    return sample
 
 
-def test_closing_ends_the_threads_and_keeps_the_place() -> None:
+def test_an_unordered_loader_delivers_each_sample_once() -> None:
+    ds = _ds().map(_sometimes_slow, workers=3).on("local", ordered=False)
+    assert sorted(_xs(ds.loader())) == list(range(62))
+
+
+def test_a_plan_whose_state_cannot_have_gaps_runs_in_order() -> None:
+    ds = _ds().map(_sometimes_slow, workers=3).batched(5).shuffle(3).unbatched()
+    assert _xs(ds.on("local", ordered=False).loader()) == _xs(ds.epoch(0))
+
+
+def test_a_closed_loader_continues_where_it_stopped() -> None:
     loader = _ds().map(dict, workers=2).loader()
     run = iter(loader)
     first = next(run)["x"]
@@ -333,7 +352,7 @@ def test_closing_ends_the_threads_and_keeps_the_place() -> None:
     assert [first, *_xs(loader)] == _xs(_ds().epoch(0))
 
 
-def test_a_loader_without_counts_is_restored_too() -> None:
+def test_a_loader_without_counts_can_resume() -> None:
     ds = numbers((9, 9, 9, 9), hidden=True).shuffle(4, shards=2)
     loader = ds.loader()
     got = _some(loader, 13)

@@ -1,4 +1,4 @@
-"""Stopped anywhere, taken up anywhere: the rest is exact, and states that do not fit are refused."""
+"""Runs that stop anywhere resume anywhere with exactly the rest, and states that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Tar shards of 13, 0, 20 and 7 samples."""
+    """Return tar shards of 13, 0, 20 and 7 samples."""
     folder = tmp_path_factory.mktemp("shards")
     for shard, count in enumerate((13, 0, 20, 7)):
         with tarfile.open(folder / f"{shard}.tar", "w") as tar:
@@ -56,13 +56,13 @@ def _items(count: int = 50) -> ps.Dataset:
     return ps.from_items([{"cls": number} for number in range(count)])
 
 
-def _made(name: str) -> Make:
+def _from_corpus(name: str) -> Make:
     return lambda shards: CORPUS[name]()
 
 
-# Plans whose items are samples: the same plan can be taken up with another batch size.
+# Plans whose items are samples: they can be resumed with another batch size.
 SAMPLES: dict[str, Make] = {
-    name: _made(name)
+    name: _from_corpus(name)
     for name in (
         "read",
         "shuffle",
@@ -99,9 +99,9 @@ SAMPLES: dict[str, Make] = {
         "all",
     ),
 }
-# Plans that are what they are: batches in the middle, or of sizes of their own.
+# Plans with batches in the middle, or with batches of different sizes.
 OTHERS: dict[str, Make] = {
-    name: _made(name)
+    name: _from_corpus(name)
     for name in ("batched by size", "batches shuffled", "unbatched", "rebatched", "stream limit and batches")
 }
 
@@ -132,7 +132,7 @@ def _alone(sample: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_restored_after_every_batch_the_rest_is_exact(name: str, shards: list[str]) -> None:
+def test_the_rest_after_any_batch_is_exact(name: str, shards: list[str]) -> None:
     ds = SAMPLES[name](shards)
     want = outputs(ds.epoch(0).on("serial"))
     loader = _batches(ds, 5).loader()
@@ -152,7 +152,7 @@ def test_restored_after_every_batch_the_rest_is_exact(name: str, shards: list[st
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_restored_after_every_item_of_its_own_the_rest_is_exact(name: str, shards: list[str]) -> None:
+def test_the_rest_after_any_item_is_exact(name: str, shards: list[str]) -> None:
     ds = OTHERS[name](shards)
     want = outputs(ds.epoch(0).on("serial"))
     loader = ds.loader()
@@ -163,21 +163,18 @@ def test_restored_after_every_item_of_its_own_the_rest_is_exact(name: str, shard
         assert outputs(_loaded(ds.on("serial") if count % 2 else ds, state)) == want[count:], count
 
 
-def _gives_samples(name: str) -> bool:
-    """Whether a plan of the corpus can be batched here and cut again: batches of batches cannot."""
+def _yields_samples(name: str) -> bool:
+    """Return whether a plan of the corpus can be batched and then cut again: batches of batches cannot."""
     return not any(isinstance(stage, Batched) for stage in CORPUS[name]().plan.body)
 
 
-# The corpus without what needs more windows than it has ranks.
-ELASTIC = {name: _made(name) for name in RECUT if "no counts" not in name and _gives_samples(name)} | {
+# The corpus without plans that need more windows than there are ranks.
+ELASTIC = {name: _from_corpus(name) for name in RECUT if "no counts" not in name and _yields_samples(name)} | {
     name: make for name, make in SAMPLES.items() if name not in CORPUS
 }
 
 
-SESSION = st.tuples(st.integers(1, 8), st.sampled_from(["range", "step"]), st.integers(1, 6))  # world, cut, batch
-
-
-PARTS = 6  # of the corpus: each is a test of its own, so that the full count keeps within a test's time
+PARTS = 6  # of the corpus, each with a test of its own, so that the full run stays within the time limit of a test
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -212,16 +209,16 @@ def test_any_world_after_any_world_delivers_each_sample_once(
     assert got == want
 
 
-def _some(loader: Loader, many: int) -> Iterator[Any]:
-    if many:
+def _some(loader: Loader, count: int) -> Iterator[Any]:
+    if count:
         for number, batch in enumerate(loader, 1):
             yield from map(fingerprint, batch)
-            if number == many:
+            if number == count:
                 return
 
 
 @pytest.mark.parametrize("how", ["range", "step"])
-def test_ranks_that_had_no_sample_left_and_ranks_that_had_not_begun_are_taken_over(how: How) -> None:
+def test_ranks_that_have_ended_or_not_begun_can_be_cut_again(how: How) -> None:
     ds = numbers(BASE).shuffle(9)
     states = []
     got = []
@@ -275,7 +272,7 @@ def _midway(ds: ps.Dataset, **where: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", STATES)
-def test_a_state_with_any_damage_is_refused_as_a_state_or_means_something(name: str) -> None:
+def test_a_damaged_state_is_refused_or_has_a_meaning(name: str) -> None:
     ds = STATES[name]().on("serial")
     state, fresh = _midway(ds), ds.loader().state_dict()
     refused = 0
@@ -288,7 +285,7 @@ def test_a_state_with_any_damage_is_refused_as_a_state_or_means_something(name: 
                 loader.load_state_dict({**state, key: wrong})
             except StateError:
                 refused += 1
-                assert loader.state_dict() == fresh  # nothing happened to the loader
+                assert loader.state_dict() == fresh  # the loader has not changed
             else:
                 assert key in {"open", "tail", "counted", "lazy", "left", "epoch"}, (key, wrong)
                 next(iter(loader), None)
@@ -297,7 +294,7 @@ def test_a_state_with_any_damage_is_refused_as_a_state_or_means_something(name: 
 
 
 @pytest.mark.parametrize("key", ["v", "plan", "seed", "epoch", "cut", "rank", "world", "open", "left"])
-def test_a_state_without_a_part_is_refused_and_names_it(key: str) -> None:
+def test_a_missing_entry_of_a_state_is_named_by_the_error(key: str) -> None:
     ds = STATES["plain"]()
     state = _midway(ds)
     del state[key]
@@ -314,7 +311,7 @@ def test_a_state_without_a_part_is_refused_and_names_it(key: str) -> None:
     ],
     ids=str,
 )
-def test_damage_that_is_well_formed_is_refused_too(damage: dict[str, Any], problem: str) -> None:
+def test_well_formed_entries_that_do_not_fit_are_refused(damage: dict[str, Any], problem: str) -> None:
     ds = STATES["plain"]()
     loader = ds.loader(0, 2, uneven="drop")
     with pytest.raises(StateError, match=problem):
@@ -332,14 +329,14 @@ def test_damage_that_is_well_formed_is_refused_too(damage: dict[str, Any], probl
         lambda: numbers(BASE).shuffle(9).batched(4).unbatched(),
         lambda: ps.mix([numbers(BASE).shuffle(9)]).batched(4),
     ],
-    ids=["stale: a shard was added", "names", "order", "exclude", "filter", "groups", "mix"],
+    ids=["a shard was added", "names", "order", "exclude", "filter", "groups", "mix"],
 )
-def test_a_foreign_or_stale_state_is_refused(other: Callable[[], ps.Dataset]) -> None:
+def test_a_state_of_another_or_changed_dataset_is_refused(other: Callable[[], ps.Dataset]) -> None:
     with pytest.raises(StateError, match="another dataset or plan"):
         other().loader().load_state_dict(_midway(STATES["plain"]()))
 
 
-def test_a_mix_whose_weights_change_elsewhere_is_another_plan() -> None:
+def test_a_mix_whose_weights_change_at_another_position_is_another_plan() -> None:
     def mixed(position: int) -> ps.Dataset:
         return ps.mix([numbers((50,)), numbers((50,), name="b")], [(0, [1, 1]), (position, [1, 2])])
 
@@ -349,24 +346,26 @@ def test_a_mix_whose_weights_change_elsewhere_is_another_plan() -> None:
         mixed(21).loader().load_state_dict(state)
 
 
-# Large ones
+# Large datasets
 
-MANY = 10_000
+SHARDS = 10_000
 LARGE: dict[str, Callable[[], ps.Dataset]] = {
-    "shuffled": lambda: numbers((100,) * MANY).shuffle(),
+    "shuffled": lambda: numbers((100,) * SHARDS).shuffle(),
     "mixed": lambda: ps.mix(
-        [numbers((100,) * MANY).shuffle(), numbers((50,) * MANY, name="b").shuffle().repeat()],
+        [numbers((100,) * SHARDS).shuffle(), numbers((50,) * SHARDS, name="b").shuffle().repeat()],
         [(0, [3, 1]), (300_000, [1, 1])],
     ),
-    "unordered": lambda: numbers((100,) * MANY).shuffle().map(dict, workers=4).on("local", ordered=False),
-    "all": lambda: numbers((100,) * MANY).shuffle(all=True),
-    "excluded": lambda: numbers((100,) * MANY).shuffle().exclude([(0, f"shard-{i:04d}", i % 100) for i in range(500)]),
+    "unordered": lambda: numbers((100,) * SHARDS).shuffle().map(dict, workers=4).on("local", ordered=False),
+    "all": lambda: numbers((100,) * SHARDS).shuffle(all=True),
+    "excluded": lambda: (
+        numbers((100,) * SHARDS).shuffle().exclude([(0, f"shard-{i:04d}", i % 100) for i in range(500)])
+    ),
 }
 
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many samples were read, call by call."""
+    """Return a list to which every read appends its number of samples."""
     counts: list[int] = []
     read = LocatedNumbers.read
 
@@ -380,9 +379,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("how", ["range", "step"])
 @pytest.mark.parametrize("name", LARGE)
-def test_a_state_in_the_middle_of_10_000_shards_is_small_and_found_at_once(
-    name: str, how: How, reads: list[int]
-) -> None:
+def test_a_state_within_10_000_shards_is_small_and_loads_at_once(name: str, how: How, reads: list[int]) -> None:
     ds = LARGE[name]().batched(64)
     first = ds.loader(3, 8, cut=how, uneven="drop")
     state = first.state_dict()
@@ -398,12 +395,12 @@ def test_a_state_in_the_middle_of_10_000_shards_is_small_and_found_at_once(
             batch = next(run)
         assert len(batch["x"]) == 64
         assert time.process_time() - began < 1
-        assert sum(reads) < 40 * 64 + 40_000  # what is read ahead, and none of the 60,000 before
+        assert sum(reads) < 40 * 64 + 40_000  # the prefetch, and none of the 60,000 before
         assert len(json.dumps(loader.state_dict())) < 2000
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_another_world_finds_its_share_of_a_million_samples_at_once(name: str, reads: list[int]) -> None:
+def test_another_world_computes_its_share_of_a_million_samples_at_once(name: str, reads: list[int]) -> None:
     ds = LARGE[name]().batched(64)
     states = []
     for rank in range(5):

@@ -14,15 +14,15 @@ import pytest
 import penstock as ps
 from penstock.engines import Program
 from penstock.errors import EngineError, PlanError, StageError
-from penstock.feed.to_ray import LEAST, _cuts, stretches
+from penstock.feed.to_ray import MIN_TASK_SAMPLES, _task_edges, task_starts
 from penstock.order import total
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.usefixtures("one_ray"),
-    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # of its own names
+    pytest.mark.usefixtures("shared_ray"),
+    pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # of Ray's own names
 ]
 
 
@@ -34,11 +34,11 @@ def _kept(sample: dict[str, Any]) -> bool:
     return bool(sample["n"] % 3)
 
 
-def _numbers(many: int) -> ps.Dataset:
-    return ps.from_items([{"n": i, "image": np.full((3, 2), i % 256, np.uint8)} for i in range(many)])
+def _numbers(count: int) -> ps.Dataset:
+    return ps.from_items([{"n": i, "image": np.full((3, 2), i % 256, np.uint8)} for i in range(count)])
 
 
-def test_the_same_samples_come_in_the_same_order() -> None:
+def test_the_samples_are_the_same_in_the_same_order() -> None:
     ds = _numbers(900).shuffle(seed=3).map(_noisy).filter(_kept)
     made = ds.to_ray()
     kinds = dict(zip(made.schema().names, map(str, made.schema().types), strict=True))
@@ -52,16 +52,16 @@ def test_the_same_samples_come_in_the_same_order() -> None:
     assert back.first()["image"].dtype == np.uint8
 
 
-def test_a_table_and_one_rank_of_it_become_columns_without_rows(tmp_path: Path) -> None:
+def test_a_rank_of_a_table_becomes_columns_without_rows(tmp_path: Path) -> None:
     _numbers(700).write_parquet(tmp_path / "table", max_samples=300)
     part = ps.read_parquet(tmp_path / "table").shard(1, 2, uneven="pad")
     assert part.to_ray(blocks=3).take_all()[-1]["image"].shape == (3, 2)
     made = part.to_ray()
-    assert made.count() == 350  # told without running it
+    assert made.count() == 350  # known without running it
     assert [row["n"] for row in made.iter_rows()] == list(range(350, 700))
 
 
-def test_what_fails_in_a_task_names_stage_and_sample() -> None:
+def test_an_error_in_a_task_names_stage_and_sample() -> None:
     def broken(sample: dict[str, Any]) -> Any:
         return 1 / (sample["n"] - 7)
 
@@ -70,8 +70,8 @@ def test_what_fails_in_a_task_names_stage_and_sample() -> None:
     assert _numbers(20).map(broken).on_error("skip").to_ray().take_all()[7] == {"item": 1.0}
 
 
-class _Made:
-    """Notes each time it is constructed."""
+class _Doubler:
+    """Records each time it is constructed."""
 
     def __init__(self, log: str) -> None:
         with open(log, "a") as file:
@@ -82,15 +82,15 @@ class _Made:
 
 
 @pytest.mark.parametrize("gpus", [0, 1] if FULL else [0])
-def test_a_class_is_constructed_once_in_a_process(gpus: int, tmp_path: Path) -> None:
-    log = tmp_path / "made"
-    ds = _numbers(600).map_batches(_Made, batch_size=50, fn_args=(str(log),), gpus=gpus)
+def test_a_class_is_constructed_once_per_process(gpus: int, tmp_path: Path) -> None:
+    log = tmp_path / "constructed"
+    ds = _numbers(600).map_batches(_Doubler, batch_size=50, fn_args=(str(log),), gpus=gpus)
     assert [row["double"] for row in ds.to_ray(blocks=6).take_all()] == [2 * n for n in range(600)]
     pids = log.read_text().split()
     assert len(pids) == len(set(pids)) < 6
 
 
-def test_what_no_node_has_is_refused_before_anything_runs() -> None:
+def test_resources_that_no_node_has_are_refused_before_anything_runs() -> None:
     with pytest.raises(EngineError, match=r"to_ray\(\) asks for gpus=64"):
         _numbers(3).map(_noisy, gpus=64).to_ray()
 
@@ -111,51 +111,58 @@ def test_parts_feed_actors_without_ranks() -> None:
 
 if FULL:  # tasks take long to start
 
-    def test_batches_are_made_by_one_task() -> None:
+    def test_batches_are_computed_by_one_task() -> None:
         batches = _numbers(10).batched(4)
         assert [len(row["n"]) for row in batches.to_ray().take_all()] == [4, 4, 2]
-        assert len(stretches(Program(batches.plan), 0, None, 8)) == 1
+        assert len(task_starts(Program(batches.plan), 0, None, 8)) == 1
 
 
-def test_what_has_no_end_is_refused() -> None:
+def test_an_endless_dataset_is_refused() -> None:
     with pytest.raises(PlanError, match="the dataset has no end"):
         _numbers(3).repeat().to_ray()
 
 
 @pytest.mark.parametrize(
-    ("edges", "blocks", "cores", "cuts"),
+    ("shard_edges", "blocks", "cores", "task_edges"),
     [
         ([0, 0], None, 2, []),
         ([0, 10], None, 2, [0, 10]),
-        ([0, 100, 200, 300, 400], None, 2, [0, 400]),  # small shards go together
-        ([0, 500, 1000, 1500, 1600], None, 1, [0, 500, 1000, 1600]),  # a shard each, and a small rest with the last
-        ([0, 4096], None, 1, [0, 1024, 2048, 3072, 4096]),  # a large one is cut
+        ([0, 100, 200, 300, 400], None, 2, [0, 400]),  # small shards are joined
+        (
+            [0, 500, 1000, 1500, 1600],
+            None,
+            1,
+            [0, 500, 1000, 1600],
+        ),  # the small last shard is joined
+        ([0, 4096], None, 1, [0, 1024, 2048, 3072, 4096]),  # a large shard is cut
         ([0, 10], 4, 2, [0, 2, 5, 7, 10]),
         ([0, 3], 8, 2, [0, 1, 2, 3]),
     ],
 )
-def test_tasks_are_shards_or_ranges_of_them(edges: list[int], blocks: int | None, cores: int, cuts: list[int]) -> None:
-    assert _cuts(edges, blocks, cores) == cuts
+def test_tasks_are_shards_or_ranges_of_shards(
+    shard_edges: list[int], blocks: int | None, cores: int, task_edges: list[int]
+) -> None:
+    assert _task_edges(shard_edges, blocks, cores) == task_edges
 
 
 @pytest.mark.parametrize("how", ["range", "step"])
-def test_stretches_cover_a_rank_once(how: Any) -> None:
+def test_tasks_cover_the_share_of_a_rank_once(how: Any) -> None:
     plan = _numbers(3000).shuffle(seed=1).shard(1, 3, cut=how).plan
     program = Program(plan)
-    starts = stretches(program, 0, None, 4)
-    assert len(starts) == 1000 // LEAST
+    starts = task_starts(program, 0, None, 4)
+    assert len(starts) == 1000 // MIN_TASK_SAMPLES
     whole = program.start(program.order(0), plan.cut).left
     assert sum(total(start.left) for start in starts) == total(whole) == 1000
 
 
 def _train(config: dict[str, Any]) -> None:
-    """Deliver some steps, with a checkpoint of Ray Train after each; without torch."""
+    """Run some steps, with a checkpoint of Ray Train after each; without torch."""
     import ray.train
 
     rank = ray.train.get_context().get_world_rank()
     loader = config["data"].loader(ledger=config["ledger"])
-    if (kept := ray.train.get_checkpoint()) is not None:
-        with kept.as_directory() as folder:
+    if (checkpoint := ray.train.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as folder:
             states = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("loader-*"))]
         loader.load_state_dict(states=states)
     shard = config["datasets"] and ray.train.get_dataset_shard("train")
@@ -170,10 +177,10 @@ def _train(config: dict[str, Any]) -> None:
     loader.close()
 
 
-if FULL:  # it starts a dozen processes
+if FULL:  # starts a dozen processes
 
     @pytest.mark.timeout(300)
-    def test_ray_train_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    def test_ray_train_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
         from ray.train import DataConfig, RunConfig, ScalingConfig
         from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer  # TorchTrainer, without torch
 
@@ -192,7 +199,7 @@ if FULL:  # it starts a dozen processes
             ).fit()
 
         first = fit(2, 3, datasets={"train": data.to_ray()}, dataset_config=DataConfig(datasets_to_split=[]))
-        assert first.metrics["ray"] == list(range(60))  # the same, as Ray Train hands it out
+        assert first.metrics["ray"] == list(range(60))  # Ray Train delivers the same samples
         assert not ps.ledger(tmp_path / "ledger").verify().finished
         fit(1, 100)
         proof = ps.ledger(tmp_path / "ledger").verify()

@@ -1,4 +1,4 @@
-"""Loops that are not ours: torchdata's loader, and those of accelerate, which deals out batches itself."""
+"""The loader of torchdata: it saves and loads the state of its workers."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ WRAPS: dict[str, Wrap] = {
     "loader": lambda ds: ds.loader(0, 1),
 }
 CASES = [
-    (plan, wrap, workers, kept)
+    (plan, wrap, workers, persistent)
     for plan in PLANS
     for wrap in WRAPS
-    for workers, kept in ((0, False), (2, False), (2, True))
+    for workers, persistent in ((0, False), (2, False), (2, True))
 ]
 
 
@@ -65,44 +65,48 @@ def _rows(batches: Any) -> list[list[int]]:
     return [_row(batch) for batch in batches]
 
 
-@pytest.mark.parametrize(("plan", "wrap", "workers", "kept"), CASES if FULL else random.Random(5).sample(CASES, 7))
-def test_a_stateful_dataloader_goes_on_exactly_where_it_stood(plan: str, wrap: str, workers: int, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("plan", "wrap", "workers", "persistent"), CASES if FULL else random.Random(5).sample(CASES, 7)
+)
+def test_a_stateful_dataloader_resumes_exactly_where_it_stopped(
+    plan: str, wrap: str, workers: int, persistent: bool
+) -> None:
     make, batch_size = PLANS[plan]
 
     def loader() -> StatefulDataLoader[Any]:
         dataset = WRAPS[wrap](make())
-        return StatefulDataLoader(dataset, batch_size=batch_size, num_workers=workers, persistent_workers=kept)
+        return StatefulDataLoader(dataset, batch_size=batch_size, num_workers=workers, persistent_workers=persistent)
 
     straight = loader()
     first, second, third = (_rows(straight) for _ in range(3))
     assert len({str(first), str(second), str(third)}) == 3
     assert Counter(chain(*first)) == Counter(chain(*second)) == Counter(chain(*third))
-    places = range(len(second) + 1) if FULL else (0, len(second) // 2, len(second))
-    for place in places:
+    counts = range(len(second) + 1) if FULL else (0, len(second) // 2, len(second))
+    for count in counts:
         before = loader()
         _rows(before)
         items = iter(before)
-        assert [_row(next(items)) for _ in range(place)] == second[:place]
+        assert [_row(next(items)) for _ in range(count)] == second[:count]
         state = copy.deepcopy(before.state_dict())
         after = loader()
         after.load_state_dict(state)
-        assert _rows(after) == second[place:]
+        assert _rows(after) == second[count:]
         assert _rows(after) == third
-        assert _plain(state)
+        assert _is_small_json(state)
 
 
-def _plain(state: Any) -> bool:
-    """Whether what is ours in a state is small JSON."""
+def _is_small_json(state: Any) -> bool:
+    """Return whether Penstock's part of a state is small JSON."""
     found = []
     if isinstance(state, dict):
         found = [part for key, part in state.items() if key in ("dataset_iter_state", "dataset_state") and part]
-        return all(_plain(part) for part in state.values() if isinstance(part, dict)) and all(
+        return all(_is_small_json(part) for part in state.values() if isinstance(part, dict)) and all(
             len(json.dumps(part)) < 2000 for part in found
         )
     return True
 
 
-def test_a_state_is_not_taken_by_another_number_of_workers() -> None:
+def test_a_state_is_refused_by_another_number_of_workers() -> None:
     before = StatefulDataLoader(_ds().batched(8), batch_size=None, num_workers=2)
     next(iter(before))
     state = copy.deepcopy(before.state_dict())

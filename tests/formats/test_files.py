@@ -159,7 +159,7 @@ def test_files_are_not_listed_before_the_dataset_is_read() -> None:
     assert "read_files('/nowhere/at/all')" in repr(ds)
 
 
-def test_the_source_is_described_as_the_call_that_made_it() -> None:
+def test_the_source_is_described_as_the_call_that_created_it() -> None:
     ds = ps.read_images("photos", mode="RGB", labels="folder")
     assert "read_images('photos', mode='RGB', labels='folder')" in repr(ds)
 

@@ -134,12 +134,12 @@ def test_processes_that_write_at_the_same_time_lose_no_entry(tmp_path: Path) -> 
 
 
 def test_classes_and_the_source_fingerprint_are_stored(tmp_path: Path) -> None:
-    write_manifest(tmp_path, [entry("a.tar")], classes=("cat", "d\u00f6g"), made="abc")
+    write_manifest(tmp_path, [entry("a.tar")], classes=("cat", "d\u00f6g"), source_fingerprint="abc")
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), "abc")
+    assert (manifest.classes, manifest.source_fingerprint) == (("cat", "d\u00f6g"), "abc")
     manifest = write_manifest(tmp_path, [entry("b.tar")])
-    assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), "")
+    assert (manifest.classes, manifest.source_fingerprint) == (("cat", "d\u00f6g"), "")
 
 
 def test_a_manifest_on_another_storage_has_the_same_bytes(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_truncated_shard_is_found_with_what_it_lost(folder: Path) -> None:
     expected = (
         "the manifest says 1,614,848 bytes, but it has 1,000,000",
         "truncated",
-        "the manifest says 8 samples, but it holds 4 good ones",
+        "the manifest says 8 samples, but the shard has 4 good ones",
         "other keys",
     )
     for part in expected:
@@ -72,7 +72,7 @@ def test_a_wrong_count_is_found(folder: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest is not None
     write_manifest(folder, [manifest.shards[0]._replace(samples=9)])
-    check_problems(folder, "the manifest says 9 samples, but it holds 8 good ones")
+    check_problems(folder, "the manifest says 9 samples, but the shard has 8 good ones")
 
 
 def test_a_repeated_key_is_found(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_damaged_or_foreign_index_is_found(folder: Path) -> None:
     (folder / "shard-000001.tar.index").write_bytes((folder / "shard-000002.tar.index").read_bytes())
     found = "\n".join(problems(folder))
     assert "shard-000000.tar: the index is damaged" in found
-    assert "shard-000001.tar: its index lists other keys than it holds" in found
+    assert "shard-000001.tar: its index lists other keys than the shard has" in found
     assert "shard-000002" not in found
 
 

@@ -67,7 +67,7 @@ def test_failures_are_in_the_order_of_the_inputs(committer: OutputCommitter) -> 
 
 
 @pytest.mark.parametrize("first", [A, B], ids=["a first", "b first"])
-def test_of_two_inputs_with_the_same_name_none_keeps_it(
+def test_two_inputs_that_write_the_same_name_both_lose_it(
     first: Input, tmp_path: Path, journal: LocalJournal, committer: OutputCommitter
 ) -> None:
     for job_input in (first, B if first is A else A):

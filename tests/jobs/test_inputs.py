@@ -56,7 +56,7 @@ def test_a_repeated_input_is_refused() -> None:
 
 
 def test_a_glob_without_matches_is_an_error(folder: Path) -> None:
-    with pytest.raises(StorageError, match="nothing is there"):
+    with pytest.raises(StorageError, match="matches no files"):
         resolve_inputs("*.wav")
 
 

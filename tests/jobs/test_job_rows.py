@@ -31,7 +31,7 @@ def test_a_function_may_return_rows_in_several_ways(returned: Any, rows: list[di
 @pytest.mark.parametrize(
     "returned", [3, "text", b"bytes", [1, 2], {1: 2}, {"a": object()}, {"a": {"b": [object()]}}, object()]
 )
-def test_what_is_not_rows_is_refused(returned: Any) -> None:
+def test_a_result_that_is_not_rows_is_refused(returned: Any) -> None:
     with pytest.raises(DataError, match=r"return a row|return numbers, text|names must be text"):
         to_rows(returned)
 

@@ -46,7 +46,7 @@ def test_outputs_are_copied_to_a_folder_on_another_disk(tmp_path: Path, monkeypa
     assert os.listdir(tmp_path / "below") == ["a"]
 
 
-def test_a_remote_folder_holds_what_its_listing_shows() -> None:
+def test_a_remote_folder_has_the_files_of_its_listing() -> None:
     folder = RemoteOutputFolder("memory://folder/out", Memory())
     with Memory().put("memory://folder/out/a/b") as upload:
         upload.write(b"12")

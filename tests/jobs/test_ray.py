@@ -1,4 +1,4 @@
-"""A job on Ray gives the same as in local processes; the engine has its own tests."""
+"""A job on Ray has the same results as in local processes; the engine has its own tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
-pytestmark = [pytest.mark.usefixtures("one_ray"), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.xdist_group("ray")]
 
 
 def work(path: Path, out: Out) -> Iterator[dict[str, Any]]:
@@ -33,7 +33,7 @@ def work(path: Path, out: Out) -> Iterator[dict[str, Any]]:
 
 if FULL:  # the engine has its own tests
 
-    def test_ray_gives_what_processes_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ray_writes_what_processes_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         Path("in").mkdir()
         for number in range(9):

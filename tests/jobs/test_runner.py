@@ -78,7 +78,7 @@ def failing(path: Path, out: Out) -> Iterator[dict[str, Any]]:
         raise ValueError(f"{number} is odd")
 
 
-def test_rows_and_outputs_come_in_the_order_of_the_inputs() -> None:
+def test_rows_and_outputs_are_in_the_order_of_the_inputs() -> None:
     inputs = _write_inputs()[::-1]
     meta = _process(inputs, upper, metadata="m.jsonl")
     rows = [{"input": name, "source": name, "letters": 6} for name in inputs]
@@ -256,7 +256,7 @@ def test_a_worker_that_dies_or_hangs_fails_its_own_input_only() -> None:
     assert _job_files() == ["journal.jsonl"]
 
 
-def test_a_few_inputs_keep_as_many_workers_busy() -> None:
+def test_each_of_a_few_inputs_keeps_a_worker_busy() -> None:
     barrier = threading.Barrier(4)
 
     def fn(path: Path) -> dict[str, Any]:
@@ -288,7 +288,7 @@ def test_inputs_that_write_the_same_name_all_fail_in_any_order() -> None:
     assert "an output of 'in/0.txt', an input of an earlier run" in meta.failures[0].error
 
 
-def test_files_that_are_not_outputs_are_not_replaced_unless_asked() -> None:
+def test_files_that_are_not_outputs_are_not_replaced_unless_requested() -> None:
     inputs = _write_inputs(2)
     Path("out").mkdir()
     Path("out/0.up").write_text("mine")
@@ -319,7 +319,7 @@ def test_a_link_cannot_lead_outputs_out_of_the_folder() -> None:
     Path("out").mkdir()
     os.symlink("../elsewhere", "out/link")
     meta = _process(_write_inputs(2), fn)
-    assert all("leads out of the folder, by a link" in failure.error for failure in meta.failures)
+    assert all("leads out of the folder, through a link" in failure.error for failure in meta.failures)
     assert len(meta.failures) == 2
     assert os.listdir("elsewhere") == []
 

@@ -58,7 +58,7 @@ def test_a_failure_has_a_line_and_a_traceback_of_user_code_and_no_draft(
     assert list((tmp_path / "drafts").iterdir()) == []
 
 
-def test_an_error_that_would_come_again_is_not_retried(run: Callable[..., Outcome]) -> None:
+def test_an_error_that_would_happen_again_is_not_retried(run: Callable[..., Outcome]) -> None:
     calls = []
 
     def wrong(path: Path, out: Out) -> int:
@@ -139,11 +139,11 @@ class NotCallable:
         (lambda a, b, c: None, r"cannot be called with \(path, out\)"),
     ],
 )
-def test_what_cannot_be_called_with_a_path_is_refused(fn: Any, problem: str) -> None:
+def test_a_function_that_does_not_take_a_path_is_refused(fn: Any, problem: str) -> None:
     with pytest.raises(PlanError, match=problem):
         check_function(fn)
 
 
 @pytest.mark.parametrize("fn", [print, lambda path: None, lambda path, out, device: None, lambda *args: None])
-def test_what_can_be_called_with_a_path_is_accepted(fn: Any) -> None:
+def test_a_function_that_takes_a_path_is_accepted(fn: Any) -> None:
     check_function(fn)

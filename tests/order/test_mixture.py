@@ -50,7 +50,7 @@ def test_every_source_is_read_in_its_own_order(sources: list[tuple[int, float]],
 
 
 @given(SOURCES, st.integers(0, 3))
-def test_stop_first_ends_where_a_source_has_no_more(sources: list[tuple[int, float]], epoch: int) -> None:
+def test_stop_first_ends_with_the_first_exhausted_source(sources: list[tuple[int, float]], epoch: int) -> None:
     order = mixed([n for n, _ in sources], [w for _, w in sources], "first", epoch)
     used = np.bincount(leaves(order), minlength=len(sources)).tolist()
     assert all(n <= count for n, (count, _) in zip(used, sources, strict=True))
@@ -234,7 +234,7 @@ def test_a_change_is_exact_to_the_sample() -> None:
     assert found[1003:].count(0) == pytest.approx(98, abs=33)
 
 
-def test_what_a_source_gives_before_a_change_does_not_depend_on_the_epoch() -> None:
+def test_the_samples_of_a_source_before_a_change_do_not_depend_on_the_epoch() -> None:
     counts = {
         tuple(np.bincount(leaves(mixed([900, 900], [0.61, 0.39], "all", epoch, [(501, [1, 3])]), 501)).tolist())
         for epoch in range(6)
@@ -253,7 +253,7 @@ def test_stop_all_applies_a_change_early_when_only_weights_of_zero_are_left() ->
     assert leaves(order) == [0] * 100 + [1] * 50
 
 
-def test_stop_first_ends_before_a_change_that_comes_too_late() -> None:
+def test_stop_first_may_end_before_a_change() -> None:
     order = mixed([100, 500], [1, 1], "first", 0, [(150, [1, 4]), (10_000, [1, 1])])
     found = leaves(order)
     assert found.count(0) == 100

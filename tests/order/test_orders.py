@@ -144,7 +144,7 @@ def test_whole_is_one_piece_or_none() -> None:
     assert shards([0]).whole() == []
 
 
-def test_unshuffled_shards_come_front_to_back() -> None:
+def test_unshuffled_shards_are_read_front_to_back() -> None:
     assert everything(shards([2, 0, 1])) == [(0, 0, 0), (0, 0, 1), (0, 2, 0)]
 
 
@@ -319,11 +319,11 @@ def test_threads_can_use_an_order_at_once() -> None:
     expected = everything(order)
     wrong: list[int] = []
 
-    def ask(seed: int) -> None:
+    def look_up(seed: int) -> None:
         positions = np.random.default_rng(seed).integers(0, order.size, (20, 64))
         wrong.extend(seed for p in positions if samples(order.at(p)) != [expected[q] for q in p])
 
-    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=look_up, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -350,8 +350,8 @@ def test_a_split_of_tiny_shards_has_the_share_on_average() -> None:
 
 
 def test_new_shards_move_no_sample_between_the_sides() -> None:
-    few, many = (set(everything(SubsetOrder(shards([7] * n), 0.3, 1, True))) for n in (5, 50))
-    assert few == {sample for sample in many if sample[1] < 5}
+    few_shards, many_shards = (set(everything(SubsetOrder(shards([7] * n), 0.3, 1, True))) for n in (5, 50))
+    assert few_shards == {sample for sample in many_shards if sample[1] < 5}
 
 
 def test_a_split_is_the_same_in_every_epoch_and_differs_by_seed() -> None:
@@ -366,7 +366,7 @@ def test_a_split_after_a_shuffle_is_refused() -> None:
             SubsetOrder(order, 0.5, 0, True)
 
 
-def test_stable_and_fixed_tell_whether_epochs_agree() -> None:
+def test_stable_and_fixed_state_whether_epochs_agree() -> None:
     plain, reordered = shards([9, 9]), shuffled(shards([9, 9]))
     assert (plain.stable, plain.fixed) == (True, True)
     assert (reordered.stable, reordered.fixed) == (True, False)

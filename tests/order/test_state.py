@@ -88,7 +88,7 @@ def orders(draw: st.DrawFn) -> Order:
 
 
 @given(orders(), st.randoms(use_true_random=False))
-def test_every_output_comes_once_through_up_to_five_recuts(order: Order, rng: random.Random) -> None:
+def test_every_output_is_delivered_once_across_up_to_five_recuts(order: Order, rng: random.Random) -> None:
     lazy = isinstance(order, UncountedOrder)
     max_world = min(6, order.group_count) if isinstance(order, UncountedOrder) else 6
     expected = Counter(out[:2] for piece in order.whole() for out in outputs_of(order, piece))
@@ -262,7 +262,7 @@ def test_a_state_with_a_tail_can_only_be_restored_by_its_rank() -> None:
 
 def test_the_callers_reason_against_a_recut_is_reported() -> None:
     with pytest.raises(StateError, match="sort"):
-        recut(states_of(2), 0, 1, "range", shards([40]), why_not="sort needs the whole stream")
+        recut(states_of(2), 0, 1, "range", shards([40]), recut_problem="sort needs the whole stream")
 
 
 @pytest.mark.parametrize(

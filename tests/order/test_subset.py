@@ -102,8 +102,8 @@ def test_a_shuffle_after_an_exclusion_contains_the_remaining_samples() -> None:
 
 def test_missing_samples_are_distinguished_from_excluded_ones() -> None:
     order = SlicedOrder(ExcludingOrder(shards([5, 5]), np.array([1])), 0, 6)
-    asked = [(0, 0, 0), (0, 0, 1), (0, 1, 4), (0, 1, 5), (0, 7, 0), (1, 0, 0)]
-    assert find(order, asked) == [0, EXCLUDED, EXCLUDED, NOT_FOUND, NOT_FOUND, NOT_FOUND]
+    wanted_samples = [(0, 0, 0), (0, 0, 1), (0, 1, 4), (0, 1, 5), (0, 7, 0), (1, 0, 0)]
+    assert find(order, wanted_samples) == [0, EXCLUDED, EXCLUDED, NOT_FOUND, NOT_FOUND, NOT_FOUND]
     assert find(shards([]), [(0, 0, 0)]) == [NOT_FOUND]
     zipped = ZippedOrder(shards([4]), shards([9], 1), strict=False)
     assert find(zipped, [(0, 0, 3), (1, 0, 3), (1, 0, 4), (2, 0, 0)]) == [3, 3, EXCLUDED, NOT_FOUND]

@@ -24,7 +24,7 @@ from penstock.order.orders import (
 )
 from penstock.order.pieces import GROUP_STRIDE, Piece
 from penstock.order.subset import SubsetOrder
-from penstock.order.uncounted import UncountedOrder, to_known
+from penstock.order.uncounted import UncountedOrder, to_counted
 
 Sample = tuple[int, int, int]
 
@@ -104,18 +104,18 @@ def test_a_step_cut_takes_every_world_th_group() -> None:
 
 
 def test_shards_are_counted_when_their_group_is_opened() -> None:
-    asked: list[int] = []
+    counted: list[int] = []
 
     def count(shard: int) -> int:
-        asked.append(shard)
+        counted.append(shard)
         return 5
 
     uncounted = UncountedOrder(name_hashes("abcdefgh"), count, 0, 0, 0, window=9, shards=2, shuffle=True)
-    assert asked == []
+    assert counted == []
     next(uncounted.walk(uncounted.whole()[0]))
-    assert sorted(asked) == sorted(uncounted.shards_of(0))
+    assert sorted(counted) == sorted(uncounted.shards_of(0))
     walked(uncounted, uncounted.whole())
-    assert sorted(asked) == list(range(8))
+    assert sorted(counted) == list(range(8))
 
 
 @given(order_pairs(), st.data())
@@ -127,21 +127,21 @@ def test_remaining_pieces_can_be_resumed_with_counts(
     kind = data.draw(st.sampled_from(["range", "step"]))
     for rank in range(world):
         pieces = uncounted.cut(uncounted.whole(), rank, world, kind)
-        assert walked(counted, to_known(pieces, counted.groups())) == walked(uncounted, pieces)
+        assert walked(counted, to_counted(pieces, counted.groups())) == walked(uncounted, pieces)
         for piece in pieces:
             positions = [q for p, _, _ in uncounted.walk(piece) for q in p.tolist()]
             if positions:
                 start = data.draw(st.sampled_from(positions))
                 rest = [[start, *piece[1:3], 2]]
-                assert walked(counted, to_known(rest, counted.groups())) == walked(uncounted, rest)
-                assert to_known(rest, counted.groups())[0][3] == 2
+                assert walked(counted, to_counted(rest, counted.groups())) == walked(uncounted, rest)
+                assert to_counted(rest, counted.groups())[0][3] == 2
 
 
 def test_a_contiguous_run_becomes_one_counted_piece() -> None:
     groups = np.array([0, 10, 10, 25], np.int64)
-    assert to_known([[4, 3 * GROUP_STRIDE, 1, 0]], groups) == [[4, 25, 1, 0]]
-    assert to_known([[4, 3 * GROUP_STRIDE, 2 * GROUP_STRIDE, 1]], groups) == [[4, 25, 1, 1]]
-    assert to_known([[GROUP_STRIDE, 2 * GROUP_STRIDE, 1, 0]], groups) == []
+    assert to_counted([[4, 3 * GROUP_STRIDE, 1, 0]], groups) == [[4, 25, 1, 0]]
+    assert to_counted([[4, 3 * GROUP_STRIDE, 2 * GROUP_STRIDE, 1]], groups) == [[4, 25, 1, 1]]
+    assert to_counted([[GROUP_STRIDE, 2 * GROUP_STRIDE, 1, 0]], groups) == []
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_merged_groups_are_few_pieces() -> None:
     )
     shares = [piece for rank in range(8) for piece in uncounted.cut(uncounted.whole(), rank, 8, "step")]
     assert uncounted.merge(shares, 8) == uncounted.whole()
-    begun = [[start + 3, stop, step, 0] for start, stop, step, _ in shares]
-    assert len(uncounted.merge(begun, 8)) == 8
+    partly_delivered = [[start + 3, stop, step, 0] for start, stop, step, _ in shares]
+    assert len(uncounted.merge(partly_delivered, 8)) == 8
 
 
 def test_a_merge_keeps_partly_covered_groups() -> None:

@@ -47,7 +47,7 @@ def test_a_group_of_100_billion_samples_needs_no_table() -> None:
     assert [(int(s[0]), int(i[0])) for s, i in again] == list(zip(span.tolist(), index.tolist(), strict=True))
 
 
-def test_each_label_comes_once_with_all_its_indices() -> None:
+def test_each_label_is_yielded_once_with_all_its_indices() -> None:
     found = {label: indices.tolist() for label, indices in indices_by_label(np.array([7, 2, 7, 7, 2], np.int64))}
     assert found == {2: [1, 4], 7: [0, 2, 3]}
     assert list(indices_by_label(np.zeros(0, np.int64))) == []

@@ -1,4 +1,4 @@
-"""Folders and lists are read as they are meant, and what is wrong with them is said with its line."""
+"""Folders and lists of files become samples, and an error names the line of the list that is not valid."""
 
 from __future__ import annotations
 
@@ -14,69 +14,69 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.packing.file_list import Entry, FileList, list_folder, read_list, safe_stem
+from penstock.packing.file_list import FileEntry, FileList, list_folder, read_list, safe_stem
 from penstock.plan import Fields
 
 ZERO = np.zeros(1, np.int64)
 
 
-def made(folder: Path, *names: str) -> Path:
+def write_files(folder: Path, *names: str) -> Path:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(name.encode())
     return folder
 
 
-def told(files: FileList, folder: Path) -> list[tuple[str, dict[str, bytes]]]:
+def relative_entries(files: FileList, folder: Path) -> list[tuple[str, dict[str, bytes]]]:
     return [(str(Path(str(path)).relative_to(folder)), fields) for path, fields, _ in files.entries]
 
 
 def test_classes_are_numbered_by_name_and_files_sorted_by_path(tmp_path: Path) -> None:
-    made(tmp_path, "dog/b.jpg", "dog/deep/a.jpg", "cat/z.png", "cat/.hidden", ".git/x", "readme.txt")
+    write_files(tmp_path, "dog/b.jpg", "dog/deep/a.jpg", "cat/z.png", "cat/.hidden", ".git/x", "readme.txt")
     (tmp_path / "empty").mkdir()
     files = list_folder(str(tmp_path))
     assert files.classes == ("cat", "dog", "empty")
-    assert told(files, tmp_path) == [
+    assert relative_entries(files, tmp_path) == [
         ("cat/z.png", {"cls": b"0"}),
         ("dog/b.jpg", {"cls": b"1"}),
         ("dog/deep/a.jpg", {"cls": b"1"}),
     ]
 
 
-def test_a_folder_without_folders_has_no_classes(tmp_path: Path) -> None:
-    files = list_folder(str(made(tmp_path, "b.jpg", "a.jpg")))
+def test_a_folder_without_subfolders_has_no_classes(tmp_path: Path) -> None:
+    files = list_folder(str(write_files(tmp_path, "b.jpg", "a.jpg")))
     assert files.classes is None
-    assert told(files, tmp_path) == [("a.jpg", {}), ("b.jpg", {})]
+    assert relative_entries(files, tmp_path) == [("a.jpg", {}), ("b.jpg", {})]
 
 
-def test_an_image_beside_class_folders_is_not_left_out_quietly(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"b\.JPG lies beside the class folders"):
-        list_folder(str(made(tmp_path, "cat/a.jpg", "b.JPG")))
+def test_an_image_beside_class_folders_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"b\.JPG is beside the class folders"):
+        list_folder(str(write_files(tmp_path, "cat/a.jpg", "b.JPG")))
 
 
 def test_an_empty_or_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no file to pack"):
         list_folder(str(tmp_path))
-    with pytest.raises(StorageError, match="cannot be listed"):
+    with pytest.raises(StorageError, match="cannot read: No such file"):
         list_folder(str(tmp_path / "missing"))
 
 
-def test_the_identity_is_that_of_names_and_labels_wherever_the_folder_lies(tmp_path: Path) -> None:
-    one, two = (list_folder(str(made(tmp_path / name, "cat/a.jpg", "dog/b.jpg"))) for name in ("one", "two"))
+def test_the_identity_depends_on_names_and_labels_but_not_on_the_folder(tmp_path: Path) -> None:
+    one, two = (list_folder(str(write_files(tmp_path / name, "cat/a.jpg", "dog/b.jpg"))) for name in ("one", "two"))
     assert one.identity() == two.identity()
-    other = list_folder(str(made(tmp_path / "three", "cat/a.jpg", "dog/c.jpg")))
+    other = list_folder(str(write_files(tmp_path / "three", "cat/a.jpg", "dog/c.jpg")))
     assert one.identity() != other.identity()
 
 
-def written(path: Path, text: str) -> str:
+def write_text(path: Path, text: str) -> str:
     path.write_text(text)
     return str(path)
 
 
 def test_columns_become_fields(tmp_path: Path) -> None:
-    made(tmp_path, "img/a.JPG", "img/b.png")
+    write_files(tmp_path, "img/a.JPG", "img/b.png")
     text = "File,Label,caption,width,note\nimg/a.JPG,3,one,10,x\nimg/b.png,4,two,20,\n"
-    ps.pack(written(tmp_path / "list.csv", text), tmp_path / "out", shuffle=False)
+    ps.pack(write_text(tmp_path / "list.csv", text), tmp_path / "out", shuffle=False)
     first, second = ps.read_tar(str(tmp_path / "out")).decode(jpg="bytes", png="bytes")
     assert first["jpg"] == b"img/a.JPG"
     assert (first["cls"], first["txt"], first["json"]) == (3, "one", {"width": "10", "note": "x"})
@@ -84,13 +84,13 @@ def test_columns_become_fields(tmp_path: Path) -> None:
     assert first["__key__"] == "000000000-a"
 
 
-def test_json_lines_keep_their_types_and_labels_get_numbers(tmp_path: Path) -> None:
-    made(tmp_path, "a.jpg", "b.jpg")
+def test_json_lines_keep_their_types_and_labels_are_numbered(tmp_path: Path) -> None:
+    write_files(tmp_path, "a.jpg", "b.jpg")
     rows: list[dict[str, Any]] = [
         {"path": "a.jpg", "label": "zebra", "box": [1, 2.5]},
         {"path": "b.jpg", "label": "ape", "box": None},
     ]
-    files = read_list(written(tmp_path / "l.jsonl", "\n\n".join(map(json.dumps, rows))))
+    files = read_list(write_text(tmp_path / "l.jsonl", "\n\n".join(map(json.dumps, rows))))
     assert files.classes == ("ape", "zebra")
     assert [entry.fields["cls"] for entry in files.entries] == [b"1", b"0"]
     assert json.loads(files.entries[0].fields["json"]) == {"box": [1, 2.5]}
@@ -98,42 +98,42 @@ def test_json_lines_keep_their_types_and_labels_get_numbers(tmp_path: Path) -> N
 
 
 def test_a_list_of_texts_needs_no_files(tmp_path: Path) -> None:
-    ps.pack(written(tmp_path / "l.tsv", "text\tlabel\nh\u00e9\t1\nyo\t0\n"), tmp_path / "out", shuffle=False)
+    ps.pack(write_text(tmp_path / "l.tsv", "text\tlabel\nh\u00e9\t1\nyo\t0\n"), tmp_path / "out", shuffle=False)
     assert [(s["txt"], s["cls"]) for s in ps.read_tar(str(tmp_path / "out")).decode()] == [("h\u00e9", 1), ("yo", 0)]
 
 
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("l.csv", "path,label\na.jpg,1\nb.jpg\n", "line 3: it has not as many columns"),
-        ("l.csv", "path,label\na.jpg,1\nb.jpg,1,2\n", "line 3: it has not as many columns"),
+        ("l.csv", "path,label\na.jpg,1\nb.jpg\n", "line 3: expected 2 columns, as in the first line, but found 1"),
+        ("l.csv", "path,label\na.jpg,1\nb.jpg,1,2\n", "line 3: expected 2 columns, as in the first line, but found 3"),
         ("l.csv", "path,label\n,1\n", "line 2: no path in column 'path'"),
-        ("l.jsonl", '{"path": "a"}\n{"path": \n', "line 2: no JSON"),
-        ("l.jsonl", '{"path": "a"}\n[1]\n', "line 2: a JSON object is needed, not list"),
+        ("l.jsonl", '{"path": "a"}\n{"path": \n', "line 2: not valid JSON"),
+        ("l.jsonl", '{"path": "a"}\n[1]\n', "line 2: expected a JSON object, not list"),
         ("l.jsonl", '{"path": "a"}\n{"path": 7}\n', "line 2: no path"),
     ],
 )
-def test_a_row_that_cannot_be_understood_is_named(name: str, text: str, problem: str, tmp_path: Path) -> None:
+def test_an_error_names_the_line_that_is_not_valid(name: str, text: str, problem: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=problem):
-        read_list(written(tmp_path / name, text))
+        read_list(write_text(tmp_path / name, text))
 
 
 def test_a_list_without_paths_or_texts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match=r"no column is called path.*it has \['a', 'b'\]"):
-        read_list(written(tmp_path / "l.csv", "a,b\n1,2\n"))
+    with pytest.raises(PlanError, match=r"no column holds paths or texts.*its columns are \['a', 'b'\]"):
+        read_list(write_text(tmp_path / "l.csv", "a,b\n1,2\n"))
     with pytest.raises(StorageError, match="empty"):
-        read_list(written(tmp_path / "l.csv", "path,label\n"))
+        read_list(write_text(tmp_path / "l.csv", "path,label\n"))
 
 
 @pytest.mark.parametrize(
     ("stem", "safe"), [("a.b c", "a_b_c"), ("n01_2-x", "n01_2-x"), ("\u00fc/..", "_"), ("x" * 99, "x" * 60)]
 )
-def test_a_stem_is_made_fit_for_a_key(stem: str, safe: str) -> None:
+def test_a_stem_has_no_characters_that_are_special_in_a_key(stem: str, safe: str) -> None:
     assert safe_stem(stem) == safe
 
 
-def test_files_without_an_extension_are_packed_too(tmp_path: Path) -> None:
-    ps.pack(made(tmp_path / "src", "a/README", "a/x.Tiff", "a/y.tar.gz"), tmp_path / "out", shuffle=False)
+def test_a_file_without_an_extension_is_packed_as_bin(tmp_path: Path) -> None:
+    ps.pack(write_files(tmp_path / "src", "a/README", "a/x.Tiff", "a/y.tar.gz"), tmp_path / "out", shuffle=False)
     found = [sorted(set(s) - {"__url__", "__key__", "cls"}) for s in ps.read_tar(str(tmp_path / "out"))]
     assert found == [["bin"], ["tif"], ["gz"]]
 
@@ -146,7 +146,7 @@ def test_a_file_of_any_size_is_read_whole(size: int, tmp_path: Path) -> None:
     assert (sample["bin"], bad) == (data, {})
 
 
-def test_what_comes_in_parts_is_read_whole(tmp_path: Path) -> None:
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.bin")
 
     def feed() -> None:
@@ -157,13 +157,13 @@ def test_what_comes_in_parts_is_read_whole(tmp_path: Path) -> None:
 
     feeder = threading.Thread(target=feed)
     feeder.start()
-    files = FileList(str(tmp_path), [Entry(str(tmp_path / "a.bin"), {})])
+    files = FileList(str(tmp_path), [FileEntry(str(tmp_path / "a.bin"), {})])
     (sample,), bad = files.open().locate(ZERO, ZERO, Fields()).read()
     feeder.join()
     assert (sample["bin"], bad) == (b"one" + b"two" * 30_000 + b"three", {})
 
 
-def test_folders_within_class_folders_belong_to_the_class_and_hidden_ones_to_nobody(tmp_path: Path) -> None:
+def test_subfolders_of_a_class_folder_belong_to_the_class_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     for name in ("cat/1.jpg", "cat/more/2.jpg", "cat/.hidden/3.jpg", "cat/more/.4.jpg", "dog/5.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"x")

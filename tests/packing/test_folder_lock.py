@@ -1,4 +1,4 @@
-"""One packing at a time in a folder, and none is kept out by one that is dead."""
+"""One run at a time writes to a folder, and a killed run does not keep others out."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from penstock.packing.folder_lock import LOCK, Owner, folder_lock
 from penstock.packing.journal import read_journal, write_journal
 from penstock.storage import Memory
 
-HOLDING = """
+HOLD_LOCK = """
 import sys
 from penstock.packing.folder_lock import folder_lock
 with folder_lock(sys.argv[1]):
-    print("mine", flush=True)
+    print("locked", flush=True)
     sys.stdin.readline()
 """
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Another process that packs into a folder for as long as one likes."""
-    call = [sys.executable, "-c", HOLDING, str(folder)]
+def locked_by_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start another process that holds the lock of a folder until it reads a line."""
+    call = [sys.executable, "-c", HOLD_LOCK, str(folder)]
     with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "mine\n"
+        assert process.stdout.readline() == "locked\n"
         yield process
 
 
@@ -50,38 +50,38 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def test_the_second_packing_is_told_who_the_first_is(
+def test_a_second_run_is_refused_and_the_error_names_the_first(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with held(tmp_path / "out") as first:
-        sentence = f"another packing (process {first.pid} on {socket.gethostname()}) is writing there; wait"
+    with locked_by_process(tmp_path / "out") as first:
+        sentence = f"another packing run (process {first.pid} on {socket.gethostname()}) is writing there; wait"
         for more in ({}, {"resume": False}, {"append": True}):
             with pytest.raises(PlanError) as caught:
                 ps.pack(source, tmp_path / "out", **more)  # type: ignore[arg-type]
             assert sentence in str(caught.value)
         assert main(["pack", str(source), str(tmp_path / "out")]) == 1
-        said = capsys.readouterr().err
-        assert sentence in said
-        assert said.count("\n") == 1
+        printed = capsys.readouterr().err
+        assert sentence in printed
+        assert printed.count("\n") == 1
         assert os.listdir(tmp_path / "out") == [LOCK]
         first.communicate("\n")
     assert ps.pack(source, tmp_path / "out").samples == 20
     assert LOCK not in os.listdir(tmp_path / "out")
 
 
-def test_the_lock_of_a_killed_packing_holds_nobody_up(source: Path, tmp_path: Path) -> None:
-    with held(tmp_path / "out") as first:
+def test_the_lock_of_a_killed_run_is_released(source: Path, tmp_path: Path) -> None:
+    with locked_by_process(tmp_path / "out") as first:
         first.send_signal(signal.SIGKILL)
     assert os.listdir(tmp_path / "out") == [LOCK]
     assert ps.pack(source, tmp_path / "out").samples == 20
     assert LOCK not in os.listdir(tmp_path / "out")
 
 
-class Waiting:
-    """A dataset whose last items wait until somebody has looked around."""
+class Blocking:
+    """A dataset whose last items block until ``proceed`` is set."""
 
     def __init__(self) -> None:
-        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.reached, self.proceed = threading.Event(), threading.Event()
 
     def __len__(self) -> int:
         return 40
@@ -89,96 +89,96 @@ class Waiting:
     def __getitem__(self, number: int) -> Any:
         if number >= 30:
             self.reached.set()
-            assert self.go_on.wait(20)
+            assert self.proceed.wait(20)
         return {"label": number}
 
 
 @contextmanager
-def packing(source: Waiting, url: str) -> Iterator[list[BaseException]]:
-    """A packing in another thread that has come to the last items; how it failed, in the end."""
-    failed: list[BaseException] = []
+def packing(source: Blocking, url: str) -> Iterator[list[BaseException]]:
+    """Run a packing in another thread up to the items that block, and to its end on exit; yield its exceptions."""
+    failures: list[BaseException] = []
 
     def pack() -> None:
         try:
             ps.pack(source, url, max_samples=5, shuffle=False)
         except BaseException as exc:
-            failed.append(exc)
+            failures.append(exc)
 
     thread = threading.Thread(target=pack)
     thread.start()
     try:
         assert source.reached.wait(20)
-        yield failed
+        yield failures
     finally:
-        source.go_on.set()
+        source.proceed.set()
         thread.join(20)
 
 
 @pytest.mark.parametrize("where", ["disk", "memory"])
 def test_two_threads_do_not_pack_into_one_folder(where: str, tmp_path: Path) -> None:
-    url = str(tmp_path / "out") if where == "disk" else "memory://turn/threads"
-    source = Waiting()
-    with packing(source, url) as failed:
+    url = str(tmp_path / "out") if where == "disk" else "memory://folder-lock/threads"
+    source = Blocking()
+    with packing(source, url) as failures:
         for more in ({}, {"resume": False}):
-            with pytest.raises(PlanError, match=rf"another packing \(process {os.getpid()} on "):
-                ps.pack(Waiting(), url, max_samples=5, shuffle=False, **more)  # type: ignore[arg-type]
-    assert failed == []
+            with pytest.raises(PlanError, match=rf"another packing run \(process {os.getpid()} on "):
+                ps.pack(Blocking(), url, max_samples=5, shuffle=False, **more)  # type: ignore[arg-type]
+    assert failures == []
     assert len(ps.read_tar(url)) == 40
 
 
-def test_where_nobody_can_know_the_newcomer_takes_over_and_the_first_stops() -> None:
-    url, source = "memory://turn/taken", Waiting()
-    with packing(source, url) as failed:
+def test_a_run_stops_when_another_machine_takes_over_its_remote_folder() -> None:
+    url, source = "memory://folder-lock/taken", Blocking()
+    with packing(source, url) as failures:
         found = read_journal(Memory(), url)
         assert found is not None
-        write_journal(Memory(), url, replace(found, by=Owner("elsewhere", 7, "", "mark")))
-    assert [type(exc) for exc in failed] == [PlanError]
-    assert "another packing (process 7 on elsewhere) is writing there" in str(failed[0])
-    source.go_on.set()
+        write_journal(Memory(), url, replace(found, by=Owner("elsewhere", 7, "", "run")))
+    assert [type(exc) for exc in failures] == [PlanError]
+    assert "another packing run (process 7 on elsewhere) is writing there" in str(failures[0])
+    source.proceed.set()
     assert ps.pack(source, url, max_samples=5, shuffle=False).samples == 40
     assert [sample["cls"] for sample in ps.read_tar(url).decode()] == list(range(40))
 
 
-def test_a_process_that_is_gone_or_another_one_does_not_live(tmp_path: Path) -> None:
-    with folder_lock(str(tmp_path / "a")) as me:
-        assert me.lives()
-    assert not me.lives()
-    with held(tmp_path / "b") as other:
-        born = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19]
-        theirs = Owner(socket.gethostname(), other.pid, born, "")
-        assert theirs.lives()
-        assert not replace(theirs, born="1").lives()  # the number was given to another one since
-        assert not replace(theirs, host="elsewhere").lives()
-        other.kill()
-        os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-        assert not theirs.lives()  # dead, and not yet buried
-    assert not theirs.lives()
+def test_an_owner_is_alive_while_its_process_and_run_are(tmp_path: Path) -> None:
+    with folder_lock(str(tmp_path / "a")) as owner:
+        assert owner.is_alive()
+    assert not owner.is_alive()
+    with locked_by_process(tmp_path / "b") as process:
+        start_time = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        other = Owner(socket.gethostname(), process.pid, start_time, "")
+        assert other.is_alive()
+        assert not replace(other, started_at="1").is_alive()  # another process got the same id
+        assert not replace(other, host="elsewhere").is_alive()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert not other.is_alive()  # a zombie
+    assert not other.is_alive()
 
 
-def test_a_lock_that_was_just_taken_away_is_not_taken_for_one(tmp_path: Path) -> None:
-    """Many threads, one at a time: each gets its turn or is refused, and never two at once."""
-    inside, most, refused = 0, 0, 0
-    lock = threading.Lock()
+def test_a_removed_lock_file_does_not_count_as_a_lock(tmp_path: Path) -> None:
+    """Many threads lock one folder: each gets the lock or is refused, and never two hold it at once."""
+    inside, most_inside, refused = 0, 0, 0
+    counters = threading.Lock()
 
-    def try_it() -> None:
-        nonlocal inside, most, refused
+    def lock_repeatedly() -> None:
+        nonlocal inside, most_inside, refused
         for _ in range(50):
             try:
                 with folder_lock(str(tmp_path)):
-                    with lock:
+                    with counters:
                         inside += 1
-                        most = max(most, inside)
-                    with lock:
+                        most_inside = max(most_inside, inside)
+                    with counters:
                         inside -= 1
             except PlanError:
-                with lock:
+                with counters:
                     refused += 1
 
-    threads = [threading.Thread(target=try_it) for _ in range(4)]
+    threads = [threading.Thread(target=lock_repeatedly) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == 1
+    assert most_inside == 1
     assert refused < 200
     assert os.listdir(tmp_path) == []

@@ -1,4 +1,4 @@
-"""What a user gives is recognised by what it can do, and original bytes are found where they are."""
+"""A source is recognised by its methods, and the original bytes of files are packed where they exist."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.packing.inputs import recognise
 
 
 class ImageFolder:
-    """As torchvision's: paths and labels, an image when asked."""
+    """Has the interface of torchvision's class of that name: paths and labels, and images on request."""
 
     def __init__(self, folder: Path, transform: Any = None) -> None:
         self.classes = ["cat", "dog"]
@@ -54,40 +54,40 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def packed(source: Any, **more: Any) -> list[dict[str, Any]]:
-    url = "memory://origins/out"
-    ps.pack(source, url, shuffle=False, resume=False, **more)
+def pack_and_read(source: Any, **options: Any) -> list[dict[str, Any]]:
+    url = "memory://inputs/out"
+    ps.pack(source, url, shuffle=False, resume=False, **options)
     return ps.read_tar(url).take_all()
 
 
-def test_files_behind_a_dataset_are_packed_as_they_are(folder: Path) -> None:
-    samples = packed(ImageFolder(folder))
+def test_the_files_of_a_dataset_are_packed_unchanged(folder: Path) -> None:
+    samples = pack_and_read(ImageFolder(folder))
     assert [s["jpg"] for s in samples] == [
         (folder / n).read_bytes() for n in ("cat/1.jpg", "cat/2.jpg", "dog/1.jpg", "dog/2.jpg")
     ]
     assert [s["cls"] for s in samples] == [b"0", b"0", b"1", b"1"]
-    manifest = read_manifest_at("memory://origins/out")
+    manifest = read_manifest_at("memory://inputs/out")
     assert manifest is not None
     assert manifest.classes == ("cat", "dog")
 
 
-def test_a_choice_of_files_is_still_files(folder: Path) -> None:
-    samples = packed(Subset(Subset(ImageFolder(folder), [3, 2, 0]), [1, 0]))
+def test_the_files_of_a_subset_are_packed_unchanged(folder: Path) -> None:
+    samples = pack_and_read(Subset(Subset(ImageFolder(folder), [3, 2, 0]), [1, 0]))
     assert [s["jpg"] for s in samples] == [(folder / n).read_bytes() for n in ("dog/1.jpg", "dog/2.jpg")]
 
 
-def test_what_a_transform_makes_is_encoded(folder: Path) -> None:
-    samples = packed(ImageFolder(folder, lambda image: image.resize((4, 4))))
+def test_the_items_of_a_dataset_with_a_transform_are_encoded(folder: Path) -> None:
+    samples = pack_and_read(ImageFolder(folder, lambda image: image.resize((4, 4))))
     assert [sorted(set(s) - {"__key__", "__url__"}) for s in samples] == [["cls", "png"]] * 4
 
 
-def test_a_dataset_whose_items_are_not_its_files_is_asked_for_items(folder: Path) -> None:
-    class Turned(ImageFolder):
+def test_the_items_of_a_dataset_are_packed_if_they_differ_from_its_files(folder: Path) -> None:
+    class Relabelled(ImageFolder):
         def __getitem__(self, number: int) -> tuple[Any, int]:
             image, label = super().__getitem__(number)
             return image, label + 5
 
-    assert [s["cls"] for s in packed(Turned(folder))] == [b"5", b"5", b"6", b"6"]
+    assert [s["cls"] for s in pack_and_read(Relabelled(folder))] == [b"5", b"5", b"6", b"6"]
 
 
 @dataclass
@@ -109,7 +109,7 @@ Image_.__name__ = "Image"
 
 
 class HuggingFace:
-    """As a dataset of Hugging Face's, as far as packing looks."""
+    """Has the part of the interface of a Hugging Face dataset that packing uses."""
 
     def __init__(self, rows: list[dict[str, Any]], features: dict[str, Any]) -> None:
         self.rows, self.features = rows, features
@@ -130,17 +130,17 @@ class HuggingFace:
 def test_a_hugging_face_dataset_keeps_its_bytes_and_class_names() -> None:
     rows = [{"image": {"bytes": b"\xff\xd8\xff%d" % n, "path": None}, "label": n, "text": f"t{n}"} for n in range(2)]
     source = HuggingFace(rows, {"image": Image_(), "label": ClassLabel(["no", "yes"]), "text": Value("string")})
-    samples = packed(source)
+    samples = pack_and_read(source)
     assert [(s["jpg"], s["cls"], s["txt"]) for s in samples] == [
         (b"\xff\xd8\xff0", b"0", b"t0"),
         (b"\xff\xd8\xff1", b"1", b"t1"),
     ]
-    manifest = read_manifest_at("memory://origins/out")
+    manifest = read_manifest_at("memory://inputs/out")
     assert manifest is not None
     assert manifest.classes == ("no", "yes")
 
 
-def test_several_datasets_in_one_are_not_guessed_at() -> None:
+def test_a_dict_of_datasets_is_refused() -> None:
     with pytest.raises(PlanError, match=r"several datasets \(train, test\): pack each"):
         recognise({"train": [(1, 2)], "test": [(3, 4)]}, workers=None, image="png")
 
@@ -155,11 +155,11 @@ def test_a_streaming_dataset_is_refused() -> None:
         recognise(Streaming(), workers=None, image="png")
 
 
-def test_a_path_that_means_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("")
-    with pytest.raises(PlanError, match="no list of a known kind"):
+    with pytest.raises(PlanError, match="it is not a folder, a shard or a list"):
         recognise(tmp_path / "a.xlsx", workers=None, image="png")
-    with pytest.raises(PlanError, match=r"s3://bucket/list\.csv: lists.* this machine's disks only"):
+    with pytest.raises(PlanError, match=r"s3://bucket/list\.csv: a list .* must be on a local disk"):
         recognise("s3://bucket/list.csv", workers=None, image="png")
     with pytest.raises(PlanError, match="no such folder or list"):
         recognise(str(tmp_path / "missing"), workers=None, image="png")

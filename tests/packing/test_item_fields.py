@@ -1,4 +1,4 @@
-"""Values are stored under names that decode to the same values."""
+"""The values of an item are stored in fields whose names decode to the same values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.packing.item_fields import as_fields, sniffed
+from penstock.packing.item_fields import encode_item, image_extension
 
 PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 
@@ -34,31 +34,35 @@ PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     ],
     ids=str,
 )
-def test_what_a_value_is_decides_its_field(item: dict[str, Any], fields: dict[str, bytes]) -> None:
-    assert as_fields(item, "png") == fields
+def test_the_name_and_type_of_a_value_decide_its_field(item: dict[str, Any], fields: dict[str, bytes]) -> None:
+    assert encode_item(item, "png") == fields
 
 
-def test_images_are_encoded_and_other_arrays_kept_as_arrays() -> None:
-    fields = as_fields({"image": Image.fromarray(PIXELS), "mask": Image.fromarray(PIXELS), "flow": PIXELS}, "png")
+def test_images_are_encoded_and_other_arrays_are_stored_as_npy() -> None:
+    fields = encode_item({"image": Image.fromarray(PIXELS), "mask": Image.fromarray(PIXELS), "flow": PIXELS}, "png")
     assert sorted(fields) == ["flow.npy", "mask.png", "png"]
 
 
 def test_channels_may_come_first() -> None:
-    turned = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8)
-    assert as_fields({"image": turned}, "png") == as_fields({"image": turned.transpose(1, 2, 0)}, "png")
+    channels_first = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8)
+    assert encode_item({"image": channels_first}, "png") == encode_item(
+        {"image": channels_first.transpose(1, 2, 0)}, "png"
+    )
 
 
-def test_a_file_behind_an_item_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_the_file_of_an_item_is_stored_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a.webp").write_bytes(b"RIFF....WEBP")
     item = {"image": {"bytes": None, "path": str(tmp_path / "a.webp")}}
-    assert as_fields(item, "png") == {"webp": b"RIFF....WEBP"}
+    assert encode_item(item, "png") == {"webp": b"RIFF....WEBP"}
 
 
-def test_an_image_that_is_none_is_a_value_error() -> None:
+def test_an_array_that_is_not_an_image_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="float pixels must be in"):
-        as_fields({"image": np.full((4, 4, 3), -2.0)}, "png")
+        encode_item({"image": np.full((4, 4, 3), -2.0)}, "png")
 
 
-@pytest.mark.parametrize(("data", "kind"), [(b"BM..", "bmp"), (b"II*\0", "tif"), (b"", None), (b"RIFFxxxxWAVE", None)])
-def test_images_are_told_by_their_first_bytes(data: bytes, kind: str | None) -> None:
-    assert sniffed(data) == kind
+@pytest.mark.parametrize(
+    ("data", "extension"), [(b"BM..", "bmp"), (b"II*\0", "tif"), (b"", None), (b"RIFFxxxxWAVE", None)]
+)
+def test_images_are_recognised_by_their_first_bytes(data: bytes, extension: str | None) -> None:
+    assert image_extension(data) == extension

@@ -1,4 +1,4 @@
-"""Packing is exact: the same bytes whoever reads and however often it is killed, and nothing half-written."""
+"""Packing is exact: the same bytes for any workers and after any interruption, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of 60 files each, of sizes from nothing on."""
+    """Write two classes of 60 files each, of random sizes from 0 on."""
     folder = tmp_path_factory.mktemp("photos")
-    chance = random.Random(0)
+    rng = random.Random(0)
     for name in ("cat", "dog"):
         (folder / name).mkdir()
         for number in range(60):
-            (folder / name / f"{name}.{number:03d}.JPEG").write_bytes(chance.randbytes(chance.randrange(6000)))
+            (folder / name / f"{name}.{number:03d}.JPEG").write_bytes(rng.randbytes(rng.randrange(6000)))
     return folder
 
 
 def content(folder: str | Path) -> dict[str, bytes]:
-    """Everything in a folder, indexes without what their file looked like to the system."""
+    """Return all files of a folder, with indexes that have no modification times and inodes."""
     if not str(folder).startswith("memory:"):
         found = {path.name: path.read_bytes() for path in Path(folder).iterdir()}
     else:
@@ -83,38 +83,38 @@ def test_a_folder_of_class_folders_becomes_shards(photos: Path, tmp_path: Path) 
     assert JOURNAL not in os.listdir(tmp_path / "out")
 
 
-def test_without_shuffle_the_order_is_that_of_paths(photos: Path, tmp_path: Path) -> None:
+def test_without_shuffle_samples_are_sorted_by_path(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "out", shuffle=False)
     stems = [key.partition("-")[2] for key in keys(tmp_path / "out")]
     assert stems == sorted(stems)
 
 
-def test_keys_sort_as_samples_lie(photos: Path, tmp_path: Path) -> None:
+def test_keys_sort_in_the_order_of_the_samples(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "out", max_samples=33)
     found = keys(tmp_path / "out")
     assert found == sorted(found)
 
 
-def test_the_seed_decides_the_order(photos: Path, tmp_path: Path) -> None:
+def test_the_seed_determines_the_order(photos: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         ps.pack(photos, tmp_path / name, seed=seed)
     assert keys(tmp_path / "a") == keys(tmp_path / "b") != keys(tmp_path / "c")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5, (1, 3)], ids=str)
-def test_the_bytes_are_the_same_whoever_reads(photos: Path, tmp_path: Path, workers: Any) -> None:
+def test_the_bytes_are_the_same_for_any_number_of_workers(photos: Path, tmp_path: Path, workers: Any) -> None:
     ps.pack(photos, tmp_path / "default", max_bytes=60_000)
     ps.pack(photos, tmp_path / "out", max_bytes=60_000, workers=workers)
     assert content(tmp_path / "out") == content(tmp_path / "default")
     assert max(len(data) for name, data in content(tmp_path / "out").items() if name.endswith(".tar")) <= 60_000
 
 
-def test_elsewhere_are_the_bytes_that_would_be_here(photos: Path, tmp_path: Path) -> None:
-    here = ps.pack(photos, tmp_path / "out", max_samples=50)
-    there = ps.pack(photos, "memory://pack/elsewhere", max_samples=50)
-    assert (there.shards, there.nbytes) == (here.shards, here.nbytes)
-    assert content("memory://pack/elsewhere") == content(tmp_path / "out")
-    assert keys("memory://pack/elsewhere") == keys(tmp_path / "out")
+def test_remote_shards_have_the_bytes_of_local_ones(photos: Path, tmp_path: Path) -> None:
+    local = ps.pack(photos, tmp_path / "out", max_samples=50)
+    remote = ps.pack(photos, "memory://pack/remote", max_samples=50)
+    assert (remote.shards, remote.nbytes) == (local.shards, local.nbytes)
+    assert content("memory://pack/remote") == content(tmp_path / "out")
+    assert keys("memory://pack/remote") == keys(tmp_path / "out")
 
 
 @pytest.mark.parametrize("compress", ["gz", "zst"])
@@ -126,13 +126,13 @@ def test_shards_may_be_compressed(photos: Path, tmp_path: Path, compress: Any) -
 
 @dataclass(frozen=True)
 class Failing:
-    """Memory whose uploads fail after so many bytes in all, until ``left`` is raised again."""
+    """Memory whose uploads fail once ``room[0]`` bytes have been written."""
 
-    left: list[int] = field(default_factory=lambda: [1 << 60])
+    room: list[int] = field(default_factory=lambda: [1 << 60])
     memory: Memory = field(default_factory=Memory)
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-        return _FailingUpload(self.memory.put(url), self.left)
+        return _FailingUpload(self.memory.put(url), self.room)
 
     def info(self, url: str) -> Info:
         return self.memory.info(url)
@@ -154,13 +154,13 @@ class Failing:
 
 
 class _FailingUpload(Upload):
-    def __init__(self, inner: Upload, left: list[int]) -> None:
+    def __init__(self, inner: Upload, room: list[int]) -> None:
         super().__init__(inner.url)
-        self._inner, self._left = inner, left
+        self._inner, self._room = inner, room
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
-        self._left[0] -= len(data)
-        if self._left[0] < 0:
+        self._room[0] -= len(data)
+        if self._room[0] < 0:
             raise StorageError("there is no more room", self.url)
         self._inner.write(data)
 
@@ -172,26 +172,26 @@ class _FailingUpload(Upload):
 
 
 @pytest.mark.parametrize("room", [0, 900, 40_000, 130_000, 200_000, 300_000])
-def test_a_place_that_is_full_holds_whole_shards_only_and_the_rest_follows(photos: Path, room: int) -> None:
+def test_a_full_storage_holds_only_whole_shards_and_the_run_can_be_resumed(photos: Path, room: int) -> None:
     want_url, url = "memory://pack/never-full", f"memory://pack/full-{room}"
     ps.pack(photos, want_url, max_samples=20)
     want = content(want_url)
     storage: Any = Failing()
-    storage.left[0] = room
+    storage.room[0] = room
     with pytest.raises(StorageError, match="no more room"):
         ps.pack(photos, url, max_samples=20, storage=storage)
     for name, data in content(url).items():
         assert name in (JOURNAL, *want)
         assert name == JOURNAL or data == want[name]
     assert "manifest.json" not in content(url)
-    storage.left[0] = 1 << 60
+    storage.room[0] = 1 << 60
     packed = ps.pack(photos, url, max_samples=20, storage=storage)
     assert packed.samples == 120
     assert content(url) == want
 
 
-def test_an_interrupted_run_reads_again_only_what_was_not_stored(tmp_path: Path) -> None:
-    asked: list[int] = []
+def test_a_resumed_run_reads_only_what_was_not_stored(tmp_path: Path) -> None:
+    requested: list[int] = []
 
     class Numbers:
         fail_at: int | None = 77
@@ -200,7 +200,7 @@ def test_an_interrupted_run_reads_again_only_what_was_not_stored(tmp_path: Path)
             return 100
 
         def __getitem__(self, number: int) -> dict[str, Any]:
-            asked.append(number)
+            requested.append(number)
             if number == self.fail_at:
                 raise RuntimeError("out of order")
             return {"label": number}
@@ -208,16 +208,16 @@ def test_an_interrupted_run_reads_again_only_what_was_not_stored(tmp_path: Path)
     source = Numbers()
     with pytest.raises(DataError, match=r"item 77: out of order"):
         ps.pack(source, tmp_path / "out", max_samples=10, shuffle=False)
-    found = read_journal_entries(tmp_path / "out")
-    assert 1 <= found <= 7
+    complete = count_journal_entries(tmp_path / "out")
+    assert 1 <= complete <= 7
     source.fail_at = None
-    asked.clear()
+    requested.clear()
     assert ps.pack(source, tmp_path / "out", max_samples=10, shuffle=False).samples == 100
-    assert min(asked) <= found * 10
+    assert min(requested) <= complete * 10
     assert [s["cls"] for s in ps.read_tar(str(tmp_path / "out")).decode()] == list(range(100))
 
 
-def read_journal_entries(folder: Path) -> int:
+def count_journal_entries(folder: Path) -> int:
     return len(json.loads((folder / JOURNAL).read_text())["entries"])
 
 
@@ -230,26 +230,24 @@ def slowly(sample):
 source = sys.argv[1]
 if len(sys.argv) > 3:
     source = ps.read_files(source).map(lambda s: {"bin": s["bytes"]}).map(slowly, workers=2)
-print("begun", flush=True)
+print("started", flush=True)
 ps.pack(source, sys.argv[2], max_samples=6)
 """
 
 
 @pytest.mark.parametrize("kind", ["folder", "dataset"])
-def test_a_packing_that_is_killed_again_and_again_ends_with_the_same_bytes(
-    photos: Path, tmp_path: Path, kind: str
-) -> None:
+def test_a_run_that_is_killed_repeatedly_gives_the_same_bytes(photos: Path, tmp_path: Path, kind: str) -> None:
     more = ["dataset"] if kind == "dataset" else []
     script, out = [sys.executable, "-c", PACKING, str(photos)], tmp_path / "out"
-    begun = time.monotonic()
+    started = time.monotonic()
     subprocess.run([*script, str(tmp_path / "want"), *more], check=True, stdout=subprocess.DEVNULL)
-    want, chance = content(tmp_path / "want"), random.Random(5)
-    took = min(time.monotonic() - begun, 0.6)
+    want, rng = content(tmp_path / "want"), random.Random(5)
+    took_s = min(time.monotonic() - started, 0.6)
     for _ in range(10 if FULL else 3):
         with subprocess.Popen([*script, str(out), *more], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            time.sleep(chance.random() * took)
+            time.sleep(rng.random() * took_s)
             process.send_signal(signal.SIGKILL)
         visible = {name: data for name, data in (content(out) if out.exists() else {}).items() if name[0] != "."}
         assert visible.items() <= want.items()
@@ -269,7 +267,7 @@ ps.pack(source, sys.argv[1], max_bytes="40MB", shuffle=False, storage=S3(sys.arg
 """
 
 
-def test_a_packing_into_a_bucket_that_is_killed_leaves_no_parts_behind_once_it_is_done(tmp_path: Path) -> None:
+def test_a_run_into_a_bucket_that_was_killed_and_resumed_leaves_no_uploads(tmp_path: Path) -> None:
     (tmp_path / "buckets" / "bucket").mkdir(parents=True)
     with s3_server(tmp_path / "buckets") as port:
         storage = S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY)
@@ -277,44 +275,44 @@ def test_a_packing_into_a_bucket_that_is_killed_leaves_no_parts_behind_once_it_i
         def pending() -> list[str]:
             try:
                 found = storage.call("list_multipart_uploads", "s3://bucket/out", {"Bucket": "bucket"})
-            except StorageError:  # this server's word for none
+            except StorageError:  # how this server answers if there are none
                 return []
             return [one["Key"] for one in found.get("Uploads", ())]
 
-        there = [sys.executable, "-c", UPLOADING, "s3://bucket/out", str(storage.endpoint), ACCESS_KEY, SECRET_KEY]
-        with subprocess.Popen(there) as process:
+        call = [sys.executable, "-c", UPLOADING, "s3://bucket/out", str(storage.endpoint), ACCESS_KEY, SECRET_KEY]
+        with subprocess.Popen(call) as process:
             deadline = time.monotonic() + 20
             while not pending() and time.monotonic() < deadline:
                 time.sleep(0.02)
             process.send_signal(signal.SIGKILL)
         assert pending() == ["out/shard-000000.tar"]
-        subprocess.run(there, check=True)
+        subprocess.run(call, check=True)
         assert pending() == []
         found = [sample["bin"] for sample in ps.read_tar("s3://bucket/out", storage=storage)]
         assert found == [bytes([number]) * 9_000_000 for number in range(5)]
 
 
-def test_a_run_may_end_between_any_two_writes(photos: Path) -> None:
-    """Every put is a moment to die at; whatever was put before stays."""
+def test_a_run_can_be_resumed_after_any_write(photos: Path) -> None:
+    """The storage fails at each put and delete in turn; what was written before stays."""
     ps.pack(photos, "memory://pack/whole", max_samples=40)
     want = content("memory://pack/whole")
 
-    class Dying(Failing):
+    class FailingAt(Failing):
         def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-            self.left[0] -= 1
-            if self.left[0] < 0:
+            self.room[0] -= 1
+            if self.room[0] < 0:
                 raise StorageError("gone", url)
             return self.memory.put(url)
 
         def delete(self, url: str) -> None:
-            self.left[0] -= 1
-            if self.left[0] < 0:
+            self.room[0] -= 1
+            if self.room[0] < 0:
                 raise StorageError("gone", url)
             self.memory.delete(url)
 
-    for moment in range(40):
-        url = f"memory://pack/dying-{moment}"
-        storage: Any = Dying([moment])
+    for step in range(40):
+        url = f"memory://pack/failing-{step}"
+        storage: Any = FailingAt([step])
         try:
             ps.pack(photos, url, max_samples=40, storage=storage)
         except StorageError:
@@ -322,17 +320,17 @@ def test_a_run_may_end_between_any_two_writes(photos: Path) -> None:
         else:
             break
         assert content(url) == want
-    assert 8 < moment < 40
+    assert 8 < step < 40
 
 
-def test_a_finished_packing_has_nothing_to_do(photos: Path, tmp_path: Path) -> None:
+def test_a_complete_run_is_not_repeated(photos: Path, tmp_path: Path) -> None:
     first = ps.pack(photos, tmp_path / "out", max_samples=50)
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert ps.pack(photos, tmp_path / "out", max_samples=50) == first
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_finished_packing_that_lost_a_shard_is_not_taken_for_whole(photos: Path, tmp_path: Path) -> None:
+def test_a_complete_run_that_lost_a_shard_is_refused(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "out", max_samples=50)
     (tmp_path / "out" / "shard-000001.tar").unlink()
     with pytest.raises(PlanError, match="resume=False"):
@@ -340,7 +338,7 @@ def test_a_finished_packing_that_lost_a_shard_is_not_taken_for_whole(photos: Pat
     assert ps.pack(photos, tmp_path / "out", max_samples=50, resume=False).samples == 120
 
 
-def test_shards_of_something_else_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
+def test_shards_of_another_source_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "out", max_samples=20)
     with pytest.raises(PlanError, match=r"holds 6 shards.*append=True adds.*resume=False replaces"):
         ps.pack(photos / "cat", tmp_path / "out", max_samples=20)
@@ -350,43 +348,43 @@ def test_shards_of_something_else_are_replaced_only_on_request(photos: Path, tmp
 
 
 class FewShards(Failing):
-    """Memory that takes three shards."""
+    """Memory with room for ``room[0]`` shards."""
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         if url.endswith(".tar"):
-            self.left[0] -= 1
-            if self.left[0] < 0:
+            self.room[0] -= 1
+            if self.room[0] < 0:
                 raise StorageError("there is no more room", url)
         return self.memory.put(url)
 
 
-def interrupted(photos: Path, url: str, **more: Any) -> None:
+def pack_interrupted(photos: Path, url: str, **options: Any) -> None:
     storage: Any = FewShards([3])
     with pytest.raises(StorageError):
-        ps.pack(photos, url, max_samples=20, storage=storage, **more)
+        ps.pack(photos, url, max_samples=20, storage=storage, **options)
 
 
-def test_an_unfinished_packing_is_finished_by_its_like_only(photos: Path) -> None:
+def test_an_unfinished_run_is_resumed_only_by_the_same_run(photos: Path) -> None:
     url = "memory://pack/unfinished"
-    interrupted(photos, url)
-    with pytest.raises(PlanError, match=r"unfinished packing of another source.*resume=False"):
+    pack_interrupted(photos, url)
+    with pytest.raises(PlanError, match=r"unfinished packing run of another source.*resume=False"):
         ps.pack(photos / "cat", url, max_samples=20)
-    with pytest.raises(PlanError, match=r"unfinished packing of other options \(max_samples, seed\)"):
+    with pytest.raises(PlanError, match=r"unfinished packing run with other options \(max_samples, seed\)"):
         ps.pack(photos, url, max_samples=30, seed=4)
     ps.pack(photos / "cat", url, max_samples=30, resume=False)
     ps.pack(photos / "cat", "memory://pack/fresh", max_samples=30)
     assert content(url) == content("memory://pack/fresh")
 
 
-def test_a_shard_that_was_written_before_the_interruption_must_still_be_there(photos: Path) -> None:
+def test_a_run_that_lost_a_shard_is_not_resumed(photos: Path) -> None:
     url = "memory://pack/lost"
-    interrupted(photos, url)
+    pack_interrupted(photos, url)
     Memory().delete(f"{url}/shard-000000.tar")
     with pytest.raises(PlanError, match=r"shard-000000\.tar.*gone or changed.*resume=False"):
         ps.pack(photos, url, max_samples=20)
 
 
-def test_a_journal_that_makes_no_sense_is_in_nobody_s_way_who_starts_over(photos: Path, tmp_path: Path) -> None:
+def test_a_damaged_journal_does_not_prevent_starting_over(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / JOURNAL).write_text('{"v": 1}')
     with pytest.raises(PlanError, match="resume=False"):
@@ -394,7 +392,7 @@ def test_a_journal_that_makes_no_sense_is_in_nobody_s_way_who_starts_over(photos
     assert ps.pack(photos, tmp_path / "out", resume=False).samples == 120
 
 
-def test_appended_shards_follow_those_that_are_there(photos: Path, tmp_path: Path) -> None:
+def test_appended_shards_follow_the_existing_ones(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     ps.pack(photos, out, max_samples=50)
     before = content(out)
@@ -412,17 +410,17 @@ def test_appended_shards_follow_those_that_are_there(photos: Path, tmp_path: Pat
     assert [shard.samples for shard in manifest.shards] == [50, 50, 20] * 2
 
 
-def test_an_interrupted_append_goes_on_too(photos: Path) -> None:
+def test_an_interrupted_append_is_resumed(photos: Path) -> None:
     for url in ("memory://pack/append-a", "memory://pack/append-b"):
         ps.pack(photos, url, max_samples=20)
-    interrupted(photos, "memory://pack/append-a", append=True)
+    pack_interrupted(photos, "memory://pack/append-a", append=True)
     assert len(keys("memory://pack/append-b")) == 120
     for url in ("memory://pack/append-a", "memory://pack/append-b"):
         ps.pack(photos, url, max_samples=20, append=True)
     assert content("memory://pack/append-a") == content("memory://pack/append-b")
 
 
-def test_classes_that_mean_something_else_are_not_appended(photos: Path, tmp_path: Path) -> None:
+def test_a_source_with_other_classes_is_not_appended(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "out")
     (tmp_path / "src" / "cow").mkdir(parents=True)
     (tmp_path / "src" / "cow" / "1.jpg").write_bytes(b"x")
@@ -430,27 +428,27 @@ def test_classes_that_mean_something_else_are_not_appended(photos: Path, tmp_pat
         ps.pack(tmp_path / "src", tmp_path / "out", append=True)
 
 
-def test_appending_to_nothing_is_packing(photos: Path, tmp_path: Path) -> None:
+def test_appending_to_a_new_folder_packs(photos: Path, tmp_path: Path) -> None:
     assert ps.pack(photos, tmp_path / "out", append=True).samples == 120
 
 
-@pytest.mark.parametrize("more", [{"max_samples": 7}, {"max_bytes": 30_000}, {"max_bytes": 9_000}, {}], ids=str)
-def test_a_dry_run_of_files_is_exact_and_writes_nothing(photos: Path, tmp_path: Path, more: Any) -> None:
-    told = ps.pack(photos, tmp_path / "out", dry_run=True, **more)
+@pytest.mark.parametrize("options", [{"max_samples": 7}, {"max_bytes": 30_000}, {"max_bytes": 9_000}, {}], ids=str)
+def test_a_dry_run_of_files_is_exact_and_writes_nothing(photos: Path, tmp_path: Path, options: Any) -> None:
+    estimate = ps.pack(photos, tmp_path / "out", dry_run=True, **options)
     assert not (tmp_path / "out").exists()
-    assert told == ps.pack(photos, tmp_path / "out", **more)
+    assert estimate == ps.pack(photos, tmp_path / "out", **options)
 
 
-def test_a_dry_run_of_what_must_be_encoded_is_an_estimate(tmp_path: Path) -> None:
+def test_a_dry_run_of_values_to_encode_is_an_estimate(tmp_path: Path) -> None:
     images = [(np.full((40, 40, 3), number % 256, np.uint8), number) for number in range(200)]
-    told = ps.pack(images, tmp_path / "out", max_samples=30, dry_run=True)
-    done = ps.pack(images, tmp_path / "out", max_samples=30)
-    assert told.estimated
-    assert (told.samples, told.shards) == (200, done.shards)
-    assert told.nbytes == pytest.approx(done.nbytes, rel=0.2)
+    estimate = ps.pack(images, tmp_path / "out", max_samples=30, dry_run=True)
+    packed = ps.pack(images, tmp_path / "out", max_samples=30)
+    assert estimate.estimated
+    assert (estimate.samples, estimate.shards) == (200, packed.shards)
+    assert estimate.nbytes == pytest.approx(packed.nbytes, rel=0.2)
 
 
-def test_a_file_that_is_gone_is_named_with_its_line_or_left_out(photos: Path, tmp_path: Path) -> None:
+def test_an_error_names_a_missing_file_and_its_line_unless_it_is_skipped(photos: Path, tmp_path: Path) -> None:
     path = tmp_path / "list.csv"
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
@@ -465,7 +463,7 @@ def test_a_file_that_is_gone_is_named_with_its_line_or_left_out(photos: Path, tm
 
 
 def test_a_map_style_dataset_gives_the_same_bytes_from_processes(tmp_path: Path) -> None:
-    class Squares:  # local, so that worker processes get it with the work
+    class Squares:  # local, so that it is pickled by value for the worker processes
         def __len__(self) -> int:
             return 40
 
@@ -502,14 +500,14 @@ def test_a_torch_dataset_is_packed_without_torchvision(tmp_path: Path) -> None:
     ],
     ids=["L", "RGBA", "1", "I;16", "uint16", "rgb", "float"],
 )
-def test_images_of_all_kinds_come_back_as_they_were(image: Any, tmp_path: Path) -> None:
+def test_images_of_every_mode_round_trip(image: Any, tmp_path: Path) -> None:
     ps.pack([(image, 1)], tmp_path / "out")
-    back = ps.read_tar(str(tmp_path / "out")).decode().first()["png"]
+    restored = ps.read_tar(str(tmp_path / "out")).decode().first()["png"]
     want = np.asarray(image)
     want = want.astype(np.uint8) * 255 if want.dtype == bool else want
     want = np.rint(want * 255).astype(np.uint8) if want.dtype == np.float32 else want
-    assert np.array_equal(back, want)
-    assert back.dtype == want.dtype
+    assert np.array_equal(restored, want)
+    assert restored.dtype == want.dtype
 
 
 def test_images_may_be_stored_as_jpeg(tmp_path: Path) -> None:
@@ -528,7 +526,7 @@ def test_a_dataset_keeps_its_keys_and_its_order(tmp_path: Path) -> None:
     assert keys(tmp_path / "plain") == [item["__key__"] for item in items]
 
 
-def test_shards_packed_anew_keep_the_names_of_classes(photos: Path, tmp_path: Path) -> None:
+def test_repacked_shards_keep_the_class_names(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "one")
     ps.pack(tmp_path / "one", tmp_path / "two")
     manifest = read_manifest(tmp_path / "two")
@@ -536,21 +534,21 @@ def test_shards_packed_anew_keep_the_names_of_classes(photos: Path, tmp_path: Pa
     assert manifest.classes == ("cat", "dog")
 
 
-def test_shards_may_be_packed_anew(photos: Path, tmp_path: Path) -> None:
+def test_shards_may_be_repacked(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "small", max_samples=10)
     packed = ps.pack(tmp_path / "small", tmp_path / "large", shuffle=False)
     assert len(packed.shards) == 1
     assert keys(tmp_path / "large") == keys(tmp_path / "small")
 
 
-def test_a_late_stage_can_be_packed_and_taken_up(tmp_path: Path) -> None:
+def test_a_dataset_with_a_late_stage_is_packed_and_resumed(tmp_path: Path) -> None:
     def twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"txt": f"{sample['txt']} {part}"} for part in "ab"]
 
     source = ps.from_items([{"txt": str(number)} for number in range(50)]).flat_map(twice)
     ps.pack(source, "memory://pack/late", max_samples=9)
     storage: Any = Failing()
-    storage.left[0] = 60_000
+    storage.room[0] = 60_000
     with pytest.raises(StorageError):
         ps.pack(source, "memory://pack/late-2", max_samples=9, storage=storage)
     assert read_manifest_at("memory://pack/late-2") is None
@@ -589,12 +587,12 @@ def test_what_cannot_be_packed_is_refused(source: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", [3, None, b"out", ""], ids=str)
-def test_a_target_that_is_no_path_is_named(photos: Path, url: Any) -> None:
+def test_a_target_that_is_not_a_path_is_refused(photos: Path, url: Any) -> None:
     with pytest.raises(PlanError, match=r"url=.*: give a path or a URL"):
         ps.pack(photos, url)
 
 
-def test_a_target_must_be_a_folder_outside_of_the_source(photos: Path, tmp_path: Path) -> None:
+def test_the_target_must_be_a_folder_outside_the_source(photos: Path, tmp_path: Path) -> None:
     for target in ("out.tar", "out-%d.tar", "out.parquet"):
         with pytest.raises(PlanError, match="give a folder"):
             ps.pack(photos, tmp_path / target)
@@ -603,13 +601,13 @@ def test_a_target_must_be_a_folder_outside_of_the_source(photos: Path, tmp_path:
             ps.pack(photos, inside)
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error(photos: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_storage_error(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         ps.pack(photos, tmp_path / "file" / "out")
 
 
-def test_a_full_disk_leaves_whole_shards_only(photos: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_only_whole_shards(photos: Path, tmp_path: Path) -> None:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     old = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -625,13 +623,15 @@ def test_a_full_disk_leaves_whole_shards_only(photos: Path, tmp_path: Path) -> N
     assert content(tmp_path / "out") == content(tmp_path / "want")
 
 
-def test_what_a_killed_run_left_is_swept_up_and_a_living_one_s_is_not(photos: Path, tmp_path: Path) -> None:
+def test_partial_files_of_killed_runs_are_removed_and_those_of_active_runs_are_not(
+    photos: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     out.mkdir()
     with subprocess.Popen(["true"]) as gone:
         pass
     dead, alive = (out / f".shard-000000.tar.{pid}-0123abcd.partial" for pid in (gone.pid, os.getpid()))
-    other = out / f".mine.{gone.pid}-0123abcd.partial"
+    other = out / f".other.{gone.pid}-0123abcd.partial"
     for path in (dead, alive, other):
         path.write_bytes(b"half")
     ps.pack(photos, out)
@@ -640,7 +640,9 @@ def test_what_a_killed_run_left_is_swept_up_and_a_living_one_s_is_not(photos: Pa
     assert other.exists()
 
 
-def test_progress_tells_rate_and_rest(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_progress_bar_shows_samples_and_the_time_left(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     ps.pack(photos, tmp_path / "quiet")
     assert capsys.readouterr().err == ""
     ps.pack(photos, tmp_path / "out", progress=True)
@@ -650,11 +652,11 @@ def test_progress_tells_rate_and_rest(photos: Path, tmp_path: Path, capsys: pyte
     assert "left" in shown
 
 
-def test_nothing_of_an_address_but_the_place_is_told(photos: Path) -> None:
-    packed = ps.pack(photos, "memory://pack/told")
-    text = content("memory://pack/told")["manifest.json"].decode()
+def test_the_manifest_does_not_name_the_source_folder(photos: Path) -> None:
+    packed = ps.pack(photos, "memory://pack/manifest")
+    text = content("memory://pack/manifest")["manifest.json"].decode()
     assert str(photos) not in text
-    assert packed.folder == "memory://pack/told"
+    assert packed.folder == "memory://pack/manifest"
 
 
 def _check(storage: Callable[[], Storage]) -> None:
@@ -665,7 +667,7 @@ def test_the_failing_storage_is_a_storage() -> None:
     _check(Failing)
 
 
-def test_a_bucket_gets_the_bytes_that_would_be_here(photos: Path, tmp_path: Path) -> None:
+def test_a_bucket_gets_the_bytes_of_local_shards(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "buckets" / "bucket").mkdir(parents=True)
     want = ps.pack(photos, tmp_path / "out", max_samples=50)
     with s3_server(tmp_path / "buckets") as port:

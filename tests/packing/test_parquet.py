@@ -1,4 +1,4 @@
-"""Packing into Parquet: the samples that shards would have, with media inside and features in the schema."""
+"""Packing into Parquet gives the samples that tar shards have, with media embedded and features in the schema."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot i
 KILLED = """
 import os, signal, sys
 import penstock as ps
-from penstock.packing import parquet_output as tables
+from penstock.packing import parquet_output
 
-plainly = tables._Job._finished
+file_finished = parquet_output._TableJob._file_finished
 
-def finished(self, file):
-    plainly(self, file)
+def kill_after_third_file(self, file):
+    file_finished(self, file)
     if len(self.files) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-tables._Job._finished = finished
+parquet_output._TableJob._file_finished = kill_after_third_file
 ps.pack(sys.argv[1], sys.argv[2], format="parquet", max_bytes=20_000)
 """
 
@@ -40,14 +40,14 @@ ps.pack(sys.argv[1], sys.argv[2], format="parquet", max_bytes=20_000)
 @pytest.fixture(autouse=True)
 def _no_bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     datasets.disable_progress_bars()
-    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # a thread for bars that nobody sees
+    monkeypatch.setattr("tqdm.std.tqdm.monitor_interval", 0)  # else it starts a thread for bars that are not shown
     yield
     datasets.enable_progress_bars()
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two classes of 40 images each; the last is of another kind than those before."""
+    """Write two classes of 40 images each; the last image has another extension than the others."""
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
@@ -59,7 +59,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Drawn:
-    """Images and labels, made when asked for."""
+    """A map-style dataset of computed images and labels."""
 
     def __len__(self) -> int:
         return 30
@@ -69,16 +69,16 @@ class Drawn:
 
 
 def samples(ds: ps.Dataset) -> list[dict[str, Any]]:
-    """Decoded samples without the place they lie in, and without fields that a sample does not have."""
-    kept: list[dict[str, Any]] = []
+    """Return decoded samples without their URLs and without fields that are None."""
+    plain: list[dict[str, Any]] = []
     for sample in ds.decode():
-        known = {name: value for name, value in sorted(sample.items()) if value is not None and name != "__url__"}
-        kept.append({name: getattr(value, "tolist", lambda value=value: value)() for name, value in known.items()})
-    return kept
+        fields = {name: value for name, value in sorted(sample.items()) if value is not None and name != "__url__"}
+        plain.append({name: getattr(value, "tolist", lambda value=value: value)() for name, value in fields.items()})
+    return plain
 
 
 def loaded(folder: Path, cache: Path) -> datasets.Dataset:
-    """What Hugging Face makes of a folder."""
+    """Load a folder with Hugging Face datasets."""
     return datasets.load_dataset("parquet", data_dir=str(folder), cache_dir=str(cache), split="train")
 
 
@@ -86,7 +86,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def listed(folder: Path, text: str) -> Path:
+def write_list(folder: Path, text: str) -> Path:
     (folder / "list.csv").write_text(text)
     return folder / "list.csv"
 
@@ -113,7 +113,7 @@ def test_items_have_the_samples_that_shards_have(tmp_path: Path, workers: Any) -
 
 def test_a_list_has_the_samples_that_shards_have(photos: Path, tmp_path: Path) -> None:
     rows = [f"{photos}/cat/{n:02d}.JPEG,{'even' if n % 2 == 0 else 'odd'},Größe {n},{n}" for n in range(9)]
-    source = listed(tmp_path, "\n".join(["path,label,caption,extra", *rows]))
+    source = write_list(tmp_path, "\n".join(["path,label,caption,extra", *rows]))
     ps.pack(source, tmp_path / "tar")
     ps.pack(source, tmp_path / "out", format="parquet")
     found = samples(ps.read_parquet(tmp_path / "out"))
@@ -121,7 +121,7 @@ def test_a_list_has_the_samples_that_shards_have(photos: Path, tmp_path: Path) -
     assert found[0].keys() == {"__key__", "jpg", "cls", "txt", "json"}
 
 
-def test_others_read_it_with_its_features(photos: Path, tmp_path: Path) -> None:
+def test_hugging_face_reads_the_files_with_their_features(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "out", format="parquet", shuffle=False)
     found = loaded(tmp_path / "out", tmp_path / "cache")
     assert found.features == datasets.Features(
@@ -140,7 +140,7 @@ def test_others_read_it_with_its_features(photos: Path, tmp_path: Path) -> None:
     assert ps.from_huggingface(found).first() == ps.read_parquet(tmp_path / "again").first()
 
 
-def test_shards_and_decoded_samples_have_their_media_inside(photos: Path, tmp_path: Path) -> None:
+def test_media_of_shards_and_of_decoded_samples_are_embedded(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "tar", shuffle=False)
     shards = ps.read_tar(str(tmp_path / "tar"))
     for name, source in (("shards", tmp_path / "tar"), ("decoded", shards.decode("rgb8"))):
@@ -153,7 +153,7 @@ def test_shards_and_decoded_samples_have_their_media_inside(photos: Path, tmp_pa
     assert found.features["cls"].names == ["cat", "dog"]
 
 
-def test_the_bytes_are_the_same_whoever_reads_and_however_often_it_is_killed(photos: Path, tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed_with_other_workers_and_gives_the_same_bytes(photos: Path, tmp_path: Path) -> None:
     call = [sys.executable, "-c", KILLED, str(photos), str(tmp_path / "out")]
     assert subprocess.run(call, timeout=60, check=False).returncode == -9
     drafts = tmp_path / "out" / ".penstock-parquet"
@@ -168,22 +168,22 @@ def test_the_bytes_are_the_same_whoever_reads_and_however_often_it_is_killed(pho
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
-def test_files_of_something_else_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
+def test_files_of_another_source_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
     first = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000)
-    with pytest.raises(PlanError, match=r"files of something else, or made otherwise; .* resume=False replaces"):
+    with pytest.raises(PlanError, match=r"files of another source or with other options; .* resume=False replaces"):
         ps.pack(photos, tmp_path / "out", format="parquet", seed=1)
     second = ps.pack(photos, tmp_path / "out", format="parquet", seed=1, resume=False)
     assert second.shards != first.shards
     assert {name for name in content(tmp_path / "out") if not name.startswith(".")} == {*second.shards}
-    ps.pack(photos, "memory://embedding/out", format="parquet", max_bytes=20_000)
-    there = ps.pack(photos, "memory://embedding/out", format="parquet", seed=1, resume=False)
-    assert ps.pack(photos, "memory://embedding/out", format="parquet", seed=1) == there
-    assert [s["__key__"] for s in ps.read_parquet("memory://embedding/out")] == [
+    ps.pack(photos, "memory://pack-parquet/out", format="parquet", max_bytes=20_000)
+    remote = ps.pack(photos, "memory://pack-parquet/out", format="parquet", seed=1, resume=False)
+    assert ps.pack(photos, "memory://pack-parquet/out", format="parquet", seed=1) == remote
+    assert [s["__key__"] for s in ps.read_parquet("memory://pack-parquet/out")] == [
         s["__key__"] for s in ps.read_parquet(tmp_path / "out")
     ]
 
 
-def test_a_packing_that_lost_or_changed_a_file_is_not_taken_for_whole(photos: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_or_changed_a_file_is_not_complete(photos: Path, tmp_path: Path) -> None:
     packed = ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30)
     (tmp_path / "out" / packed.shards[1]).write_bytes(b"")
     with pytest.raises(PlanError, match="holds 3 Parquet files"):
@@ -195,7 +195,7 @@ def test_a_packing_that_lost_or_changed_a_file_is_not_taken_for_whole(photos: Pa
     assert [*content(tmp_path / "out")] == ["00000-of-00001.parquet"]
 
 
-def test_an_appended_set_goes_on_with_the_numbers(photos: Path, tmp_path: Path) -> None:
+def test_an_appended_set_continues_the_numbering(photos: Path, tmp_path: Path) -> None:
     for _ in range(2):
         packed = ps.pack(photos, tmp_path / "out", format="parquet", append=True)
     assert packed.shards == ("append-001-00000-of-00001.parquet",)
@@ -203,18 +203,18 @@ def test_an_appended_set_goes_on_with_the_numbers(photos: Path, tmp_path: Path) 
 
 
 def test_a_dry_run_writes_nothing(photos: Path, tmp_path: Path) -> None:
-    told = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000, dry_run=True)
+    estimate = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000, dry_run=True)
     assert not (tmp_path / "out").exists()
     packed = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000)
-    assert (told.samples, told.estimated) == (80, True)
-    assert abs(told.nbytes - packed.nbytes) < packed.nbytes / 5
+    assert (estimate.samples, estimate.estimated) == (80, True)
+    assert abs(estimate.nbytes - packed.nbytes) < packed.nbytes / 5
     few = ps.pack(Drawn(), tmp_path / "few", format="parquet", max_samples=7, dry_run=True)
     assert not few.estimated
     assert few == ps.pack(Drawn(), tmp_path / "few", format="parquet", max_samples=7)
 
 
-def test_what_cannot_be_stored_is_named_or_left_out(photos: Path, tmp_path: Path) -> None:
-    source = listed(tmp_path, f"path,label\n{photos}/cat/00.JPEG,1\n{tmp_path}/gone.jpg,2\n")
+def test_an_error_names_a_sample_that_cannot_be_stored_unless_it_is_skipped(photos: Path, tmp_path: Path) -> None:
+    source = write_list(tmp_path, f"path,label\n{photos}/cat/00.JPEG,1\n{tmp_path}/gone.jpg,2\n")
     with pytest.raises(DataError, match="line 3"):
         ps.pack(source, tmp_path / "out", format="parquet")
     packed = ps.pack(source, tmp_path / "out", format="parquet", on_error="skip")
@@ -229,7 +229,7 @@ def test_images_may_be_scaled_down(photos: Path, tmp_path: Path) -> None:
     assert ps.read_parquet(tmp_path / "out").decode().first()["jpg"].shape == (8, 10, 3)
 
 
-def test_a_folder_of_shards_or_of_the_source_is_refused(photos: Path, tmp_path: Path) -> None:
+def test_a_target_that_holds_shards_or_the_source_is_refused(photos: Path, tmp_path: Path) -> None:
     ps.pack(photos, tmp_path / "tar")
     with pytest.raises(PlanError, match="holds tar shards"):
         ps.pack(photos, tmp_path / "tar", format="parquet")

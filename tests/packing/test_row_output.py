@@ -1,4 +1,4 @@
-"""Whole datasets into files of rows, and back."""
+"""Datasets are written to CSV, JSON lines and TFRecord files, and read back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, StorageError
-from penstock.formats.rows import file_set as fileset
+from penstock.formats.rows import file_set
 from penstock.testing import fingerprint, numbers
 
 ROWS = [{"id": n, "t": ["a", 'q"', "n\nl", "c,", "ü"][n % 5], "x": n / 3, "ok": n % 2 == 0} for n in range(300)]
 
 
-def test_csv_and_json_come_back_as_they_were(tmp_path: Path) -> None:
+def test_csv_and_json_round_trip(tmp_path: Path) -> None:
     ds = ps.from_items(ROWS)
     packed = ds.write_csv(str(tmp_path / "csv"), max_bytes="1KB")
     assert packed.samples == 300
@@ -42,8 +42,8 @@ def test_the_files_are_the_same_for_any_number_of_workers(tmp_path: Path) -> Non
 
 
 @dataclass
-class Breaking:
-    """Passes samples on, but for one at which it breaks; counts them."""
+class Interrupting:
+    """Returns samples unchanged and counts them; interrupts the run at one sample."""
 
     at: int | None = None
     seen: int = 0
@@ -55,29 +55,29 @@ class Breaking:
         return sample
 
     def __repr__(self) -> str:
-        return "Breaking"
+        return "Interrupting"
 
 
-@pytest.mark.parametrize("verb", ["write_csv", "write_json", "write_tfrecords"])
+@pytest.mark.parametrize("method", ["write_csv", "write_json", "write_tfrecords"])
 @pytest.mark.parametrize("target", ["folder", "file"])
-def test_an_interrupted_run_goes_on_and_makes_the_same_bytes(
-    tmp_path: Path, verb: str, target: str, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(
+    tmp_path: Path, method: str, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ends = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
-    name, most = (f"one.{ends[verb]}", None) if target == "file" else ("", 2_000)
-    monkeypatch.setattr(fileset, "_DUE", 2_000)
+    extensions = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
+    name, max_bytes = (f"one.{extensions[method]}", None) if target == "file" else ("", 2_000)
+    monkeypatch.setattr(file_set, "_CHECKPOINT_BYTES", 2_000)
     rows = [{**row, "ok": number} for number, row in enumerate(ROWS)]
-    function = Breaking()
+    function = Interrupting()
     ds = ps.from_items(rows).map(function, workers=1)
-    getattr(ds, verb)(str(tmp_path / "whole" / name), most)
+    getattr(ds, method)(str(tmp_path / "whole" / name), max_bytes)
     whole = function.seen
     for at in (120, 250, None):
         function.at, function.seen = at, 0
         if at is None:
-            packed = getattr(ds, verb)(str(tmp_path / "again" / name), most)
+            packed = getattr(ds, method)(str(tmp_path / "again" / name), max_bytes)
         else:
             with pytest.raises(KeyboardInterrupt):
-                getattr(ds, verb)(str(tmp_path / "again" / name), most)
+                getattr(ds, method)(str(tmp_path / "again" / name), max_bytes)
             assert all(path.name.startswith(".") for path in (tmp_path / "again").iterdir())
     assert (whole, packed.samples) == (300, 300)
     assert function.seen < 150
@@ -87,9 +87,9 @@ def test_an_interrupted_run_goes_on_and_makes_the_same_bytes(
     assert first == second
 
 
-def test_what_another_dataset_left_is_not_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fileset, "_DUE", 100)
-    function = Breaking(200)
+def test_a_checkpoint_of_another_dataset_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_set, "_CHECKPOINT_BYTES", 100)
+    function = Interrupting(200)
     with pytest.raises(KeyboardInterrupt):
         ps.from_items(ROWS).map(function, workers=1).write_json(str(tmp_path / "a.jsonl"))
     packed = ps.from_items(ROWS[:10]).write_json(str(tmp_path / "a.jsonl"))
@@ -98,34 +98,34 @@ def test_what_another_dataset_left_is_not_gone_on_with(tmp_path: Path, monkeypat
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_tfrecords_come_back(tmp_path: Path) -> None:
+def test_tfrecords_round_trip(tmp_path: Path) -> None:
     samples = [{"id": n, "v": np.arange(n % 4 + 2, dtype=np.float32), "raw": b"%d" % n} for n in range(50)]
     packed = ps.from_items(samples).write_tfrecords(str(tmp_path), max_bytes=800)
     assert len(packed.shards) > 2
     assert fingerprint(ps.read_tfrecords(str(tmp_path)).take_all()) == fingerprint(samples)
 
 
-def test_samples_of_a_csv_have_the_same_fields(tmp_path: Path) -> None:
+def test_samples_of_a_csv_must_have_the_same_fields(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a sample has the fields a, b, but the first sample has a"):
         ps.from_items([{"a": 1}, {"a": 1, "b": 2}]).write_csv(str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
-def test_samples_that_fail_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_failing_samples_are_skipped_and_counted(tmp_path: Path) -> None:
     ds = ps.from_items([{"a": 1}, {"a": b""}, {"a": 3}]).on_error("skip")
     packed = ds.write_csv(str(tmp_path))
     assert (packed.samples, packed.skipped) == (2, 1)
     assert ps.read_csv(str(tmp_path)).take_all() == [{"a": 1}, {"a": 3}]
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     ds = ps.from_items(ROWS[:3])
     ds.write_csv(str(tmp_path))
     with pytest.raises(StorageError, match=r"holds \.csv files already"):
         ds.write_csv(str(tmp_path))
 
 
-def test_a_file_may_be_written_over_the_one_that_is_read(tmp_path: Path) -> None:
+def test_a_file_may_replace_the_one_that_is_read(tmp_path: Path) -> None:
     path = str(tmp_path / "a.csv")
     ps.from_items(ROWS).write_csv(path)
     ps.read_csv(path).filter(lambda row: row["ok"]).write_csv(path)

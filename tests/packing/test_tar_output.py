@@ -1,3 +1,5 @@
+"""``write_tar`` writes the samples of a dataset to tar shards, local or remote."""
+
 from __future__ import annotations
 
 import os
@@ -14,15 +16,15 @@ from penstock.storage import open_storage
 from penstock.testing import numbers
 
 
-def _samples(many: int) -> list[dict[str, Any]]:
-    return [{"__key__": f"k{i:03d}", "cls": i, "txt": f"text {i}"} for i in range(many)]
+def _samples(count: int) -> list[dict[str, Any]]:
+    return [{"__key__": f"k{i:03d}", "cls": i, "txt": f"text {i}"} for i in range(count)]
 
 
 def _shards(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.endswith(".tar"))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_written_shards_are_read_back(tmp_path: Path) -> None:
     out = tmp_path / "out"
     packed = ps.from_items(_samples(25)).write_tar(str(out), max_samples=10)
     assert packed.shards == ("shard-000000.tar", "shard-000001.tar", "shard-000002.tar")
@@ -39,10 +41,10 @@ def test_values_are_encoded_by_extension(tmp_path: Path) -> None:
     image = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     sample = {"__key__": "a", "png": image, "npy": np.arange(3), "json": {"a": [1]}, "bin": b"\x00", "cls": 3}
     ps.from_items([sample]).write_tar(str(tmp_path / "out"))
-    back = ps.read_tar(str(tmp_path / "out")).decode().first()
-    assert np.array_equal(back["png"], image)
-    assert np.array_equal(back["npy"], np.arange(3))
-    assert (back["json"], back["bin"], back["cls"]) == ({"a": [1]}, b"\x00", 3)
+    restored = ps.read_tar(str(tmp_path / "out")).decode().first()
+    assert np.array_equal(restored["png"], image)
+    assert np.array_equal(restored["npy"], np.arange(3))
+    assert (restored["json"], restored["bin"], restored["cls"]) == ({"a": [1]}, b"\x00", 3)
 
 
 def test_samples_without_a_key_get_their_number(tmp_path: Path) -> None:
@@ -72,7 +74,7 @@ def test_shards_may_be_compressed(tmp_path: Path, compress: Any) -> None:
     assert [s["cls"] for s in ps.read_tar(str(tmp_path / "out")).decode()] == list(range(5))
 
 
-def test_the_order_is_that_of_the_coming_epoch(tmp_path: Path) -> None:
+def test_the_order_is_that_of_the_next_epoch(tmp_path: Path) -> None:
     ds = ps.from_items(_samples(50)).shuffle()
     list(ds)
     ds.map(dict, workers=3).on("local", ordered=False).epoch(1).write_tar(str(tmp_path / "a"))
@@ -82,12 +84,12 @@ def test_the_order_is_that_of_the_coming_epoch(tmp_path: Path) -> None:
         assert [s["__key__"] for s in ps.read_tar(str(tmp_path / name))] == want
 
 
-def test_a_rank_writes_its_part(tmp_path: Path) -> None:
+def test_a_rank_writes_its_share(tmp_path: Path) -> None:
     packed = ps.from_items(_samples(10)).shard(1, 3).write_tar(str(tmp_path / "out"))
     assert packed.samples == 3
 
 
-def test_nothing_can_be_written_too(tmp_path: Path) -> None:
+def test_a_dataset_without_samples_gives_one_empty_shard(tmp_path: Path) -> None:
     packed = ps.from_items([]).write_tar(str(tmp_path / "out"))
     assert (packed.samples, packed.shards) == (0, ("shard-000000.tar",))
     assert ps.read_tar(str(tmp_path / "out")).take_all() == []
@@ -107,13 +109,15 @@ def test_nothing_can_be_written_too(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_a_sample_that_cannot_be_stored_is_named_and_leaves_no_shard(tmp_path: Path, sample: Any, problem: str) -> None:
+def test_an_error_names_a_sample_that_cannot_be_stored_and_no_shard_is_left(
+    tmp_path: Path, sample: Any, problem: str
+) -> None:
     with pytest.raises(DataError, match=problem):
         ps.from_items([{"__key__": "first", "cls": 1}, sample]).write_tar(str(tmp_path / "out"))
     assert _shards(tmp_path / "out") == []
 
 
-def test_a_key_that_comes_twice_is_refused(tmp_path: Path) -> None:
+def test_a_key_that_appears_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="written before") as caught:
         ps.from_items(_samples(3)).repeat(2).write_tar(str(tmp_path / "out"))
     assert caught.value.key == "k000"
@@ -124,12 +128,12 @@ def test_trusted_pickle_is_written(tmp_path: Path) -> None:
     assert ps.read_tar(str(tmp_path / "out")).decode(trust_pickle=True).first()["pkl"] == {1}
 
 
-def test_failing_samples_may_be_left_out(tmp_path: Path) -> None:
+def test_failing_samples_may_be_skipped(tmp_path: Path) -> None:
     ds = numbers((10,), bad=(3,)).map(lambda s: {"cls": s["x"]}).on_error("skip")
     assert ds.write_tar(str(tmp_path / "out")).samples == 9
 
 
-def test_a_dataset_is_not_written_where_it_is_read(tmp_path: Path) -> None:
+def test_a_dataset_is_not_written_to_the_folder_that_it_reads(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     ps.from_items(_samples(3)).write_tar(out)
     before = (tmp_path / "out" / "shard-000000.tar").read_bytes()
@@ -140,7 +144,7 @@ def test_a_dataset_is_not_written_where_it_is_read(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "shard-000000.tar").read_bytes() == before
 
 
-def test_a_place_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="cannot write") as caught:
         ps.from_items(_samples(3)).write_tar(str(tmp_path / "file" / "out"))
@@ -156,7 +160,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_written(tmp_path: Path, 
     assert not (tmp_path / "out").exists()
 
 
-def test_progress_is_shown_on_request_and_on_a_terminal_only(
+def test_progress_is_shown_on_request_and_only_on_a_terminal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ps.from_items(_samples(5)).write_tar(str(tmp_path / "quiet"), progress=True)
@@ -171,20 +175,20 @@ def test_progress_is_shown_on_request_and_on_a_terminal_only(
     assert "writing: 5 samples" in capsys.readouterr().err
 
 
-def test_shards_are_written_to_urls_as_they_are_to_folders(tmp_path: Path) -> None:
+def test_remote_shards_have_the_bytes_of_local_ones(tmp_path: Path) -> None:
     ds = ps.from_items(_samples(25))
-    here = ds.write_tar(str(tmp_path / "out"), max_samples=10)
-    there = ds.write_tar("memory://written/out", max_samples=10)
-    assert (there.folder, there.shards, there.nbytes) == ("memory://written/out", here.shards, here.nbytes)
+    local = ds.write_tar(str(tmp_path / "out"), max_samples=10)
+    remote = ds.write_tar("memory://written/out", max_samples=10)
+    assert (remote.folder, remote.shards, remote.nbytes) == ("memory://written/out", local.shards, local.nbytes)
     memory = open_storage("memory://written/out")
-    for name in (*here.shards, "manifest.json"):
+    for name in (*local.shards, "manifest.json"):
         assert b"".join(memory.stream(f"memory://written/out/{name}")) == (tmp_path / "out" / name).read_bytes()
     assert [s["cls"] for s in ps.read_tar("memory://written/out").decode()] == list(range(25))
 
 
-def test_a_smaller_set_replaces_a_larger_one_elsewhere_too() -> None:
-    for many in (40, 20):
-        ps.from_items(_samples(many)).write_tar("memory://smaller/out", max_samples=10)
+def test_a_smaller_remote_set_replaces_a_larger_one() -> None:
+    for count in (40, 20):
+        ps.from_items(_samples(count)).write_tar("memory://smaller/out", max_samples=10)
     names = [one.url.rpartition("/")[2] for one in open_storage("memory://smaller").list("memory://smaller/out")]
     assert names == [
         "manifest.json",
@@ -195,7 +199,7 @@ def test_a_smaller_set_replaces_a_larger_one_elsewhere_too() -> None:
     ]
 
 
-def test_a_dataset_is_not_written_where_it_is_read_elsewhere_either() -> None:
+def test_a_dataset_is_not_written_to_the_remote_folder_that_it_reads() -> None:
     ps.from_items(_samples(3)).write_tar("memory://same/out")
     with pytest.raises(PlanError, match="choose another folder"):
         ps.read_tar("memory://same/out").write_tar("memory://same/out")

@@ -32,7 +32,7 @@ def _arrange(plan: Plan) -> Any:
     return arrange(plan, _leaf_order)
 
 
-def test_stages_of_branches_come_before_those_of_the_whole() -> None:
+def test_stages_of_branches_precede_those_of_the_whole() -> None:
     plan = Plan(Union((Plan(A, (MapFn(len),)), Plan(B, (FilterFn(all),)))), (MapFn(any),))
     arrangement, make = _arrange(plan)
     assert arrangement.leaves == [A, B]
@@ -46,9 +46,9 @@ def test_lifted_stages_know_whether_they_keep_the_count() -> None:
     assert [placed.stage.length(5) for placed in arrangement.body] == [5, None]
 
 
-def test_every_stage_has_a_number_of_its_own() -> None:
+def test_every_stage_has_its_own_number() -> None:
     plan = Plan(Union((Plan(A, (MapFn(len), MapFn(len))), Plan(B, (MapFn(len),)))), (MapFn(len), MapFn(len)))
-    numbers = [placed.place for placed in _arrange(plan)[0].body]
+    numbers = [placed.number for placed in _arrange(plan)[0].body]
     assert len(set(numbers)) == 5
 
 

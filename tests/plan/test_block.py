@@ -51,15 +51,15 @@ def test_an_item_has_the_location_of_its_input() -> None:
     assert block.keep([1], ["x"]).place(0).key == "3"
 
 
-def test_kept_items_keep_their_keys() -> None:
+def test_items_that_a_block_keeps_have_their_old_keys() -> None:
     assert _block(5).keep([1, 3], ["i1", "i3"]).keys.tolist() == [1, 3]
-    assert _block(3).become([0, 0, 0]).keys.tolist() == [0, 1, 2]
+    assert _block(3).with_items([0, 0, 0]).keys.tolist() == [0, 1, 2]
 
 
 def test_skips_are_passed_with_the_cursor() -> None:
     block = _block(5).keep([1, 4], ["i1", "i4"])
     block.skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (0, 2, 3)]
-    assert [[skip.input for skip in block.passed(n)] for n in range(3)] == [[0], [0, 2, 3], [0, 2, 3]]
+    assert [[skip.input for skip in block.skips_before(n)] for n in range(3)] == [[0], [0, 2, 3], [0, 2, 3]]
 
 
 def test_an_error_ends_the_block_before_the_failing_item() -> None:

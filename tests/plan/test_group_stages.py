@@ -32,7 +32,7 @@ from penstock.plan import (
 class FakeCursor:
     position: int
 
-    def marks(self) -> list[int]:
+    def hash_words(self) -> list[int]:
         return [self.position]
 
 

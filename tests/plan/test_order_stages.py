@@ -10,7 +10,6 @@ import pytest
 from penstock.errors import PlanError, StorageError
 from penstock.order import Order, ShardOrder, name_hashes
 from penstock.plan import (
-    Choose,
     Exclude,
     Identity,
     Mix,
@@ -20,6 +19,7 @@ from penstock.plan import (
     Repeat,
     Shuffle,
     Slice,
+    SplitSide,
     Union,
     Zip,
 )
@@ -49,7 +49,7 @@ def _indices(stage: OrderStage, epoch: int = 0, seed: int = 0) -> list[int]:
         (Slice(3), "skip(3)"),
         (Repeat(), "repeat()"),
         (Repeat(2), "repeat(2)"),
-        (Choose(0.2, 0, True), "train_test_split(test_size=0.2)[1]"),
+        (SplitSide(0.2, 0, True), "train_test_split(test_size=0.2)[1]"),
         (Exclude(("bad.jsonl",)), "exclude('bad.jsonl')"),
         (Exclude(()), "exclude(0 samples: 71857576257465c7)"),
     ],
@@ -78,7 +78,7 @@ def test_a_repeat_takes_one_epoch_per_pass() -> None:
 
 @pytest.mark.parametrize("tail", [False, True])
 def test_the_sides_of_a_split_are_disjoint_and_complete(tail: bool) -> None:
-    train, test = (_indices(Choose(0.25, 0, side, tail)) for side in (False, True))
+    train, test = (_indices(SplitSide(0.25, 0, side, tail)) for side in (False, True))
     assert sorted(train + test) == list(range(20))
     assert len(test) == 5
     assert (test == [15, 16, 17, 18, 19]) is tail
@@ -92,13 +92,13 @@ def test_excluded_samples_are_left_out_of_every_epoch() -> None:
 
 def test_the_exclusions_of_a_branch_are_those_of_its_own_sources() -> None:
     identities = tuple(Identity(source, "0.tar", source) for source in range(4))
-    branch = Exclude(identities).part(1, 3)
+    branch = Exclude(identities).for_branch(1, 3)
     assert (branch.first, branch.until) == (1, 3)
     assert branch.describe() == Exclude(identities[1:3]).describe()
-    assert (branch.part(1, None).first, branch.part(1, None).until) == (2, 3)
+    assert (branch.for_branch(1, None).first, branch.for_branch(1, None).until) == (2, 3)
     found = _samples(branch.wrap(_factory(5, leaf=8), 0, 8)(0))
     assert found == [(8, 0), (8, 1), (8, 2), (8, 3), (8, 4)]  # of its shard 8.tar, nothing is listed
-    own = Exclude((Identity(1, "8.tar", 1), Identity(3, "8.tar", 3))).part(1, 3)
+    own = Exclude((Identity(1, "8.tar", 1), Identity(3, "8.tar", 3))).for_branch(1, 3)
     assert _samples(own.wrap(_factory(5, leaf=8), 0, 8)(0)) == [(8, 0), (8, 2), (8, 3), (8, 4)]
 
 
@@ -107,11 +107,11 @@ def test_exclusion_files_are_read_once_and_without_duplicates(tmp_path: Path) ->
     path.write_text('{"source": 0, "shard": "0.tar", "index": 4}\n{"source": 0, "shard": "0.tar", "index": 2}\n')
     stage = Exclude((str(path), Identity(0, "0.tar", 4)))
     assert stage.files == (str(path),)
-    settled = stage.settle()
+    settled = stage.resolve()
     assert settled.entries == (Identity(0, "0.tar", 4), Identity(0, "0.tar", 2))
     assert settled.files == ()
     with pytest.raises(StorageError):
-        Exclude((str(tmp_path / "missing.jsonl"),)).settle()
+        Exclude((str(tmp_path / "missing.jsonl"),)).resolve()
 
 
 def test_the_description_of_an_exclusion_does_not_depend_on_the_order_of_its_samples() -> None:

@@ -55,12 +55,12 @@ def test_a_plan_knows_how_its_stages_affect_the_count(
     stages: tuple[Any, ...], counted: bool, changes: bool, commutes: bool
 ) -> None:
     plan = _plan(*stages)
-    assert (plan.counted, plan.changes_count, plan.commutes) == (counted, changes, commutes)
+    assert (plan.keeps_count, plan.changes_count, plan.commutes) == (counted, changes, commutes)
 
 
 def test_a_branch_that_changes_the_count_changes_it_for_the_whole() -> None:
     whole = Plan(Union((_plan(FilterFn(len)), _plan())))
-    assert (whole.counted, whole.changes_count) == (False, True)
+    assert (whole.keeps_count, whole.changes_count) == (False, True)
     assert [source for source in whole.sources() if source is SOURCE] == [SOURCE, SOURCE]
 
 
@@ -92,9 +92,9 @@ def test_a_combination_of_a_cut_plan_is_refused() -> None:
 
 def test_the_stages_allowed_in_a_branch_depend_on_the_combination() -> None:
     check_branch(_plan(FilterFn(len)), "union")
-    with pytest.raises(PlanError, match="changes the count; put it after"):
+    with pytest.raises(PlanError, match="changes the count; call it on the result of"):
         check_branch(_plan(FilterFn(len)), "zip")
-    with pytest.raises(PlanError, match="more than one sample at a time; put it after"):
+    with pytest.raises(PlanError, match="more than one sample at a time; call it on the result of"):
         check_branch(_plan(Batched(2)), "union")
     with pytest.raises(PlanError, match="a branch must not be a zip"):
         check_branch(Plan(Zip((_plan(), _plan()))), "mix")

@@ -199,8 +199,8 @@ def test_rename_replaces_an_existing_field_of_the_new_name() -> None:
 
 
 def test_rename_moves_typed_features_to_the_new_names() -> None:
-    assert Rename((("a", "b;c"),)).typed({"a": "A", "c": "C", "d": "D"}) == {"a": "C", "d": "D"}
-    assert Rename((("a", "z"),)).typed({"a": "A", "d": "D"}) == {"d": "D"}
+    assert Rename((("a", "b;c"),)).features_after({"a": "A", "c": "C", "d": "D"}) == {"a": "C", "d": "D"}
+    assert Rename((("a", "z"),)).features_after({"a": "A", "d": "D"}) == {"d": "D"}
 
 
 def test_to_tuple_returns_the_values_in_order() -> None:
@@ -254,7 +254,7 @@ def test_stages_on_names_keep_columns(stage: Stage, expected: list[dict[str, Any
     assert list(out.items) == expected
 
 
-def test_a_rename_with_several_alternatives_in_a_table_looks_at_the_rows() -> None:
+def test_a_rename_with_several_alternatives_in_a_table_reads_the_rows() -> None:
     batch = pa.RecordBatch.from_pydict({"a": [1, None], "b": [3, 4]})
     out = Rename((("c", "a;b"),)).run(_block(ArrowColumns([batch], np.arange(2))), Context(0))
     assert list(out.items) == [{"c": 1, "b": 3}, {"c": 4}]

@@ -65,7 +65,7 @@ def test_resources_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
     "arguments",
     [
         {"rank": 2, "world": 2}, {"rank": -1, "world": 2}, {"rank": 0, "world": 0}, {"rank": 0.0, "world": 1},
-        {"rank": 0, "world": 1, "how": "hash"}, {"rank": 0, "world": 1, "uneven": "cut"},
+        {"rank": 0, "world": 1, "kind": "hash"}, {"rank": 0, "world": 1, "uneven": "cut"},
     ],
     ids=str,
 )  # fmt: skip

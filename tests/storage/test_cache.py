@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import PlanError, StorageError
 from penstock.storage import Listed, Local, Memory, NotFound, Storage
-from penstock.storage.cache import Cache, through
+from penstock.storage.cache import Cache, wrap_with_cache
 from penstock.storage.cached_object import CHUNK_BYTES as CHUNK
 from penstock.testing.storages import DATA, StorageTests, write
 from tests.storage.conftest import CONTENT, URL, RemoteFolder, suffixes
@@ -130,11 +130,11 @@ def test_wrapping_a_cached_storage_replaces_its_cache(remote: RemoteFolder, cach
 
 def test_a_cache_serves_remote_urls_of_one_scheme(cache_dir: Path) -> None:
     cache, storage = Cache(cache_dir), Memory()
-    assert through(cache, ["/a/b.tar", "memory://a"], storage) == cache.wrap(storage)
-    assert through(cache, ["/a/b.tar"], storage) is storage
-    assert through(None, ["memory://a"], None) is None
+    assert wrap_with_cache(cache, ["/a/b.tar", "memory://a"], storage) == cache.wrap(storage)
+    assert wrap_with_cache(cache, ["/a/b.tar"], storage) is storage
+    assert wrap_with_cache(None, ["memory://a"], None) is None
     with pytest.raises(PlanError, match="one scheme, not of memory, s3"):
-        through(cache, ["memory://a", "s3://bucket/b"], None)
+        wrap_with_cache(cache, ["memory://a", "s3://bucket/b"], None)
 
 
 def test_no_secret_is_written_to_disk(remote: RemoteFolder, cache_dir: Path) -> None:

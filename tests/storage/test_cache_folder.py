@@ -41,8 +41,8 @@ def set_last_use(cached: CachedStorage, number: int, when: float) -> None:
 def release_lent_paths(cached: CachedStorage) -> None:
     """Release all lent paths, as happens when many others are lent."""
     folder = cache_folder(cached.cache.folder)
-    for key in list(folder._lent):
-        del folder._lent[key]
+    for key in list(folder._pinned):
+        del folder._pinned[key]
         folder._release_use(key)
 
 
@@ -113,7 +113,7 @@ def test_an_object_that_another_process_has_open_is_not_evicted(ten_objects: Rem
 def test_lent_paths_are_in_use_while_they_are_mapped_or_recent(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.storage.cache_folder._MAX_LENT", 3)
+    monkeypatch.setattr("penstock.storage.cache_folder._MAX_PINNED", 3)
     for number in range(10):
         (tmp_path / str(number)).write_bytes(b"x")
     cached = Cache(cache_dir).wrap(RemoteFolder(str(tmp_path)))
@@ -305,7 +305,7 @@ def test_a_disk_without_locks_is_an_error(
         Cache(cache_dir).wrap(remote).read(URL, 0, 1)
 
 
-def test_a_claim_is_for_consecutive_chunks_that_nobody_fetches(cache_dir: Path) -> None:
+def test_a_claim_is_for_consecutive_chunks_that_are_not_being_fetched(cache_dir: Path) -> None:
     folder, key = cache_folder(str(cache_dir)), "0" * 32
     assert folder.claim(key, [3, 4, 6], 8) == [3, 4]
     assert folder.claim(key, [2, 3, 4, 5], 8) == [2]

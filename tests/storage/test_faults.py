@@ -1,4 +1,4 @@
-"""Scripted faults in front of real servers: reads are exact, or the error says what happened; nothing hangs."""
+"""Scripted faults in front of real servers: reads are exact, or the error names the fault; nothing hangs."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_info_is_correct_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Htt
 
 
 @pytest.mark.parametrize("name", FATAL)
-def test_an_error_says_what_happened(name: str, proxy: Proxy, kind: str, url: str) -> None:
+def test_an_error_names_the_fault(name: str, proxy: Proxy, kind: str, url: str) -> None:
     fault, problem = FATAL[name]
     proxy.rule(times=None, **fault)
     retry = replace(QUICK, tries=2, stall_s=0.5 if problem == "stalled" else 1.0)

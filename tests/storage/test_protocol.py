@@ -111,7 +111,7 @@ def test_a_value_is_made_once_per_process_and_again_in_a_child() -> None:
         return object()
 
     key = object()
-    threads = [threading.Thread(target=protocol.own, args=(key, make)) for _ in range(8)]
+    threads = [threading.Thread(target=protocol.per_process, args=(key, make)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -119,6 +119,6 @@ def test_a_value_is_made_once_per_process_and_again_in_a_child() -> None:
     assert maker_pids == [os.getpid()]
     child = os.fork()
     if not child:
-        protocol.own(key, make)
+        protocol.per_process(key, make)
         os._exit(0 if maker_pids[1:] == [os.getpid()] else 1)
     assert os.waitpid(child, 0)[1] == 0

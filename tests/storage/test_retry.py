@@ -170,7 +170,7 @@ def test_the_slower_of_two_hedged_requests_is_closed() -> None:
     assert [body.closed for body in opened] == [1, 1]
 
 
-def test_what_is_no_longer_wanted_is_not_retried(slept: list[float]) -> None:
+def test_a_request_that_is_no_longer_wanted_is_not_retried(slept: list[float]) -> None:
     answers = iter([True, True, False])
     with pytest.raises(StorageError, match=r"it broke \(3 times\)"), while_wanted(lambda: next(answers)):
         with_retries(_failing(5), "a", Retry(tries=9))

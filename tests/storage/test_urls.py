@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError, StorageError
-from penstock.storage import braces, expand, local_path, relative, spell, urls
+from penstock.storage import expand, expand_braces, local_path, relative_names, url_patterns, urls
 
 PATTERNS = [
     "train-{0000..0003}.tar", "a{01..3}b", "{3..01}", "{-05..5}", "{0..10..5}", "{10..0..3}", "{0..10..-5}",
@@ -28,7 +28,7 @@ def test_braces_expand_as_in_bash() -> None:
     # One shell for all patterns, separated by a word that none of them contains.
     output = _bash(" == ".join(PATTERNS))
     want = " ".join(output).split(" == ")
-    assert {p: " ".join(braces(p)) for p in PATTERNS} == dict(zip(PATTERNS, want, strict=True))
+    assert {p: " ".join(expand_braces(p)) for p in PATTERNS} == dict(zip(PATTERNS, want, strict=True))
 
 
 def test_random_patterns_expand_as_in_bash() -> None:
@@ -44,14 +44,14 @@ def test_random_patterns_expand_as_in_bash() -> None:
 
     collect()
     want = " ".join(_bash(" == ".join(patterns))).split(" == ")
-    assert [" ".join(braces(p)) for p in patterns] == want
+    assert [" ".join(expand_braces(p)) for p in patterns] == want
 
 
 def test_a_pattern_that_expands_to_too_many_names_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_MAX_NAMES", 1000)
-    assert len(list(braces("{0..999}"))) == 1000
+    assert len(list(expand_braces("{0..999}"))) == 1000
     with pytest.raises(PlanError, match="more than 1,000 names"):
-        list(braces("{0..999}{0..9}"))
+        list(expand_braces("{0..999}{0..9}"))
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_pattern_that_expands_to_too_many_names_is_refused(monkeypatch: pytest
 def test_paths_lists_and_double_colons_are_split_into_patterns(
     urls: str | Path | list[str | Path], patterns: tuple[str, ...]
 ) -> None:
-    assert spell(urls) == patterns
+    assert url_patterns(urls) == patterns
 
 
 @pytest.mark.parametrize("value", ["", [], "::", 3, b"a.tar", None, [3]])
 def test_values_that_are_not_paths_or_urls_are_refused(value: object) -> None:
     with pytest.raises(PlanError):
-        spell(value)  # type: ignore[arg-type]
+        url_patterns(value)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -130,15 +130,15 @@ def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["*.parquet", ""])
 def test_a_glob_or_folder_without_matching_files_is_an_error(tmp_path: Path, pattern: str) -> None:
     (tmp_path / "a.txt").touch()
-    with pytest.raises(StorageError, match="nothing is there"):
+    with pytest.raises(StorageError, match="matches no files"):
         expand([f"{tmp_path}/{pattern}"], (".tar",))
 
 
 def test_names_are_relative_to_the_common_root() -> None:
-    assert relative(["/d/a.tar", "/d/b.tar"]) == ["a.tar", "b.tar"]
-    assert relative(["/d/x/a.tar", "/d/y/a.tar"]) == ["x/a.tar", "y/a.tar"]
-    assert relative(["/d/a.tar"]) == ["a.tar"]
+    assert relative_names(["/d/a.tar", "/d/b.tar"]) == ["a.tar", "b.tar"]
+    assert relative_names(["/d/x/a.tar", "/d/y/a.tar"]) == ["x/a.tar", "y/a.tar"]
+    assert relative_names(["/d/a.tar"]) == ["a.tar"]
 
 
 def test_repeated_names_get_a_number() -> None:
-    assert relative(["/d/a.tar", "/d/a.tar", "/d/a.tar"]) == ["a.tar", "a.tar#2", "a.tar#3"]
+    assert relative_names(["/d/a.tar", "/d/a.tar", "/d/a.tar"]) == ["a.tar", "a.tar#2", "a.tar#3"]

@@ -14,7 +14,7 @@ MakeArchive = Callable[..., str]
 
 @pytest.fixture
 def make_archive(tmp_path: Path) -> MakeArchive:
-    """A function that writes samples with ``cls`` (their number) and ``jpg``, behind members that are none."""
+    """A function that writes samples with ``cls`` (their number) and ``jpg``, after members that are not samples."""
 
     def make(name: str, keys: list[str], format: int = tarfile.PAX_FORMAT, size: int = 700) -> str:
         path = tmp_path / name

@@ -155,7 +155,7 @@ def _content(path: Path, mapped: bool) -> list[object]:
 
 
 @pytest.mark.parametrize("seed", range(400 if os.environ.get("PENSTOCK_FULL") else 25))
-def test_samples_grouped_in_runs_are_those_grouped_one_by_one(
+def test_samples_grouped_in_runs_equal_those_grouped_one_by_one(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _write_odd_archive(Random(seed), tmp_path / "a.tar")

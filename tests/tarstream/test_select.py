@@ -39,10 +39,10 @@ def test_a_slice_of_runs_is_that_slice(path: str) -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_similar_samples_are_copied_in_few_pieces(mapped: bool, make_archive: MakeArchive) -> None:
-    many = [f"k{n:04}" for n in range(2000)]
-    path = make_archive("many.tar", many, tarfile.GNU_FORMAT, size=30)
+    written = [f"k{n:04}" for n in range(2000)]
+    path = make_archive("many.tar", written, tarfile.GNU_FORMAT, size=30)
     encoded = list(Selection().encode_runs(gather_runs([path], mapped=mapped)))
-    assert keys(iter(encoded)) == many
+    assert keys(iter(encoded)) == written
     assert len(encoded) < 100
 
 
@@ -62,7 +62,7 @@ def test_a_selection_that_changes_samples_or_their_order_does_not_copy_runs(sele
     assert not selection.copies_runs
 
 
-def test_the_condition_comes_before_the_slice(path: str) -> None:
+def test_the_condition_is_applied_before_the_slice(path: str) -> None:
     selection = Selection(where=TextExpression("cls >= 10"), start=1, stop=6, step=2)
     assert [raw.key for raw in selection.samples(gather_samples([path]))] == [KEYS[11], KEYS[13], KEYS[15]]
 
@@ -82,7 +82,7 @@ def test_a_shuffle_buffer_yields_every_sample_once_in_an_order_of_the_seed(path:
     assert sorted(orders[0]) == KEYS != orders[0]
 
 
-def test_samples_without_a_field_to_keep_are_left_out(path: str) -> None:
+def test_samples_without_a_field_to_keep_are_omitted(path: str) -> None:
     assert keys(Selection(fields=frozenset({"none"})).encode(gather_samples([path]))) == []
     (first, *_) = Selection(drop=frozenset({"cls"})).encode(gather_samples([path]))
     assert first.kind == ("jpg",)
@@ -98,5 +98,5 @@ def test_keys_come_from_a_template(make_archive: MakeArchive) -> None:
 
 @pytest.mark.parametrize("template", ["{keys}", "{number:q}", "{}"])
 def test_an_invalid_template_is_a_plan_error(template: str) -> None:
-    with pytest.raises(PlanError, match=r"use only key, name|Unknown format code"):
+    with pytest.raises(PlanError, match=r"use key, name|Unknown format code"):
         KeyTemplate(template)

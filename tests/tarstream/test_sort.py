@@ -37,7 +37,7 @@ def sorted_keys(path: str, order: SortOrder, mapped: bool = True) -> list[str]:
 def test_the_sort_is_stable(
     records: int, mapped: bool, reverse: bool, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sort, "_RECORDS", records)
+    monkeypatch.setattr(sort, "_RUN_RECORDS", records)
     numbers = {sample["__key__"]: int(sample["num"]) for sample in ps.read_tar(path)}
     want = sorted(numbers, key=lambda key: numbers[key], reverse=reverse)
     assert sorted_keys(path, SortOrder("num", "int", reverse), mapped) == want

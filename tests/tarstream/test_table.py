@@ -96,6 +96,6 @@ def test_a_damaged_json_field_is_a_data_error(tmp_path: Path) -> None:
 
 
 def test_a_column_that_begins_as_text_stays_text(samples: list[RawSample], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tarstream.table._ROW_GROUP", 1)
+    monkeypatch.setattr("penstock.tarstream.table._ROW_GROUP_ROWS", 1)
     with pytest.raises(DataError, match=r"'bin' is text in the first samples, but not in this one.*key: a"):
         table("parquet", "bin", samples[::-1])

@@ -32,7 +32,7 @@ def test_without_rules_requests_are_forwarded_unchanged(proxy: Proxy) -> None:
     assert proxy.requests[0].headers["Host"] == f"127.0.0.1:{proxy.port}"
 
 
-def test_a_rule_applies_to_as_many_requests_as_it_says(proxy: Proxy) -> None:
+def test_a_rule_applies_to_the_given_number_of_requests(proxy: Proxy) -> None:
     proxy.rule("GET /a", times=1, skip=1, status=418)
     assert _get(proxy) == b"0123456789"
     with pytest.raises(OSError, match="418"):

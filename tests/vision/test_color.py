@@ -16,16 +16,16 @@ FLOATS = (IMAGE / 255).astype(np.float32)
 GRAY = IMAGE @ np.array([0.299, 0.587, 0.114])
 
 
-def near(got: Pixels, want: Pixels, levels: float = 1.0) -> bool:
+def is_near(got: Pixels, want: Pixels, levels: float = 1.0) -> bool:
     """Return whether uint8 pixels are those of a formula in floats, up to rounding."""
     return got.dtype == np.uint8 and bool(np.abs(got - np.clip(want, 0, 255)).max() <= levels)
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])
 def test_brightness_contrast_and_saturation_are_blends(factor: float) -> None:
-    assert near(vision.adjust_brightness(IMAGE, factor), IMAGE * factor)
-    assert near(vision.adjust_contrast(IMAGE, factor), IMAGE * factor + (1 - factor) * GRAY.mean())
-    assert near(vision.adjust_saturation(IMAGE, factor), IMAGE * factor + (1 - factor) * GRAY[..., None])
+    assert is_near(vision.adjust_brightness(IMAGE, factor), IMAGE * factor)
+    assert is_near(vision.adjust_contrast(IMAGE, factor), IMAGE * factor + (1 - factor) * GRAY.mean())
+    assert is_near(vision.adjust_saturation(IMAGE, factor), IMAGE * factor + (1 - factor) * GRAY[..., None])
     for adjust in (vision.adjust_brightness, vision.adjust_contrast, vision.adjust_saturation):
         assert np.abs(adjust(FLOATS, factor) * 255 - adjust(IMAGE, factor)).max() < 1.2
 
@@ -34,12 +34,12 @@ def test_brightness_contrast_and_saturation_are_blends(factor: float) -> None:
 def test_hue_is_rotated_on_the_colour_circle(shift: float) -> None:
     flat = [colorsys.rgb_to_hsv(*pixel) for pixel in (IMAGE.reshape(-1, 3) / 255).tolist()]
     want = [colorsys.hsv_to_rgb((h + shift) % 1, s, v) for h, s, v in flat]
-    assert near(vision.adjust_hue(IMAGE, shift), np.array(want).reshape(IMAGE.shape) * 255)
+    assert is_near(vision.adjust_hue(IMAGE, shift), np.array(want).reshape(IMAGE.shape) * 255)
     assert np.allclose(vision.adjust_hue(FLOATS, shift), np.array(want).reshape(IMAGE.shape), atol=1e-3)
 
 
 def test_gray_is_one_channel_or_three() -> None:
-    assert near(vision.grayscale(IMAGE)[..., 0], GRAY)
+    assert is_near(vision.grayscale(IMAGE)[..., 0], GRAY)
     three = vision.Grayscale()(IMAGE)
     assert three.shape == IMAGE.shape
     assert (three == three[..., :1]).all()
@@ -57,7 +57,7 @@ def test_a_blur_is_a_gaussian_of_the_mirrored_image(size: int, sigma: float) -> 
     padded = np.pad(IMAGE.astype(float), ((radius, radius), (radius, radius), (0, 0)), "reflect")
     rows = sum(weight * padded[number : number + 24] for number, weight in enumerate(kernel))
     want = sum(weight * rows[:, number : number + 32] for number, weight in enumerate(kernel))
-    assert near(vision.gaussian_blur(IMAGE, size, sigma), np.asarray(want), 1.5)
+    assert is_near(vision.gaussian_blur(IMAGE, size, sigma), np.asarray(want), 1.5)
 
 
 def test_jitter_draws_an_order_and_a_factor_for_each() -> None:

@@ -1,4 +1,4 @@
-"""Images of every kind, also unusual and damaged ones, behave as docs/guide/vision.md says."""
+"""Images of every kind, also unusual and damaged ones, behave as described in docs/guide/vision.md."""
 
 from __future__ import annotations
 

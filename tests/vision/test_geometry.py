@@ -14,7 +14,7 @@ from penstock.vision.resampling import Pixels, resize
 IMAGE = np.random.default_rng(0).integers(0, 256, (60, 80, 3), np.uint8)
 
 
-class Dice:
+class ScriptedGenerator:
     """A generator that returns given numbers."""
 
     def __init__(self, *draws: float) -> None:
@@ -42,7 +42,7 @@ def test_a_random_resized_crop_follows_its_formula(seed: int) -> None:
             break
     if want is None:  # the center, as wide as the image and as high as the ratio allows
         want = ((300 - 47) // 2, 0, 47, 35)
-    region = vision.RandomResizedCrop(24, flip=True).region(height, width, Dice(*draws))  # type: ignore[arg-type]
+    region = vision.RandomResizedCrop(24, flip=True).region(height, width, ScriptedGenerator(*draws))  # type: ignore[arg-type]
     assert tuple(region[:4]) == want
     assert region.flip == (next(numbers) < 0.5)
 
@@ -123,9 +123,9 @@ def test_a_random_crop_is_a_part_of_the_padded_image(mode: Any) -> None:
 def test_a_small_image_is_padded_on_request() -> None:
     with pytest.raises(ValueError, match=r"60x80.*smaller than the crop of 64x64.*pad_if_needed"):
         vision.RandomCrop(64)(IMAGE)
-    region = vision.RandomCrop(64, pad_if_needed=True).region(60, 80, Dice(0.999, 0.0))  # type: ignore[arg-type]
+    region = vision.RandomCrop(64, pad_if_needed=True).region(60, 80, ScriptedGenerator(0.999, 0.0))  # type: ignore[arg-type]
     assert (region.top, region.left) == (0, 0)
-    region = vision.RandomCrop(64, pad_if_needed=True).region(60, 80, Dice(0.0, 0.999))  # type: ignore[arg-type]
+    region = vision.RandomCrop(64, pad_if_needed=True).region(60, 80, ScriptedGenerator(0.0, 0.999))  # type: ignore[arg-type]
     assert (region.top, region.left) == (-4, 16)
     assert vision.RandomCrop(64, pad_if_needed=True)(IMAGE).shape == (64, 64, 3)
 

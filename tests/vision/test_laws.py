@@ -1,4 +1,4 @@
-"""Every augmentation gives the same bytes on threads, on processes and after a restart."""
+"""Every augmentation yields the same bytes on threads, on processes and after a restart."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def stream(ds: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_threads_and_a_restart_give_what_serial_gives(name: str) -> None:
+def test_threads_and_a_restart_yield_what_serial_yields(name: str) -> None:
     ds = SOURCE.decode(jpg=TRANSFORMS[name], workers=3).epoch(2)
     want = stream(ds.on("serial"))
     assert stream(ds) == want
@@ -59,7 +59,7 @@ def test_threads_and_a_restart_give_what_serial_gives(name: str) -> None:
     assert stream(restored) == want[8:]
 
 
-def test_processes_give_what_serial_gives() -> None:
+def test_processes_yield_what_serial_yields() -> None:
     def apply_all(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
         jpg = sample["jpg"]
         results = {

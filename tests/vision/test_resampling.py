@@ -44,7 +44,7 @@ SIZES = [((90, 120), (41, 37)), ((50, 64), (49, 20)), ((40, 90), (64, 33)), ((10
 
 @pytest.mark.parametrize(("before", "after"), SIZES)
 @pytest.mark.parametrize("channels", [1, 3, 4])
-def test_antialiased_is_the_triangle_filter_within_two_levels(
+def test_antialiasing_equals_the_triangle_filter_within_two_levels(
     before: tuple[int, int], after: tuple[int, int], channels: int
 ) -> None:
     image = photo(*before, channels)
@@ -56,7 +56,9 @@ def test_antialiased_is_the_triangle_filter_within_two_levels(
 
 
 @pytest.mark.parametrize(("before", "after"), [*SIZES, ((500, 375), (224, 224)), ((900, 700), (100, 64))])
-def test_antialiased_is_pillows_bilinear_within_two_levels(before: tuple[int, int], after: tuple[int, int]) -> None:
+def test_antialiasing_equals_pillows_bilinear_within_two_levels(
+    before: tuple[int, int], after: tuple[int, int]
+) -> None:
     image = photo(*before)
     pillow = np.asarray(Image.fromarray(image).resize(after[::-1], Image.Resampling.BILINEAR))
     difference = np.abs(resize(image, after).astype(int) - pillow)

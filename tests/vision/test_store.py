@@ -57,7 +57,7 @@ def test_a_small_image_keeps_its_bytes() -> None:
         assert vision.Store(200)(data) == data
 
 
-def test_other_formats_stay_what_they_are() -> None:
+def test_other_formats_do_not_change() -> None:
     store = vision.Store(64)
     png = opened(store(saved(LARGE, "PNG")))
     assert (png.format, png.size) == ("PNG", (64, 48))

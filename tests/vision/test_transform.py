@@ -146,11 +146,13 @@ def test_transforms_of_other_libraries_work_in_map_and_map_tuple() -> None:
     ds = ps.from_items([{"image": IMAGE, "label": number} for number in range(4)])
     flipped = ds.map(lambda sample: {**sample, **_LikeAlbumentations()(image=sample["image"])}).first()
     assert np.array_equal(flipped["image"], IMAGE[::-1])
-    theirs = ds.map(lambda sample: (Image.fromarray(sample["image"]), sample["label"])).map_tuple(_LikeTorchvision())
-    image, label = theirs.first()
+    transformed = ds.map(lambda sample: (Image.fromarray(sample["image"]), sample["label"])).map_tuple(
+        _LikeTorchvision()
+    )
+    image, label = transformed.first()
     assert tuple(image.shape) == (3, 8, 8)
     assert label == 0
-    batch = theirs.batched(4).first()
+    batch = transformed.batched(4).first()
     assert tuple(batch[0].shape) == (4, 3, 8, 8)
-    ours = ds.to_tuple("image", "label").map_tuple(vision.RandomCrop(8), None).batched(4).first()
-    assert ours[0].shape == (4, 8, 8, 3)
+    cropped = ds.to_tuple("image", "label").map_tuple(vision.RandomCrop(8), None).batched(4).first()
+    assert cropped[0].shape == (4, 8, 8, 3)

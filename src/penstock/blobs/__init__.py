@@ -1,1 +1,1 @@
-"""Bytes on their way: ranges fetched ahead, compression, file stamps, drafts that become visible whole."""
+"""Bytes between storage and formats: prefetching, compression, checksums, file stamps, drafts, background threads."""

@@ -1,4 +1,4 @@
-"""Checksums of a file at fixed distances, so that any part of it can be verified as it arrives."""
+"""CRC-32 checksums of every MiB of a file, so that any part of it can be verified as it arrives."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ CELL = 1 << 20  # bytes of the file that one checksum covers
 
 
 class CellChecksums:
-    """Computes the CRC-32 of every ``CELL`` bytes of a file as its bytes pass."""
+    """Computes the CRC-32 of every ``CELL`` bytes of a file while the file is written."""
 
     def __init__(self) -> None:
         self._done: list[int] = []
         self._open, self._room = 0, CELL
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take the next bytes."""
+        """Add the next bytes of the file."""
         rest = memoryview(data)
         while len(rest) >= self._room:
             self._done.append(zlib.crc32(rest[: self._room], self._open))
@@ -31,17 +31,17 @@ class CellChecksums:
             self._room -= len(rest)
 
     def values(self) -> U32:
-        """Return the checksums of all bytes taken so far; the last cell may be shorter."""
+        """Return the checksums of all bytes added so far; the last cell may be shorter."""
         return np.array(self._done + [self._open] * (self._room < CELL), np.uint32)
 
 
 def first_damaged(checksums: U32, data: memoryview, start: int, size: int) -> int | None:
-    """Return where the first cell begins that is not what its checksum says; None if all are.
+    """Return the offset of the first cell that does not match its checksum; None if all match.
 
     Args:
-        checksums: Those of the whole file.
+        checksums: The checksums of the whole file.
         data: A range of the file; cells that it holds only in part are not verified.
-        start: Where the range begins.
+        start: The offset of the range.
         size: The size of the file.
     """
     stop = start + len(data)

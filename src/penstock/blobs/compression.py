@@ -34,7 +34,7 @@ class ArchiveLimits:
     max_ratio: int = 1000
 
     def problem(self, packed: int, unpacked: int) -> str | None:
-        """Say why ``unpacked`` bytes out of ``packed`` are too many; None if they are not."""
+        """Return why ``packed`` bytes must not decompress to ``unpacked`` bytes; None if they may."""
         if unpacked > self.max_bytes:
             return f"refused: it decompresses to more than {self.max_bytes} bytes"
         if unpacked > _FREE_BYTES and unpacked > packed * self.max_ratio:
@@ -46,7 +46,7 @@ LIMITS = ArchiveLimits()
 
 
 def detect(head: bytes) -> str | None:
-    """Recognise how a file is compressed by its first bytes; None if it is not."""
+    """Recognise the compression of a file by its first bytes; None if it is not compressed."""
     return next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
 
 
@@ -60,8 +60,8 @@ def decompressed(file: BinaryIO, kind: str | None, packed: Callable[[], int], li
         limits: How large it may become.
 
     Raises:
-        DataError: The stream is damaged (what came before was yielded), or beyond the limits.
-        MissingExtra: It is compressed by zstd and zstandard is not installed.
+        DataError: The stream is damaged (the bytes before the damage were yielded), or exceeds the limits.
+        MissingExtra: The file is compressed by zstd and zstandard is not installed.
     """
     done = 0
     chunks = _chunks(file, kind)
@@ -90,11 +90,11 @@ def _chunks(file: BinaryIO, kind: str | None) -> Iterator[bytes]:
         reader = gzip.GzipFile(fileobj=file, mode="rb")
     elif kind == "bz2":
         reader = bz2.BZ2File(file)
-    return iter(partial(reader.read1, _CHUNK), b"")  # read() would lose what it has when it meets damage
+    return iter(partial(reader.read1, _CHUNK), b"")  # read() would lose the bytes before any damage
 
 
 def _xz(file: BinaryIO) -> Iterator[bytes]:
-    """Decompress by hand: lzma.LZMAFile does not bound the memory a stream may ask for."""
+    """Decompress xz without lzma.LZMAFile, which does not bound the memory that a stream may ask for."""
     data = b""
     while data := data or file.read(_CHUNK):
         stream = lzma.LZMADecompressor(memlimit=_XZ_MEMORY)
@@ -122,7 +122,7 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
 
 
 class CountingReader(io.RawIOBase):
-    """A stream whose first bytes were put back, which counts what was read of it.
+    """A stream with its first bytes put back, which counts the bytes that are read.
 
     Attributes:
         count: Bytes read so far.
@@ -151,7 +151,7 @@ def compressor(file: BinaryIO, kind: str | None) -> Any:
 
     Raises:
         PlanError: The compression is unknown.
-        MissingExtra: It is zstd and zstandard is not installed.
+        MissingExtra: The compression is zstd and zstandard is not installed.
     """
     if kind is None:
         return file
@@ -162,7 +162,7 @@ def compressor(file: BinaryIO, kind: str | None) -> Any:
     if kind == "xz":
         return lzma.LZMAFile(file, "wb")
     if kind != "zst":
-        raise PlanError(f"unknown compression {kind!r}: one of {', '.join(COMPRESSION_SUFFIXES)}")
+        raise PlanError(f"unknown compression {kind!r}: use one of {', '.join(COMPRESSION_SUFFIXES)}")
     try:
         import zstandard
     except ImportError as exc:

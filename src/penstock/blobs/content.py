@@ -1,4 +1,4 @@
-"""The bytes of a local file: memory-mapped, after decompression to a temporary file where it is compressed."""
+"""The bytes of a local file: memory-mapped, after decompression to a temporary file if it is compressed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Content:
 
     Attributes:
         bytes: The bytes; of a damaged stream, those before the damage.
-        problem: Why there are no more, where the compressed stream is damaged or refused.
+        problem: Why the bytes end early, if the compressed stream is damaged or refused.
     """
 
     bytes: Buffer | PrefetchedBytes
@@ -36,7 +36,7 @@ class Content:
         return self.bytes
 
     def resized(self) -> bool:
-        """Tell whether the file has another size than when it was mapped; reading it further could crash."""
+        """Return whether the file has another size than when it was mapped; reading it further could crash."""
         return isinstance(self.bytes, mmap.mmap) and self.bytes.size() != len(self.bytes)
 
 
@@ -53,7 +53,7 @@ def open_content(
 
     Raises:
         StorageError: The file cannot be read, or the temporary file cannot be written.
-        MissingExtra: It is compressed by zstd and zstandard is not installed.
+        MissingExtra: The file is compressed by zstd and zstandard is not installed.
     """
     try:
         with open(path, "rb") as file:
@@ -65,7 +65,7 @@ def open_content(
     except OSError as exc:
         if isinstance(exc, StorageError):
             raise
-        raise StorageError(f"cannot read the shard: {exc.strerror or exc}", url) from exc
+        raise StorageError(f"cannot read the file: {exc.strerror or exc}", url) from exc
 
 
 def _mapped(file: BinaryIO) -> Buffer:
@@ -92,5 +92,5 @@ def _write(out: BinaryIO, chunk: bytes, url: str) -> None:
     try:
         out.write(chunk)
     except OSError as exc:
-        problem = f"cannot decompress the shard to {tempfile.gettempdir()}: {exc.strerror or exc}"
+        problem = f"cannot decompress the file to {tempfile.gettempdir()}: {exc.strerror or exc}"
         raise StorageError(problem, url) from exc

@@ -47,9 +47,9 @@ class FileDraft:
         self._file: BinaryIO | None = None
 
     def write(self, data: bytes | memoryview) -> None:
-        file, left = self._file or self._opened(), memoryview(data)
-        while left:
-            left = left[file.write(left) :]
+        file, rest = self._file or self._opened(), memoryview(data)
+        while rest:
+            rest = rest[file.write(rest) :]
 
     def fileno(self) -> int:
         """Return the descriptor of the hidden file, for copies inside the kernel."""
@@ -78,7 +78,7 @@ class UploadDraft:
     """A remote object that is being uploaded."""
 
     def __init__(self, upload: Upload, before_publish: Callable[[], object]) -> None:
-        """Take an upload that was begun; ``before_publish`` is called right before its commit."""
+        """Wrap an upload that was started; ``before_publish`` is called right before its commit."""
         self._upload, self._before_publish = upload, before_publish
         self.write = upload.write
 

@@ -10,7 +10,7 @@ from typing import Any
 from penstock.errors import StorageError
 
 _CHUNK = 1 << 20
-# What the kernel answers when it cannot copy between two files this way, though it may another way.
+# Errors for one way of copying between two files; another way may work.
 _UNSUPPORTED = {errno.EINVAL, errno.EXDEV, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM}
 
 
@@ -73,7 +73,7 @@ class FileRange:
 
 def _progress(done: int) -> int:
     if not done:
-        raise StorageError("a shard has become shorter while it was copied")
+        raise StorageError("the file became shorter while it was being copied")
     return done
 
 

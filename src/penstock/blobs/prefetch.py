@@ -50,7 +50,7 @@ class _Chunk:
     view: memoryview | None = None  # of its bytes, in a buffer that is reused after it
     error: Exception | None = None
     unread: int = 0  # announced bytes that were not read yet
-    keep: bool = False  # its reader may come back to it
+    keep: bool = False  # its reader may read it again
     urgent: bool = False  # a reader waits for it: it is not dropped before it was read
     used_at: float = 0.0  # on the monotonic clock
 
@@ -64,7 +64,7 @@ class Fetcher:
 
     Attributes:
         max_bytes: The memory budget.
-        over: Whether prefetching has stopped; reads still work.
+        stopped: Whether prefetching has stopped; reads still work.
     """
 
     def __init__(self, max_bytes: int | None = None, connections: int = CONNECTIONS) -> None:
@@ -72,7 +72,7 @@ class Fetcher:
         self.max_bytes = max_bytes or max(MIN_BUDGET, _machine_memory() // 8)
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.over = False
+        self.stopped = False
         self._connections = connections
         self._queue: deque[_Chunk] = deque()
         self._held: set[_Chunk] = set()  # in flight or arrived: these count towards the budget
@@ -102,7 +102,7 @@ class Fetcher:
             self._bytes -= chunk.size
             self.changed.notify_all()
         view, chunk.view = chunk.view, None
-        if view is not None and len(self._buffers) < self._connections and not self.over:
+        if view is not None and len(self._buffers) < self._connections and not self.stopped:
             buffer = view.obj
             if isinstance(buffer, bytearray) and len(buffer) == CHUNK:
                 self._buffers.append(buffer)
@@ -115,13 +115,13 @@ class Fetcher:
             reused = self._buffers.pop() if self._buffers else None
         return memoryview(bytearray(CHUNK) if reused is None else reused)[:size]
 
-    def rest(self) -> None:
+    def stop(self) -> None:
         """Stop prefetching and free what is held; only ranges that a reader waits for are still fetched.
 
         Waits up to half a second for the threads to end.
         """
         with self.changed:
-            self.over = True
+            self.stopped = True
             self._buffers.clear()
             for chunk in list(self._queue):
                 if not chunk.urgent:
@@ -145,7 +145,7 @@ class Fetcher:
             del chunk
 
     def _next(self, thread: threading.Thread) -> _Chunk | None:
-        """Wait for a chunk to fetch; return None when there was none for ``IDLE_S`` seconds, or the fetcher is over."""
+        """Wait for a chunk to fetch; return None after ``IDLE_S`` seconds, or when the fetcher has stopped."""
         until = time.monotonic() + IDLE_S
         with self.changed:
             while True:
@@ -153,12 +153,12 @@ class Fetcher:
                 if chunk is not None:
                     self._idle -= 1
                     return chunk
-                left = 0.0 if self.over else until - time.monotonic()
-                if left <= 0 and not self._queue:
+                remaining_s = 0.0 if self.stopped else until - time.monotonic()
+                if remaining_s <= 0 and not self._queue:
                     self._idle -= 1
                     self._threads.discard(thread)
                     return None
-                self.changed.wait(max(left, 0.05))
+                self.changed.wait(max(remaining_s, 0.05))
 
     def _next_fitting(self) -> _Chunk | None:
         """Take the next chunk that fits into the budget off the queue, urgent ones first."""
@@ -193,7 +193,7 @@ class Fetcher:
 
     def _fetch(self, chunk: _Chunk) -> None:
         try:
-            with while_wanted(lambda: chunk.urgent or not self.over):
+            with while_wanted(lambda: chunk.urgent or not self.stopped):
                 chunk.view = chunk.owner.fetch(chunk.start, chunk.stop)
             state = _ARRIVED
         except Exception as exc:  # raised to the reader of the range
@@ -203,7 +203,7 @@ class Fetcher:
             if state == _FAILED:
                 self._held.discard(chunk)
                 self._bytes -= chunk.size
-                if not chunk.urgent:  # nobody waits: a later read fetches it again
+                if not chunk.urgent:  # no reader waits for it: a later read fetches it again
                     chunk.owner.forget(chunk)
             self.changed.notify_all()
 
@@ -232,13 +232,13 @@ class PrefetchedBytes:
     info: Info
     checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
-    _end: int = 0  # of the last announced range: a reader that continues there is read ahead for
+    _end: int = 0  # of the last announced range: if the next one begins there, more is read ahead
     _last: _Chunk | None = None  # the chunk read last: the next read is likely to be in it too
 
     def __len__(self) -> int:
         return self.info.size or 0
 
-    def want(self, starts: I64, stops: I64, *, ascending: bool) -> None:
+    def announce(self, starts: I64, stops: I64, *, ascending: bool) -> None:
         """Announce ranges that will be read, so that they are fetched in the background.
 
         Args:
@@ -259,7 +259,7 @@ class PrefetchedBytes:
             starts[np.concatenate([[0], cuts])].tolist(), reach[np.append(cuts, len(reach)) - 1].tolist(), strict=True
         )
         with self.fetcher.lock:
-            if self.fetcher.over or not wanted():
+            if self.fetcher.stopped or not wanted():
                 return
             added: list[_Chunk] = []
             for start, stop in runs:
@@ -422,7 +422,7 @@ def read_whole(storage: Storage, full_url: str, url: str, info: Info, fetcher: F
     whole = PrefetchedBytes(fetcher, storage, full_url, url, info)
     try:
         if len(whole):
-            whole.want(np.array([0]), np.array([len(whole)]), ascending=True)
+            whole.announce(np.array([0]), np.array([len(whole)]), ascending=True)
         for at in range(0, len(whole), CHUNK):
             yield whole[at : min(at + CHUNK, len(whole))]
     finally:

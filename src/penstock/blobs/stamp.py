@@ -1,4 +1,4 @@
-"""What a file looked like when something was derived from it, and the user's cache of what was derived."""
+"""File stamps, which show that a file has changed, and the user's cache of data derived from files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What tells one content of a local file from another."""
+    """The size, modification time and inode of a local file; another stamp means that its content may have changed."""
 
     size: int = 0
     mtime_ns: int = 0
@@ -28,7 +28,7 @@ class Stamp:
 
 
 def user_cache() -> Path:
-    """Return the folder for what can be derived again: $PENSTOCK_CACHE, else below the user's cache folder.
+    """Return the folder of the cache of derived data: $PENSTOCK_CACHE, else below the user's cache folder.
 
     Raises:
         RuntimeError: The user has no home folder.

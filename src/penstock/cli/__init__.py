@@ -16,24 +16,24 @@ from penstock import __version__
 from penstock.cli.tools import OLD_NAMES, TOOLS
 from penstock.errors import PenstockError
 
-_KEEP_LINE_BREAKS = argparse.RawDescriptionHelpFormatter  # in the examples
-_WAKEUP_INTERVAL_S = 0.25
+_HELP_FORMATTER = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of the examples
+_WAKEUP_INTERVAL_S = 0.25  # the longest that a signal waits for its handler
 
 COMMANDS = {
     "bench": "measure how fast shards are read, decoded, augmented and batched, and name the bottleneck",
     "completion": "print a completion script for bash, zsh or fish",
     "convert": "convert files from one format to another: tar, Parquet, CSV, JSON, TFRecord",
-    "demo": "pack a small dataset, stream it, train on it, interrupt and resume, and print the rates",
+    "demo": "pack a small dataset, stream it, train on it, interrupt and resume the training, and print the rates",
     "index": "build the index of shards that other tools wrote, and store it beside them",
     "info": "summarise shards or tables: samples, bytes, fields with their sizes or types, classes",
     "pack": "pack a folder, a list or shards into shards or Parquet files, on disk or on remote storage",
-    "process": "call a function on files: outputs appear whole, rows are collected, a rerun does what is missing",
-    "verify": "check shards against their manifest and index, read Parquet files through, or prove a ledger",
+    "process": "call a function on every file and collect the rows it returns; a rerun processes only what is missing",
+    "verify": "check shards and Parquet files for damage, or prove from a ledger that every sample was delivered once",
 }
 
 
 class CommandModule(Protocol):
-    """What the module of a subcommand provides."""
+    """The functions that the module of every subcommand has."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments of the command."""
@@ -54,24 +54,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: With 2 for a usage error, with 0 after ``--help`` or ``--version``.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    name = next((word for word in words if not word.startswith("-")), None)
-    if name in TOOLS and words[0] == name:
-        # A parser of its own, because a subparser cannot parse options and positional arguments in any order.
-        return _run(name, parser_of(name).parse_intermixed_args(words[1:]))
-    parser = argparse.ArgumentParser(prog="penstock", description="Feeds accelerators.")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    if name in TOOLS and arguments[0] == name:
+        # Not a subparser, which cannot parse options and positional arguments in any order.
+        return _run(name, parser_of(name).parse_intermixed_args(arguments[1:]))
+    description = "Pack datasets into shards, stream them into training, and process shards and files."
+    parser = argparse.ArgumentParser(prog="penstock", description=description)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, summary in sorted((COMMANDS | TOOLS).items()):
-        subparser = subparsers.add_parser(command, help=summary, description=summary, formatter_class=_KEEP_LINE_BREAKS)
+        subparser = subparsers.add_parser(command, help=summary, description=summary, formatter_class=_HELP_FORMATTER)
         if command == name:  # only the module of the command that is called is imported
             module_of(command).add_arguments(subparser)
-    args = parser.parse_args(words)
+    args = parser.parse_args(arguments)
     return _run(args.command, args)
 
 
 def old_name() -> int:
-    """Run the tool that the called script is named after, such as ``tarcat`` or ``tarproc``, and return its exit code.
+    """Run the tool whose tarproc name the script has, such as ``tarcat``, and return the exit code.
 
     Raises:
         SystemExit: With 2 for a usage error, with 0 after ``--help``.
@@ -82,21 +83,30 @@ def old_name() -> int:
 
 
 def parser_of(name: str, prog: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of a command; the help, the reference page and the completion scripts are all made from it."""
+    """Return the parser of a command; the help, the reference page and the completion scripts are generated from it."""
     summary = (COMMANDS | TOOLS)[name]
-    parser = argparse.ArgumentParser(prog or f"penstock {name}", description=summary, formatter_class=_KEEP_LINE_BREAKS)
+    parser = argparse.ArgumentParser(prog or f"penstock {name}", description=summary, formatter_class=_HELP_FORMATTER)
     module_of(name).add_arguments(parser)
     return parser
 
 
 def module_of(name: str) -> CommandModule:
-    """Import the module of a command."""
+    """Import and return the module of a command."""
     module: Any = import_module(f"penstock.cli.tools.{name}" if name in TOOLS else f"penstock.cli.{name}")
     return module  # type: ignore[no-any-return]
 
 
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun, for a line that a command prints.
+
+    >>> counted(1, "shard"), counted(2000, "shard")
+    ('1 shard', '2,000 shards')
+    """
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def _run(name: str, args: argparse.Namespace) -> int:
-    """Run a command; report an error that the user can act on in one line and with an exit code."""
+    """Run a command and return its exit code; an error that the user can act on is printed in one line."""
     try:
         with _unwind_on_sigterm():
             code = module_of(name).run(args)

@@ -1,4 +1,4 @@
-"""Types of command-line arguments, for ``type=`` of argparse, and the error for a wrong call."""
+"""Types of command-line arguments, for ``type=`` of argparse, and the exit after a usage error."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 
 
 def count(text: str) -> int:
-    """Parse a whole number from 0 on; ``1e6`` and ``1_000`` are accepted too.
+    """Parse a whole number, 0 or more; ``1e6`` and ``1_000`` are accepted too.
 
     Raises:
         ArgumentTypeError: The text is not such a number.
     """
-    try:
-        number = float(text.replace("_", ""))
-        if number >= 0 and number == int(number):
-            return int(number)
-    except (ValueError, OverflowError):
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a count: write a whole number, 0 or more")
+    return _whole_number(text, minimum=0)
 
 
 def positive_count(text: str) -> int:
-    """Parse a whole number from 1 on, written as for :func:`count`.
+    """Parse a whole number, 1 or more, written as for :func:`count`.
 
     Raises:
         ArgumentTypeError: The text is not such a number.
     """
-    if (number := count(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
-    return number
+    return _whole_number(text, minimum=1)
+
+
+def _whole_number(text: str, minimum: int) -> int:
+    try:
+        number = float(text.replace("_", ""))
+        if number >= minimum and number == int(number):
+            return int(number)
+    except (ValueError, OverflowError):
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
 
 
 def size_argument(text: str) -> float:
@@ -63,7 +65,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero: write it like 10 or 0.5")
     return value
 
 

@@ -1,4 +1,4 @@
-"""``penstock bench``: how fast shards are read, decoded, augmented and batched on this machine, and what would help."""
+"""``penstock bench``: measure how fast shards are read, decoded, augmented and batched, and advise what would help."""
 
 from __future__ import annotations
 
@@ -12,36 +12,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock.inspection.bench import BenchReport
 
-_NEAR_LIMIT = 0.7  # of a limit: the step itself has little left to gain
-_CONTRADICTION = 1.3  # of the slowest step: all steps together cannot be faster, so that the rates are not reliable
+_NEAR_LIMIT = 0.7  # share of a limit above which the step itself can hardly get faster
+_CONTRADICTION = 1.3  # all steps together cannot be this much faster than the slowest one: the rates are not reliable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("urls", nargs="+", metavar="URL", help="folders, shards, globs or brace patterns: tar, Parquet")
+    parser.add_argument(
+        "urls", nargs="+", metavar="URL", help="folders, files, globs or brace patterns: tar shards or Parquet"
+    )
     parser.add_argument(
         "--decode",
         metavar="SPEC",
         help="how fields are decoded, as in Dataset.decode: rgb8, l8, pil, ... (images to RGB)",
     )
     parser.add_argument("--batch", type=_positive(int), default=64, metavar="N", help="samples per batch (64)")
-    parser.add_argument("--size", type=_positive(int), default=224, help="crop and scale images to SIZE pixels (224)")
+    parser.add_argument(
+        "--size", type=_positive(int), default=224, help="crop and scale images to SIZE x SIZE pixels (224)"
+    )
     parser.add_argument("--no-antialias", action="store_true", help="scale without antialiasing: faster, coarser")
     parser.add_argument("--workers", type=_positive(int), metavar="N", help="decoder threads (one per core)")
     parser.add_argument(
         "--seconds", type=_positive(float), default=2.0, help="time for each of about seven measurements (2)"
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.epilog = "example: penstock bench 'photos-{0000..0147}.tar' --batch 256"
+    parser.epilog = "example:\n  penstock bench 'photos-{0000..0147}.tar' --batch 256"
 
 
 def _positive(number_type: Callable[[str], float]) -> Callable[[str], float]:
     def parse(text: str) -> float:
         number = number_type(text)
         if not number > 0:
-            raise argparse.ArgumentTypeError(f"{text} is not above 0")
+            raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
         return number
 
-    parse.__name__ = number_type.__name__  # argparse puts it into "invalid int value"
+    parse.__name__ = number_type.__name__  # argparse prints it: "invalid int value"
     return parse
 
 
@@ -87,21 +91,21 @@ def advice(report: BenchReport) -> Iterator[str]:
     slowest = report.bottleneck
     share = report.together.samples_s / slowest.samples_s
     yield (
-        f"All together: {report.together.samples_s:,.0f} samples/s, {share:.0%} of the slowest step alone: "
-        f"{slowest.name}, {slowest.samples_s:,.0f}."
+        f"All together: {report.together.samples_s:,.0f} samples/s, {share:.0%} of the rate of the slowest step alone "
+        f"({slowest.name}: {slowest.samples_s:,.0f} samples/s)."
     )
     if share > _CONTRADICTION:
         yield (
-            "These rates contradict each other: the machine was busy with something else. Measure again, or with "
-            "a larger --seconds."
+            "These rates contradict each other: the machine was busy with something else. Measure again, with a larger "
+            "--seconds if need be."
         )
     limit = report.result(f"limit: {slowest.name}")
     yield from _ADVICE[slowest.name](report, None if limit is None else slowest.samples_s / limit.samples_s)
     seconds_per_sample = sum(1 / step.samples_s for step in report.steps)
     if report.together.samples_s < _NEAR_LIMIT / seconds_per_sample:
         yield (
-            f"Steps that ran one after the other would reach {1 / seconds_per_sample:,.0f}: other programs use the "
-            "cores, or there are too few workers."
+            f"Running the steps one after the other would reach {1 / seconds_per_sample:,.0f} samples/s: other "
+            "programs use the cores, or there are too few workers."
         )
 
 
@@ -124,21 +128,21 @@ def _decoding_advice(report: BenchReport, share: float | None) -> Iterator[str]:
     if report.side is not None and report.side >= 1.5 * stored:
         times = (report.side / stored) ** 2
         yield (
-            f"Images have {report.side} px, of which {report.size} are kept: `penstock pack --max-side {stored}` "
-            f"stores {times:.1f} times fewer pixels, once (small crops are then scaled up)."
+            f"Images have {report.side} px on the long side, but are scaled to {report.size}: packing them once with "
+            f"`penstock pack --max-side {stored}` stores {times:.1f} times fewer pixels (small crops are scaled up)."
         )
     if share is not None and share < _NEAR_LIMIT:
-        yield f"With {report.workers} workers it could be closer: try workers= of decode, one per core."
+        yield f"With {report.workers} workers it could get closer: try one worker per core with decode(workers=...)."
     else:
         yield "Beyond that, only more cores or fewer bytes to decode make it faster."
 
 
 def _augmenting_advice(report: BenchReport, share: float | None) -> Iterator[str]:
-    yield "Cropping and scaling is the limit: antialias=False is faster, and a smaller size= costs less."
+    yield "Cropping and scaling are the limit: antialias=False and a smaller size= make them faster."
 
 
 def _batching_advice(report: BenchReport, share: float | None) -> Iterator[str]:
-    yield "Batching is the limit, that is, memory bandwidth: smaller values (uint8 instead of floats) make it faster."
+    yield "Batching is limited by memory bandwidth: smaller values (uint8 instead of floats) make it faster."
 
 
 _ADVICE: dict[str, Callable[[BenchReport, float | None], Iterator[str]]] = {

@@ -1,4 +1,4 @@
-"""``penstock completion``: scripts that make a shell complete the commands and their options."""
+"""``penstock completion``: print a script that makes a shell complete the commands and their options."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that the script is for")
     parser.epilog = """examples:
   eval "$(penstock completion bash)"
   penstock completion fish > ~/.config/fish/completions/penstock.fish"""

@@ -1,4 +1,4 @@
-"""``penstock convert``: files of one format into files of another."""
+"""``penstock convert``: convert files from one format to another."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
+from penstock.cli import counted
 from penstock.cli.argument_types import positive_count, size_argument
 
 
@@ -19,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format to write (by the extension of DST, else Parquet for tar shards and tar for other files)",
     )
     parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
-    parser.add_argument("--workers", type=positive_count, help="workers that read")
+    parser.add_argument("--workers", type=positive_count, help="number of workers that read")
     parser.add_argument("--no-resume", action="store_true", help="start over instead of resuming")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = "example: penstock convert shards/ tables/ --format parquet"
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         resume=not args.no_resume,
         progress=sys.stderr.isatty(),
     )
-    summary = f"{result.folder}: {result.samples:,} samples in {len(result.shards):,} files of {result.nbytes:,} bytes"
+    samples, files = counted(result.samples, "sample"), counted(len(result.shards), "file")
+    summary = f"{result.folder}: {samples} in {files}, {result.nbytes:,} bytes"
     sys.stdout.write(f"{json.dumps(asdict(result)) if args.json else summary}\n")
     return 0

@@ -10,24 +10,27 @@ MIN_SAMPLES = 200
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", help="keep the shards in this new or empty folder (default: keep nothing)")
-    parser.add_argument("--samples", type=_at_least(MIN_SAMPLES), default=2500, help="images (default: 2500)")
-    parser.add_argument("--epochs", type=_at_least(1), default=8, help="epochs before the interruption (default: 8)")
-    parser.add_argument("--seed", type=_at_least(0), default=0, help="determines everything but the rates (default: 0)")
+    parser.add_argument("--folder", help="keep the shards in this folder, which must be new or empty")
+    parser.add_argument("--samples", type=_at_least(MIN_SAMPLES), default=2500, help="number of images (2500)")
+    parser.add_argument("--epochs", type=_at_least(1), default=8, help="epochs before the interruption (8)")
+    parser.add_argument("--seed", type=_at_least(0), default=0, help="determines everything except the rates (0)")
     parser.epilog = "example:\n  penstock demo --folder shapes"
 
 
 def run(args: argparse.Namespace) -> int:
-    from penstock.cli.demo_run import show
+    from penstock.cli.demo_run import run_demo
 
-    return show(args)
+    return run_demo(args)
 
 
 def _at_least(minimum: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
-        value = int(text)
-        if value < minimum:
-            raise argparse.ArgumentTypeError(f"{value} is below {minimum}")
-        return value
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = minimum - 1
+        if number < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {minimum}")
+        return number
 
-    return number
+    return parse

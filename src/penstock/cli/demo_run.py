@@ -40,8 +40,8 @@ Batch = tuple[list[str], Images, Labels]
 Checksums = list[tuple[str, int]]  # the key of each sample, and the checksum of its augmented pixels
 
 
-def show(args: argparse.Namespace) -> int:
-    """Run all steps and print their results; the exit code is 1 if a resume was not exact.
+def run_demo(args: argparse.Namespace) -> int:
+    """Run all steps and print their results; return 1 if a resume was not exact, else 0.
 
     Raises:
         MissingExtra: Pillow is not installed.
@@ -62,7 +62,7 @@ def show(args: argparse.Namespace) -> int:
         _train(train, args.epochs, net, test_set)
         stopped = _stop(train, args.epochs, net)
         exact = _resume(train, args.epochs, net, stopped, whole_epoch)
-    _print(f"  after that epoch      {test_set.accuracy(net):9.1%}  test accuracy")
+    _print(f"  after the resume      {test_set.accuracy(net):9.1%}  test accuracy")
     if args.folder is not None:
         _print(f"\nThe shards are in {args.folder}.")
     _print(f"\nDone in {time.perf_counter() - began:.1f} s.")
@@ -89,7 +89,7 @@ def _pack(folder: Path, samples: int, seed: int) -> None:
 
 
 def _stream(stored: ps.Dataset, train: ps.Dataset) -> Checksums:
-    """Time reading alone and all stages of the training set; return what a whole epoch delivers."""
+    """Measure reading alone, then all stages of the training set; return what a whole epoch delivers."""
     _print("\nStream")
     began = time.perf_counter()
     count = sum(1 for _ in stored.shuffle().repeat(PASSES))
@@ -118,7 +118,7 @@ def _train(train: ps.Dataset, epochs: int, net: Net, test_set: EvaluationSet) ->
     seconds = time.perf_counter() - began
     _print(f"  training images       {count // epochs:>9,}  and {len(test_set.labels):,} test images")
     for epoch, accuracy in enumerate(accuracies):
-        name = f"after epoch {epoch}" if epoch else "before"
+        name = f"after epoch {epoch}" if epoch else "before training"
         _print(f"  {name:<20}  {accuracy:9.1%}  {'#' * round(40 * accuracy)}")
     _print_rate("trained on", count, seconds)
     _print(f"  bottleneck of the last epoch: {train.stats().bottleneck}")
@@ -136,19 +136,21 @@ def _stop(train: ps.Dataset, epoch: int, net: Net) -> list[StoppedRank]:
     _print(f"\nStop {RANKS} ranks in mid-epoch, at different positions")
     with ExitStack() as stack:
         loaders = [stack.enter_context(closing(_loader(train, rank, RANKS, epoch))) for rank in range(RANKS)]
-        depths = [len(loader) * (rank + 1) // (RANKS + 1) for rank, loader in enumerate(loaders)]
-        delivered = _train_ranks([islice(loader, depth) for loader, depth in zip(loaders, depths, strict=True)], net)
+        batch_counts = [len(loader) * (rank + 1) // (RANKS + 1) for rank, loader in enumerate(loaders)]
+        delivered = _train_ranks(
+            [islice(loader, batches) for loader, batches in zip(loaders, batch_counts, strict=True)], net
+        )
         states = [json.dumps(loader.state_dict()) for loader in loaders]
-    for rank, (depth, loader) in enumerate(zip(depths, loaders, strict=True)):
+    for rank, (batches, loader) in enumerate(zip(batch_counts, loaders, strict=True)):
         count = len(delivered[rank])
-        _print(f"  rank {rank} of {RANKS}           {count:>9,}  samples, {depth} of {len(loader)} batches")
+        _print(f"  rank {rank} of {RANKS}           {count:>9,}  samples, {batches} of {len(loader)} batches")
         _print(f"    its state, {len(states[rank])} bytes: {states[rank]}")
     return [StoppedRank(state, samples) for state, samples in zip(states, delivered, strict=True)]
 
 
 def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[StoppedRank], whole_epoch: Checksums) -> bool:
-    """Resume with the same and with another number of ranks; return whether both deliver what is left, exactly."""
-    _print(f"\nResume with the same ranks, and with {RANKS_AFTER}")
+    """Resume with the same number of ranks and with another one; return whether both deliver exactly the rest."""
+    _print(f"\nResume with the same {RANKS} ranks, and with {RANKS_AFTER}")
     verdicts = []
     for rank, before in enumerate(stopped):
         rest, uninterrupted = _resume_rank(train, rank, epoch, before)
@@ -161,10 +163,10 @@ def _resume(train: ps.Dataset, epoch: int, net: Net, stopped: list[StoppedRank],
     together = [sample for part in parts for sample in part]
     verdicts.append(verdict(together, whole_epoch, ordered=False))
     _print(f"  before and after      {len(together):>9,}  samples, each once: {verdicts[-1]}")
-    return all(words == EXACT for words in verdicts)
+    return all(text == EXACT for text in verdicts)
 
 
-# What the steps use
+# Resuming, and comparing what was delivered
 
 
 EXACT = "exact"
@@ -217,6 +219,9 @@ def _train_ranks(ranks: Sequence[Iterable[Batch]], net: Net) -> list[Checksums]:
 def _identify(batch: Batch) -> Checksums:
     keys, images, _ = batch
     return [(key, crc32(image.tobytes())) for key, image in zip(keys, images, strict=True)]
+
+
+# Images, the network, and the test set
 
 
 def draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -329,7 +334,7 @@ class EvaluationSet:
 
 @contextmanager
 def _shard_folder(folder: str | None) -> Iterator[Path]:
-    """Provide a temporary folder for the shards; it is renamed to ``folder``, if given, once all went well."""
+    """Provide a temporary folder for the shards; it is renamed to ``folder``, if given, when the block succeeds."""
     with ExitStack() as stack:
         with _storage_errors(folder):
             target = None if folder is None else _vacant(folder)

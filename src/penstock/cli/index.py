@@ -7,6 +7,7 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from penstock.cli import counted
 from penstock.cli.argument_types import positive_count
 
 
@@ -21,9 +22,9 @@ def run(args: argparse.Namespace) -> int:
     from penstock.engines.progress import Progress
     from penstock.formats.tar.shard_names import TAR_SUFFIXES
     from penstock.inspection.verify import build_index, store_index
-    from penstock.storage import expand, redacted, spell
+    from penstock.storage import expand, redacted, url_patterns
 
-    urls = expand(spell(args.urls), TAR_SUFFIXES)
+    urls = expand(url_patterns(args.urls), TAR_SUFFIXES)
     damaged = 0
     with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(args.workers) as pool:
         for url, index in zip(urls, pool.map(build_index, urls), strict=True):
@@ -31,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
             damaged += bool(index.bad)
             name = redacted(url)
             summary = {"shard": name, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}
-            bad = f", {len(index.bad)} of them bad" if index.bad else ""
-            sys.stdout.write(f"{json.dumps(summary) if args.json else f'{name}: {index.samples} samples{bad}'}\n")
+            bad = f", {len(index.bad):,} of them unreadable" if index.bad else ""
+            line = f"{name}: {counted(index.samples, 'sample')}{bad}"
+            sys.stdout.write(f"{json.dumps(summary) if args.json else line}\n")
             bar.add()
     return 1 if damaged else 0

@@ -1,4 +1,4 @@
-"""``penstock info``: what shards and tables hold."""
+"""``penstock info``: summarise shards or tables."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import counted
 from penstock.cli.argument_types import positive_count
 from penstock.errors import PlanError
 
@@ -27,13 +28,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from penstock.dataset.conversion import described_as, open_files
-    from penstock.storage import spell
+    from penstock.dataset.conversion import format_to_inspect, open_files
+    from penstock.storage import url_patterns
 
-    patterns = spell(args.urls)
-    formats = [described_as(pattern) for pattern in patterns]
+    patterns = url_patterns(args.urls)
+    formats = [format_to_inspect(pattern) for pattern in patterns]
     if len({*formats}) > 1:
-        raise PlanError(f"these files have several formats ({', '.join(sorted({*formats}))}); look at one at a time")
+        raise PlanError(
+            f"these files have several formats ({', '.join(sorted({*formats}))}); name files of one format at a time"
+        )
     if formats[0] == "tar":
         summary, lines = _summarise_shards(patterns, args.workers), _shard_lines
     else:
@@ -63,8 +66,8 @@ def _summarise_tables(tables: list[Dataset], format: str) -> dict[str, Any]:
 
 
 def _table_lines(summary: dict[str, Any]) -> Iterator[str]:
-    files = f"{summary['files']:,} {summary['format']} file{'s' * (summary['files'] != 1)}"
-    yield f"{files}, {summary['samples']:,} samples, {summary['bytes']:,} bytes"
+    files = counted(summary["files"], f"{summary['format']} file")
+    yield f"{files}, {counted(summary['samples'], 'sample')}, {summary['bytes']:,} bytes"
     if summary["columns"]:
         yield ""
         yield f"{'column':<24}type"
@@ -93,8 +96,9 @@ def _summarise_shards(patterns: tuple[str, ...], workers: int) -> dict[str, Any]
 
 
 def _shard_lines(summary: dict[str, Any]) -> Iterator[str]:
-    bad = f", {summary['bad']:,} of them bad" if summary["bad"] else ""
-    yield f"{summary['shards']:,} shards, {summary['samples']:,} samples{bad}, {summary['bytes']:,} bytes"
+    shards, samples = counted(summary["shards"], "shard"), counted(summary["samples"], "sample")
+    bad = f" ({summary['bad']:,} of them unreadable)" if summary["bad"] else ""
+    yield f"{shards}, {samples}{bad}, {summary['bytes']:,} bytes"
     if summary["fields"]:
         yield ""
         yield f"{'field':<16}{'samples':>12}{'min bytes':>14}{'median':>14}{'max':>14}{'total':>18}"
@@ -104,8 +108,9 @@ def _shard_lines(summary: dict[str, Any]) -> Iterator[str]:
     classes = summary["classes"]
     if classes:
         yield ""
-        yield f"{len(classes):,} classes, of {min(classes.values()):,} to {max(classes.values()):,} samples"
-    for name, samples in list(classes.items())[:_MAX_CLASSES]:
-        yield f"  {name:<30}{samples:>12,}"
+        least, most = min(classes.values()), max(classes.values())
+        yield f"{counted(len(classes), 'class', 'classes')}, {least:,} to {most:,} samples each"
+    for name, class_samples in list(classes.items())[:_MAX_CLASSES]:
+        yield f"  {name:<30}{class_samples:>12,}"
     if len(classes) > _MAX_CLASSES:
         yield f"  and {len(classes) - _MAX_CLASSES:,} more"

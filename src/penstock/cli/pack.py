@@ -1,4 +1,4 @@
-"""``penstock pack``: a folder, a list or shards into shards or Parquet files."""
+"""``penstock pack``: pack a folder, a list or shards into shards or Parquet files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from penstock.cli import counted
 from penstock.cli.argument_types import count, positive_count, size_argument, usage_error
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-samples", type=positive_count, default=100_000, help="maximum number of samples in a shard (100000)"
     )
-    parser.add_argument("--workers", type=positive_count, help="workers that read and encode")
-    parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source")
-    parser.add_argument("--seed", type=count, default=0, help="determines the order (0)")
+    parser.add_argument("--workers", type=positive_count, help="number of workers that read and encode")
+    parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source instead of shuffling")
+    parser.add_argument("--seed", type=count, default=0, help="seed of the shuffle (0)")
     parser.add_argument(
         "--max-side", type=positive_count, help="scale images down to at most this many pixels on the longer side"
     )
@@ -57,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     supported = _TAR_COMPRESSIONS if args.format == "tar" else (*_PARQUET_COMPRESSIONS, "gz", "zst")
     if args.compress not in (None, *supported):
         usage_error(
-            f"--compress {args.compress} does not work with --format {args.format}; choose {', '.join(supported)}"
+            f"--compress {args.compress} does not work with --format {args.format}: choose {', '.join(supported)}"
         )
     if args.quality is not None and args.max_side is None:
-        usage_error("--quality applies to images that --max-side scales down; give both")
+        usage_error("--quality needs --max-side: it applies to images that are scaled down")
     from penstock.packing import pack
 
     packed = pack(
@@ -85,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _percent(text: str) -> int:
     if (number := positive_count(text)) > 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 1 and 100")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100")
     return number
 
 
@@ -100,6 +101,7 @@ def _image_store(max_side: int | None, quality: int | None) -> Store | None:
 def _summary(packed: Packed, dry_run: bool) -> str:
     about = "about " if packed.estimated else ""
     skipped = f", {packed.skipped:,} skipped" if packed.skipped else ""
-    unit = "files" if packed.shards and packed.shards[0].endswith(".parquet") else "shards"
-    size = f"{about}{len(packed.shards):,} {unit} of {about}{packed.nbytes:,} bytes"
-    return f"{packed.folder}: {packed.samples:,} samples in {size}{skipped}{' (not written)' if dry_run else ''}"
+    noun = "file" if packed.shards and packed.shards[0].endswith(".parquet") else "shard"
+    size = f"{about}{counted(len(packed.shards), noun)}, {about}{packed.nbytes:,} bytes"
+    note = " (dry run: nothing was written)" if dry_run else ""
+    return f"{packed.folder}: {counted(packed.samples, 'sample')} in {size}{skipped}{note}"

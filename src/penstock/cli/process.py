@@ -1,4 +1,4 @@
-"""``penstock process``: call a function on files, once for each, even across interrupted runs."""
+"""``penstock process``: call a function on files, exactly once for each, even across interrupted runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli import counted
 from penstock.cli.argument_types import count, positive_count, seconds, usage_error
 from penstock.errors import PenstockError, PlanError
 
@@ -31,9 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "function", metavar="MODULE:FUNCTION", help="the function, called with (path, out): jobs:split or jobs.py:split"
     )
     parser.add_argument(
-        "inputs", metavar="INPUT", nargs="+", help="files, globs, folders, URLs; @FILE: a list with one per line"
+        "inputs",
+        metavar="INPUT",
+        nargs="+",
+        help="files, globs, folders or URLs; @FILE reads inputs from FILE, one per line",
     )
-    parser.add_argument("--out", default="outputs/", help="the folder of outputs: a path or URL (outputs/)")
+    parser.add_argument("--out", default="outputs/", help="the output folder: a path or URL (outputs/)")
     parser.add_argument(
         "--metadata", metavar="FILE", type=_metadata_file, help="a .parquet, .csv, .tsv or .jsonl file for the rows"
     )
@@ -49,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="remove the outputs of this job and start over")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are not outputs of this job")
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where workers run (local)")
-    parser.add_argument("--address", help="the Ray cluster")
+    parser.add_argument("--address", help="address of the Ray cluster, with --engine ray")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.epilog = "example: penstock process jobs.py:split 'audio/*.wav' --out windows/ --metadata windows.parquet"
+    parser.epilog = "example:\n  penstock process jobs.py:split 'audio/*.wav' --out windows/ --metadata windows.parquet"
 
 
 def _metadata_file(text: str) -> str:
@@ -127,7 +131,7 @@ def _import(name: str) -> ModuleType:
     except ModuleNotFoundError as exc:
         if exc.name is not None and not (name + ".").startswith(exc.name + "."):
             raise  # the module exists, but imports one that does not
-        raise PlanError(f"there is no module {name!r}, neither in the current folder nor installed") from exc
+        raise PlanError(f"there is no module {name!r} in the current folder or among the installed ones") from exc
 
 
 def _load_file(path: str) -> ModuleType:
@@ -152,7 +156,7 @@ def _read_inputs(arguments: list[str]) -> list[str]:
                 with open(argument[1:], encoding="utf-8") as lines:
                     inputs += [line.rstrip("\n") for line in lines if line.strip()]
             except OSError as exc:
-                raise PlanError(f"{argument}: {exc.strerror}") from exc
+                raise PlanError(f"{argument}: cannot read the list of inputs: {exc.strerror}") from exc
         else:
             inputs.append(argument)
     return inputs
@@ -177,9 +181,9 @@ def _print_summary(processed: Processed, *, trial: bool) -> None:
     done = processed.inputs - len(processed.failures)
     done_before = processed.inputs - processed.worked
     earlier = f" ({done_before:,} in earlier runs)" if done_before else ""
-    sys.stdout.write(f"{done:,} of {processed.inputs:,} inputs done{earlier}, {len(processed):,} rows\n")
+    sys.stdout.write(f"{done:,} of {processed.inputs:,} inputs done{earlier}, {counted(len(processed), 'row')}\n")
     for failure in processed.failures[:_MAX_FAILURES]:
         sys.stderr.write(f"failed: {failure.input}: {failure.error}\n")
     if len(processed.failures) > _MAX_FAILURES:
         more = len(processed.failures) - _MAX_FAILURES
-        sys.stderr.write(f"failed: and {more:,} more; --json lists all of them, with tracebacks\n")
+        sys.stderr.write(f"failed: {more:,} more inputs; --json lists all of them, with tracebacks\n")

@@ -1,6 +1,6 @@
-"""The reference page of all commands, made from their parsers.
+"""The reference page of all commands, generated from their parsers.
 
-Write it with ``python -m penstock.cli.reference > docs/commands.md``.
+Regenerate it with ``python -m penstock.cli.reference > docs/commands.md``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from penstock.cli.tools import OLD_NAMES, TOOLS
 
 _INTRODUCTION = """# The commands
 
-This page is made from the commands themselves by `python -m penstock.cli.reference`, and a test keeps it up to date;
+This page is generated from the commands by `python -m penstock.cli.reference`, and a test keeps it up to date;
 `penstock COMMAND --help` prints the same. Default values are in parentheses. Every command exits with 0 on success,
 with 1 on a failure, with 2 on a usage error and with 130 after Ctrl-C. An error is one line on standard error.
-[The tools](guide/tools.md) shows the tar tools at work.
+[The tools](guide/tools.md) explains the tar tools by examples.
 """
 
 

@@ -283,7 +283,7 @@ def store_sample(features: Mapping[str, Feature], sample: Mapping[str, Any], **o
     return out
 
 
-def told_by(samples: Iterable[Mapping[str, Any]], known: Mapping[str, Feature] | None = None) -> Features:
+def infer_features(samples: Iterable[Mapping[str, Any]], known: Mapping[str, Feature] | None = None) -> Features:
     """Infer the features of fields from sample values; a ``known`` feature is kept if the values match it.
 
     Raises:

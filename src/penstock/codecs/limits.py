@@ -1,4 +1,4 @@
-"""Limits on the size of decoded fields: the guard against data made to exhaust memory."""
+"""Limits on the size of decoded fields: the guard against data crafted to exhaust memory."""
 
 from __future__ import annotations
 

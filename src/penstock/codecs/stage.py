@@ -27,7 +27,7 @@ class Decode(Map):
     ``spec`` says how images are decoded that have no spec of their own.
     """
 
-    follows_features = True
+    uses_features = True
 
     spec: str | None = None
     by_field: tuple[tuple[str, FieldSpec], ...] = ()
@@ -39,11 +39,11 @@ class Decode(Map):
             if not isinstance(self.spec, str):
                 raise PlanError(f"decode({self.spec!r}): give a spec such as 'rgb8', or name the field to decode")
             check_spec(self.spec)
-        for _, spec in self.by_field:
+        for name, spec in self.by_field:
             if isinstance(spec, str):
                 check_spec(spec, by_field=True)
             elif spec is not None and not isinstance(spec, Feature) and not callable(spec):
-                raise PlanError(f"decode: {spec!r} is neither a spec nor a function")
+                raise PlanError(f"decode({name}={spec!r}): give a spec such as 'rgb8', a feature or a function")
 
     def describe(self) -> str:
         shown = [repr(self.spec)] * bool(self.spec)
@@ -138,7 +138,7 @@ def field_specs(
     """
     fields = dict(fields or {})
     if duplicates := sorted(fields.keys() & keywords.keys()):
-        raise PlanError(f"decode: {', '.join(duplicates)} is given twice")
+        raise PlanError(f"decode: {', '.join(duplicates)} is given twice, in fields= and as a keyword")
     return tuple({**fields, **keywords}.items())
 
 
@@ -148,7 +148,7 @@ class Encode(Map):
 
     trust_pickle: bool = False
 
-    follows_features = True
+    uses_features = True
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Return the function that encodes a sample; fields named ``__like_this__`` stay as they are."""

@@ -30,7 +30,7 @@ def upload_cv_dataset(
     workers: int = 30,
     **options: Any,
 ) -> Packed:
-    """Pack a torch dataset of (image, label) into shards, in a random order, and upload each as it is made.
+    """Pack a torch dataset of (image, label) into shards, in a random order, and upload each shard when it is complete.
 
     Args:
         ds: The dataset.

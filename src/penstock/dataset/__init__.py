@@ -1,4 +1,4 @@
-"""The fluent face: a dataset is a value; each method adds one stage or calls one room below."""
+"""The fluent API: a dataset is a value; each method adds a stage or calls a package below."""
 
 from __future__ import annotations
 

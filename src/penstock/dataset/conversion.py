@@ -1,4 +1,4 @@
-"""From one format to another: formats are recognised by file names; samples keep their fields, keys and types."""
+"""Converts files to another format, recognised by file names; samples keep their fields, keys and types."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.formats.tables.source import ARROW_SUFFIXES as ARROW
 from penstock.formats.tables.source import PARQUET_SUFFIXES
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.packing import Packed, pack
-from penstock.packing.tar_output import check_elsewhere, check_flag, path_of
+from penstock.packing.tar_output import check_flag, check_not_source, check_path
 from penstock.plan import Drop, MapFn, Resources, check_choice
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, redacted
@@ -30,17 +30,17 @@ from penstock.storage.protocol import scheme
 
 Format = Literal["tar", "parquet", "csv", "json", "tfrecords"]
 FORMATS: tuple[Format, ...] = ("tar", "parquet", "csv", "json", "tfrecords")
-_PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
+_COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 _SUFFIXES: dict[str, tuple[str, ...]] = {
     "tar": TAR_SUFFIXES,
     "parquet": PARQUET_SUFFIXES,
     "arrow": ARROW,
-    "csv": tuple(kind + packed for kind in (".csv", ".tsv") for packed in _PACKED),
-    "json": tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in _PACKED),
-    "tfrecords": tuple(kind + packed for kind in TFRECORD_SUFFIXES for packed in _PACKED),
-    "text": tuple(".txt" + packed for packed in _PACKED),
+    "csv": tuple(suffix + compression for suffix in (".csv", ".tsv") for compression in _COMPRESSIONS),
+    "json": tuple(suffix + compression for suffix in (".jsonl", ".ndjson", ".json") for compression in _COMPRESSIONS),
+    "tfrecords": tuple(suffix + compression for suffix in TFRECORD_SUFFIXES for compression in _COMPRESSIONS),
+    "text": tuple(".txt" + compression for compression in _COMPRESSIONS),
 }
-_ABOUT = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # files about shards, not shards
+_METADATA_FILES = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # beside shards
 _TYPED = (".json", ".txt", ".npy")  # extensions of members that hold values other than bytes
 
 
@@ -57,52 +57,52 @@ def convert(
 ) -> Packed:
     """Read files of one format and write the same samples, in order, in another.
 
-    Formats are recognised by file names: that of ``source`` (a file, a folder, a pattern) and that of ``target``,
-    unless ``format`` is given. In tar shards, a value that is not bytes becomes a member named after its type:
-    ``label.json``, ``text.txt``, ``vector.npy``; converting back restores the value under its own name.
+    The source format is recognised by file names. In tar shards, a value that is not bytes becomes a member named after
+    its type: ``label.json``, ``text.txt``, ``vector.npy``; converting back restores the value under its original name.
 
     Args:
-        source: What to read.
+        source: A file, a folder or a pattern.
         target: A folder, or (except for Parquet) one file.
-        format: What to write; by default the suffix of ``target``, else Parquet from shards and shards from the rest.
-        max_bytes: The most bytes of each file of a folder.
+        format: The format to write. By default the suffix of ``target`` decides; if it has none, tar shards become
+            Parquet, and everything else becomes tar shards.
+        max_bytes: The maximum size of each file in a folder.
         workers: How many workers read.
         resume: Resume an interrupted run.
         progress: Show a progress bar.
         storage: How to reach remote files.
 
     Raises:
-        DataError: A sample cannot be read, or cannot be stored in the other format.
+        DataError: A sample cannot be read, or cannot be stored in the target format.
         PlanError: The formats cannot be recognised, or the arguments contradict each other.
         StorageError: The source does not exist, or the target cannot be written.
     """
-    read, write = path_of("source", source), path_of("target", target)
+    read, write = check_path("source", source), check_path("target", target)
     check_flag("resume", resume)
-    given = format_of(read, storage)
-    wanted = format or _format_by_name(write) or ("parquet" if given == "tar" else "tar")
-    check_choice("format", wanted, FORMATS)
-    ds = open_files(read, given, workers, storage)
-    if wanted == given == "tar":
+    source_format = format_of(read, storage)
+    target_format = format or _format_by_name(write) or ("parquet" if source_format == "tar" else "tar")
+    check_choice("format", target_format, FORMATS)
+    ds = open_files(read, source_format, workers, storage)
+    if target_format == source_format == "tar":
         raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; use `penstock pack` to repack shards")
     if _format_by_name(write) is None:  # a folder
-        check_elsewhere(Program(ds.plan), write, every=True)
-    if given == "tar":
+        check_not_source(Program(ds.plan), write, every=True)
+    if source_format == "tar":
         ds = Dataset(ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(), resources=Resources())))
-    if wanted == "tar":
+    if target_format == "tar":
         members = Dataset(ds.plan.then(MapFn(_Members(), resources=Resources())))
         return pack(members, write, max_bytes=max_bytes or 1e9, shuffle=False, resume=resume, storage=storage)
-    if wanted == "parquet":
+    if target_format == "parquet":
         return ds.write_parquet(write, max_bytes or "500MB", resume=resume, progress=progress, storage=storage)
     writers: dict[str, Callable[..., Packed]] = {
         "csv": ds.write_csv,
         "json": ds.write_json,
         "tfrecords": ds.write_tfrecords,
     }
-    return writers[wanted](write, max_bytes, resume=resume, progress=progress, storage=storage)
+    return writers[target_format](write, max_bytes, resume=resume, progress=progress, storage=storage)
 
 
-def open_files(url: str, given: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:
-    """Read files of a format that ``format_of`` recognised."""
+def open_files(url: str, format: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:
+    """Read files in a format that ``format_of`` returned."""
     readers: dict[str, Callable[..., Dataset]] = {
         "tar": read_tar,
         "parquet": read_parquet,
@@ -112,8 +112,8 @@ def open_files(url: str, given: str, workers: Workers = None, storage: Storage |
         "tfrecords": read_tfrecords,
         "text": read_text,
     }
-    options = {"delimiter": "\t"} if given == "csv" and ".tsv" in os.path.basename(url) else {}
-    return readers[given](url, workers=workers, storage=storage, **options)
+    options = {"delimiter": "\t"} if format == "csv" and ".tsv" in os.path.basename(url) else {}
+    return readers[format](url, workers=workers, storage=storage, **options)
 
 
 def format_of(url: str, storage: Storage | None = None) -> str:
@@ -125,44 +125,46 @@ def format_of(url: str, storage: Storage | None = None) -> str:
     """
     if (known := _format_by_name(url)) is not None:
         return known
-    names = _inside(url, storage)
-    kinds = _kinds(names)
-    if not kinds:
-        some = f", only {', '.join(sorted(names)[:3])}" if names else ""
-        problem = f"{redacted(url)}: there are no files of a supported format{some}"
+    names = _file_names(url, storage)
+    formats = _formats(names)
+    if not formats:
+        examples = f", only {', '.join(sorted(names)[:3])}" if names else ""
+        problem = f"{redacted(url)}: there are no files of a supported format{examples}"
         raise PlanError(f"{problem}. Supported formats: {', '.join(FORMATS)}")
-    if len(kinds) > 1:
-        found = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
+    if len(formats) > 1:
+        found = ", ".join(f"{count} {name}" for name, count in formats.most_common())
         raise PlanError(
             f"{redacted(url)} holds files of several formats ({found}); name one, as in '{redacted(url)}/*.csv'"
         )
-    return next(iter(kinds))
+    return next(iter(formats))
 
 
-def described_as(url: str, storage: Storage | None = None) -> str:
+def format_to_inspect(url: str, storage: Storage | None = None) -> str:
     """Return the format to inspect: tar where there are shards, and where no format is recognised."""
     try:
-        kinds = _format_by_name(url) or _kinds(_inside(url, storage))
-    except PenstockError:  # whoever inspects it reports what is wrong
+        found = _format_by_name(url) or _formats(_file_names(url, storage))
+    except PenstockError:  # reading it as tar raises an error that says what is wrong
         return "tar"
-    return kinds if isinstance(kinds, str) else "tar" if "tar" in kinds or not kinds else kinds.most_common(1)[0][0]
+    return found if isinstance(found, str) else "tar" if "tar" in found or not found else found.most_common(1)[0][0]
 
 
-def _kinds(names: Iterable[str]) -> Counter[str]:
-    return Counter(kind for name in names if (kind := _format_by_name(name)) is not None)
+def _formats(names: Iterable[str]) -> Counter[str]:
+    """Count the files of each format."""
+    return Counter(format for name in names if (format := _format_by_name(name)) is not None)
 
 
 def _format_by_name(url: str) -> str | None:
     name = url.lower().partition("?")[0]
-    if os.path.basename(name) in _ABOUT:
+    if os.path.basename(name) in _METADATA_FILES:
         return None
-    return next((kind for kind, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), None)
+    return next((format for format, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), None)
 
 
-def _inside(url: str, storage: Storage | None) -> list[str]:
+def _file_names(url: str, storage: Storage | None) -> list[str]:
+    """Return the names of the files in a folder and its subfolders."""
     if scheme(url) != "file":
-        below = url.rstrip("/") + "/"
-        return [one.url.rpartition("/")[2] for one in open_storage(url, storage).list(below)]
+        prefix = url.rstrip("/") + "/"
+        return [file.url.rpartition("/")[2] for file in open_storage(url, storage).list(prefix)]
     folder = local_path(url)
     if not os.path.isdir(folder):
         raise StorageError("no such file or folder", redacted(url))
@@ -175,14 +177,14 @@ class _Members:
     """Turns a sample's values into members of a tar shard."""
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        made: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         for name, value in sample.items():
             if name.startswith("__"):
-                made[name] = value
+                members[name] = value
             else:
                 member, data = _member(name, value)
-                made[member] = data
-        return made
+                members[member] = data
+        return members
 
 
 def _member(name: str, value: Any) -> tuple[str, bytes]:
@@ -197,10 +199,10 @@ def _member(name: str, value: Any) -> tuple[str, bytes]:
         out = BytesIO()
         np.save(out, np.asarray(value), allow_pickle=False)
         return f"{plain}.npy", out.getvalue()
-    return f"{plain}.json", json.dumps(value, ensure_ascii=False, default=_listed).encode()
+    return f"{plain}.json", json.dumps(value, ensure_ascii=False, default=_json_value).encode()
 
 
-def _listed(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     raise PlanError(
@@ -217,19 +219,19 @@ def _extension(data: bytes, path: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Turns members of a tar shard back into the values they were made of."""
+    """Turns members of a tar shard back into the original values."""
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
         return dict(_value(name, value) for name, value in sample.items())
 
 
 def _value(name: str, data: Any) -> tuple[str, Any]:
-    plain, dot, kind = name.rpartition(".")
-    if not plain or f"{dot}{kind}" not in _TYPED or name.startswith("__"):
+    plain, dot, extension = name.rpartition(".")
+    if not plain or f"{dot}{extension}" not in _TYPED or name.startswith("__"):
         return name, data
-    if kind == "json":
+    if extension == "json":
         return plain, json.loads(data)
-    if kind == "txt":
+    if extension == "txt":
         return plain, data.decode("utf-8", "surrogateescape")
     array = np.load(BytesIO(data), allow_pickle=False)
     return plain, array if array.ndim else array[()]

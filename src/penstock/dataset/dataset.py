@@ -1,4 +1,4 @@
-"""The dataset: a value that describes samples and what is done to them, and hands its plan to an engine."""
+"""The ``Dataset`` class: a value that describes samples and their stages; an engine runs its plan."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import cloudpickle
 
 from penstock.codecs.features import feature_of
 from penstock.dataset import relations
-from penstock.dataset.describe import brief, explained, type_of
+from penstock.dataset.describe import explain_plan, short_repr, type_of
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
 from penstock.errors import DataError, PlanError
-from penstock.feed import Epochs, Loader, Stream, WorkerShare, find_rank, this_worker, torch_class, warn_uncut
+from penstock.feed import Epochs, Loader, TorchStream, WorkerShare, find_rank, this_worker, torch_class, warn_uncut
 from penstock.formats import tables
 from penstock.formats.items import ItemsSource
 from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, unshuffled
@@ -38,80 +38,80 @@ if TYPE_CHECKING:
 
 
 class Dataset(WriteMethods):
-    """A description of samples and what is done to them; immutable, every method returns a new one.
+    """A description of samples and the stages that process them; immutable, every method returns a new dataset.
 
-    Iterating starts the engine: every ``for`` is the next epoch.
+    Iterating starts the engine; every ``for`` loop is the next epoch.
     """
 
-    __slots__ = ("__weakref__", "_epochs", "_meters", "_ready")
+    __slots__ = ("__weakref__", "_epochs", "_meters", "_opened")
 
     def __init__(self, plan: Plan) -> None:
-        """Wrap a plan; users get a dataset from the functions that read and from its own methods."""
+        """Wrap a plan. Use ``read_tar``, ``from_items`` and the other functions to create a dataset."""
         super().__init__(plan)
         self._epochs = Epochs()
-        self._ready: Program | None = None
+        self._opened: Program | None = None
         self._meters: Meters | Loader = Meters()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        plan = cloudpickle.dumps(self.plan)  # cloudpickle takes lambdas and functions of the main module
+        plan = cloudpickle.dumps(self.plan)  # cloudpickle supports lambdas and functions of the main module
         if get_spawning_popen() is None:
             return _unpickled, (plan,)
-        warn_uncut(self.plan)  # the process that is being started does not know its rank
+        warn_uncut(self.plan)  # the new process does not know its rank
         return _unpickled, (plan, self._epochs)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """This class, which torch takes for one of its iterable datasets."""
+        """This class; to torch, also a subclass of its ``IterableDataset``."""
         return torch_class(type(self), self._epochs)
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the samples (or batches) of the next epoch; in a DataLoader's worker, over its share of them."""
+        """Iterate over the samples (or batches) of the next epoch; in a DataLoader worker, over that worker's share."""
         return self._epoch_items(self.plan)
 
     def _epoch_items(self, plan: Plan) -> Iterator[Any]:
-        """Iterate over the next epoch of ``plan``: this dataset's, or one that adds stages to it."""
+        """Iterate over the next epoch of ``plan``: this dataset's plan, or one that adds stages to it."""
         warn_uncut(plan)
         worker = this_worker(plan.cut)
         if any(getattr(source, "streams", False) for source in plan.sources()):
             return iter(()) if worker is not None and worker.id else self._track(Dataset(plan)._run(0)).items()
         if worker is not None or self._epochs.shared:
-            return Stream(plan, self._epochs, worker, partial(self._worker_loader, plan))
+            return TorchStream(plan, self._epochs, worker, partial(self._worker_loader, plan))
         epoch = self._epochs.next() if plan.epoch is None else plan.epoch
         return self._track(Dataset(plan)._run(epoch)).items()
 
-    def _worker_loader(self, plan: Plan, epoch: int, deal: WorkerShare | None) -> Loader:
-        self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, deal=deal)
+    def _worker_loader(self, plan: Plan, epoch: int, share: WorkerShare | None) -> Loader:
+        self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, share=share)
         return loader
 
     def _run(self, epoch: int) -> Run:
         return self._track(start_run(self.plan, epoch))
 
     def _full_run(self, plan: Plan) -> Run:
-        """Start a run of the coming epoch that will be consumed to its end.
+        """Start a run of the upcoming epoch that will be consumed to its end.
 
         Raises:
             PlanError: The dataset has no end.
         """
         program = Program(plan)
-        program.check_end()
-        return self._track(start_run(plan, self._coming(), program))
+        program.check_finite()
+        return self._track(start_run(plan, self._upcoming_epoch(), program))
 
     def _track(self, run: Run) -> Run:
         self._meters = run.meters
         return run
 
     def _peek(self) -> Iterator[Any]:
-        """Iterate over the coming epoch without counting it."""
-        return self._run(self._coming()).items()
+        """Iterate over the upcoming epoch without counting it as an iteration."""
+        return self._run(self._upcoming_epoch()).items()
 
-    def _coming(self) -> int:
-        return self._epochs.coming() if self.plan.epoch is None else self.plan.epoch
+    def _upcoming_epoch(self) -> int:
+        return self._epochs.peek() if self.plan.epoch is None else self.plan.epoch
 
     def _program(self) -> Program:
-        """Return the program that answers questions without running; it is opened once."""
-        if self._ready is None:
-            self._ready = Program(self.plan)
-        return self._ready
+        """Return the program of the plan, opened once, for queries that need no run."""
+        if self._opened is None:
+            self._opened = Program(self.plan)
+        return self._opened
 
     def take(self, n: int = 20) -> list[Any]:
         """Return the first ``n`` samples."""
@@ -132,7 +132,7 @@ class Dataset(WriteMethods):
         Raises:
             PlanError: The dataset is empty.
         """
-        for batch in self.batched(n)._run(self._coming()).items():
+        for batch in self.batched(n)._run(self._upcoming_epoch()).items():
             return batch
         raise PlanError("the dataset is empty")
 
@@ -149,13 +149,13 @@ class Dataset(WriteMethods):
     def show(self, n: int = 20) -> None:
         """Print the first ``n`` samples, shortened."""
         for sample in self.take(n):
-            sys.stdout.write(f"{brief(sample)}\n")
+            sys.stdout.write(f"{short_repr(sample)}\n")
 
     def __len__(self) -> int:
         """Return the number of samples (or batches), where it is known without running.
 
         Raises:
-            TypeError: Only ``count()`` can tell.
+            TypeError: The number is not known without running; use ``count()``.
         """
         length = self._length()
         if length is None:
@@ -169,11 +169,15 @@ class Dataset(WriteMethods):
         return True
 
     def count(self) -> int:
-        """Count the samples (or batches), running the dataset where that is needed."""
+        """Count the samples (or batches), and run the dataset only if necessary.
+
+        Raises:
+            PlanError: The dataset has no end.
+        """
         length = self._length() if self.plan.errors.action == "raise" else None
         if length is None:
-            self._program().check_end()
-        return sum(map(len, self._run(self._coming()).runs())) if length is None else length
+            self._program().check_finite()
+        return sum(map(len, self._run(self._upcoming_epoch()).runs())) if length is None else length
 
     def schema(self) -> dict[str, str]:
         """Return the fields of the first sample and their types.
@@ -189,18 +193,18 @@ class Dataset(WriteMethods):
         return {name: type_of(value) for name, value in sample.items()}
 
     def unique(self, field: str) -> list[Any]:
-        """Return the distinct values of a field, in the order in which they first appear.
+        """Return the distinct values of a field, in the order of their first occurrence.
 
         Raises:
             DataError: A sample does not have the field.
         """
-        plan = relations.fields_of(self.plan, field)
+        plan = relations.select_fields(self.plan, field)
         return relations.unique(self._full_run(plan).runs(), field, relations.memory_of(plan))
 
     def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
-        """Run the coming epoch once and return its samples as a dataset, in memory or in Parquet files in a new folder.
+        """Run the upcoming epoch once and return its samples as a dataset, in memory or in Parquet files.
 
-        Columns stay columns.
+        ``folder`` is a new folder for the files. Columns stay columns.
 
         Raises:
             PlanError: The folder already holds Parquet files, or the dataset has no end.
@@ -208,16 +212,17 @@ class Dataset(WriteMethods):
             StorageError: The folder cannot be written.
         """
         if folder is not None:
-            written = Dataset(replace(self.plan, epoch=self._coming())).write_parquet(folder, resume=False)
+            written = Dataset(replace(self.plan, epoch=self._upcoming_epoch())).write_parquet(folder, resume=False)
             if not written.samples:
-                return self._read_again(ItemsSource(ByObject([])))
-            return self._read_again(tables.ParquetSource((os.fspath(folder),)))
+                return self._read_back(ItemsSource(ByObject([])))
+            return self._read_back(tables.ParquetSource((os.fspath(folder),)))
         items = relations.gathered([run for run in self._full_run(self.plan).runs() if len(run)])
         if isinstance(items, Columns):
-            return self._read_again(tables.TableSource(ByObject(tables.table_from(items))))
-        return self._read_again(ItemsSource(ByObject(items)))
+            return self._read_back(tables.TableSource(ByObject(tables.table_from(items))))
+        return self._read_back(ItemsSource(ByObject(items)))
 
-    def _read_again(self, source: Any) -> Dataset:
+    def _read_back(self, source: Any) -> Dataset:
+        """Return a dataset of a source, with the seed and engine of this one."""
         return Dataset(Plan(source, (), self.plan.seed, engine=self.plan.engine))
 
     @overload
@@ -228,21 +233,21 @@ class Dataset(WriteMethods):
         """Return the sample at position ``i`` of the unshuffled order, or a dataset of the values of a field.
 
         Raises:
-            IndexError: There is no such position.
-            TypeError: A stage changes the count, so that positions mean nothing.
+            IndexError: The position does not exist, or its sample was skipped.
+            TypeError: ``i`` is neither an integer nor a name, a stage changes the count, or the counts are not known.
         """
         if isinstance(i, str):
-            return Dataset(relations.fields_of(self.plan, i).then(MapFn(_Column(i))))
+            return Dataset(relations.select_fields(self.plan, i).then(MapFn(_Column(i))))
         try:
             wanted = index(i)
         except TypeError:
             raise TypeError(f"ds[i] needs an integer or the name of a field, not {type(i).__name__}") from None
         plan = unshuffled(self.plan)
-        if not plan.counted:
+        if not plan.keeps_count:
             raise TypeError("ds[i] needs stages that keep the count; filter, flat_map and batched do not")
-        if self._ready is None or self._ready.plan != plan:
-            self._ready = Program(plan)
-        program = self._ready
+        if self._opened is None or self._opened.plan != plan:
+            self._opened = Program(plan)
+        program = self._opened
         epoch = self.plan.epoch or 0
         order = program.order(epoch)
         if order.size < 0:
@@ -250,7 +255,7 @@ class Dataset(WriteMethods):
         start = program.start(order, plan.cut)
         length = sum(max(0, -(-(p[1] - p[0]) // p[2])) for p in start.left)
         if wanted < 0:
-            program.check_end()
+            program.check_finite()
         position = wanted + length if wanted < 0 else wanted
         if not 0 <= position < length:
             raise IndexError(f"{i} is not a position in a dataset of {length} samples")
@@ -266,7 +271,7 @@ class Dataset(WriteMethods):
     ) -> Iterator[Any]:
         """Iterate over the next epoch in batches: dicts of columns, ``pyarrow.Table`` or ``pandas.DataFrame``.
 
-        Batches of tables are cut without making rows; their arrays of numbers are then read-only views.
+        Batches of tables are slices of the columns, not built from rows; their numeric arrays are read-only views.
 
         Raises:
             PlanError: The format is unknown.
@@ -289,7 +294,7 @@ class Dataset(WriteMethods):
 
     def to_pandas(self) -> pd.DataFrame:
         """Return all samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
-        return tables.frame(self.to_arrow())
+        return tables.pandas_frame(self.to_arrow())
 
     def to_polars(self) -> pl.DataFrame:
         """Return all samples as a ``polars.DataFrame`` in memory; raises what ``to_arrow`` raises."""
@@ -312,24 +317,24 @@ class Dataset(WriteMethods):
             batch_size: Samples per batch.
             device: Where the tensors go; a thread moves them there, ``prefetch`` batches ahead.
             dtypes: The type of every tensor, or a type by field.
-            collate_fn: Joins a list of samples into a batch, in place of columns.
-            pin_memory: Put tensors into pinned memory, from which a GPU copies by itself.
-            prefetch: Batches to have ready on the device.
+            collate_fn: Joins a list of samples into a batch; by default a batch is a dict of columns.
+            pin_memory: Put tensors into pinned memory, from which copies to a GPU are asynchronous.
+            prefetch: Batches to keep ready on the device.
             drop_last: Drop the last batch if it is short.
 
         Raises:
             PlanError: An argument is out of range.
             MissingExtra: torch is not installed.
         """
-        from penstock.feed.torch import Tensors, ahead
+        from penstock.feed.torch import TensorConverter, map_prefetched
 
         check_count("prefetch", prefetch)
-        tensors = Tensors(device, dtypes, pin_memory)
+        convert = TensorConverter(device, dtypes, pin_memory)
         batches = self._epoch_items(self.batched(batch_size, drop_last, collate_fn).plan)
-        return ahead(batches, tensors, prefetch if device is not None else 0)
+        return map_prefetched(batches, convert, prefetch if device is not None else 0)
 
     def to_torch(self) -> TorchDataset:
-        """Return this as a ``torch.utils.data.IterableDataset`` with a state and ``set_epoch``.
+        """Return the dataset as a ``torch.utils.data.IterableDataset`` with a state and ``set_epoch``.
 
         Raises:
             MissingExtra: torch is not installed.
@@ -347,17 +352,17 @@ class Dataset(WriteMethods):
         uneven: Literal["keep", "drop", "pad"] | None = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> Loader:
-        """Feed one rank, with a state that can be saved after any batch and restored under any number of ranks.
+        """Return a loader for one rank; its state can be saved after any batch and restored under any number of ranks.
 
         Args:
-            rank: This process's rank; found in torch.distributed, Ray Train or the environment by default.
-            world: The number of ranks; found like ``rank``.
+            rank: The rank of this process; by default that of torch.distributed, Ray Train or the environment.
+            world: The number of ranks; by default found like ``rank``.
             epoch: The first epoch.
             cut: ``"range"`` gives each rank a contiguous run of the order, ``"step"`` every world-th position.
-            uneven: What to do where ranks would get different numbers of samples: ``"drop"`` (the default with several
-                ranks), ``"pad"`` or ``"keep"``. Where a stage changes the count, the ranks of a process group agree on
-                the end of the epoch by one integer per batch.
-            ledger: A local folder where the loader records which samples went into which step; ``ps.ledger`` reads it.
+            uneven: What to do if the ranks would get different numbers of samples: ``"drop"`` (the default with several
+                ranks), ``"pad"`` or ``"keep"``. If a stage changes the count, the ranks of a process group agree on
+                the end of the epoch by exchanging one integer per batch.
+            ledger: A local folder in which the loader records the samples of every step; ``ps.ledger`` reads it.
 
         Raises:
             PlanError: The dataset is already cut and another rank is given, or the plan cannot be cut.
@@ -367,9 +372,9 @@ class Dataset(WriteMethods):
             if rank is not None or world is not None:
                 raise PlanError("the dataset is already cut by shard(); give rank and world in one place")
             return Loader(self.plan, self.plan.cut, epoch, ledger=ledger)
-        within = rank is not None and this_worker() is not None
+        in_worker = rank is not None and this_worker() is not None
         rank, world = find_rank(rank, world)
-        share = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"), within)
+        share = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"), in_worker)
         return Loader(self.plan, share, epoch, ledger=ledger)
 
     def to_huggingface(
@@ -377,8 +382,8 @@ class Dataset(WriteMethods):
     ) -> datasets.Dataset:
         """Return the samples as a ``datasets.Dataset`` with features: in memory, or in an Arrow file at ``path``.
 
-        Features that came with the source are kept where the values still fit them; the others are inferred from the
-        first thousand samples, unless ``features`` gives a feature for each field.
+        Features of the source are kept if the values still fit them; the others are inferred from the first thousand
+        samples, unless ``features`` gives a feature for each field.
 
         Raises:
             DataError: A sample does not fit the features.
@@ -387,17 +392,16 @@ class Dataset(WriteMethods):
             StorageError: The file cannot be written.
         """
         given = None if features is None else {name: feature_of(feature) for name, feature in features.items()}
-        from penstock.formats.tables.huggingface import collected
+        from penstock.formats.tables.huggingface import to_huggingface_dataset
 
-        return collected(self._peek(), self._program().features(), given, path)
+        return to_huggingface_dataset(self._peek(), self._program().features(), given, path)
 
     def to_ray(self, blocks: int | None = None) -> ray.data.Dataset:
-        """Return the coming epoch as a ``ray.data.Dataset``, in order: a column per field, arrays as tensors.
+        """Return the upcoming epoch as a ``ray.data.Dataset``, in order: a column per field, arrays as tensors.
 
-        Each of its read tasks runs this plan on a range of the order: one shard, or at least 256 samples of one;
-        ``blocks`` sets the number of tasks. A class given to ``map_batches`` is constructed once in every process that
-        reads. Where a stage sees several samples at once there is only one task. An ``on_error`` limit applies to each
-        task.
+        Each read task runs this plan on a range of the order: one shard, or at least 256 samples of one; ``blocks``
+        sets the number of tasks. A class given to ``map_batches`` is constructed once in every process that reads. If a
+        stage processes several samples at once, there is only one task. An ``on_error`` limit applies to each task.
 
         Raises:
             MissingExtra: ray is not installed.
@@ -405,21 +409,21 @@ class Dataset(WriteMethods):
         """
         from penstock.feed.to_ray import to_ray
 
-        dataset: ray.data.Dataset = to_ray(self.plan, self._coming(), blocks)
+        dataset: ray.data.Dataset = to_ray(self.plan, self._upcoming_epoch(), blocks)
         return dataset
 
     def stats(self) -> Stats:
-        """Return what the last run did, or is doing: rates, where the time goes, and the bottleneck in words."""
+        """Return statistics of the last or current run: rates, where the time goes, and the bottleneck in words."""
         return self._meters.stats() if isinstance(self._meters, Loader) else snapshot(self._meters)
 
     def explain(self) -> str:
         """Describe how the plan runs: what is fused, where, and with how many workers."""
-        return explained(Program(self.plan))
+        return explain_plan(Program(self.plan))
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A function that returns the value of a sample's field."""
+    """Returns the value of a field of a sample."""
 
     field: str
 

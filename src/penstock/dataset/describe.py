@@ -1,4 +1,4 @@
-"""Datasets in words: how a plan runs, what a sample holds."""
+"""Datasets as text: how a plan runs, the type of a value, a value in short."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from penstock.engines import Program, Segment
 
 
-def explained(program: Program) -> str:
+def explain_plan(program: Program) -> str:
     """Describe how a plan runs: what is fused, where, and with how many workers."""
     plan = program.plan
     orders = [stage.describe() for stage in plan.ordering] or ["as stored"]
@@ -21,7 +21,7 @@ def explained(program: Program) -> str:
         lines.append(f"fields read: {', '.join(sorted(fields.only)) or 'none'}")
     elif fields.excluded:
         lines.append(f"fields not read: {', '.join(sorted(fields.excluded))}")
-    if plan.cut is not None and plan.cut.how == "step":
+    if plan.cut is not None and plan.cut.kind == "step":
         same = "" if not plan.changes_count else " not"
         lines.append(f"global batches are{same} the same for every world with equal world x batch")
     lines.append(program.recut_problem or "can be restored under any number of ranks")
@@ -37,7 +37,7 @@ def _segment(segment: Segment) -> str:
 
 
 def type_of(value: Any) -> str:
-    """Name the type of a value, with dtype and shape of an array."""
+    """Return the type of a value as text; an array has its dtype and shape in it."""
     shape = getattr(value, "shape", None)
     dtype = getattr(value, "dtype", None)
     if shape is not None and dtype is not None:
@@ -50,12 +50,12 @@ def type_of(value: Any) -> str:
     return type(value).__name__
 
 
-def brief(value: Any) -> str:
-    """Write a value in a few words."""
+def short_repr(value: Any) -> str:
+    """Return a value as text of about sixty characters; the values in a dict or tuple are shortened one by one."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name!r}: {brief(inner)}" for name, inner in value.items()) + "}"
+        return "{" + ", ".join(f"{name!r}: {short_repr(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, tuple):
-        return "(" + ", ".join(map(brief, value)) + ("," if len(value) == 1 else "") + ")"
+        return "(" + ", ".join(map(short_repr, value)) + ("," if len(value) == 1 else "") + ")"
     if getattr(value, "shape", None):
         return type_of(value)
     text = repr(value)

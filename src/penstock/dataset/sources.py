@@ -1,4 +1,4 @@
-"""The functions that make a dataset of shards, files and objects in memory, and mix datasets."""
+"""Functions that create a dataset from shards, files or objects in memory, and ``mix``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.formats.tar.source import TarSource
 from penstock.formats.torch import TorchSource
 from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
 from penstock.plan.values import Workers
-from penstock.storage import Cache, Storage, spell
+from penstock.storage import Cache, Storage, url_patterns
 
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -27,20 +27,24 @@ def read_tar(
     """Read tar shards: ``"train-{0000..0147}.tar"``, ``"a.tar::b.tar"``, a glob, a folder, a list, ``"-"`` for stdin.
 
     Args:
-        urls: Local paths, or URLs: ``s3://``, ``http(s)://``, ``memory://`` and what fsspec knows.
+        urls: Local paths, or URLs: ``s3://``, ``http(s)://``, ``memory://`` and any scheme that fsspec supports.
         workers: How many workers read; by default reading is part of the next stage.
-        storage: How to reach remote shards, such as ``ps.S3(endpoint=...)``; by default as the environment says.
+        storage: How to reach remote shards, such as ``ps.S3(endpoint=...)``; by default set by the environment.
         cache: Where to keep fetched shards, such as ``ps.Cache("dir", max_bytes="200GB")``.
 
     Raises:
         PlanError: No path is given.
     """
-    return dataset_of(TarSource(spell(urls), workers, storage=storage, cache=cache))
+    return dataset_of(TarSource(url_patterns(urls), workers, storage=storage, cache=cache))
 
 
 def read_files(urls: Urls, *, workers: Workers = None, storage: Storage | None = None) -> Dataset:
-    """Read whole files, local or remote: fields ``path`` and ``bytes``."""
-    return dataset_of(FilesSource(spell(urls), workers, storage))
+    """Read whole files, local or remote, with the fields ``path`` and ``bytes``.
+
+    Raises:
+        PlanError: No path is given.
+    """
+    return dataset_of(FilesSource(url_patterns(urls), workers, storage))
 
 
 def read_images(
@@ -54,16 +58,16 @@ def read_images(
     """Read image files in path order: ``image`` (uint8), ``path``, and with ``labels="folder"`` the class as ``label``.
 
     Raises:
-        PlanError: The mode is unknown.
+        PlanError: No path is given, or the mode is unknown.
     """
-    return dataset_of(ImagesSource(spell(folder), mode, labels, workers, storage))
+    return dataset_of(ImagesSource(url_patterns(folder), mode, labels, workers, storage))
 
 
 def from_items(items: Sequence[Any]) -> Dataset:
     """Read samples from a list.
 
     Raises:
-        PlanError: ``items`` is not a list.
+        PlanError: ``items`` is not iterable, or is text or bytes.
     """
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
         raise PlanError(f"from_items needs a list, not {type(items).__name__}")
@@ -71,9 +75,9 @@ def from_items(items: Sequence[Any]) -> Dataset:
 
 
 def from_torch(dataset: Any, fields: Sequence[str] = ("image", "label"), *, workers: Workers = None) -> Dataset:
-    """Read the items of a map-style dataset: a tuple's values under the names in ``fields``, a dict as it is.
+    """Read the items of a map-style dataset: a tuple with the names in ``fields``, a dict as it is.
 
-    One thread reads the items, since the dataset may not be thread-safe; ``workers`` sets how many do.
+    One thread reads the items, since the dataset may not be thread-safe; ``workers`` sets another number of threads.
 
     Raises:
         PlanError: The dataset does not have ``__len__`` and ``__getitem__``, or ``fields`` are not names.
@@ -87,7 +91,7 @@ def from_torch(dataset: Any, fields: Sequence[str] = ("image", "label"), *, work
 
 
 def dataset_of(source: Any) -> Dataset:
-    """Return a dataset of a source.
+    """Return a dataset that reads a source.
 
     Raises:
         PlanError: The number of workers is out of range.
@@ -101,18 +105,18 @@ def mix(
     weights: Sequence[float] | Sequence[tuple[int, Sequence[float]]] | None = None,
     stop: Literal["first", "all"] = "first",
 ) -> Dataset:
-    """Mix datasets by weight, counted in samples of their sources.
+    """Draw samples from several datasets by weight; weights count samples of the sources.
 
-    Nothing repeats unless a dataset says ``repeat()``. ``stop="first"`` ends when the first dataset is exhausted;
+    No sample repeats unless its dataset has a ``repeat()``. ``stop="first"`` ends when the first dataset is exhausted;
     ``"all"`` continues with the others.
 
-    ``weights=[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` changes the weights at positions of the mixture: source samples
-    of an epoch, counted over all ranks together and before any filter. A training step of ``world`` ranks takes
-    ``world * batch_size`` positions; use ``cut="step"`` so that all ranks pass a change at the same time. A weight may
-    be 0 for some time.
+    ``weights=[(0, [0.7, 0.3]), (10_000, [0.5, 0.5])]`` changes the weights at positions of the mixture. Positions count
+    the source samples of an epoch, over all ranks together and before any filter. A training step of ``world`` ranks
+    takes ``world * batch_size`` positions; use ``cut="step"`` so that all ranks pass a change at the same time. A
+    weight may be 0 for a while.
 
     Raises:
-        PlanError: The weights do not fit, or a dataset has a stage that joins samples.
+        PlanError: The weights are not valid, or a dataset has a stage that joins samples.
     """
     check_choice("stop", stop, ("first", "all"))
     datasets = list(datasets) if isinstance(datasets, Iterable) else []
@@ -130,7 +134,7 @@ def _schedule(weights: Any, count: int) -> list[tuple[int, tuple[float, ...]]]:
     """Return the weights with the position from which they apply."""
     given = list(weights) if isinstance(weights, Iterable) else []
     if not given or not all(isinstance(row, Sequence) and len(row) == 2 for row in given):
-        if len(given) != count or not all(_weight(w) and w for w in given):
+        if len(given) != count or not all(_is_weight(w) and w for w in given):
             raise PlanError(f"weights={weights!r}: give one positive number for each of {count} datasets")
         return [(0, tuple(map(float, given)))]
     positions = [position for position, _ in given]
@@ -138,12 +142,12 @@ def _schedule(weights: Any, count: int) -> list[tuple[int, tuple[float, ...]]]:
     if not all(type(p) is int for p in positions) or positions[0] != 0 or positions != sorted({*positions}):
         raise PlanError(f"weights change at {positions!r}: give increasing integers that start with 0")
     for position, row in zip(positions, rows, strict=True):
-        if len(row) != count or not all(map(_weight, row)) or not any(row):
-            raise PlanError(f"weights from {position} on: {row!r}: give {count} numbers >= 0, not all of them 0")
+        if len(row) != count or not all(map(_is_weight, row)) or not any(row):
+            raise PlanError(f"weights from position {position}: {row!r}: give {count} numbers >= 0, not all of them 0")
     if unused := [number for number in range(count) if not any(row[number] for row in rows)]:
         raise PlanError(f"weights: dataset {unused[0]} never has a weight above 0; remove it")
     return [(position, tuple(map(float, row))) for position, row in zip(positions, rows, strict=True)]
 
 
-def _weight(value: Any) -> bool:
+def _is_weight(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")

@@ -1,4 +1,4 @@
-"""The methods that add a stage to a plan: each returns a new value."""
+"""Methods that add a stage to a plan; each returns a new value."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from penstock.plan import (
     Batched,
     BatchedBy,
     ByObject,
-    Choose,
     Combination,
     Condition,
     ConditionFilter,
@@ -43,6 +42,7 @@ from penstock.plan import (
     Shuffle,
     Slice,
     SplitBy,
+    SplitSide,
     Stage,
     StreamLimit,
     StreamSkip,
@@ -58,19 +58,22 @@ from penstock.plan.values import WorkerKind, Workers
 
 
 class StageMethods:
-    """A plan and the methods that add stages to it; immutable, every method returns a new value of the same class."""
+    """A plan and the methods that add stages to it; immutable, every method returns a new value of the same class.
+
+    Arguments are checked when a method is called: one that is not valid is a ``PlanError``.
+    """
 
     __slots__ = ("plan",)
 
     plan: Plan
 
     def __init__(self, plan: Plan) -> None:
-        """Wrap a plan; users get one from the functions that read and from its own methods."""
+        """Wrap a plan."""
         object.__setattr__(self, "plan", plan)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "plan":
-            raise AttributeError(f"a {type(self).__name__} is immutable: its methods return new ones")
+            raise AttributeError(f"a {type(self).__name__} is immutable; its methods return a new one")
         object.__setattr__(self, name, value)
 
     def __eq__(self, other: object) -> bool:
@@ -108,20 +111,20 @@ class StageMethods:
         """Decode bytes into values: the named fields as given, all others by ``spec`` and their extension.
 
         Args:
-            spec: How to decode images: ``"rgb8"``, ``"pil"``, ``"torch"``, ...; ``None`` keeps what is stored.
+            spec: How to decode images: ``"rgb8"``, ``"pil"``, ``"torch"``, ...; ``None`` keeps the stored mode.
             fields: Decoders by field, for names that are not Python identifiers.
-            trust_pickle: Decode pickle too, which can run code.
-            limits: How large one field may become.
+            trust_pickle: Also decode pickle, which can run code.
+            limits: The maximum size of a decoded field.
             workers: How many workers decode, or (min, max).
             on: Whether workers are threads or processes.
             cpus: Cores per worker.
             gpus: Devices per worker.
             retries: How often to retry a failing sample.
             timeout_s: How long one sample may take.
-            by_field: A spec, the name of a codec, or a function of the bytes (and ``rng``).
+            by_field: By field, a spec, the name of a codec, or a function of the bytes (and ``rng``).
 
         Raises:
-            PlanError: A spec does not exist, or an argument is out of range.
+            PlanError: A spec is unknown, or an argument is out of range.
         """
         given = field_specs(fields, by_field)
         resources = Resources(workers, on, cpus, gpus, retries, timeout_s)
@@ -150,7 +153,7 @@ class StageMethods:
             gpus: Devices per worker; a parameter named ``device`` gets the worker's device.
             retries: How often to retry a failing sample.
             timeout_s: How long one sample may take.
-            memory: Memory that one worker needs, as a number of bytes or "2GB"; Ray places workers by it.
+            memory: The memory that one worker needs, in bytes or as "2GB"; Ray uses it to place workers.
 
         Raises:
             PlanError: ``fn`` is not a function, or an argument is unknown or out of range.
@@ -173,8 +176,8 @@ class StageMethods:
     ) -> Self:
         """Keep the samples for which ``fn(sample)`` is true. The other arguments are those of ``map``.
 
-        A condition such as ``ps.col("label") == 3`` is evaluated on whole columns where samples come as columns, and a
-        Parquet file skips the row groups that cannot hold a matching row.
+        A condition such as ``ps.col("label") == 3`` is evaluated on whole columns if the samples are columns. Row
+        groups of a Parquet file that cannot contain a match are not read.
 
         Raises:
             PlanError: ``fn`` is neither a function nor a condition, or an argument is unknown or out of range.
@@ -184,7 +187,7 @@ class StageMethods:
             return self._then(FilterFn(fn, resources=resources))
         default = Resources()
         if given := [f.name for f in fields(Resources) if getattr(resources, f.name) != getattr(default, f.name)]:
-            raise PlanError(f"filter({fn}) does not call a function: leave out {', '.join(given)}")
+            raise PlanError(f"filter({fn}) does not call a function; leave out {', '.join(given)}")
         return self._then(ConditionFilter(fn))
 
     def flat_map(
@@ -226,7 +229,7 @@ class StageMethods:
     ) -> Self:
         """Call ``fn`` on columns of up to ``batch_size`` neighbouring samples, for speed; row i of the result is row i.
 
-        For batches that a model trains on use ``batched(n).map(fn)``. The other arguments are those of ``map``.
+        For batches to train on, use ``batched(n).map(fn)``. The other arguments are those of ``map``.
 
         Args:
             fn: A function of ``{field: stacked array or list}``; a class is constructed once per worker.
@@ -251,11 +254,11 @@ class StageMethods:
         return self._then(Drop(names))
 
     def rename(self, **names: str) -> Self:
-        """Rename fields: ``rename(image="jpg;png")`` takes the first of them that a sample has."""
+        """Rename fields; ``rename(image="jpg;png")`` renames the first of the two that a sample has."""
         return self._then(Rename(tuple(names.items())))
 
     def to_tuple(self, *names: str) -> Self:
-        """Turn samples into tuples of these fields; ``"jpg;png"`` takes the first of them that a sample has."""
+        """Turn samples into tuples of these fields; ``"jpg;png"`` is the first of the two that a sample has."""
         split = tuple(part for name in names for part in (name.split() if isinstance(name, str) else [name]))
         return self._then(ToTuple(split))
 
@@ -279,7 +282,7 @@ class StageMethods:
         return self._then(BatchedBy(size_fn, max_size, collate))
 
     def unbatched(self) -> Self:
-        """Split batches into samples again."""
+        """Split batches back into samples."""
         return self._then(Unbatched())
 
     # Stages on the order
@@ -287,10 +290,11 @@ class StageMethods:
     def shuffle(
         self, window: int | None = None, *, shards: int = 16, all: bool = False, seed: int | None = None
     ) -> Self:
-        """Give every epoch another order.
+        """Shuffle the samples; every epoch has a different order.
 
-        ``shards`` shards at a time are read front to back and permuted in windows of ``window`` samples; ``all``
-        permutes the whole dataset. After ``flat_map``, ``unbatched`` or ``batched`` it permutes windows of that stream.
+        ``shards`` shards are read at a time, front to back, and their samples are permuted in windows of ``window``;
+        ``all`` permutes the whole dataset. After ``flat_map``, ``unbatched`` or ``batched``, windows of the stream are
+        permuted.
 
         Raises:
             PlanError: An argument is out of range.
@@ -303,34 +307,37 @@ class StageMethods:
             everything = all or (window is None and ds.plan.source.random_access)
             return ds._then(Shuffle(window, shards, everything))
         if all:
-            raise PlanError(f"shuffle(all=True) cannot come after {self._late()}; put it before, or give a window")
+            raise PlanError(
+                f"shuffle(all=True) cannot come after {self._late_stage()}; put it before, or give a window"
+            )
         return ds._then(LateShuffle(window or 1000))
 
-    def _late(self) -> str:
+    def _late_stage(self) -> str:
+        """Return the call of the first stage that a shuffle does not commute with."""
         late = [s for s in self.plan.body if s.scope.value != "each" or s.name == "flat_map"]
         return late[0].describe()
 
     def limit(self, n: int) -> Self:
-        """Keep the first ``n``: positions of the order while no stage changes the count, else items of the stream."""
+        """Keep the first ``n`` positions of the order; after a stage that changes the count, the first ``n`` items."""
         n = check_count("limit", n)
-        if self.plan.counted:
+        if self.plan.keeps_count:
             return self._then(Slice(0, n, self.plan.cut is not None))
-        return self._stream(StreamLimit(n))
+        return self._then_on_stream(StreamLimit(n))
 
     def skip(self, n: int) -> Self:
-        """Skip the first ``n``: positions of the order while no stage changes the count, else items of the stream."""
+        """Skip the first ``n`` positions of the order; after a stage that changes the count, the first ``n`` items."""
         n = check_count("skip", n)
-        if self.plan.counted:
+        if self.plan.keeps_count:
             return self._then(Slice(n, None, self.plan.cut is not None))
-        return self._stream(StreamSkip(n))
+        return self._then_on_stream(StreamSkip(n))
 
-    def _stream(self, stage: Stage) -> Self:
+    def _then_on_stream(self, stage: Stage) -> Self:
         if self.plan.cut is not None and self.plan.cut.world > 1:
             raise PlanError(f"{stage.describe()} counts the whole stream, which is cut for {self.plan.cut.world} ranks")
         return self._then(stage)
 
     def repeat(self, n: int | None = None) -> Self:
-        """Repeat the dataset ``n`` times per epoch, each pass in an order of its own; ``None`` repeats forever."""
+        """Repeat the dataset ``n`` times per epoch, each pass with its own order; ``None`` repeats forever."""
         if n is not None:
             n = check_count("repeat", n, least=1)
         if not self.plan.commutes:
@@ -338,11 +345,11 @@ class StageMethods:
         return self._then(Repeat(n))
 
     def union(self, *others: Self) -> Self:
-        """Concatenate: this dataset, then the others."""
+        """Concatenate this dataset and the others, in this order."""
         return self._combined(Union, "union", others)
 
     def zip(self, other: Self, strict: bool = True, *, suffix: str | None = None) -> Self:
-        """Pair samples by position; fields merge, ``suffix`` renames the right one's where both have them."""
+        """Pair samples by position and merge their fields; ``suffix`` renames fields of ``other`` that both have."""
         return self._combined(Zip, "zip", (other,), strict=strict, suffix=suffix)
 
     def _combined(self, kind: Any, name: str, others: Sequence[Self], **options: Any) -> Self:
@@ -367,18 +374,18 @@ class StageMethods:
 
         Args:
             test_size: The share of samples in test, between 0 and 1.
-            shuffle: Choose by a hash within each shard, so that adding shards moves no sample; False takes the end of
-                the order as test.
-            seed: Changes which samples are chosen.
+            shuffle: Choose by a hash within each shard, so that adding shards moves no sample to the other side; False
+                takes the end of the order as test.
+            seed: Selects another split; independent of the seed of the run.
             by: A field to hash instead, so that samples with the same value stay together.
-            stratify: A field of which every value has the same share in test. That field is read from all samples
-                once, when a side is first used.
+            stratify: A field; each of its values has the same share in test. The field of all samples is read once,
+                when a side is first used.
 
         Raises:
-            PlanError: ``test_size`` is not a share, arguments contradict each other, or a stage before joins samples.
+            PlanError: ``test_size`` is not a share, arguments contradict each other, or an earlier stage joins samples.
         """
         if stratify is not None and (by is not None or not shuffle):
-            raise PlanError("stratify= chooses the samples by itself: leave out by= and shuffle=")
+            raise PlanError("stratify= cannot be combined with by= or shuffle=False; leave them out")
         if isinstance(test_size, bool) or not isinstance(test_size, float) or not 0 < test_size < 1:
             raise PlanError(f"test_size={test_size!r}: give a share between 0 and 1")
         if not self.plan.commutes:
@@ -387,19 +394,19 @@ class StageMethods:
             sides = [SplitBy(by, test_size, seed or 0, side) for side in (False, True)]
             return self._then(sides[0]), self._then(sides[1])
         if stratify is not None:
-            said = f"train_test_split(test_size={test_size}, stratify={stratify!r})"
+            call = f"train_test_split(test_size={test_size}, stratify={stratify!r})"
             strata = relations.Strata(self._unshuffled(), stratify, test_size, seed or 0)
             left, right = (
-                self._choose(relations.Stratified((), strata=strata, test=side, said=said)) for side in (False, True)
+                self._choose(relations.Stratified((), strata=strata, test=side, call=call)) for side in (False, True)
             )
             return left, right
-        train, test = (self._choose(Choose(test_size, seed or 0, side, not shuffle)) for side in (False, True))
+        train, test = (self._choose(SplitSide(test_size, seed or 0, side, not shuffle)) for side in (False, True))
         return train, test
 
     def _choice_depth(self) -> int:
-        """Return after how many stages samples are chosen: below every shuffle and repeat."""
+        """Return the number of stages before the choice of samples, which precedes every shuffle and repeat."""
         after = len(self.plan.stages)
-        while after and not isinstance(self.plan.stages[after - 1], Slice | Choose):
+        while after and not isinstance(self.plan.stages[after - 1], Slice | SplitSide):
             after -= 1
         return after
 
@@ -409,8 +416,8 @@ class StageMethods:
         kept = (stage for at, stage in enumerate(plan.stages) if at < after or not isinstance(stage, OrderStage))
         return replace(plan, stages=tuple(kept), cut=None)
 
-    def _choose(self, choice: Choose | Exclude) -> Self:
-        """Choose samples below every shuffle and repeat, so that the choice is the same in every epoch."""
+    def _choose(self, choice: SplitSide | Exclude) -> Self:
+        """Choose samples before every shuffle and repeat, so that the choice is the same in every epoch."""
         plan, after = self.plan, self._choice_depth()
         if isinstance(plan.source, Mix | Union) and not after:
             branches = []
@@ -422,11 +429,11 @@ class StageMethods:
     def exclude(self, *samples: Any) -> Self:
         """Remove samples from the order.
 
-        Takes files written by ``on_error("skip", quarantine=...)``, identities, lists of identities, and
+        ``samples`` are files written by ``on_error("skip", quarantine=...)``, identities, lists of identities, or
         ``loader.skipped``. An identity is ``(source, shard, index)``: the number of the source in this dataset, the
-        shard's name relative to the dataset's folder, and the sample's number in the shard. Files are read when the
-        dataset is used. Samples are removed before any shuffle and repeat, wherever ``exclude`` stands, and after a
-        limit, skip or split. Identities that the dataset does not have are ignored with a warning.
+        name of the shard relative to the dataset's folder, and the number of the sample in the shard. Files are read
+        when the dataset is used. Samples are removed before any shuffle and repeat, wherever ``exclude`` is called, and
+        after a limit, skip or split. Identities that are not in the dataset are ignored with a warning.
 
         Raises:
             PlanError: An argument does not name a sample, or a file is also this dataset's quarantine.
@@ -440,24 +447,24 @@ class StageMethods:
         cut: Literal["range", "step"] = "range",
         uneven: Literal["keep", "drop", "pad"] = "keep",
     ) -> Self:
-        """Keep one rank's share of the order, wherever ``shard`` stands among the stages.
+        """Keep one rank's share of the order, wherever ``shard`` is called among the stages.
 
-        Called in a worker of a DataLoader, it is that worker's share and is not divided among the workers again.
+        If it is called in a DataLoader worker, the share belongs to that worker and is not divided among workers again.
 
         Raises:
-            PlanError: The plan is already cut, has a stage that needs the whole stream, or rank and world do not fit.
+            PlanError: The plan is already cut, a stage needs the whole stream, or ``rank`` is not below ``world``.
         """
         return self._with(self.plan.shard(Cut(rank, world, cut, uneven, this_worker() is not None)))
 
     def split(self, n: int, equal: bool = False) -> list[Self]:
-        """Cut into ``n`` disjoint datasets that can be pickled; ``equal`` drops at most n-1 samples."""
+        """Cut the dataset into ``n`` disjoint ones that can be pickled; ``equal`` drops at most n-1 samples."""
         n = check_count("split", n, least=1)
         return [self.shard(rank, n, uneven="drop" if equal else "keep") for rank in range(n)]
 
     streaming_split = split
 
     def seed(self, n: int) -> Self:
-        """Set the seed that the order and all randomness follow from."""
+        """Set the seed of the order and of all random numbers."""
         if isinstance(n, bool) or not isinstance(n, Integral):
             raise PlanError(f"seed={n!r}: give an integer")
         return self._with(replace(self.plan, seed=int(n)))
@@ -473,11 +480,11 @@ class StageMethods:
         *,
         quarantine: str | os.PathLike[str] | None = None,
     ) -> Self:
-        """Choose what happens to a sample that fails, anywhere in the plan.
+        """Choose what happens to a sample that fails in any stage of the plan.
 
         Args:
             action: ``"raise"`` ends the run; ``"skip"`` leaves the sample out and counts it.
-            limit: How many skipped samples (a number, or a share below 1) end the run nevertheless.
+            limit: The most samples that may be skipped, as a number or as a share below 1; one more ends the run.
             quarantine: A file or folder to which the identities of skipped samples are appended, for ``exclude``.
 
         Raises:
@@ -504,10 +511,10 @@ class StageMethods:
         Args:
             engine: ``"local"`` (threads and processes), ``"ray"`` (a cluster) or ``"serial"`` (a plain loop).
             cpus: Cores to use (local, ray).
-            memory: Bytes that may be under way, as a number or "8GB" (local, ray).
-            ordered: False delivers whatever is finished first (local, ray).
+            memory: Bytes that may be in flight, as a number or "8GB" (local, ray).
+            ordered: False delivers results in the order in which they are finished (local, ray).
             devices: Devices for stages with ``gpus=``, such as ``["cuda:0"]`` (local).
-            address: The cluster to connect to: ``"auto"``, ``"ray://host:10001"`` (ray).
+            address: The cluster to connect to, such as ``"auto"``, ``"ray://host:10001"`` (ray).
             report: Show a live table of the run.
             observer: Called with every ``Event`` of the run.
 
@@ -541,16 +548,16 @@ def resources_of(stage: str, unknown: Mapping[str, Any], *values: Any) -> Resour
     return Resources(*values)
 
 
-def _parts(choice: Choose | Exclude, plan: Plan) -> Iterator[Choose | Exclude]:
-    """Yield what a choice means for each branch, which numbers its sources from 0."""
+def _parts(choice: SplitSide | Exclude, plan: Plan) -> Iterator[SplitSide | Exclude]:
+    """Yield the choice for each branch, in which sources are numbered from 0."""
     seen = 0
     for number, branch in enumerate(plan.branches()):
         before, seen = seen, seen + sum(not isinstance(source, Combination) for source in branch.sources())
         last = number == len(plan.branches()) - 1
-        yield choice.part(before, None if last else seen) if isinstance(choice, Exclude) else choice
+        yield choice.for_branch(before, None if last else seen) if isinstance(choice, Exclude) else choice
 
 
 def branch(plan: Plan) -> Plan:
-    """Return a plan as a branch of another, which brings the engine and the error policy."""
+    """Return a plan as a branch of a combination, which has the engine, the error policy and the epoch."""
     clean = Plan(plan.source)
     return replace(plan, engine=clean.engine, errors=clean.errors, epoch=None)

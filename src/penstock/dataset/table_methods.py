@@ -1,4 +1,4 @@
-"""The methods of tables: computed columns, groups, sorting, distinct values, joins."""
+"""Methods for tables: computed columns, groups, sorting, distinct values, joins."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.plan.values import Workers
 class TableMethods(StageMethods):
     """A plan whose samples can be sorted, grouped and joined.
 
-    A method that needs every sample reads them when its result is first read. It works on columns where samples come
-    as columns. What does not fit into ``on("local", memory=...)``, by default a quarter of the machine's memory, is
-    spilled to a temporary file.
+    A method that needs every sample reads them when its result is first read, and works on columns if the samples are
+    columns. Samples beyond ``on("local", memory=...)``, by default a quarter of the machine's memory, are spilled to a
+    temporary file.
     """
 
     __slots__ = ()
@@ -25,11 +25,11 @@ class TableMethods(StageMethods):
     def with_columns(self, **columns: Any) -> Self:
         """Add or replace fields: by expressions, functions of a sample, or constants.
 
-        ``with_columns(twice=ps.col("x") * 2, name=lambda sample: sample["text"][:10], part="train")``; each sees the
-        sample as it was before.
+        ``with_columns(twice=ps.col("x") * 2, name=lambda sample: sample["text"][:10], part="train")``. All of
+        them are computed from the original sample.
 
         Raises:
-            PlanError: No field is given, or one is a condition.
+            PlanError: No field is given, or a value is a condition.
         """
         if not columns:
             raise PlanError("with_columns() needs fields, as in with_columns(twice=ps.col('x') * 2)")
@@ -43,17 +43,17 @@ class TableMethods(StageMethods):
     def sort(self, *fields: str, descending: bool | Sequence[bool] = False) -> Self:
         """Sort the samples by the values of fields; samples with equal values keep their order.
 
-        Numbers come before other types, ``None`` and NaN after everything. ``descending`` reverses that, for all fields
-        or for each.
+        Numbers come before other types; ``None`` and NaN come last. ``descending`` reverses this order, for all fields
+        or, as a list, field by field.
 
         Raises:
             PlanError: The dataset is one rank's share, or ``fields`` are not names.
         """
         names = _names("sort", fields)
-        downs = [descending] * len(names) if isinstance(descending, bool) else list(descending)
-        if len(downs) != len(names) or not all(isinstance(down, bool) for down in downs):
-            raise PlanError(f"descending={descending!r}: give True or False, or one of them for each field")
-        return self._with(relations.whole(self.plan, relations.Sorted(names, tuple(downs))))
+        flags = [descending] * len(names) if isinstance(descending, bool) else list(descending)
+        if len(flags) != len(names) or not all(isinstance(flag, bool) for flag in flags):
+            raise PlanError(f"descending={descending!r}: give True or False, or a list with one of them for each field")
+        return self._with(relations.summarized(self.plan, relations.Sorted(names, tuple(flags))))
 
     def groupby(self, *fields: str) -> relations.Groups[Self]:
         """Group the samples by the values of fields: ``ds.groupby("label").count()``.
@@ -62,16 +62,18 @@ class TableMethods(StageMethods):
             PlanError: The dataset is one rank's share, or ``fields`` are not names.
         """
         names = _names("groupby", fields)
-        relations.whole(self.plan, relations.Aggregated(names, "list"))  # refuses a rank's share
+        relations.summarized(self.plan, relations.Aggregated(names, "list"))  # checks that the dataset is not cut
         return relations.Groups(self.plan, self._with, names)
 
     def distinct(self, *fields: str) -> Self:
-        """Keep the first sample for each value of the fields, in order; without names, of all fields together.
+        """Keep the first sample of each combination of values of the fields (without names, of all fields), in order.
 
         Raises:
             PlanError: The dataset is one rank's share, or ``fields`` are not names.
         """
-        return self._with(relations.whole(self.plan, relations.Distinct(_names("distinct", fields) if fields else ())))
+        return self._with(
+            relations.summarized(self.plan, relations.Distinct(_names("distinct", fields) if fields else ()))
+        )
 
     def value_counts(self, field: str) -> Self:
         """Count the samples with each value of a field: ``{field: value, "count": n}``, the most frequent first.
@@ -82,15 +84,15 @@ class TableMethods(StageMethods):
         return self.groupby(field).count().sort("count", descending=True)
 
     def describe(self, *fields: str) -> Self:
-        """Summarise each field (those named, or all) in a row: type, count, missing, mean, std, min and max.
+        """Summarise each field, or each of ``fields``, in a row: type, count, missing, mean, std, min and max.
 
         Mean and standard deviation are given for numbers, min and max for numbers and text.
 
         Raises:
             PlanError: The dataset is one rank's share, or ``fields`` are not names.
         """
-        read = relations.fields_of(self.plan, *_names("describe", fields)) if fields else self.plan
-        return self._with(relations.whole(read, relations.Described()))
+        read = relations.select_fields(self.plan, *_names("describe", fields)) if fields else self.plan
+        return self._with(relations.summarized(read, relations.Described()))
 
     def join(
         self,
@@ -107,20 +109,20 @@ class TableMethods(StageMethods):
         memory: float | str | None = None,
         **unknown: Never,
     ) -> Self:
-        """Add to every sample the fields of the samples of ``other`` that have the same values in some fields.
+        """Add the fields of the samples of ``other`` that have the same values in the fields ``on``.
 
-        Samples stay in order. A sample with several matches comes once with each of them; a sample without a match is
-        dropped, or (``how="left"``) kept with ``None`` in the other's fields. ``None`` equals ``None``. ``other`` is
-        read whole, once in every process that joins. The resources are those of ``map``.
+        Samples stay in order. A sample with several matches is repeated, once for each match; a sample without a match
+        is dropped, or kept (``how="left"``) with ``None`` in the fields of ``other``. ``None`` equals ``None``. Every
+        process that joins reads all of ``other`` once. The remaining arguments are those of ``map``.
 
         Args:
             other: The dataset to look up.
-            on: The field, or fields, that both have.
+            on: The name of the field, or fields, to compare.
             how: ``"inner"`` or ``"left"``.
-            suffix: Appended to the other's fields where both sides have them.
+            suffix: Appended to the names of fields of ``other`` that both datasets have.
 
         Raises:
-            PlanError: ``other`` is not a dataset or is one rank's share, or ``on`` is not a name.
+            PlanError: ``other`` is not a dataset or is one rank's share, or an argument is not valid.
         """
         if not isinstance(other, StageMethods):
             raise PlanError(f"join needs a Dataset, not {type(other).__name__}")
@@ -128,8 +130,8 @@ class TableMethods(StageMethods):
         if other.plan.cut is not None and other.plan.cut.world > 1:
             raise PlanError(f"join needs all of the other dataset, which is cut for {other.plan.cut.world} ranks")
         resources = resources_of("join", unknown, workers, "threads", cpus, gpus, retries, timeout_s, memory)
-        keys = relations.How(_names("join", (on,) if isinstance(on, str) else tuple(on)), how == "left", suffix)
-        return self._then(relations.Join(relations.Side(other.plan, keys), keys, resources=resources))
+        keys = relations.JoinOptions(_names("join", (on,) if isinstance(on, str) else tuple(on)), how == "left", suffix)
+        return self._then(relations.Join(relations.RightSide(other.plan, keys), keys, resources=resources))
 
 
 def _names(verb: str, fields: Sequence[Any]) -> tuple[str, ...]:

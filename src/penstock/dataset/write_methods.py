@@ -1,4 +1,4 @@
-"""The methods that write: each writes all samples, in order."""
+"""Methods that write all samples, in order."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class WriteMethods(TableMethods):
-    """A plan whose samples can be written; a file appears only when it is complete."""
+    """A plan whose samples can be written; a file becomes visible only when it is complete."""
 
     __slots__ = ()
 
-    def _coming(self) -> int:
+    def _upcoming_epoch(self) -> int:
         """Return the epoch that is written."""
         return self.plan.epoch or 0
 
@@ -40,25 +40,25 @@ class WriteMethods(TableMethods):
         Args:
             url: A folder (for ``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
                 path or a URL.
-            max_bytes: The most bytes of a shard, unless one sample alone is larger.
-            max_samples: The most samples of a shard.
+            max_bytes: The maximum size of a shard, unless a single sample is larger.
+            max_samples: The maximum number of samples in a shard.
             compress: How to compress the shards.
-            trust_pickle: Store values by pickle where no codec fits.
-            resume: Resume an interrupted run of the same dataset and options that also had ``resume``: only missing
-                shards are written. Needs a folder.
+            trust_pickle: Store values as pickle if no codec supports them.
+            resume: Resume an interrupted run of the same dataset and options, and write only the missing shards. The
+                interrupted run must have had ``resume``, too. Needs a folder.
             progress: Show a progress bar.
-            storage: How to reach the URL; by default as its scheme and the environment say.
+            storage: How to reach the URL; by default set by its scheme and the environment.
 
         Raises:
             DataError: A sample cannot be stored.
-            PlanError: The folder holds shards of another dataset, with ``resume``.
+            PlanError: With ``resume``, the folder contains shards of another dataset, or ``trust_pickle`` is set.
             StorageError: The target cannot be written.
         """
         if resume:
             if trust_pickle:
-                raise PlanError("write_tar(resume=True) does not store pickles: leave out trust_pickle")
+                raise PlanError("write_tar(resume=True) does not store pickles; leave out trust_pickle")
             return packing.pack(
-                self.epoch(self._coming()),
+                self.epoch(self._upcoming_epoch()),
                 url,
                 max_bytes=max_bytes,
                 max_samples=max_samples,
@@ -69,7 +69,7 @@ class WriteMethods(TableMethods):
             )
         return packing.write_shards(
             self.plan,
-            self._coming(),
+            self._upcoming_epoch(),
             url,
             max_bytes=max_bytes,
             max_samples=max_samples,
@@ -91,14 +91,14 @@ class WriteMethods(TableMethods):
     ) -> packing.Packed:
         """Write the samples as CSV, in order: into one ``.csv`` file, or into a folder (``00000-of-00010.csv``, ...).
 
-        ``max_bytes`` bounds every file of a folder. The files appear when the last of them is complete; ``resume``
-        resumes an interrupted run of the same dataset and options, where the files are on a local disk.
+        ``max_bytes`` limits the size of each file in a folder. The files become visible when the last one is complete.
+        ``resume`` resumes an interrupted run of the same dataset and options if the files are on a local disk.
 
         Raises:
-            DataError: A value cannot be written as CSV, or a sample has other fields than the first.
-            StorageError: The target cannot be written, or already holds such files.
+            DataError: A value cannot be written as CSV, or a sample does not have the fields of the first.
+            StorageError: The target cannot be written, or already contains such files.
         """
-        return self._rows(url, packing.AsCsv(delimiter), max_bytes, resume, progress, storage)
+        return self._write_rows(url, packing.AsCsv(delimiter), max_bytes, resume, progress, storage)
 
     def write_json(
         self,
@@ -113,9 +113,9 @@ class WriteMethods(TableMethods):
 
         Raises:
             DataError: A value cannot be written as JSON.
-            StorageError: The target cannot be written, or already holds such files.
+            StorageError: The target cannot be written, or already contains such files.
         """
-        return self._rows(url, packing.AsJson(), max_bytes, resume, progress, storage)
+        return self._write_rows(url, packing.AsJson(), max_bytes, resume, progress, storage)
 
     def write_tfrecords(
         self,
@@ -130,21 +130,21 @@ class WriteMethods(TableMethods):
 
         Raises:
             DataError: A value cannot be written as a ``tf.train.Feature``.
-            StorageError: The target cannot be written, or already holds such files.
+            StorageError: The target cannot be written, or already contains such files.
         """
-        return self._rows(url, packing.AsExample(), max_bytes, resume, progress, storage)
+        return self._write_rows(url, packing.AsExample(), max_bytes, resume, progress, storage)
 
-    def _rows(
+    def _write_rows(
         self,
         url: str,
-        kind: packing.RowStage,
+        row_stage: packing.RowStage,
         max_bytes: float | str | None,
         resume: bool,
         progress: bool,
         storage: Storage | None,
     ) -> packing.Packed:
         options: dict[str, Any] = {"max_bytes": max_bytes, "resume": resume, "progress": progress, "storage": storage}
-        return packing.write_rows(self.plan, self._coming(), url, kind, **options)
+        return packing.write_rows(self.plan, self._upcoming_epoch(), url, row_stage, **options)
 
     def write_parquet(
         self,
@@ -159,27 +159,29 @@ class WriteMethods(TableMethods):
         progress: bool = False,
         storage: Storage | None = None,
     ) -> packing.Packed:
-        """Write the samples into Parquet files of a folder, in order: ``00000-of-00010.parquet`` and so on.
+        """Write the samples into Parquet files in a folder, in order: ``00000-of-00010.parquet`` and so on.
 
-        The files appear together when the last one is complete.
+        The files become visible together when the last one is complete.
 
         Args:
             url: The folder: a path or a URL.
-            max_bytes: The most bytes of a file, unless one sample alone is larger.
-            max_samples: The most samples of a file.
-            compression: How to compress columns; media columns stay as they are.
-            append: Write a new set beside the files that the folder holds.
+            max_bytes: The maximum size of a file, unless a single sample is larger.
+            max_samples: The maximum number of samples in a file.
+            compression: How to compress columns; columns of media are not compressed again.
+            append: Write a new set of files beside those in the folder.
             resume: Resume an interrupted run of the same dataset and options.
             schema: The types of the columns; inferred from the first samples by default.
             progress: Show a progress bar.
-            storage: How to reach the URL; by default as its scheme and the environment say.
+            storage: How to reach the URL; by default set by its scheme and the environment.
 
         Raises:
             DataError: A sample cannot be stored.
             MissingExtra: pyarrow is not installed.
-            PlanError: An argument is out of range, or the folder already holds such files.
+            PlanError: An argument is out of range, or the folder already contains Parquet files.
             StorageError: The target cannot be written.
         """
         options = packing.TableOptions(max_bytes, max_samples, compression, append, resume, schema)
         folder = os.fspath(url)
-        return packing.write_tables(self.plan, self._coming(), folder, options, progress=progress, storage=storage)
+        return packing.write_tables(
+            self.plan, self._upcoming_epoch(), folder, options, progress=progress, storage=storage
+        )

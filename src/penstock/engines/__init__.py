@@ -1,4 +1,4 @@
-"""HOW a plan runs: serially, on threads and processes, or on Ray. Engines see scopes and resources, not stages."""
+"""How a plan runs: serially, on threads and processes, or on Ray. Engines see scopes and resources, not stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from penstock.engines.cursor import AnyCursor as AnyCursor
     from penstock.engines.cursor import Start as Start
     from penstock.engines.cursor import StartPart as StartPart
-    from penstock.engines.lineage import AGAIN as AGAIN
     from penstock.engines.lineage import COLUMNS as COLUMNS
     from penstock.engines.lineage import DELIVERED as DELIVERED
     from penstock.engines.lineage import DROPPED as DROPPED
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.engines.lineage import PADDED as PADDED
     from penstock.engines.lineage import PASSED as PASSED
     from penstock.engines.lineage import POSITION as POSITION
+    from penstock.engines.lineage import REPEATED as REPEATED
     from penstock.engines.lineage import SHARD as SHARD
     from penstock.engines.meter import Event as Event
     from penstock.engines.meter import Meters as Meters
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from penstock.engines.program import Program as Program
     from penstock.engines.program import Segment as Segment
     from penstock.engines.run import ENGINES as ENGINES
+    from penstock.engines.run import DeliveryCallback as DeliveryCallback
     from penstock.engines.run import Run as Run
-    from penstock.engines.run import Witness as Witness
     from penstock.engines.run import start_run as start_run
     from penstock.engines.stats import Stats as Stats
     from penstock.engines.stats import snapshot as snapshot

@@ -1,8 +1,8 @@
-"""Cursors, which say how far a stream was delivered, and starts, from which a run begins or resumes.
+"""Cursors, which record how much of a stream was delivered, and starts, from which a run begins or resumes.
 
-A cursor is small and computed only on request, for any item. At the source it is a position of the order and the
-outputs of that position already delivered. Inside a group it is the cursor at the start of the group and the outputs
-of the group already delivered.
+A cursor is small and can be computed for any item, on request. At the source it is a position of the order and the
+number of outputs of that position already delivered. Inside a group it is the cursor at the start of the group and the
+number of outputs of the group already delivered.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Cursor:
     """The next position of the order to deliver.
 
     Attributes:
-        part: The number of the start part: open windows first, then what is left.
+        part: The number of the start part: open windows first, then the remaining pieces.
         piece: The number of the piece in that part.
         position: The position in the order.
         sub: How many outputs of that position were delivered already.
-        key: The key of the sample at the position: it is the same for orders with and without counts.
+        key: The key of the sample at the position; it is the same for orders with and without counts.
     """
 
     part: int
@@ -31,8 +31,8 @@ class Cursor:
     sub: int
     key: int = field(default=0, compare=False)
 
-    def marks(self) -> tuple[int, ...]:
-        """Return integers that identify this cursor on every rank and engine: words for a hash."""
+    def hash_words(self) -> tuple[int, ...]:
+        """Return integers that identify this cursor on every rank and engine, to be hashed."""
         return (self.key, self.sub)
 
 
@@ -46,7 +46,7 @@ class GroupCursor:
         end: The cursor after its last item.
         n: The number of items in the group.
         done: How many outputs of the group were delivered already.
-        sub: How many outputs that later stages made of the next one were delivered already.
+        sub: How many of the outputs that later stages make of the next one were delivered already.
     """
 
     level: int
@@ -56,9 +56,9 @@ class GroupCursor:
     done: int
     sub: int
 
-    def marks(self) -> tuple[int, ...]:
-        """Return integers that identify this cursor on every rank and engine: words for a hash."""
-        return (*self.start.marks(), self.done, self.sub)
+    def hash_words(self) -> tuple[int, ...]:
+        """Return integers that identify this cursor on every rank and engine, to be hashed."""
+        return (*self.start.hash_words(), self.done, self.sub)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ class CountedCursor:
     """The next item to deliver after a stage that counts the stream.
 
     Attributes:
-        level: The level whose head counts.
+        level: The level whose head counts the stream.
         inner: The cursor before that stage.
         seen: How many items the stage had seen.
-        sub: How many outputs that later stages made of the next item were delivered already.
+        sub: How many of the outputs that later stages make of the next item were delivered already.
     """
 
     level: int
@@ -77,9 +77,9 @@ class CountedCursor:
     seen: int
     sub: int
 
-    def marks(self) -> tuple[int, ...]:
-        """Return integers that identify this cursor on every rank and engine: words for a hash."""
-        return self.inner.marks()
+    def hash_words(self) -> tuple[int, ...]:
+        """Return integers that identify this cursor on every rank and engine, to be hashed."""
+        return self.inner.hash_words()
 
 
 AnyCursor = Cursor | GroupCursor | CountedCursor
@@ -87,14 +87,14 @@ AnyCursor = Cursor | GroupCursor | CountedCursor
 
 @dataclass(frozen=True, slots=True)
 class StartPart:
-    """Pieces of the order to run: all that is left, or one open window to replay.
+    """Pieces of the order to run: all remaining ones, or one open window to replay.
 
     Attributes:
         pieces: The positions.
-        n: The number of items of an open window; the rest of its last position belongs to the next window. None where
-            this is not an open window.
+        n: The number of items of an open window; the remaining outputs of its last position belong to the next window.
+            None if this is not an open window.
         done: How many outputs of the window were delivered already.
-        sub: How many outputs that later stages made of the next one were delivered already.
+        sub: How many of the outputs that later stages make of the next one were delivered already.
     """
 
     pieces: list[Piece]
@@ -108,13 +108,13 @@ class Start:
     """Where a run begins or resumes.
 
     Attributes:
-        left: All positions of this rank still to come.
+        left: All positions that this rank has not delivered yet.
         opens: Windows that were delivered in part, to be replayed first.
         groups: Level -> (outputs, sub-outputs) of its first group that were delivered already.
         seen: Level -> items that its counting stage has seen.
-        quota: How many positions to deliver where ranks must be equal; beyond ``left``, the rest is padding.
+        quota: How many positions to deliver if ranks must be equal; positions beyond ``left`` are padding.
         pad: The piece that is repeated as padding.
-        traced: Blocks name their inputs that gave no output, for lineage.
+        traced: Blocks also report the inputs that produced no output, for lineage.
     """
 
     left: list[Piece]
@@ -126,16 +126,16 @@ class Start:
     traced: bool = False
 
     def parts(self) -> list[StartPart]:
-        """Return what to run, in order: the open windows, then what is left."""
+        """Return what to run, in order: the open windows, then the remaining pieces."""
         pieces = self.left
         if self.quota is not None:
             short = self.quota - total(self.left)
             pieces = head(self.left, self.quota) + ([self.pad] if short > 0 and self.pad else [])
         return [*self.opens, StartPart(pieces)]
 
-    def only(self, place: int) -> Start:
-        """Return the start of a run of one position alone, the ``place``-th still to come."""
-        return Start(head(tail(self.left, place), 1))
+    def only(self, number: int) -> Start:
+        """Return the start of a run of one position alone: number ``number`` of the remaining ones."""
+        return Start(head(tail(self.left, number), 1))
 
     def padded_from(self) -> int:
         """Return the number of the first piece of the last part that is padding."""
@@ -145,32 +145,32 @@ class Start:
         """Return the start of a run that resumes at a cursor.
 
         Args:
-            cursor: How far this run was delivered; None: to its end.
-            window_level: The level whose group becomes an open window where it was delivered in part, so that what
-                comes after it can go to other ranks; groups of other levels are replayed from their start.
+            cursor: How far this run was delivered; None if it was delivered completely.
+            window_level: The level whose group becomes an open window if it was delivered in part, so that the
+                positions after it can go to other ranks; groups of other levels are replayed from their start.
         """
         if cursor is None:
             return Start([], quota=None if self.quota is None else 0, pad=self.pad)
         groups: dict[int, tuple[int, int]] = {}
         seen: dict[int, int] = {}
         window: GroupCursor | None = None
-        for place in _path(cursor, window_level):
-            if isinstance(place, CountedCursor):
-                seen[place.level] = place.seen
-                groups.update({place.level: (0, place.sub)} if place.sub else {})
-            elif isinstance(place, GroupCursor) and place.level == window_level:
-                window = place
-            elif isinstance(place, GroupCursor):
-                groups[place.level] = (place.done, place.sub)
+        for inner in _path(cursor, window_level):
+            if isinstance(inner, CountedCursor):
+                seen[inner.level] = inner.seen
+                groups.update({inner.level: (0, inner.sub)} if inner.sub else {})
+            elif isinstance(inner, GroupCursor) and inner.level == window_level:
+                window = inner
+            elif isinstance(inner, GroupCursor):
+                groups[inner.level] = (inner.done, inner.sub)
             else:
-                base = place
+                base = inner
         opens, left = self._rest(base)
         if window is not None:
             opens = (self._open_window(window), *opens)
         return Start(left, opens, groups, seen, self._quota_left(left, base), self.pad)
 
     def _rest(self, cursor: Cursor) -> tuple[tuple[StartPart, ...], list[Piece]]:
-        """Return the open windows and the pieces that come at or after a cursor."""
+        """Return the open windows and the pieces at or after a cursor."""
         if cursor.part < len(self.opens):
             # The cursor is at the end of an open window: inside one it would be a ``GroupCursor``.
             return self.opens[cursor.part + 1 :], self.left
@@ -194,7 +194,7 @@ class Start:
 
 
 def _path(cursor: AnyCursor, window_level: int | None) -> Iterator[AnyCursor]:
-    """Yield a cursor and those it is made of, down to the source; below an open window, those of the window's end."""
+    """Yield a cursor and the cursors inside it, down to the source; for an open window, follow the window's end."""
     while True:
         yield cursor
         if isinstance(cursor, CountedCursor):

@@ -1,7 +1,7 @@
-"""Which positions of a run were delivered, where blocks are delivered in the order they are finished.
+"""Records which positions were delivered by a run that delivers blocks as they are finished, out of order.
 
-In order, one cursor says it. Out of order, what is left of an epoch has gaps: one for each block that was begun and
-not delivered yet, so there are never more gaps than blocks in flight.
+For a run in order, one cursor is enough. Out of order, the remaining positions have gaps: one for each block that was
+started and not delivered yet, so there are never more gaps than blocks in flight.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from penstock.plan import Batched, Block
 
 
 def can_run_unordered(program: Program, start: Start) -> bool:
-    """Return whether a run can say what is left of it while its blocks are delivered out of order.
+    """Return whether a run can report its remaining positions while its blocks are delivered out of order.
 
-    It can where every block comes from the source, or is a batch of the last stage.
+    It can if every block comes from the source, or is a batch of the last stage.
     """
-    later = program.levels[1:]
-    batches = len(later) == 1 and not later[0].segments and later[0].head and isinstance(later[0].head.stage, Batched)
-    return (not later or bool(batches)) and start.pad is None and not start.opens
+    levels = program.levels[1:]
+    batches = (
+        len(levels) == 1 and not levels[0].segments and levels[0].head and isinstance(levels[0].head.stage, Batched)
+    )
+    return (not levels or bool(batches)) and start.pad is None and not start.opens
 
 
 @dataclass(slots=True)
@@ -42,7 +44,7 @@ class Delivered:
                     self._record_range(lineage.origin, None)
                 self._record_range(origin.members[-1].origin, origin.end)
         elif delivered == len(block) and not block.more and block.error is None:
-            self._record_range(origin, None)  # with the inputs at its end that gave no output
+            self._record_range(origin, None)  # including inputs at its end that produced no output
         else:
             self._record_range(origin, block.cursor(delivered))
 
@@ -56,7 +58,7 @@ class Delivered:
         self._ranges.setdefault(origin.piece, {})[int(origin.positions[0])] = end
 
     def remaining(self) -> Start:
-        """Return the start of a run that delivers the rest."""
+        """Return the start of a run that delivers the remaining positions."""
         pieces: list[Piece] = []
         for number, piece in enumerate(self.start.left):
             pieces += _gaps(piece, self._ranges.get(number, {}))
@@ -81,13 +83,13 @@ class Delivered:
 
 
 def _gaps(piece: Piece, ranges: dict[int, tuple[int, int]]) -> list[Piece]:
-    """Return what is left of a piece."""
-    at, stop, step, sub = piece
+    """Return the parts of a piece that are not in ``ranges``."""
+    position, stop, step, sub = piece
     gaps: list[Piece] = []
     for first in sorted(ranges):
-        if at < first:
-            gaps.append([at, first, step, sub])
-        at, sub = ranges[first]
-    if at < stop:
-        gaps.append([at, stop, step, sub])
+        if position < first:
+            gaps.append([position, first, step, sub])
+        position, sub = ranges[first]
+    if position < stop:
+        gaps.append([position, stop, step, sub])
     return gaps

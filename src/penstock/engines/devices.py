@@ -1,4 +1,4 @@
-"""Devices for stages that ask for them: which exist, which worker gets which, and how tensors are copied to them."""
+"""Devices for stages that request them: find them, assign them to workers, and copy tensors to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.plan import Block, Context, PlacedStage, Stage
 
 
 def available_devices() -> tuple[str, ...]:
-    """Return the GPUs that torch sees; none where torch is not installed."""
+    """Return the GPUs that torch sees; none if torch is not installed."""
     try:
         import torch
     except ImportError:
@@ -21,45 +21,46 @@ def available_devices() -> tuple[str, ...]:
     return tuple(f"cuda:{number}" for number in range(torch.cuda.device_count()))
 
 
-def shared_out(segments: Sequence[Segment], declared: Sequence[Any] | None) -> dict[int, list[Any]]:
-    """Assign devices to workers: segment number -> the device of each worker, for segments that ask for devices.
+def assign_devices(segments: Sequence[Segment], declared: Sequence[Any] | None) -> dict[int, list[Any]]:
+    """Assign devices to workers: segment number -> the device of each worker, for segments that request devices.
 
     Args:
         segments: All segments of a plan.
         declared: The devices to use; None: the GPUs that torch sees.
 
     Raises:
-        EngineError: There are fewer devices than the plan asks for.
+        EngineError: There are fewer devices than the plan requests.
     """
-    asking = [
+    requesting = [
         (number, segment) for number, segment in enumerate(segments) if segment.resources and segment.resources.gpus
     ]
-    if not asking:
+    if not requesting:
         return {}
     devices = tuple(available_devices() if declared is None else declared)
     out: dict[int, list[Any]] = {}
-    at = 0.0
-    for number, segment in asking:
+    assigned = 0.0
+    for number, segment in requesting:
         assert segment.resources is not None
         gpus, workers = segment.resources.gpus, segment.resources.workers
-        least = workers[0] if isinstance(workers, tuple) else workers or 1
-        free = int((len(devices) - at) / gpus + 1e-9)
-        if least > free:
+        min_workers = workers[0] if isinstance(workers, tuple) else workers or 1
+        free = int((len(devices) - assigned) / gpus + 1e-9)
+        if min_workers > free:
             raise EngineError(
-                f"{segment.describe()} asks for gpus={gpus:g} for each of {least} workers, "
-                f"but {_devices_text(devices, declared)}" + (f", of which {at:g} are taken" if at else "")
+                f"{segment.describe()} asks for gpus={gpus:g} for each of {min_workers} workers, "
+                f"but {_devices_text(devices, declared)}"
+                + (f", of which {assigned:g} are assigned to other stages" if assigned else "")
             )
-        most = workers[1] if isinstance(workers, tuple) else workers or free
-        count = min(most, free)
-        out[number] = [devices[int(at + gpus * worker + 1e-9)] for worker in range(count)]
-        at += gpus * count
+        max_workers = workers[1] if isinstance(workers, tuple) else workers or free
+        count = min(max_workers, free)
+        out[number] = [devices[int(assigned + gpus * worker + 1e-9)] for worker in range(count)]
+        assigned += gpus * count
     return out
 
 
 def _devices_text(devices: tuple[Any, ...], declared: Sequence[Any] | None) -> str:
     if declared is None:
         seen = f"torch sees {', '.join(map(str, devices))}" if devices else "torch sees no GPU"
-        return f"{seen}; on('local', devices=[...]) declares devices"
+        return f"{seen}; declare devices with on('local', devices=[...])"
     return f"devices={list(devices)} are declared"
 
 
@@ -72,11 +73,11 @@ class ToDevice(Stage):
             return block
         if "copier" not in ctx.local:
             ctx.local["copier"] = _DeviceCopier(ctx.device)
-        return block.become(ctx.local["copier"].copy(block.items))
+        return block.with_items(ctx.local["copier"].copy(block.items))
 
 
-def with_moves(segment: Segment) -> Segment:
-    """Return the segment with a copy to the device after reading, where the segment asks for devices."""
+def with_device_copies(segment: Segment) -> Segment:
+    """Return the segment with a copy to the device after reading, if the segment requests devices."""
     if segment.resources is None or not segment.resources.gpus:
         return segment
     reading = sum(isinstance(placed.stage, Read) for placed in segment.stages)
@@ -85,7 +86,7 @@ def with_moves(segment: Segment) -> Segment:
 
 
 class _DeviceCopier:
-    """Copies tensors to a device; to CUDA from pinned memory, on a stream of its own."""
+    """Copies tensors to a device; to CUDA from pinned memory, on a separate stream."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -111,7 +112,7 @@ class _DeviceCopier:
         return out
 
     def _copy_tensors(self, value: Any, copy: Callable[[Any], Any]) -> Any:
-        """Return a value with every tensor in it copied, inside dicts, lists and tuples too."""
+        """Return a value with every tensor in it copied, also inside dicts, lists and tuples."""
         if isinstance(value, self._torch.Tensor):
             return copy(value)
         if isinstance(value, dict):

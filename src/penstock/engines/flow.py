@@ -1,7 +1,7 @@
 """The flow of blocks, shared by all engines: cut from the order, passed through segments, collected into groups.
 
-An engine only says how the blocks of a segment are run (``each``). What a plan yields, and the cursor after any item,
-is determined here for all of them.
+An engine defines only how the blocks of a segment are run (``each``). What a plan yields, and the cursor after any
+item, is the same on all engines and is determined here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.engines.grouping import Grouping, take_skips
 from penstock.engines.lineage import CountedOrigin, empty_block
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
-from penstock.engines.read_stage import Held, Span
+from penstock.engines.read_stage import BufferedSamples, Span
 from penstock.order import I64, Order, Piece, Refs, fold_into
 from penstock.plan import (
     Block,
@@ -34,11 +34,11 @@ from penstock.plan import (
 from penstock.storage.retry import while_wanted
 
 Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
-Find = Callable[[Refs], Located]
+Locate = Callable[[Refs], Located]
 
 MAX_SAMPLES = 512  # of a block
-WIDE = 8192  # samples of a block of columns, which cost by the block, not by the row
-WIDE_BYTES = 4_000_000  # stored bytes of such a block
+COLUMN_BLOCK_ROWS = 8192  # maximum of a block of columns, whose cost is per block, not per row
+COLUMN_BLOCK_BYTES = 4_000_000  # maximum of stored bytes in such a block
 
 
 @dataclass(slots=True)
@@ -46,64 +46,65 @@ class BlockSizer:
     """Decides how many samples a block has: few at first, then as many as the bounds and the measured cost allow.
 
     Attributes:
-        count: Samples of the next block.
-        most: The most samples of a block; measurements change it.
-        least: The fewest, where a stage works on several rows at once.
-        nbytes: The most stored bytes: larger blocks do not fit into the processor's cache.
-        large: The most bytes of outputs.
-        seconds: The most seconds of work: closing a run may have to wait for a block.
-        ceiling: What ``most`` may grow to.
-        limits: What each user of the blocks allows.
+        count: The number of samples of the next block.
+        max_samples: The maximum number of samples of a block; measurements change it.
+        min_samples: The minimum, for stages that process several rows in one call.
+        max_stored_bytes: The maximum number of stored bytes: larger blocks do not fit into the processor's cache.
+        max_output_bytes: The maximum size of the outputs.
+        max_seconds: The maximum duration of the work: closing a run may have to wait for a block.
+        ceiling: The value up to which ``max_samples`` may grow.
+        limits: The limit of each segment that works on the blocks.
     """
 
     count: int = 16
-    most: int = MAX_SAMPLES
-    least: int = 1
-    nbytes: int = 500_000
-    large: int = 16_000_000
-    seconds: float = 0.05
+    max_samples: int = MAX_SAMPLES
+    min_samples: int = 1
+    max_stored_bytes: int = 500_000
+    max_output_bytes: int = 16_000_000
+    max_seconds: float = 0.05
     ceiling: int = MAX_SAMPLES
     limits: list[SizeLimit] = field(default_factory=list)
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
-        """Cut samples of these sizes into blocks; yield the number of the first sample of each, and after its last."""
+        """Cut samples of these sizes into blocks; yield the start and stop of each."""
         ends = np.cumsum(sizes)
         low = 0
         while low < len(sizes):
-            budget = (int(ends[low - 1]) if low else 0) + self.nbytes
+            budget = (int(ends[low - 1]) if low else 0) + self.max_stored_bytes
             fits = int(np.searchsorted(ends, budget, "right"))
-            high = min(low + max(self.count, self.least), max(fits, low + 1), len(sizes))
+            high = min(low + max(self.count, self.min_samples), max(fits, low + 1), len(sizes))
             yield low, high
             low = high
-            self.count = min(self.most, self.count * 2)
+            self.count = min(self.max_samples, self.count * 2)
 
     def limit(self) -> SizeLimit:
         """Return a new limit, for one segment that works on the blocks."""
-        limit = SizeLimit(self, self.most)
+        limit = SizeLimit(self, self.max_samples)
         self.limits.append(limit)
         return limit
 
     def apply_limits(self) -> None:
         """Apply the tightest limit: every block passes all segments."""
-        self.most = min(limit.most for limit in self.limits)
-        self.count = min(self.count, self.most)
+        self.max_samples = min(limit.max_samples for limit in self.limits)
+        self.count = min(self.count, self.max_samples)
 
 
 @dataclass(slots=True)
 class SizeLimit:
-    """The most samples of a block that suit one segment."""
+    """The maximum number of samples of a block for one segment."""
 
     sizer: BlockSizer
-    most: int
+    max_samples: int
 
-    def measured(self, inputs: int, seconds: float, nbytes: int) -> None:
-        """Adjust the limit to the cost of a finished block, so that none takes too long or grows too large."""
+    def adjust(self, inputs: int, seconds: float, nbytes: int) -> None:
+        """Adjust the limit to the cost of a finished block, so that no block takes too long or grows too large."""
         if inputs:
-            cost = max(seconds / self.sizer.seconds, nbytes / self.sizer.large)  # 1: as much as a block may cost
+            # A cost of 1 is the maximum for one block.
+            cost = max(seconds / self.sizer.max_seconds, nbytes / self.sizer.max_output_bytes)
             if cost > 1:
-                self.most = max(1, int(inputs / cost))
+                self.max_samples = max(1, int(inputs / cost))
             elif cost < 0.25:
-                self.most = min(self.sizer.ceiling, max(self.most, 2 * inputs))
+                self.max_samples = min(self.sizer.ceiling, max(self.max_samples, 2 * inputs))
             self.sizer.apply_limits()
 
 
@@ -115,9 +116,9 @@ def flow(
     each: Each,
     sizer: BlockSizer,
     meters: Meters,
-    find: Find | None = None,
+    locate: Locate | None = None,
 ) -> Iterator[Block]:
-    """Yield the blocks that come out of the last stage of a plan.
+    """Return the blocks that the last stage of a plan outputs.
 
     Args:
         program: The plan with its sources open.
@@ -126,14 +127,14 @@ def flow(
         start: Where the run begins.
         each: Runs the blocks of a segment.
         sizer: Decides how large blocks are.
-        meters: Gets a meter for every stage that is a head of a level.
-        find: Replaces locating the samples of a block, where the workers that read them locate them.
+        meters: Receives a meter for every stage that is the head of a level.
+        locate: Replaces ``program.locate``, if the workers that read the samples also locate them.
 
     Raises:
-        PenstockError: The order cannot be walked, or samples cannot be located. The error of a stage is not raised: a
-            block carries it, and is the last one to take.
+        PenstockError: The order cannot be walked, or samples cannot be located. The error of a stage is not raised:
+            the last block carries it.
     """
-    first = blocks = _stream(program) if order is None else walk(program, order, start, sizer, find)
+    first = blocks = _stream(program) if order is None else walk(program, order, start, sizer, locate)
     for number, level in enumerate(program.levels):
         if level.head is not None:
             meter = Meter(level.head.stage.describe(), "inline")
@@ -149,7 +150,7 @@ def flow(
 def _closing(blocks: Iterator[Block], first: Iterator[Block]) -> Iterator[Block]:
     """Yield the blocks, and close the iterator that locates samples when they end for any reason.
 
-    An exception that is kept keeps its frames, and with them a lookahead thread that would run on.
+    A stored exception keeps its frames alive, and with them a lookahead thread that would keep running.
     """
     try:
         yield from blocks
@@ -187,19 +188,20 @@ def _count_busy(blocks: Iterator[Block], meter: Meter) -> Iterator[Block]:
 def finish_level(blocks: Iterator[Block]) -> Iterator[Block]:
     """End a level: drop outputs that were delivered before this run, and number outputs of an input across blocks."""
     midway = False  # the last block ended inside an input
-    due = given = 0  # of that input: outputs still to drop, outputs so far
+    to_drop = outputs_before = 0  # outputs of that input: still to drop, and in earlier blocks
     skips: list[Skipped] = []
     for block in blocks:
         if not midway:
-            due, given = block.base, 0
-        if dropped := min(due, block.outputs_of(block.begin)) if due else 0:
+            to_drop, outputs_before = block.base, 0
+        if dropped := min(to_drop, block.outputs_of(block.begin)) if to_drop else 0:
             block = block.keep(np.arange(dropped, len(block)), block.items[dropped:])
-        due, given = due - dropped, given + dropped
-        block.base, block.skips, skips = given, skips + block.skips, []
+        to_drop, outputs_before = to_drop - dropped, outputs_before + dropped
+        block.base, block.skips, skips = outputs_before, skips + block.skips, []
         midway = block.more
         if midway:
             outputs = block.outputs_of(block.inputs)
-            due, given = (due, given + outputs) if block.inputs == block.begin else (0, outputs)
+            same_input = block.inputs == block.begin
+            to_drop, outputs_before = (to_drop, outputs_before + outputs) if same_input else (0, outputs)
             skips = [skip for skip in block.skips if skip.input >= block.inputs]
             block.skips = take_skips(block, block.inputs)
         yield block
@@ -215,7 +217,9 @@ def _run_head(
     return Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
 
 
-def walk(program: Program, order: Order, start: Start, sizer: BlockSizer, find: Find | None = None) -> Iterator[Block]:
+def walk(
+    program: Program, order: Order, start: Start, sizer: BlockSizer, locate: Locate | None = None
+) -> Iterator[Block]:
     """Yield the positions of a start as blocks of samples that are located but not read."""
     parts = start.parts()
     padding = start.padded_from()
@@ -224,7 +228,7 @@ def walk(program: Program, order: Order, start: Start, sizer: BlockSizer, find: 
         for number, piece in enumerate(start_part.pieces):
             sub = piece[3]
             padded = part == len(parts) - 1 and number >= padding
-            for (positions, refs, after), located in _located_chunks(program, order, piece, find):
+            for (positions, refs, after), located in _located_chunks(program, order, piece, locate):
                 for low, high in sizer.cuts(located.nbytes):
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after
@@ -245,29 +249,28 @@ def walk(program: Program, order: Order, start: Start, sizer: BlockSizer, find: 
 
 
 def _located_chunks(
-    program: Program, order: Order, piece: Piece, find: Find | None
+    program: Program, order: Order, piece: Piece, locate: Locate | None
 ) -> Iterator[tuple[tuple[I64, Refs, int], Located]]:
-    """Yield the chunks of a piece with their samples located; of remote sources, the next chunk in advance."""
-
-    if find is not None:
-        return ((chunk, find(chunk[1])) for chunk in order.walk(piece))
+    """Return the chunks of a piece with their samples located; of remote sources, the next chunk in advance."""
+    if locate is not None:
+        return ((chunk, locate(chunk[1])) for chunk in order.walk(piece))
     if not program.remote:
         return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece))
     sizer = _ChunkSizer()
 
-    def locate(chunk: tuple[I64, Refs, int]) -> Located:
+    def locate_and_learn(chunk: tuple[I64, Refs, int]) -> Located:
         located = program.locate(chunk[1])
         sizer.learn(located.nbytes)
         return located
 
-    return look_ahead(order.walk(piece, sizer.counts()), locate)
+    return look_ahead(order.walk(piece, sizer.counts()), locate_and_learn)
 
 
 @dataclass(slots=True)
 class _ChunkSizer:
-    """Decides how many samples of remote sources are located at once: few at first, then ``nbytes`` of them."""
+    """Decides how many samples of remote sources are located at once: few at first, then ``nbytes``."""
 
-    count: int = 16  # they may lie in 16 shards, which are opened as quickly as one
+    count: int = 16  # they may be in 16 shards, which are opened as quickly as one
     nbytes: int = 256 << 20  # prefetched at a time
 
     def counts(self) -> Iterator[int]:
@@ -291,9 +294,9 @@ def _stream(program: Program) -> Iterator[Block]:
         index = np.arange(low, low + len(read), dtype=np.int64)
         zero: I64 = np.zeros(len(read), np.int64)
         refs = Refs(zero, zero, index, fold_into(np.full(len(read), program.seed, np.uint64), index))
-        held = Held([s for s, _ in read], {i: error for i, (_, error) in enumerate(read) if error}, zero)
+        buffered = BufferedSamples([s for s, _ in read], {i: error for i, (_, error) in enumerate(read) if error}, zero)
         low += len(read)
-        yield Block([], refs.key, Span(0, 0, index, low, refs, [], held), len(read))
+        yield Block([], refs.key, Span(0, 0, index, low, refs, [], buffered), len(read))
         count = min(64, 2 * count)
 
 
@@ -305,7 +308,7 @@ def run_stream_stage(blocks: Iterator[Block], stage: StreamStage, level: int, se
         stage: The stage.
         level: The number of the level that the stage is the head of.
         seen: How many items the stage has seen before this run.
-        sub: How many outputs that later stages made of the first item were delivered before this run.
+        sub: How many of the outputs that later stages make of the first item were delivered before this run.
     """
     if stage.finished(seen):
         return
@@ -329,13 +332,13 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 
-def look_ahead(values: Iterable[_T], find: Callable[[_T], _U]) -> Iterator[tuple[_T, _U]]:
-    """Yield every value with the result of ``find``, computing the next pair in a thread while one is being used.
+def look_ahead(values: Iterable[_T], compute: Callable[[_T], _U]) -> Iterator[tuple[_T, _U]]:
+    """Yield every value with the result of ``compute``; a thread computes the next pair while one is being used.
 
-    An exception of ``values`` or ``find`` is raised in its place in the order. When the iterator is closed, the thread
-    ends after the call it is in.
+    An exception of ``values`` or ``compute`` is raised after the pairs before it. When the iterator is closed, the
+    thread ends after its current call.
     """
-    thread = _LookaheadThread(values, find)
+    thread = _LookaheadThread(values, compute)
     thread.start()
     try:
         yield from thread.pairs()
@@ -346,9 +349,9 @@ def look_ahead(values: Iterable[_T], find: Callable[[_T], _U]) -> Iterator[tuple
 class _LookaheadThread(threading.Thread, Generic[_T, _U]):
     """Computes one pair at a time, and waits until it is taken."""
 
-    def __init__(self, values: Iterable[_T], find: Callable[[_T], _U]) -> None:
+    def __init__(self, values: Iterable[_T], compute: Callable[[_T], _U]) -> None:
         super().__init__(name="penstock lookahead", daemon=True)
-        self._values, self._find = values, find
+        self._values, self._compute = values, compute
         self._changed = threading.Condition()
         self._ready: tuple[_T, _U] | None = None
         self._error: BaseException | None = None
@@ -358,7 +361,7 @@ class _LookaheadThread(threading.Thread, Generic[_T, _U]):
         try:
             with while_wanted(lambda: not self._closed):
                 for value in self._values:
-                    if not self._put((value, self._find(value))):
+                    if not self._put((value, self._compute(value))):
                         return
         except BaseException as error:  # raised in the consumer's thread, after the pairs before it
             self._error = error

@@ -1,4 +1,4 @@
-"""Groups: the items of a stream are collected, a stage runs on each group, and a cursor can stand inside one."""
+"""Collects the items of a stream into groups and runs a group stage on each; cursors can point inside a group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK_ITEMS = 256  # outputs of a group in one block
 
 @dataclass(frozen=True)
 class _Weigh(Map):
-    """Turns every item into (weight, item): as a stage, so that a failing ``weigh`` is treated like any failure."""
+    """Turns every item into (weight, item): as a stage, so that a failing ``weigh`` is handled like any failure."""
 
     stage: GroupStage
 
@@ -37,9 +37,9 @@ class _Weigh(Map):
 
 def take_skips(block: Block, until: int) -> list[Skipped]:
     """Remove the skipped samples before input ``until`` from a block, and return them."""
-    taken = [skip for skip in block.skips if skip.input < until]
+    skips = [skip for skip in block.skips if skip.input < until]
     block.skips = [skip for skip in block.skips if skip.input >= until]
-    return taken
+    return skips
 
 
 @dataclass(slots=True)
@@ -52,13 +52,13 @@ class Grouping:
     level: int
     epoch: int
     begin: Start
-    buffer: list[Sequence[Any]] = field(default_factory=list)  # the items of the group, as they came in blocks
+    buffer: list[Sequence[Any]] = field(default_factory=list)  # the items of the group, block by block
     count: int = 0  # of the items in the buffer
     keys: list[U64] = field(default_factory=list)
     members: list[ItemLineage] = field(default_factory=list)
     skips: list[Skipped] = field(default_factory=list)  # between the first and the last item of the buffer
-    before: list[Skipped] = field(default_factory=list)  # before the first item
-    behind: list[Skipped] = field(default_factory=list)  # after the last item
+    skips_before: list[Skipped] = field(default_factory=list)  # before the first item
+    skips_after: list[Skipped] = field(default_factory=list)  # after the last item
     weight: float = 0  # of the items in the buffer
     weights: list[float] = field(default_factory=list)  # of the items of the current block
     start: AnyCursor | None = None
@@ -87,16 +87,16 @@ class Grouping:
                 self.part += 1
         if self.count:
             yield from self._emit()
-        if self.behind:
+        if self.skips_after:
             last = empty_block()
-            last.skips = self.behind
+            last.skips = self.skips_after
             yield last
 
     def _weighed(self, block: Block) -> Block:
         """Compute the weights of a block's items; return the block without those whose weighing failed."""
         pairs = _Weigh(self.stage).run(block, self.ctx)
         self.weights = [weight for weight, _ in pairs.items]
-        return pairs.become([item for _, item in pairs.items])
+        return pairs.with_items([item for _, item in pairs.items])
 
     def _add(self, block: Block) -> Iterator[Block]:
         low = 0
@@ -111,24 +111,24 @@ class Grouping:
             if full:
                 yield from self._emit()
         if self._room() != 0:  # skips after a full open window belong to the part that follows
-            self.behind += take_skips(block, ENDLESS)
+            self.skips_after += take_skips(block, ENDLESS)
 
     def _join(self, block: Block, low: int, high: int) -> None:
-        skips = self.behind + take_skips(block, block.input_of(low))
-        self.behind = []
+        skips = self.skips_after + take_skips(block, block.input_of(low))
+        self.skips_after = []
         if self.count:
             self.skips += skips
         else:
-            self.start, self.before = block.cursor(low), skips
+            self.start, self.skips_before = block.cursor(low), skips
         self.buffer.append(block.items[low:high])
         self.count += high - low
         self.keys.append(block.keys[low:high])
         self.members.append(ItemLineage.of(block, low, high, gaps=low == 0))
-        self.end, until = block.behind(high - 1)
+        self.end, until = block.cursor_after(high - 1)
         self.skips += take_skips(block, until)
 
     def _room(self) -> int | None:
-        """Return how many items an open window still lacks; None outside of open windows."""
+        """Return how many items an open window still lacks; None if this is not an open window."""
         opens = self.begin.opens if self.level == self.program.window_level else ()
         if self.part >= len(opens):
             return None
@@ -159,14 +159,14 @@ class Grouping:
         origin = GroupOrigin(self.level, self.start, self.end, n, self.members, whole, n)
         keys = np.concatenate(self.keys)
         group = Block(join_columns(self.buffer), keys, origin, n)
-        before, skips, self.before, self.skips = self.before, self.skips, [], []
+        skips_before, skips, self.skips_before, self.skips = self.skips_before, self.skips, [], []
         self.buffer, self.count, self.keys, self.members, self.weight, self.start = [], 0, [], [], 0, None
         out = self._run_stage(group)
         if out.error is not None:
             yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error)
             return
         origin.total, origin.owner = len(out), out.owner
-        yield from self._blocks(out, origin, before, skips + out.skips)
+        yield from self._blocks(out, origin, skips_before, skips + out.skips)
 
     def _run_stage(self, group: Block) -> Block:
         try:
@@ -186,34 +186,39 @@ class Grouping:
             skipped.skips = [Skipped(0, place, self.stage.name, str(error))]
             return skipped
 
-    def _blocks(self, out: Block, origin: GroupOrigin, before: list[Skipped], skips: list[Skipped]) -> Iterator[Block]:
+    def _blocks(
+        self, out: Block, origin: GroupOrigin, skips_before: list[Skipped], skips: list[Skipped]
+    ) -> Iterator[Block]:
         """Cut the outputs into blocks, without those that were delivered before this run."""
         done, sub = self._delivered_before()
         low = min(done, len(out))
-        before = [skip._replace(input=-1) for skip in before]
+        block_skips = [skip._replace(input=-1) for skip in skips_before]
         if not len(out):  # one input without output, so that the cursor passes the group
             none: I64 = np.zeros(0, np.int64)
-            yield Block([], out.keys[:0], origin, 1, none, skips=before + skips)
+            yield Block([], out.keys[:0], origin, 1, none, skips=block_skips + skips)
             return
         while True:
             high = min(len(out), low + _BLOCK_ITEMS)
-            own = replace(origin, offset=low) if low else origin
+            block_origin = replace(origin, offset=low) if low else origin
             if last := high == len(out):
-                before += [skip._replace(input=high - low - 1) for skip in skips]
+                block_skips += [skip._replace(input=high - low - 1) for skip in skips]
             yield Block(
                 out.items[low:high],
                 out.keys[low:high],
-                own,
+                block_origin,
                 high - low,
                 base=sub,
-                skips=before,
+                skips=block_skips,
             )
-            low, sub, before = high, 0, []
+            low, sub, block_skips = high, 0, []
             if last:
                 return
 
     def _delivered_before(self) -> tuple[int, int]:
-        """Return what was delivered of this group before this run: of the first group, or of an open window."""
+        """Return the outputs and sub-outputs of this group that were delivered before this run.
+
+        Only the first group and open windows can have been delivered in part.
+        """
         if self.level == self.program.window_level:
             opens = self.begin.opens
             return (opens[self.part].done, opens[self.part].sub) if self.part < len(opens) else (0, 0)

@@ -15,15 +15,15 @@ from penstock.engines.cursor import AnyCursor, CountedCursor, GroupCursor
 from penstock.order import I64
 from penstock.plan import Block, Origin, Place, Slot
 
-# The columns: the number of the item, what became of the sample, its position in the order, the number of the output
-# among those of the sample, its source, its shard and its index in the shard.
+# The columns: the number of the item, what happened to the sample, its position in the order, the number of the output
+# among the outputs of the sample, its source, its shard and its index in the shard.
 ITEM, KIND, POSITION, OUTPUT, LEAF, SHARD, INDEX = range(7)
 COLUMNS = 7
 
-# What became of a sample. DELIVERED: it is in the item. PASSED: it gave no output. AGAIN: it was delivered with an
-# earlier output of the same group or counted item. PADDED: it is repeated so that ranks are equal. DROPPED: it is left
-# out so that ranks are equal.
-DELIVERED, PASSED, AGAIN, PADDED, DROPPED = range(5)
+# What happened to a sample. DELIVERED: it is in the item. PASSED: it produced no output. REPEATED: it was delivered
+# with an earlier output of the same group or counted item. PADDED: it is repeated so that ranks are equal. DROPPED: it
+# is left out so that ranks are equal.
+DELIVERED, PASSED, REPEATED, PADDED, DROPPED = range(5)
 
 
 def concat_tables(tables: list[I64]) -> I64:
@@ -35,16 +35,17 @@ def concat_tables(tables: list[I64]) -> I64:
 
 @dataclass(slots=True)
 class ItemLineage:
-    """What consecutive items of a block came from; it outlives the block and holds none of its items.
+    """The inputs that consecutive items of a block came from; it can outlive the block and holds none of its items.
 
     Attributes:
         origin: The origin of the block.
         low: The number of the first item.
         high: The number after the last item.
         owner: Which input each item of the block came from.
-        begin: The block's first input that is not complete in blocks before it.
-        base: Outputs of that input in blocks before it.
-        until: Inputs below this one that have no item gave no output; 0: another lineage of the block names them.
+        begin: The block's first input that is not entirely in earlier blocks.
+        base: The number of outputs of that input in earlier blocks.
+        until: Inputs before this one that have no item produced no output; 0 if another lineage of the block reports
+            them.
     """
 
     origin: Origin
@@ -57,7 +58,7 @@ class ItemLineage:
 
     @classmethod
     def of(cls, block: Block, low: int, high: int, *, gaps: bool) -> ItemLineage:
-        """Take the lineage of the items from ``low`` to ``high``; ``gaps``: with inputs that gave no output."""
+        """Return the lineage of the items from ``low`` to ``high``; with ``gaps``, also of inputs without output."""
         return cls(block.origin, low, high, block.owner, block.begin, block.base, block.inputs if gaps else 0)
 
     def __len__(self) -> int:
@@ -79,7 +80,7 @@ class ItemLineage:
         return out
 
     def gaps(self) -> I64:
-        """Return the inputs that gave no output."""
+        """Return the inputs that produced no output."""
         low = self.begin + (1 if self.base else 0)  # an input with outputs in earlier blocks is not a gap
         if self.owner is None or low >= self.until:
             return np.zeros(0, np.int64)
@@ -88,15 +89,15 @@ class ItemLineage:
         return np.flatnonzero(empty) + low
 
     def trace(self, kind: int) -> I64:
-        """Return the samples of the items, in order, after those that gave no output."""
+        """Return the samples of the items, in order, after the samples that produced no output."""
         rows = self.origin.trace(self.inputs(), self.outputs(), kind)
         if self.owner is None:
             return rows
         gaps = self.gaps()
-        return concat_tables([self.passed(gaps), rows]) if len(gaps) else rows
+        return concat_tables([self.trace_gaps(gaps), rows]) if len(gaps) else rows
 
-    def passed(self, gaps: I64) -> I64:
-        """Return the samples of inputs that gave no output, as samples of the first item."""
+    def trace_gaps(self, gaps: I64) -> I64:
+        """Return the samples of inputs that produced no output, as samples of the first item."""
         rows = self.origin.trace(gaps, np.zeros_like(gaps), PASSED)
         rows[ITEM] = 0
         return rows
@@ -104,7 +105,7 @@ class ItemLineage:
 
 @dataclass(slots=True)
 class EmptyOrigin:
-    """The origin of a block without items, which may name inputs that gave no output."""
+    """The origin of a block without items, which may report inputs that produced no output."""
 
     passed: tuple[ItemLineage, ...] = ()
 
@@ -124,7 +125,7 @@ class EmptyOrigin:
 
 
 def empty_block(passed: Block | None = None, *, ends_part: bool = False) -> Block:
-    """Make a block without items that names the inputs of ``passed``, a block that gave no output."""
+    """Return a block without items; it reports the inputs of ``passed``, a block that produced no output."""
     lineages = () if passed is None else (ItemLineage.of(passed, 0, 0, gaps=True),)
     return Block([], np.zeros(0, np.uint64), EmptyOrigin(lineages), 0, ends_part=ends_part)
 
@@ -153,7 +154,7 @@ class CountedOrigin:
 
 @dataclass(slots=True)
 class GroupOrigin:
-    """The origin of a group and of the outputs that its stage makes of it.
+    """The origin of a group, and of the outputs that its stage computes from it.
 
     Attributes:
         level: The level whose head collects the group.
@@ -161,11 +162,11 @@ class GroupOrigin:
         end: The cursor after the last member.
         n: The number of members.
         members: The lineage of the members, in order.
-        whole: Every output is made of all members, not of one.
+        whole: Every output is computed from all members, not from one.
         total: The number of outputs of the group.
         offset: The number of the block's first output.
         owner: Which member each output came from.
-        traced: The table of all members' samples, computed by the first request.
+        traced: The result of ``_by_member``, empty until the first request.
     """
 
     level: int
@@ -199,7 +200,10 @@ class GroupOrigin:
         raise AssertionError("a group has no operands")
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
-        """Return all members with the group's first output and the first member with any other; or one by one."""
+        """Return the samples of the outputs.
+
+        If every output is computed from all members, the first output has all of them, any other only the first one.
+        """
         if not self.whole:
             return self._trace_each(inputs, outputs, kind)
         tables = []
@@ -211,9 +215,9 @@ class GroupOrigin:
         return concat_tables(tables)
 
     def _first_member(self) -> I64:
-        """Return the sample that the group begins with."""
+        """Return the first sample of the group."""
         lineage = next(lineage for lineage in self.members if len(lineage))
-        rows: I64 = lineage.origin.trace(lineage.inputs()[:1], lineage.outputs()[:1], AGAIN)[:, :1]
+        rows: I64 = lineage.origin.trace(lineage.inputs()[:1], lineage.outputs()[:1], REPEATED)[:, :1]
         return rows
 
     def _trace_each(self, inputs: I64, outputs: I64, kind: int) -> I64:
@@ -226,19 +230,19 @@ class GroupOrigin:
             rows[ITEM] = np.arange(len(chosen))
         else:
             counts = counts_of[chosen]
-            at = np.repeat(starts[chosen] - np.cumsum(counts) + counts, counts)
-            rows = table[:, at + np.arange(len(at))]
+            offsets = np.repeat(starts[chosen] - np.cumsum(counts) + counts, counts)
+            rows = table[:, offsets + np.arange(len(offsets))]
             rows[ITEM] = np.repeat(np.arange(len(chosen)), counts)
         if kind != DELIVERED:
             rows[KIND][rows[KIND] == DELIVERED] = kind
         rows = _mark_repeats(rows, outputs)
         if ((inputs + self.offset == 0) & (outputs == 0)).any():
-            gaps = [lineage.passed(found) for lineage in self.members if len(found := lineage.gaps())]
+            gaps = [lineage.trace_gaps(found) for lineage in self.members if len(found := lineage.gaps())]
             rows = concat_tables([*gaps, rows])
         return rows
 
     def _by_member(self) -> list[I64]:
-        """Return the samples of all members in order, the number of samples of each, and where they begin."""
+        """Return the samples of all members in order, the number of samples of each, and the index of its first one."""
         if not self.traced:
             tables, before = [], 0
             for lineage in self.members:
@@ -254,5 +258,5 @@ class GroupOrigin:
 def _mark_repeats(rows: I64, outputs: I64) -> I64:
     """Mark the samples of items that are not the first output of their input."""
     if outputs.any():
-        rows[KIND][(outputs[rows[ITEM]] > 0) & (rows[KIND] == DELIVERED)] = AGAIN
+        rows[KIND][(outputs[rows[ITEM]] > 0) & (rows[KIND] == DELIVERED)] = REPEATED
     return rows

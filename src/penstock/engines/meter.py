@@ -1,7 +1,8 @@
-"""Meters: what a run measures about itself while it runs, for each segment and for the consumer.
+"""Meters: the counters of a run while it runs, for each segment and for the consumer.
 
-Workers write them, any thread may read them, without a lock. All numbers but ``workers`` and ``pending`` only grow, so
-the difference of two readings is what happened in between; a reading during a write is off by one block at most.
+Workers write them and any thread may read them, without a lock. All numbers except ``workers`` and ``pending`` only
+grow, so the difference of two readings is what happened in between; a reading during a write is off by one block at
+most.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ Observer = Callable[["Event"], Any]
 
 
 class Event(NamedTuple):
-    """Something that happened in a run, as an observer gets it.
+    """Something that happened in a run, as passed to the observer.
 
     Attributes:
         kind: "begin", "block", "workers", "death", "timeout", "tick" or "end".
         seconds: The time since the run began.
         segment: The segment, as it describes itself.
         worker: The number of the worker.
-        took: Of a "block": the seconds of work, up to ``seconds``.
-        items: Of a "block": its outputs; of "workers": how many there are now.
-        problem: Of a "death" or "timeout": what happened.
+        took: For a "block": the seconds of work, which ended at ``seconds``.
+        items: For a "block": the number of its outputs; for "workers": the current number of workers.
+        problem: For a "death" or "timeout": what happened.
     """
 
     kind: str
@@ -41,25 +42,25 @@ class Event(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Meter:
-    """What one segment did.
+    """The counters of one segment.
 
     Attributes:
         name: The segment, as it describes itself.
         on: "threads", "processes", "actors" of a cluster, or "inline": in the thread that moves blocks.
-        least: How few workers the pool may shrink to.
-        most: How many it may grow to.
-        workers: How many it has now.
-        blocks: Blocks that came out.
-        inputs: Items that came in.
-        items: Items that came out.
-        nbytes: Bytes that came out.
-        busy: Worker-seconds inside stages, with the transport to a process and back.
-        starved: Worker-seconds without input, while the segment asked for it.
-        blocked: Worker-seconds without input, while finished blocks waited to be taken.
+        least: The minimum number of workers of the pool.
+        most: The maximum number of workers.
+        workers: The current number of workers.
+        blocks: Output blocks.
+        inputs: Input items.
+        items: Output items.
+        nbytes: Output bytes.
+        busy: Worker-seconds inside stages, including the transport to a process and back.
+        starved: Worker-seconds spent waiting for input.
+        blocked: Worker-seconds without input because finished blocks were waiting to be consumed.
         cpu: Processor-seconds of ``busy``.
         awaited: Seconds in which everything after this segment waited for it.
-        pending: Blocks in flight now: queued, in work, or finished and not taken yet.
-        retries: Calls that were made again.
+        pending: Blocks in flight now: queued, in progress, or finished and not consumed yet.
+        retries: Repeated calls.
         skips: Samples that failed and were skipped.
         deaths: Workers that died and were replaced.
         timeouts: Samples that took longer than ``timeout_s``.
@@ -90,16 +91,16 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class Meters:
-    """What one run did.
+    """The counters of one run.
 
     Attributes:
         segments: The meters of its segments, in the order of the plan.
         engine: The name of the engine.
-        begun: When the run began, on the performance counter.
+        begun: When the run began, by ``time.perf_counter``.
         ended: When it ended; None while it runs.
         items: Items that were delivered.
-        waited: Seconds that the consumer waited for blocks, without the current wait.
-        waiting_since: When the current wait of the consumer began; None while it does not wait.
+        waited: Seconds that the consumer waited for blocks, excluding the current wait.
+        waiting_since: When the current wait of the consumer began; None if it is not waiting.
         observer: Called with every event.
     """
 
@@ -113,7 +114,7 @@ class Meters:
     observer: Observer | None = None
 
     def waiting(self) -> float:
-        """Return the seconds that the consumer has waited, with the current wait."""
+        """Return the seconds that the consumer has waited, including the current wait."""
         since = self.waiting_since
         return self.waited + (time.perf_counter() - since if since is not None else 0.0)
 
@@ -122,12 +123,12 @@ class Meters:
         """The duration of the run, so far or in total."""
         return (time.perf_counter() if self.ended is None else self.ended) - self.begun
 
-    def tell(self, kind: str, segment: Meter | None = None, **facts: Any) -> None:
+    def notify(self, kind: str, segment: Meter | None = None, **facts: Any) -> None:
         """Call the observer with an event; one that raises is logged and not called again."""
         if (observer := self.observer) is None:
             return
         try:
             observer(Event(kind, self.seconds, segment.name if segment else None, **facts))
-        except Exception:  # not a failure of the run, which continues without the observer
+        except Exception:  # the run continues without the observer
             self.observer = None
             log.exception("the observer failed; it is not called again")

@@ -1,4 +1,4 @@
-"""The options of each engine, checked where they are written."""
+"""The options of each engine, checked when ``on()`` is called."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 
 
 def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
-    """Check the name and the options of an engine.
+    """Check the name and the options of an engine, and return them as a value.
 
     Raises:
         PlanError: The engine does not exist, has no such option, or the value of an option is invalid.
@@ -32,10 +32,10 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
     if "memory" in options:
         size_in_bytes("memory", options["memory"])  # type: ignore[arg-type]
     if not isinstance(options.get("address"), str | None):
-        raise PlanError(f"address={options['address']!r}: give an address such as 'auto' or 'ray://host:10001'")
+        raise PlanError(f"address={options['address']!r}: expected an address such as 'auto' or 'ray://host:10001'")
     for flag in ("ordered", "report"):
         if not isinstance(options.get(flag, True), bool):
-            raise PlanError(f"{flag}={options[flag]!r}: give True or False")
+            raise PlanError(f"{flag}={options[flag]!r}: expected True or False")
     if options.get("observer") is not None:
         check_callable("observer", options["observer"])
     if options.get("devices") is not None:
@@ -45,5 +45,5 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
 
 def _devices(devices: object) -> tuple[object, ...]:
     if isinstance(devices, str) or not isinstance(devices, Sequence):
-        raise PlanError(f"devices={devices!r}: give a list such as ['cuda:0', 'cuda:1']")
+        raise PlanError(f"devices={devices!r}: expected a list such as ['cuda:0', 'cuda:1']")
     return tuple(devices)

@@ -42,7 +42,7 @@ from penstock.plan import (
     resolved,
 )
 
-ANY = Resources()  # of a stage that asks for nothing in particular: it is fused with its neighbours
+DEFAULT_RESOURCES = Resources()  # a stage with these is fused with its neighbours
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class Segment:
         self.resources = self.resources and self.resources.pooled()
 
     @property
-    def heavy(self) -> bool:
-        """Whether the segment gets a pool: it calls a function of the user's, or decodes."""
+    def needs_pool(self) -> bool:
+        """Whether the segment runs in a pool: it calls a user's function, or decodes."""
         return self.resources is not None
 
     def describe(self) -> str:
@@ -65,21 +65,21 @@ class Segment:
         return " -> ".join(placed.stage.describe() for placed in self.stages)
 
     def can_fuse(self, resources: Resources | None) -> bool:
-        """Return whether a stage that asks for these resources can be fused into the segment."""
+        """Return whether a stage that requests these resources can be fused into the segment."""
         own = self.resources
         resources = resources and resources.pooled()
         return resources is None or own is None or own == resources or _compatible(own, resources)
 
     def fuse(self, placed: PlacedStage) -> None:
-        """Append a stage, and take over its resources where the segment asks for nothing in particular."""
+        """Append a stage, and adopt its resources if the segment has none or the default ones."""
         self.stages.append(placed)
         own, other = self.resources, placed.stage.resources and placed.stage.resources.pooled()
-        self.resources = other if own is None or (other is not None and own == ANY) else own
+        self.resources = other if own is None or (other is not None and own == DEFAULT_RESOURCES) else own
 
 
 def _compatible(own: Resources, other: Resources) -> bool:
-    """Return whether one asks for nothing in particular, and the other for threads only."""
-    return ANY in (own, other) and own.on == other.on == "threads" and not (own.gpus or other.gpus)
+    """Return whether one has the default resources, and neither requests processes or GPUs."""
+    return DEFAULT_RESOURCES in (own, other) and own.on == other.on == "threads" and not (own.gpus or other.gpus)
 
 
 @dataclass(slots=True)
@@ -87,8 +87,8 @@ class Level:
     """A part of the pipeline that begins with a stage that sees more than one item, followed by its segments.
 
     Attributes:
-        head: That stage; None for the first level, which begins with the source.
-        segments: The stages after it that see one item at a time.
+        head: The stage that sees more than one item; None for the first level, which begins with the source.
+        segments: The stages after the head, which see one item at a time.
     """
 
     head: PlacedStage | None
@@ -100,7 +100,7 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
 
     Args:
         body: The stages.
-        reading: The resources that the source asks for.
+        reading: The resources that the source requests.
     """
     levels = [Level(None, [Segment([PlacedStage(Read(), -1)], reading)])]
     for placed in body:
@@ -117,10 +117,10 @@ class Program:
     """A plan that is ready to run; its sources are opened when they are first needed."""
 
     def __init__(self, plan: Plan) -> None:
-        """Arrange the stages of ``plan`` and of its branches in one pipeline; nothing is opened."""
+        """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources."""
         self.plan = plan
         self.arrangement: Arrangement
-        self._resolved = resolved(plan)  # once, so that a run has one order while files are added
+        self._resolved = resolved(plan)  # once: files given to exclude() may grow during a run
         self.arrangement, self._counted_order = arrange(self._resolved, self._leaf_order)
         leaves = self.arrangement.leaves
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
@@ -147,15 +147,15 @@ class Program:
         """Whether a source is remote, so that locating samples takes time."""
         return any(getattr(reader, "remote", False) for reader in self.readers)
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Stop the sources' background work, such as prefetching; they remain usable."""
         for reader in self.__dict__.get("opened", ()):
-            if (rest := getattr(reader, "rest", None)) is not None:
-                rest()
+            if (suspend := getattr(reader, "suspend", None)) is not None:
+                suspend()
 
     @cached_property
     def stream(self) -> StreamReader | None:
-        """The source, where it can only be read once, front to back; else None.
+        """The source, if it can only be read once, front to back; otherwise None.
 
         Raises:
             PlanError: The plan shuffles, cuts, repeats or combines such a source.
@@ -171,10 +171,10 @@ class Program:
 
     @cached_property
     def quarantine(self) -> Quarantine | None:
-        """The list of failed samples that the plan asks for, if any.
+        """The file that lists failed samples, if the plan has one.
 
         Raises:
-            StorageError: The list cannot be written.
+            StorageError: The file cannot be written.
         """
         path = self.plan.errors.quarantine
         return None if path is None else Quarantine(path)
@@ -198,11 +198,11 @@ class Program:
         counts = self.readers[leaf].counts(scan=True)
         if counts is None:
             source = self.arrangement.leaves[leaf].describe()
-            raise PlanError(f"{source}: the counts of its shards are unknown; run `penstock index`")
+            raise PlanError(f"{source}: the counts of its shards are unknown; run `penstock index` on the shards first")
         return ShardOrder(self._hashes[leaf], counts, leaf, seed, epoch)
 
     @cached_property
-    def _lazy(self) -> bool:
+    def _works_uncounted(self) -> bool:
         """Whether the order can be computed without counts."""
         stages = [s for s in self.plan.ordering if not (isinstance(s, Slice) and s.per_rank)]
         plain = not stages or (len(stages) == 1 and isinstance(stages[0], Shuffle) and not stages[0].all)
@@ -213,12 +213,12 @@ class Program:
 
         Args:
             epoch: The number of the epoch.
-            counts: Scan shards for their counts where that is cheap.
+            counts: Scan shards for their counts if that is cheap.
 
         Raises:
             PlanError: The plan needs counts, and they are unknown.
         """
-        if self._lazy and self.readers[0].counts(scan=counts) is None:
+        if self._works_uncounted and self.readers[0].counts(scan=counts) is None:
             shuffle = next((stage for stage in self.plan.ordering if isinstance(stage, Shuffle)), None)
             params = shuffle or Shuffle()
             return UncountedOrder(
@@ -239,13 +239,13 @@ class Program:
         return self.plan.seed or 0
 
     def start(self, order: Order, cut: Cut | None) -> Start:
-        """Return where a rank begins an epoch; without a cut, the only rank.
+        """Return the start of a rank's epoch; without a cut, of the only rank's.
 
         Raises:
             PlanError: Ranks must be equal, and counts are unknown.
         """
         cut = cut or Cut(0, 1)
-        pieces = order.cut(order.whole(), cut.rank, cut.world, cut.how)
+        pieces = order.cut(order.whole(), cut.rank, cut.world, cut.kind)
         quota, padding = _quota(order, cut)
         for stage in self.plan.ordering:
             if isinstance(stage, Slice) and stage.per_rank:
@@ -253,13 +253,13 @@ class Program:
                 quota = None if quota is None else _sliced(quota, stage)
         return Start(pieces, quota=quota, pad=padding)
 
-    def front(self) -> Start:
-        """Return where a stream begins."""
+    def stream_start(self) -> Start:
+        """Return the start of a run over a stream."""
         return Start([[0, ENDLESS, 1, 0]])
 
     @cached_property
     def finder(self) -> Finder:
-        """Locates samples in the open sources."""
+        """The finder of samples in the open sources."""
         return Finder(self.readers, self.fields, self.arrangement.slots)
 
     def locate(self, refs: Refs) -> Located:
@@ -273,11 +273,11 @@ class Program:
     def context(self, placed: PlacedStage, epoch: int) -> Context:
         """Return a new context for one stage."""
         stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
-        features = self.features(placed) if stage.follows_features else {}
-        return Context(placed.place, self.seed, epoch, self.plan.errors.action == "skip", "cpu", features=features)
+        features = self.features(placed) if stage.uses_features else {}
+        return Context(placed.number, self.seed, epoch, self.plan.errors.action == "skip", "cpu", features=features)
 
     def features(self, upto: PlacedStage | None = None) -> dict[str, Any]:
-        """Return the typed features of the fields that reach a stage, or come out of the last one.
+        """Return the typed features of the fields before stage ``upto``, or after the last stage.
 
         Raises:
             PlanError: Two sources declare different features for one field.
@@ -299,14 +299,14 @@ class Program:
             if placed is upto:
                 break
             if not isinstance(placed.stage, BranchStage):
-                known = placed.stage.typed(known)
+                known = placed.stage.features_after(known)
             elif leaf in placed.stage.leaves:
-                known = placed.stage.inner.typed(known)
+                known = placed.stage.inner.features_after(known)
         return known
 
     @cached_property
     def window_level(self) -> int | None:
-        """The level of a late shuffle whose window another rank can resume when it was delivered in part; else None."""
+        """The level of a late shuffle whose partly delivered window another rank can resume; None if there is none."""
         heads = [level.head.stage for level in self.levels if level.head]
         return 1 if heads and isinstance(heads[0], LateShuffle) and self.recut_problem is None else None
 
@@ -320,11 +320,11 @@ class Program:
             last = number == len(stages) - 1
             plain = stage.scope is Scope.EACH or (isinstance(stage, LateShuffle) and late == 1)
             if not (plain or (isinstance(stage, Batched) and last)):
-                return f"{stage.describe()} keeps this plan from being restored under another number of ranks"
+                return f"{stage.describe()} prevents this plan from being restored under another number of ranks"
         return None
 
     def identity(self, *, counts: bool) -> str:
-        """Return a hash of the order and the stages that change the count: equal where states can be exchanged."""
+        """Return a hash of the order and the stages that change the count; equal if states can be exchanged."""
         if counts not in self._identities:
             self._identities[counts] = self._identify(counts)
         return self._identities[counts]
@@ -349,8 +349,8 @@ class Program:
         limited = any(isinstance(placed.stage, StreamLimit) for placed in self.arrangement.body)
         return self.stream is None and not limited and self.order(0, counts=False).size >= ENDLESS
 
-    def check_end(self) -> None:
-        """Refuse a plan whose epochs never end.
+    def check_finite(self) -> None:
+        """Check that epochs end.
 
         Raises:
             PlanError: An epoch never ends.
@@ -359,7 +359,7 @@ class Program:
             raise PlanError("the dataset has no end: give repeat() a number, or add limit(n) after it")
 
     def length(self, cut: Cut | None) -> int | None:
-        """Return how many items an epoch of one rank has; None where only running or fetching it would tell."""
+        """Return how many items an epoch of one rank has; None if that is unknown without running or fetching it."""
         if self.remote and not all(reader.countable() for reader in self.readers if hasattr(reader, "countable")):
             return None
         order = self.order(0)
@@ -376,12 +376,12 @@ def _late(stage: Any) -> bool:
 
 
 def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
-    """Return how many positions every rank gets where ranks must be equal, and the position that is the padding."""
+    """Return how many positions every rank gets if ranks must be equal, and the piece that is repeated as padding."""
     if cut.uneven == "keep":
         return None, None
     if isinstance(order, UncountedOrder):
         raise PlanError(
-            f"uneven={cut.uneven!r} needs the counts of the shards; run `penstock index`, or use uneven='keep'"
+            f"uneven={cut.uneven!r} needs the counts of the shards: run `penstock index` on them, or use uneven='keep'"
         )
     if cut.uneven == "drop" or not order.size:
         return order.size // cut.world, None
@@ -390,7 +390,7 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
 
 
 def _sliced(quota: int, stage: Slice) -> int:
-    """Return how many of ``quota`` positions a limit or skip per rank leaves."""
+    """Return how many of ``quota`` positions remain after a limit or skip per rank."""
     return max(0, quota - stage.start) if stage.stop is None else min(quota, stage.stop)
 
 
@@ -403,7 +403,7 @@ def _shape(plan: Plan) -> list[Any]:
 
 
 def prepare(segment: Segment, contexts: list[Context]) -> None:
-    """Construct the functions of a segment before the first block, so that no sample is blamed for a failure.
+    """Construct the functions of a segment before the first block, so that a failure is not attributed to a sample.
 
     Raises:
         Exception: Whatever the construction raises.
@@ -415,7 +415,7 @@ def prepare(segment: Segment, contexts: list[Context]) -> None:
 
 
 def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iterator[tuple[Block, bool]]:
-    """Run the stages of a segment on a block; yield the result, and whether more of it follows.
+    """Run the stages of a segment on a block; yield its parts, each with whether another one follows.
 
     A result that grows too large is yielded in parts.
     """
@@ -428,7 +428,7 @@ def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iter
 
 
 def _run_stages(steps: list[tuple[Stage, Context]], block: Block) -> Iterator[Block]:
-    if block.inputs or block.items:  # otherwise it only ends a part of the start
+    if block.inputs or block.items:  # otherwise the block only marks the end of a part of the order
         for number, (stage, ctx) in enumerate(steps):
             parts = stage.parts(block, ctx)
             block = next(parts)

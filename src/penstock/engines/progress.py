@@ -10,7 +10,7 @@ WIDTH = 28
 
 
 class Progress:
-    """A line with the progress of some work, its rate and the time left, rewritten up to ten times a second."""
+    """A line with the progress of some work, its rate and the time remaining, rewritten up to ten times a second."""
 
     def __init__(
         self,
@@ -25,9 +25,9 @@ class Progress:
 
         Args:
             title: The name of the work: a word or two.
-            total: How much there is to do, where that is known.
+            total: The amount of work, if it is known.
             unit: What is counted.
-            shown: Whether to show the line; None: where ``to`` is a terminal.
+            shown: Whether to show the line; None: only if ``to`` is a terminal.
             to: The stream to write to; standard error by default.
         """
         self._to = to or sys.stderr
@@ -37,7 +37,7 @@ class Progress:
         self.done = 0
 
     def add(self, count: int = 1) -> None:
-        """Count progress."""
+        """Add ``count`` to the work done."""
         self.done += count
         if self._shown and (now := time.monotonic()) - self._last >= 0.1:
             self._last = now
@@ -45,7 +45,7 @@ class Progress:
             self._to.flush()
 
     def close(self) -> None:
-        """Write the last state of the line, which stays."""
+        """Write the line for the last time, and end it with a newline."""
         if self._shown:
             self._to.write(f"\r\x1b[2K{self.line(time.monotonic() - self._begun)}\n")
             self._to.flush()
@@ -56,9 +56,11 @@ class Progress:
         if not self._total:
             return f"{self._title}: {self.done:,} {self._unit}, {rate:,.0f}/s"
         filled = min(WIDTH, WIDTH * self.done // self._total)
-        left = (self._total - self.done) / rate if rate else 0.0
+        remaining_s = (self._total - self.done) / rate if rate else 0.0
         bar = "█" * filled + "░" * (WIDTH - filled)
-        return f"{self._title} {bar} {self.done:,}/{self._total:,} {self._unit}, {rate:,.0f}/s, {_clock(left)} left"
+        return (
+            f"{self._title} {bar} {self.done:,}/{self._total:,} {self._unit}, {rate:,.0f}/s, {_clock(remaining_s)} left"
+        )
 
     def __enter__(self) -> Progress:
         return self

@@ -1,4 +1,4 @@
-"""Blocks of located samples at the source, and the stage that reads them."""
+"""Locating and reading samples: the origin of source blocks, the finder, and the stage that reads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Span:
         return rows
 
     def take(self) -> Located:
-        """Return the located samples and let go of them, so that the origin does not keep their bytes alive."""
+        """Return the located samples and drop them, so that the origin does not keep their bytes alive."""
         located, self.located = self.located, None
         assert located is not None
         return located
@@ -97,25 +97,25 @@ class Read(Stage):
     def run(self, block: Block, ctx: Context) -> Block:
         span = block.origin
         assert isinstance(span, Span)
-        items, bad = span.take().read()
+        items, errors = span.take().read()
         if span.padding:
             items = list(items)
-        block = block.become(items)
+        block = block.with_items(items)
         if span.padding:
             for item in items:
                 sample = item.values[0] if isinstance(item, Row) else item
                 if isinstance(sample, dict):
                     sample["__pad__"] = True
-        if bad:
-            return self._without_bad(block, bad, ctx)
+        if errors:
+            return self._without_failed(block, errors, ctx)
         return block
 
-    def _without_bad(self, block: Block, bad: dict[int, DataError], ctx: Context) -> Block:
-        for item in sorted(bad):
-            if not self.fail(block, item, bad[item], ctx):
-                kept = [i for i in range(item) if i not in bad]
+    def _without_failed(self, block: Block, errors: dict[int, DataError], ctx: Context) -> Block:
+        for item in sorted(errors):
+            if not self.fail(block, item, errors[item], ctx):
+                kept = [i for i in range(item) if i not in errors]
                 return block.keep(kept, pick_rows(block.items, kept))
-        kept = [i for i in range(len(block.items)) if i not in bad]
+        kept = [i for i in range(len(block.items)) if i not in errors]
         return block.keep(kept, pick_rows(block.items, kept))
 
 
@@ -125,8 +125,8 @@ class Finder:
 
     Attributes:
         readers: The readers of all sources.
-        fields: The fields to read of each.
-        slots: The number of operands of a zip; 1 where there is none.
+        fields: The fields to read from each source.
+        slots: The number of operands of a zip; 1 if there is no zip.
     """
 
     readers: list[Reader]
@@ -150,19 +150,19 @@ class Finder:
         parts = []
         nbytes: I64 = np.zeros(len(refs), np.int64)
         for leaf in np.unique(refs.leaf).tolist():
-            at = np.flatnonzero(refs.leaf == leaf)
-            located = self.readers[leaf].locate(refs.shard[at], refs.index[at], self.fields[leaf])
-            nbytes[at] = located.nbytes
-            parts.append((at, located))
+            indices = np.flatnonzero(refs.leaf == leaf)
+            located = self.readers[leaf].locate(refs.shard[indices], refs.index[indices], self.fields[leaf])
+            nbytes[indices] = located.nbytes
+            parts.append((indices, located))
         return LocatedUnion(parts, nbytes)
 
 
 @dataclass(slots=True)
 class LocatedUnion:
-    """Located samples of several sources, in one order.
+    """Located samples of several sources, as one sequence.
 
     Attributes:
-        parts: For each source: the numbers of its samples in that order, ascending, and the samples.
+        parts: For each source: the indices of its samples in the sequence, ascending, and the samples.
         nbytes: The size of each sample.
     """
 
@@ -171,26 +171,26 @@ class LocatedUnion:
 
     def take(self, sel: slice) -> LocatedUnion:
         parts = []
-        for at, located in self.parts:
-            low, high = np.searchsorted(at, (sel.start, sel.stop))
+        for indices, located in self.parts:
+            low, high = np.searchsorted(indices, (sel.start, sel.stop))
             if low < high:
-                parts.append((at[low:high] - sel.start, located.take(slice(int(low), int(high)))))
+                parts.append((indices[low:high] - sel.start, located.take(slice(int(low), int(high)))))
         return LocatedUnion(parts, self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         out: list[Any] = [None] * len(self.nbytes)
-        bad: dict[int, DataError] = {}
-        for at, located in self.parts:
-            items, errors = located.read()
-            for number, item in zip(at.tolist(), items, strict=True):
+        errors: dict[int, DataError] = {}
+        for indices, located in self.parts:
+            items, part_errors = located.read()
+            for number, item in zip(indices.tolist(), items, strict=True):
                 out[number] = item
-            bad.update({int(at[number]): error for number, error in errors.items()})
-        return out, bad
+            errors.update({int(indices[number]): error for number, error in part_errors.items()})
+        return out, errors
 
 
 @dataclass(slots=True)
 class LocatedZip:
-    """Located samples of the operands of a zip; a row cannot be read where one of its operands cannot."""
+    """Located samples of the operands of a zip; a row cannot be read if one of its operands cannot."""
 
     operands: list[Located]
     nbytes: I64
@@ -200,24 +200,24 @@ class LocatedZip:
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         results = [operand.read() for operand in self.operands]
-        bad: dict[int, DataError] = {}
-        for _, errors in reversed(results):  # the error of the leftmost operand wins
-            bad.update(errors)
-        return [Row(list(values)) for values in zip(*(items for items, _ in results), strict=True)], bad
+        errors: dict[int, DataError] = {}
+        for _, operand_errors in reversed(results):  # the error of the leftmost operand wins
+            errors.update(operand_errors)
+        return [Row(list(values)) for values in zip(*(items for items, _ in results), strict=True)], errors
 
 
 @dataclass(slots=True)
-class Held:
-    """Samples that are in memory already, from a stream that can be read only once."""
+class BufferedSamples:
+    """Samples that are already in memory, from a stream that can be read only once; implements ``Located``."""
 
     items: list[Any]
-    bad: dict[int, DataError]
+    errors: dict[int, DataError]
     nbytes: I64
 
-    def take(self, sel: slice) -> Held:
+    def take(self, sel: slice) -> BufferedSamples:
         low, high, _ = sel.indices(len(self.items))
-        bad = {number - low: error for number, error in self.bad.items() if low <= number < high}
-        return Held(self.items[sel], bad, self.nbytes[sel])
+        errors = {number - low: error for number, error in self.errors.items() if low <= number < high}
+        return BufferedSamples(self.items[sel], errors, self.nbytes[sel])
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
-        return self.items, self.bad
+        return self.items, self.errors

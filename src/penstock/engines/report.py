@@ -1,6 +1,6 @@
 """A live table of a run in the terminal: which segments are busy, which wait, and the bottleneck.
 
-The report never makes a run fail: it has a thread and a console of its own, and its own failures are only logged.
+The report never makes a run fail: it has its own thread and console, and its failures are only logged.
 Without a terminal, the plain table is written once, when the run is over.
 """
 
@@ -29,7 +29,7 @@ SHADES, ASCII_SHADES = "█▒░", "#=-"  # distinguishable without colours too
 
 
 class Report:
-    """Shows a table of a run while it runs, and leaves the last one on the screen."""
+    """Shows a table of a run while it runs, and leaves the last table on the screen."""
 
     def __init__(self, meters: Meters, *, console: Console | None = None) -> None:
         """Prepare a report; nothing is shown before ``start``.
@@ -39,7 +39,7 @@ class Report:
             console: Where to show it; standard error by default.
 
         Raises:
-            MissingExtra: rich is not installed.
+            MissingExtra: The package rich is not installed.
         """
         try:
             from rich.console import Console
@@ -53,7 +53,7 @@ class Report:
         self._stopped = threading.Lock()  # acquired once, by the first call of ``stop``
 
     def start(self) -> None:
-        """Start showing the table, where there is a terminal; a second call does nothing."""
+        """Start showing the table if the console is a terminal; a second call does nothing."""
         if self._thread is not None:
             return
         try:
@@ -90,7 +90,7 @@ class Report:
             while not self._stop.wait(REFRESH_S):
                 self._show()
         except Exception:
-            log.warning("the report cannot be refreshed any more", exc_info=True)
+            log.warning("the report cannot be refreshed any longer", exc_info=True)
 
     def _show(self) -> None:
         assert self._live is not None

@@ -1,4 +1,4 @@
-"""One run of a program: its items, where it can be resumed, and the samples that it skipped."""
+"""One run of a program: its items, the position from which it can be resumed, and the samples that it skipped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from penstock.plan import Block, Plan, Skipped
 
 log = logging.getLogger("penstock")
 
-Witness = Callable[[I64, int], None]  # called with a table of samples (see ``lineage``) and the number of their items
+# Called with a table of the samples that were delivered (see ``lineage``) and the number of items they are in.
+DeliveryCallback = Callable[[I64, int], None]
 
 
 def _on_ray(*args: Any, **options: Any) -> Iterator[Block]:
@@ -52,7 +53,7 @@ class Run:
         start: Start,
         *,
         tracked: bool = False,
-        witness: Witness | None = None,
+        on_delivered: DeliveryCallback | None = None,
     ) -> None:
         """Start the engine; it stops when the run is exhausted or closed.
 
@@ -62,8 +63,8 @@ class Run:
             epoch: The number of the epoch.
             start: Where to begin.
             tracked: ``here()`` will be called: a run that could not answer it out of order runs in order.
-            witness: Called with the samples that are in the items: before an item that is a block of its own, after
-                the last item of any other block, and by ``tell()``.
+            on_delivered: Called with the samples that are in the items: before an item that is a block of its own,
+                after the last item of any other block, and by ``report_delivered()``.
 
         Raises:
             EngineError: The engine cannot run the plan.
@@ -81,9 +82,9 @@ class Run:
             unordered = False
         self._delivered_ranges = Delivered(start) if tracked and unordered else None
         extra = {"ordered": False} if unordered else {}
-        self._witness = witness
-        self._witnessed = 0  # items of the current block that the witness was called with
-        begin = start if witness is None else replace(start, traced=True)
+        self._on_delivered = on_delivered
+        self._reported = 0  # items of the current block that ``on_delivered`` was called with
+        begin = start if on_delivered is None else replace(start, traced=True)
         self._blocks = ENGINES[options.name](program, order, epoch, begin, self.meters, **extra)
         self._block: Block | None = None  # the current one
         self._delivered = 0  # items of the current block
@@ -124,16 +125,16 @@ class Run:
             for block in self._timed_blocks():
                 if block.inputs or block.items:
                     self._block, self._delivered, self._midway = block, 0, True
-                self._witnessed = -1
-                if self._witness is not None and len(block) <= 1:
-                    self._call_witness(block, len(block))
+                self._reported = -1
+                if self._on_delivered is not None and len(block) <= 1:
+                    self._report_items(block, len(block))
                 for item in block.items:
                     self._delivered += 1
                     yield item
                     if self._closed:
                         return
-                if self._witness is not None:
-                    self._call_witness(block, len(block))
+                if self._on_delivered is not None:
+                    self._report_items(block, len(block))
                 if self._delivered_ranges is not None and (block.inputs or block.items):
                     self._delivered_ranges.record(block, len(block))
                     self._delivered_ranges.compact()
@@ -144,23 +145,23 @@ class Run:
             self.close()
         self._end()
 
-    def tell(self) -> None:
-        """Call the witness with what was delivered since its last call."""
-        if self._witness is not None and self._block is not None and self._midway:
-            self._call_witness(self._block, self._delivered)
+    def report_delivered(self) -> None:
+        """Call ``on_delivered`` with what was delivered since its last call."""
+        if self._on_delivered is not None and self._block is not None and self._midway:
+            self._report_items(self._block, self._delivered)
 
-    def _call_witness(self, block: Block, delivered: int) -> None:
-        if self._witnessed < delivered:
-            low, first = max(0, self._witnessed), self._witnessed < 0
-            assert self._witness is not None
-            self._witness(ItemLineage.of(block, low, delivered, gaps=first).trace(DELIVERED), delivered - low)
-            self._witnessed = delivered
+    def _report_items(self, block: Block, delivered: int) -> None:
+        if self._reported < delivered:
+            low, first = max(0, self._reported), self._reported < 0
+            assert self._on_delivered is not None
+            self._on_delivered(ItemLineage.of(block, low, delivered, gaps=first).trace(DELIVERED), delivered - low)
+            self._reported = delivered
 
     def _timed_blocks(self) -> Iterator[Block]:
         """Yield the blocks of the engine, and measure the time that the consumer waits for them."""
         meters = self.meters
         meters.begun = time.perf_counter()
-        meters.tell("begin")
+        meters.notify("begin")
         if self._report is not None:
             self._report.start()
         while True:
@@ -187,7 +188,7 @@ class Run:
     def _quarantine_skips(self) -> None:
         """Write the skipped samples before the cursor to the quarantine."""
         if self._quarantine is not None and (self.skipped or self._midway):
-            self._quarantine.add(self.passed()[self._quarantined :])
+            self._quarantine.add(self.skips_so_far()[self._quarantined :])
             self._quarantined = len(self.skipped)
 
     def _end(self) -> None:
@@ -217,9 +218,9 @@ class Run:
             problem = f"{count}; the last: {last.problem}"
             raise DataError(problem, last.place.shard, last.place.key)
 
-    def passed(self) -> list[Skipped]:
+    def skips_so_far(self) -> list[Skipped]:
         """Return the skipped samples before the cursor."""
-        current = self._block.passed(self._delivered) if self._block is not None and self._midway else []
+        current = self._block.skips_before(self._delivered) if self._block is not None and self._midway else []
         return self.skipped + current
 
     def here(self) -> Start:
@@ -236,7 +237,7 @@ class Run:
         return self.start.after(self._block.cursor(self._delivered), self._program.window_level)
 
     def hold_back(self) -> None:
-        """Count the last item as not delivered; no more items may be taken afterwards."""
+        """Count the last item as not delivered; the run must not be iterated any further."""
         self._delivered -= 1
 
     def left_out(self, here: Start) -> list[Piece]:
@@ -256,10 +257,10 @@ class Run:
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()
-        self._program.rest()
+        self._program.suspend()
         if self.meters.ended is None:
             self.meters.ended = time.perf_counter()
-            self.meters.tell("end")
+            self.meters.notify("end")
             if self._report is not None:
                 self._report.stop()
 
@@ -274,14 +275,14 @@ def start_run(plan: Plan, epoch: int, program: Program | None = None) -> Run:
     Args:
         plan: The plan.
         epoch: The number of the epoch.
-        program: The program of the plan, where the caller has one.
+        program: The program of the plan, if the caller has one.
 
     Raises:
         PenstockError: The plan cannot run.
     """
     program = program or Program(plan)
     if program.stream is not None:
-        return Run(program, None, epoch, program.front())
+        return Run(program, None, epoch, program.stream_start())
     alone = plan.cut is None or plan.cut.world == 1
     order = program.order(epoch, counts=not alone)
     return Run(program, order, epoch, program.start(order, plan.cut))

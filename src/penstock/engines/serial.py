@@ -25,4 +25,4 @@ def run(program: Program, order: Order | None, epoch: int, start: Start, meters:
             for placed, ctx in zip(segment.stages, contexts, strict=True):
                 placed.stage.finish(ctx)
 
-    return flow(program, order, epoch, start, each, BlockSizer(count=1, most=1), meters)
+    return flow(program, order, epoch, start, each, BlockSizer(count=1, max_samples=1), meters)

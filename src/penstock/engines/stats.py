@@ -1,9 +1,9 @@
-"""What a run did, as values, and its bottleneck, as a sentence.
+"""The statistics of a run, and its bottleneck as a sentence.
 
 ``snapshot`` reads the meters of a run, at any time and from any thread. ``bottleneck`` writes the sentence; the gains
-it promises come from ``ceiling``, the only model there is: every sample needs the same work of every part of the run,
-so a part that is busy for a share ``b`` of its capacity can take ``1 / b`` times the rate, and the lowest of these
-bounds holds.
+that it predicts come from ``ceiling``, a simple model: every sample needs the same work in every part of the run, so a
+part that is busy for a share ``b`` of its capacity can reach ``1 / b`` times the rate, and the lowest of these bounds
+applies.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Any, NamedTuple
 
 from penstock.engines.meter import Meter, Meters
 
-MIN_BLOCKS = 5  # fewer blocks tell nothing
-MIN_SECONDS = 0.05  # a shorter run tells nothing
-BUSY = 0.75  # a share of time from which on a segment counts as busy all the time
-SATURATED = 0.9  # a share of something that is as good as all of it
+MIN_BLOCKS = 5  # fewer blocks are not conclusive
+MIN_SECONDS = 0.05  # a shorter run is not conclusive
+BUSY = 0.75  # the share of time from which a segment counts as always busy
+SATURATED = 0.9  # the share of a resource from which it counts as fully used
 WAITING = 0.3  # a segment whose busy time has a smaller share of cpu mostly waits
 MIN_SPEEDUP = 1.1  # a smaller gain is within the noise of a machine
-MIN_BLOCKED = 0.25  # a share of time from which on waiting for the order is the problem
-MAX_GROWTH = 4  # the measurements say little about more than this many times the workers
+MIN_BLOCKED = 0.25  # the share of time from which waiting for the order is the problem
+MAX_GROWTH = 4  # the largest factor by which to raise the workers: beyond, the measurements say little
 SAME_WAIT = 0.05  # waits whose shares of time differ by less count as equal
-ONE_CORE = (0.75, 1.1)  # cores that all threads use together where the interpreter lock lets only one run
-CROWDED = 1.5  # times the cores: a higher load of the machine is not this run's alone
+ONE_CORE = (0.75, 1.1)  # cores that all threads use together if the interpreter lock lets only one run at a time
+CROWDED = 1.5  # load average per core above which other programs must be using the machine
 NAME_WIDTH = 44  # of a segment's name in a table
 
 READING = "reading"
-LIGHT = ("read", "select", "drop", "rename", "to_tuple")  # stages that a sentence names only where there are no others
+LIGHT = ("read", "select", "drop", "rename", "to_tuple")  # stages that a sentence names only if there are no others
 _AS_COUNTED = ("name", "on", "least", "most", "items", "blocks", "retries", "skips", "deaths", "timeouts")
 CONSUMER, CORES, DRIVER = "consumer", "cores", "driver"
 _SUBJECTS = {CONSUMER: "the consumer is", CORES: "the cores are", DRIVER: "the thread that moves blocks is"}
@@ -38,24 +38,24 @@ _SUBJECTS = {CONSUMER: "the consumer is", CORES: "the cores are", DRIVER: "the t
 
 @dataclass(frozen=True, slots=True)
 class SegmentStats:
-    """What one segment did.
+    """The statistics of one segment.
 
     Attributes:
         name: The segment, as it describes itself.
         on: "threads", "processes", "actors" or "inline".
-        workers: How many workers it has now, or had last.
-        least: How few it may shrink to.
-        most: How many it may grow to.
-        samples_per_s: Items that came out, over the whole run.
-        mb_per_s: Megabytes (10^6 bytes) that came out, over the whole run.
+        workers: The current number of workers, or the last one.
+        least: The minimum number of workers.
+        most: The maximum number of workers.
+        samples_per_s: Output items per second, over the whole run.
+        mb_per_s: Output megabytes (10^6 bytes) per second, over the whole run.
         busy: Share of the workers' time inside stages.
-        starved: Share of the workers' time without input.
-        blocked: Share of the workers' time in which finished blocks waited to be taken.
+        starved: Share of the workers' time spent waiting for input.
+        blocked: Share of the workers' time without input because finished blocks were waiting to be consumed.
         cpu_share: Share of the busy time that used a processor.
         queue_fill: Blocks in flight now.
-        items: Items that came out.
-        blocks: Blocks that came out.
-        retries: Calls that were made again.
+        items: Output items.
+        blocks: Output blocks.
+        retries: Repeated calls.
         skips: Samples that failed and were skipped.
         deaths: Workers that died and were replaced.
         timeouts: Samples that took longer than ``timeout_s``.
@@ -84,14 +84,14 @@ class SegmentStats:
 
     @property
     def faults(self) -> str:
-        """What went wrong: ``retries 3, deaths 1``; empty where nothing did."""
+        """The faults as text: ``retries 3, deaths 1``; empty if there are none."""
         counts = {"retries": self.retries, "skips": self.skips, "deaths": self.deaths, "timeouts": self.timeouts}
         return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a run did, so far or in total.
+    """The statistics of a run, so far or in total.
 
     Attributes:
         engine: The name of the engine.
@@ -100,7 +100,7 @@ class Stats:
         samples_per_s: Items that were delivered, per second.
         consumer: Share of the time in which the consumer did not wait for items.
         segments: The segments, in the order of the plan.
-        bottleneck: What holds the run up and what would help, as a sentence.
+        bottleneck: What limits the run and what would help, as a sentence.
         running: Whether the run has not ended yet.
     """
 
@@ -114,7 +114,7 @@ class Stats:
     running: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the values as JSON can hold them."""
+        """Return the statistics as dicts, lists and numbers that ``json`` can write."""
         segments = [{**asdict(segment), "sizes": [list(size) for size in segment.sizes]} for segment in self.segments]
         return {**asdict(replace(self, segments=())), "segments": segments}
 
@@ -138,13 +138,13 @@ class SegmentLoad:
     Attributes:
         name: The segment, as a sentence names it.
         on: "threads", "processes", "actors" or "inline".
-        workers: How many workers it has now.
-        blocks: Blocks that came out.
-        bounds: The fewest and the most workers it may have.
-        mean_workers: How many workers it had.
-        busy: How many of them were busy.
-        blocked: How many of them waited for a finished block to be taken.
-        cpu: How many cores they used.
+        workers: The current number of workers.
+        blocks: Output blocks.
+        bounds: The minimum and the maximum number of workers.
+        mean_workers: The number of workers.
+        busy: The number of busy workers.
+        blocked: The number of workers without input because finished blocks were waiting to be consumed.
+        cpu: The number of cores in use.
         awaited: Share of the time in which everything after the segment waited for it.
     """
 
@@ -166,19 +166,19 @@ class SegmentLoad:
 
     @property
     def waits(self) -> bool:
-        """Whether busy workers mostly wait, so that more of them need no more cores; False where cpu is unknown."""
+        """Whether busy workers mostly wait, so that more workers need no more cores; False if cpu is unknown."""
         return 0 < self.cpu < WAITING * self.busy
 
 
 @dataclass(frozen=True, slots=True)
 class RunLoad:
-    """The load of a whole run: all that its bottleneck is derived from.
+    """The load of a whole run: everything that its bottleneck is derived from.
 
     Attributes:
         loads: The segments.
         seconds: The duration of the run.
         consumer: Share of the time in which the consumer did not wait.
-        cores: How many cores the run may use.
+        cores: The number of cores that the run may use.
         engine: The name of the engine.
         items: Items that were delivered.
         crowded: Other programs use the cores too, so that waiting for a core looks like any other waiting.
@@ -194,10 +194,10 @@ class RunLoad:
 
     @property
     def slowest(self) -> int:
-        """The number of the segment that is waited for most, unless it waits itself; of equal ones, the busiest."""
-        busiest = sorted(range(len(self.loads)), key=lambda at: -self.loads[at].share)
-        most = max(load.awaited for load in self.loads)
-        first = next(at for at in busiest if self.loads[at].awaited >= most - SAME_WAIT)
+        """The number of the segment that is awaited most, unless it mostly waits itself; of equal ones, the busiest."""
+        busiest = sorted(range(len(self.loads)), key=lambda number: -self.loads[number].share)
+        longest = max(load.awaited for load in self.loads)
+        first = next(number for number in busiest if self.loads[number].awaited >= longest - SAME_WAIT)
         waits = (
             self.loads[first].share < BUSY and self.loads[first].blocked < MIN_BLOCKED * self.loads[first].mean_workers
         )
@@ -224,7 +224,7 @@ class Ceiling(NamedTuple):
 
     Attributes:
         gain: The rate, as a multiple of the current one.
-        by: What is the limit then: the number of a segment, or CONSUMER, CORES or DRIVER.
+        by: What limits the run at that rate: the number of a segment, or CONSUMER, CORES or DRIVER.
     """
 
     gain: float
@@ -238,25 +238,25 @@ def ceiling(run: RunLoad, workers: Mapping[int, float] | None = None) -> Ceiling
 
     Args:
         run: The load of the run.
-        workers: Segments, by number, with the workers that they would have instead of theirs.
+        workers: Segment number -> the number of workers to assume instead of the current one.
     """
     limits = [
         Ceiling(_ratio(1, run.consumer, inf), CONSUMER),
         Ceiling(_ratio(run.cores, run.cpu + run.consumer, inf), CORES),
         Ceiling(_ratio(1, run.inline, inf), DRIVER),
     ]
-    pools = [(at, load) for at, load in enumerate(run.loads) if load.on != "inline"]
-    limits += [Ceiling(_ratio((workers or {}).get(at, load.workers), load.busy, inf), at) for at, load in pools]
+    pools = [(n, load) for n, load in enumerate(run.loads) if load.on != "inline"]
+    limits += [Ceiling(_ratio((workers or {}).get(n, load.workers), load.busy, inf), n) for n, load in pools]
     lowest = min(limits, key=lambda limit: limit.gain)
-    return lowest._replace(gain=max(1.0, lowest.gain))  # the run does reach its rate: less is noise
+    return lowest._replace(gain=max(1.0, lowest.gain))  # the run reaches its current rate: less is noise
 
 
 def snapshot(meters: Meters, cores: float | None = None, crowded: bool | None = None) -> Stats:
-    """Return what the meters of a run say now; cheap, and safe while other threads write them.
+    """Return the statistics of a run, as its meters are now; cheap, and safe while other threads write the meters.
 
     Args:
         meters: The meters of the run.
-        cores: How many cores the run may use; by default those of this process.
+        cores: The number of cores that the run may use; by default those of this process.
         crowded: Whether other programs keep the machine busy; by default derived from the load of the machine.
     """
     cores = _cores() if cores is None else cores
@@ -272,14 +272,14 @@ def snapshot(meters: Meters, cores: float | None = None, crowded: bool | None = 
 
 
 def _segment(meter: Meter, seconds: float) -> SegmentStats:
-    existed = _existed(meter, seconds)
+    worker_seconds = _worker_seconds(meter, seconds)
     return SegmentStats(
         workers=_workers(meter),
         samples_per_s=_ratio(meter.items, seconds),
         mb_per_s=_ratio(meter.nbytes / 1e6, seconds),
-        busy=_ratio(meter.busy, existed),
-        starved=_ratio(meter.starved, existed),
-        blocked=_ratio(meter.blocked, existed),
+        busy=_ratio(meter.busy, worker_seconds),
+        starved=_ratio(meter.starved, worker_seconds),
+        blocked=_ratio(meter.blocked, worker_seconds),
         cpu_share=_ratio(meter.cpu, meter.busy),
         queue_fill=meter.pending,
         sizes=tuple(meter.sizes),
@@ -288,17 +288,17 @@ def _segment(meter: Meter, seconds: float) -> SegmentStats:
 
 
 def _load(meter: Meter, seconds: float) -> SegmentLoad:
-    sums = (_existed(meter, seconds), meter.busy, meter.blocked, meter.cpu, meter.awaited)
+    sums = (_worker_seconds(meter, seconds), meter.busy, meter.blocked, meter.cpu, meter.awaited)
     facts = (short_name(meter.name), meter.on, _workers(meter), meter.blocks, (meter.least, meter.most))
     return SegmentLoad(*facts, *(_ratio(total, seconds) for total in sums))
 
 
-def _existed(meter: Meter, seconds: float) -> float:
-    """Return the worker-seconds that the pool had; never less than those that are accounted for."""
+def _worker_seconds(meter: Meter, seconds: float) -> float:
+    """Return the worker-seconds that the pool had; never less than the sum of busy, starved and blocked ones."""
     sizes = meter.sizes or [(0.0, meter.workers)]
     ends = [*(at for at, _ in sizes[1:]), seconds]
-    existed = sum(workers * max(0.0, end - at) for (at, workers), end in zip(sizes, ends, strict=True))
-    return max(existed, meter.busy + meter.starved + meter.blocked)
+    total = sum(workers * max(0.0, end - at) for (at, workers), end in zip(sizes, ends, strict=True))
+    return max(total, meter.busy + meter.starved + meter.blocked)
 
 
 def _workers(meter: Meter) -> int:
@@ -314,7 +314,7 @@ def _cores() -> int:
 
 
 def bottleneck(run: RunLoad) -> str:
-    """Return what holds a run up and what would help, as one sentence."""
+    """Return what limits a run and what would help, as one sentence."""
     causes = (_too_little, _consumer, _machine, _driver, _order, _lock, _workers_missing)
     return next(filter(None, (cause(run) for cause in causes)), None) or _unclear(run)
 
@@ -329,13 +329,13 @@ def _too_little(run: RunLoad) -> str | None:
 
 
 def _consumer(run: RunLoad, sure: bool = False) -> str | None:
-    """Name the consumer where it is slower than everything before it, or in any case with ``sure``."""
+    """Name the consumer if it is slower than everything before it, or in any case with ``sure``."""
     share = run.consumer
     busiest = max((load.share for load in run.loads), default=0.0)
     if not sure and (share <= 0.5 or share < min(SATURATED, busiest)):
         return None if run.loads else _unclear(run)
-    most = f"{1 / share:.2f}".rstrip("0").rstrip(".")
-    promise = "not help" if most == "1" else f"give at most {most}x"
+    max_gain = f"{1 / share:.2f}".rstrip("0").rstrip(".")
+    promise = "not help" if max_gain == "1" else f"give at most {max_gain}x"
     return f"the consumer takes {percent(share)} of the time: a faster pipeline would {promise}"
 
 
@@ -348,7 +348,7 @@ def _machine(run: RunLoad) -> str | None:
 
 
 def _driver(run: RunLoad, sure: bool = False) -> str | None:
-    """Name work in the thread that moves blocks where it holds the run up, or in any case with ``sure``."""
+    """Name work in the thread that moves blocks if it limits the run, or in any case with ``sure``."""
     slowest = run.loads[run.slowest]
     enough = WAITING if slowest.on == "inline" else max(BUSY, slowest.share)
     if not sure and run.inline < enough:
@@ -385,17 +385,17 @@ def _lock(run: RunLoad) -> str | None:
     """Name threads that use only one core together."""
     load = max(run.loads, key=lambda load: load.cpu * (load.on == "threads"))
     one_core = ONE_CORE[0] <= run.interpreter_cpu <= ONE_CORE[1]
-    held = one_core and load.busy >= 1.5 * load.cpu >= 0.6 * run.interpreter_cpu
-    if load.on != "threads" or load.share < 0.5 or not held or run.crowded:
+    waits_for_lock = one_core and load.busy >= 1.5 * load.cpu >= 0.6 * run.interpreter_cpu
+    if load.on != "threads" or load.share < 0.5 or not waits_for_lock or run.crowded:
         return None
     gain = _gain_of_processes(run, load)
-    cure = f', and on="processes" would give up to {number(gain)}x' if gain >= MIN_SPEEDUP else ""
+    advice = f', and on="processes" would give up to {number(gain)}x' if gain >= MIN_SPEEDUP else ""
     finding = "but all threads of this run together use one core: the interpreter lock seems to be the limit"
-    return f"{load.name} is busy {percent(load.share)}, {finding}{cure}"
+    return f"{load.name} is busy {percent(load.share)}, {finding}{advice}"
 
 
 def _gain_of_processes(run: RunLoad, load: SegmentLoad) -> float:
-    """Return the gain of moving a segment to processes, where threads count as busy while they wait for the lock."""
+    """Return the gain of moving a segment to processes; threads count as busy while they wait for the lock."""
     moved = replace(load, on="processes", workers=max(1, round(run.cores)), busy=load.cpu)
     rest = (each for each in run.loads if each is not load)
     freed = [replace(each, busy=each.cpu) if each.on == "threads" else each for each in rest]
@@ -416,9 +416,9 @@ def _workers_missing(run: RunLoad) -> str | None:
     return _more_workers_text(run, raised, best.gain)
 
 
-def _more_workers_text(run: RunLoad, raised: list[int], most: float) -> str:
-    loads = [run.loads[at] for at in raised]
-    wanted = [_wanted(load, most) for load in loads]
+def _more_workers_text(run: RunLoad, raised: list[int], max_gain: float) -> str:
+    loads = [run.loads[segment] for segment in raised]
+    wanted = [_wanted(load, max_gain) for load in loads]
     reached = ceiling(run, dict(zip(raised, wanted, strict=True)))
     change = " and ".join(f"{load.workers} -> {workers}" for load, workers in zip(loads, wanted, strict=True))
     gain = number(reached.gain / ceiling(run).gain)
@@ -435,8 +435,8 @@ def _more_workers_text(run: RunLoad, raised: list[int], most: float) -> str:
 
 def _wanted(load: SegmentLoad, gain: float) -> int:
     """Return the workers for ``gain`` times the rate, within the bounds of a pool that can still grow."""
-    most = min(MAX_GROWTH * load.workers, load.bounds[1] if load.workers < load.bounds[1] else inf)
-    return max(load.workers + 1, round(min(load.busy * gain, most)))
+    limit = min(MAX_GROWTH * load.workers, load.bounds[1] if load.workers < load.bounds[1] else inf)
+    return max(load.workers + 1, round(min(load.busy * gain, limit)))
 
 
 def _no_room_text(run: RunLoad, raised: list[int], by: str) -> str | None:
@@ -445,7 +445,7 @@ def _no_room_text(run: RunLoad, raised: list[int], by: str) -> str | None:
     if by == DRIVER:
         return _driver(run, sure=True)
     used = f"{run.cpu:.1f} of {run.cores:g} are in use, and the consumer needs one"
-    return f"{_busy([run.loads[at] for at in raised])}, but no core is free for more workers: {used}"
+    return f"{_busy([run.loads[segment] for segment in raised])}, but no core is free for more workers: {used}"
 
 
 def _busy(loads: list[SegmentLoad]) -> str:
@@ -461,7 +461,7 @@ def _then(run: RunLoad, by: int | str, raised: list[int]) -> str:
 
 
 def _unless(run: RunLoad, loads: list[SegmentLoad]) -> str:
-    """Return what may reduce a gain unseen: other programs, or with few threads the interpreter lock."""
+    """Return a caveat about a gain: other programs or, with few threads, the interpreter lock may reduce it."""
     if run.crowded:
         return " (perhaps less: other programs keep the machine busy)"
     unseen = 0.5 <= run.interpreter_cpu <= ONE_CORE[1] and any(load.on == "threads" for load in loads)
@@ -477,7 +477,7 @@ def _unclear(run: RunLoad) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return how a sentence names a segment: ``decode('rgb8')`` for ``read -> decode('rgb8') -> select('jpg')``."""
+    """Return a segment's name for a sentence: ``decode('rgb8')`` for ``read -> decode('rgb8') -> select('jpg')``."""
     heavy = [part for part in name.split(" -> ") if part.partition("(")[0] not in LIGHT]
     if heavy:
         return " -> ".join(heavy)

@@ -1,4 +1,4 @@
-"""Feeding a consumer: loaders, ranks, torch."""
+"""Feeds a consumer: loaders and their state, ranks, the loaders and workers of torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.feed.ranks import find_rank as find_rank
     from penstock.feed.torch_isinstance import torch_class as torch_class
     from penstock.feed.torch_isinstance import warn_uncut as warn_uncut
-    from penstock.feed.torch_stream import Stream as Stream
+    from penstock.feed.torch_stream import TorchStream as TorchStream
     from penstock.feed.torch_workers import TorchWorker as TorchWorker
     from penstock.feed.torch_workers import this_worker as this_worker
     from penstock.feed.worker_split import WorkerShare as WorkerShare

@@ -1,4 +1,4 @@
-"""Ranks that agree where an epoch ends, one integer a step: for plans whose length only running them tells."""
+"""Ranks that agree where an epoch ends, with one integer per step: for plans whose length only a run can tell."""
 
 from __future__ import annotations
 
@@ -15,58 +15,59 @@ from penstock.plan import Cut, Identity, Plan
 
 
 class Agreement:
-    """The ranks of a process group, deciding together at every step whether there is another one.
+    """Decides at every step, together with the other ranks of the process group, whether there is another step.
 
-    All of them must ask for the same steps. ``"drop"`` goes on while every rank has an item, ``"pad"`` while one has.
+    All ranks must request the same steps. With ``"drop"`` there is another step while every rank has an item, with
+    ``"pad"`` while any rank has one.
     """
 
     def __init__(self, uneven: str, world: int, distributed: Any) -> None:
-        """Made by ``agreement``; ``distributed`` is the module of torch."""
+        """Use ``make_agreement`` to create one; ``distributed`` is the module ``torch.distributed``."""
         self.uneven = uneven
         self._world, self._distributed = world, distributed
 
-    def next(self, items: Iterator[Any]) -> tuple[bool, Any]:
-        """Take an item, if there is one; where taking it fails, the other ranks are told."""
+    def next_item(self, items: Iterator[Any]) -> tuple[bool, Any]:
+        """Return whether there is another item, and the item; if taking it fails, report the failure to all ranks."""
         try:
             return True, next(items)
         except StopIteration:
             return False, None
         except Exception:
-            self._sum(-1 - self._world)
+            self._sum_over_ranks(-1 - self._world)
             raise
 
-    def go_on(self, have: bool) -> bool:
-        """Tell the others whether this rank has an item, and learn whether there is a step.
+    def has_step(self, has_item: bool) -> bool:
+        """Return whether there is another step, given whether this rank has an item for it.
 
         Raises:
-            EngineError: another rank failed.
+            EngineError: Another rank failed.
         """
-        together = self._sum(int(have))
-        if together < 0:
-            raise EngineError("another rank failed in this step; its own error says why")
-        return together == self._world if self.uneven == "drop" else together > 0
+        votes = self._sum_over_ranks(int(has_item))
+        if votes < 0:
+            raise EngineError("another rank failed in this step; see the error of that rank")
+        return votes == self._world if self.uneven == "drop" else votes > 0
 
-    def _sum(self, value: int) -> int:
+    def _sum_over_ranks(self, value: int) -> int:
         torch = sys.modules["torch"]
         device = "cuda" if self._distributed.get_backend() == "nccl" else "cpu"
-        vote = torch.tensor([value], device=device)
-        self._distributed.all_reduce(vote)
-        return int(vote.item())
+        votes = torch.tensor([value], device=device)
+        self._distributed.all_reduce(votes)
+        return int(votes.item())
 
 
-def agreement(plan: Plan, cut: Cut) -> Agreement | None:
-    """What the ranks need to come out equal: nothing where the plan says it beforehand, else a process group.
+def make_agreement(plan: Plan, cut: Cut) -> Agreement | None:
+    """Return the agreement that makes ranks equal; None if the plan makes them equal by itself, or they may differ.
 
     Raises:
-        PlanError: there is no such group, or it has other ranks than the cut.
+        PlanError: There is no process group, or its ranks are not those of the cut.
     """
-    if cut.world == 1 or cut.uneven == "keep" or plan.unsure is None:
+    if cut.world == 1 or cut.uneven == "keep" or plan.unknown_count_cause is None:
         return None
-    promise = f"uneven={cut.uneven!r} promises ranks of equal length, but {plan.unsure} changes the count"
+    promise = f"uneven={cut.uneven!r} promises ranks of equal length, but {plan.unknown_count_cause} changes the count"
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         raise PlanError(
-            f"{promise}: call torch.distributed.init_process_group() before, so that ranks can agree, "
+            f"{promise}: call torch.distributed.init_process_group() first, so that ranks can agree, "
             "or pass uneven='keep'"
         )
     group = distributed.get_rank(), distributed.get_world_size()
@@ -79,65 +80,72 @@ def agreement(plan: Plan, cut: Cut) -> Agreement | None:
 
 
 class Padding:
-    """What a rank repeats while others go on: the first items of its share, again and again.
+    """Repeats the first items of a rank's share, for a rank that has no more items while others have.
 
-    Where its share gives nothing, those of the whole order. The samples carry ``__pad__``.
+    A rank whose share yields no items repeats those of the whole order. Padding samples have the field ``__pad__``.
+
+    Attributes:
+        pieces: The positions that were repeated; complete after ``close``.
+        delivered: The samples in the last item, as tables (see ``engines.lineage``) with the number of their items.
     """
 
     def __init__(self, program: Program, order: Order, epoch: int, share: Sequence[Piece]) -> None:
-        """Begin with ``share``; nothing runs before an item is asked for."""
-        self.pieces: list[Piece] = []  # what was repeated
-        self.told: list[tuple[I64, int]] = []  # the samples in the last item (see ``engines.tracing``)
+        """Nothing runs before the first item is requested."""
+        self.pieces: list[Piece] = []
+        self.delivered: list[tuple[I64, int]] = []
         self._program, self._order, self._epoch = program, order, epoch
-        self._items = self._again([*share[:1], *order.whole()])
+        self._items = self._repeat([*share[:1], *order.whole()])
         self._run: Run | None = None
 
-    def take(self) -> Any:
-        """The next item."""
-        self.told.clear()
+    def next_item(self) -> Any:
+        """Return the next item."""
+        self.delivered.clear()
         item = next(self._items)
         assert self._run is not None
-        self._run.tell()
+        self._run.report_delivered()
         return item
 
-    def _again(self, candidates: Iterable[Piece]) -> Iterator[Any]:
+    def _repeat(self, candidates: Iterable[Piece]) -> Iterator[Any]:
+        """Yield the items of the first piece that has any, again and again."""
         for piece in candidates:
             empty = False
             while not empty:
                 empty = True
-                for item in self._pass(piece):
+                for item in self._run_piece(piece):
                     empty = False
                     yield item
-        raise EngineError("no rank has a sample to repeat, though one of them has more to deliver")
+        raise EngineError("no rank has a sample to repeat, although a rank has more items to deliver")
 
-    def _pass(self, piece: Piece) -> Iterator[Any]:
+    def _run_piece(self, piece: Piece) -> Iterator[Any]:
         start = Start([], quota=total([piece]), pad=piece)
-        tell = lambda rows, many: self.told.append((rows, many))  # noqa: E731
-        self._run = Run(self._program, self._order, self._epoch, start, tracked=True, witness=tell)
+        self._run = Run(self._program, self._order, self._epoch, start, tracked=True, on_delivered=self._on_delivered)
         try:
             yield from self._run
         finally:
-            self._count()
+            self._record_piece()
             self._run.close()
 
-    def _count(self) -> None:
-        """Note which positions the pass at hand has repeated."""
+    def _on_delivered(self, rows: I64, items: int) -> None:
+        self.delivered.append((rows, items))
+
+    def _record_piece(self) -> None:
+        """Add the positions that the current run has repeated to ``pieces``."""
         run = self._run
         assert run is not None
-        at, stop, step, _ = run.start.pad or [0, 0, 1, 0]
-        many = (run.start.quota or 0) - (run.here().quota or 0)
-        if many:
-            self.pieces.append([at, min(stop, at + many * step), step, 0])
+        first, stop, step, _ = run.start.pad or [0, 0, 1, 0]
+        repeated = (run.start.quota or 0) - (run.here().quota or 0)
+        if repeated:
+            self.pieces.append([first, min(stop, first + repeated * step), step, 0])
 
     def close(self) -> None:
-        """End it; ``pieces`` is complete then."""
+        """Stop the current run."""
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
 
 
 def identities(program: Program, order: Order, pieces: Iterable[Piece]) -> Iterator[Identity]:
-    """Name the samples at some positions."""
+    """Yield the identities of the samples at the positions of ``pieces``."""
     for start, stop, step, _ in pieces:
         refs = order.at(np.arange(start, stop, step, dtype=np.int64))
         for leaf, shard, index in zip(refs.leaf.tolist(), refs.shard.tolist(), refs.index.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Which epoch comes next, counted together with the worker processes of a DataLoader."""
+"""Counts the epochs of a dataset, together with the worker processes of a DataLoader."""
 
 from __future__ import annotations
 
@@ -14,40 +14,41 @@ from typing import Any
 
 from penstock.feed.torch_workers import TorchWorker
 
-_ROOM = 1 << 16  # bytes that the count never needs
-_PASSES = 8  # of one dataset that may be begun at the same time
+_MAX_BYTES = 1 << 16  # more than the count ever needs
+_MAX_PASSES = 8  # over one dataset that may be starting at the same time
 
-_taken: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()  # by processes being started
+# For each process that is being started, its duplicates of files by file descriptor.
+_duplicates: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 
-# A pass: the name its workers share, its epoch, and the workers that have come to it.
+# A pass: the group of its workers, its epoch, and the ids of the workers that have started it.
 _Pass = tuple[int, int, list[int]]
 
 
 class Epochs:
     """Counts the passes over a dataset: each is the next epoch.
 
-    Once it is ``shared``, processes that are forked or spawned from this one count with it. The count then lies in a
-    file without a name, under a lock that belongs to a process: a lock of ``multiprocessing`` would need to know
-    beforehand how those processes are started, and a process of its own to clean up behind it.
+    A ``shared`` count is used by this process and by all processes that are forked or spawned from it. It is stored in
+    an unnamed file and guarded by a file lock. A lock of ``multiprocessing`` would depend on how those processes are
+    started, and needs another process for its cleanup.
     """
 
-    __slots__ = ("__weakref__", "_file", "_here")
+    __slots__ = ("__weakref__", "_file", "_upcoming")
 
     def __init__(self, first: int = 0) -> None:
         """Begin with epoch ``first``."""
-        self._here = first
+        self._upcoming = first  # not used once the count is shared
         self._file: int | None = None
 
     @property
     def shared(self) -> bool:
-        """Whether other processes can count with this one."""
+        """Whether processes that are started from this one use the same count."""
         return self._file is not None
 
     def share(self) -> None:
-        """Let processes started from now on count with this one."""
+        """Let processes that are started from now on use this count."""
         if self._file is None:
-            self._attach(_unnamed())
-            self._write(self._here, [])
+            self._attach(_unnamed_file())
+            self._write(self._upcoming, [])
 
     def _attach(self, file: int) -> None:
         self._file = file
@@ -56,54 +57,54 @@ class Epochs:
     def __reduce__(self) -> tuple[Any, ...]:
         child = context.get_spawning_popen()
         if child is None:
-            return Epochs, ()  # kept, or on its way to who knows where: a count of its own
+            return Epochs, ()  # saved, or sent to a process that cannot share the file: a new count
         self.share()
         assert self._file is not None
-        taken = _taken.setdefault(child, {})  # a file goes to a process once, however often the dataset does
-        if self._file not in taken:
-            taken[self._file] = reduction.DupFd(self._file)
-        return _attached, (taken[self._file],)
+        duplicates = _duplicates.setdefault(child, {})  # one per process, even if it receives the dataset several times
+        if self._file not in duplicates:
+            duplicates[self._file] = reduction.DupFd(self._file)
+        return _unpickle_epochs, (duplicates[self._file],)
 
-    def coming(self) -> int:
-        """The epoch of the next pass."""
+    def peek(self) -> int:
+        """Return the epoch of the next pass."""
         if self._file is None:
-            return self._here
+            return self._upcoming
         with self._locked():
             return self._read()[0]
 
     def next(self, worker: TorchWorker | None = None) -> int:
-        """Begin a pass and give its epoch; workers of one DataLoader that begin it together get the same."""
+        """Begin a pass and return its epoch: one and the same for all workers of a DataLoader."""
         if self._file is None:
-            self._here += 1
-            return self._here - 1
+            self._upcoming += 1
+            return self._upcoming - 1
         with self._locked():
-            coming, passes = self._read()
+            upcoming, passes = self._read()
             if worker is not None:
-                for name, epoch, come in reversed(passes):
-                    # One that comes a second time begins another pass: workers that are kept have one name for all.
-                    if name == worker.of and worker.id not in come:
-                        come.append(worker.id)
-                        self._write(coming, passes)
+                for group, epoch, started in reversed(passes):
+                    # A worker that has started this pass begins another one: persistent workers keep their group.
+                    if group == worker.group and worker.id not in started:
+                        started.append(worker.id)
+                        self._write(upcoming, passes)
                         return epoch
-                passes.append((worker.of, coming, [worker.id]))
-            self._write(coming + 1, passes[-_PASSES:])
-            return coming
+                passes.append((worker.group, upcoming, [worker.id]))
+            self._write(upcoming + 1, passes[-_MAX_PASSES:])
+            return upcoming
 
     def set(self, epoch: int) -> None:
-        """Make ``epoch`` the next."""
-        self._here = epoch
+        """Make ``epoch`` the next one."""
+        self._upcoming = epoch
         if self._file is not None:
             with self._locked():
                 self._write(epoch, self._read()[1])
 
     def reach(self, epoch: int) -> None:
-        """Make ``epoch`` the next, unless it is past."""
+        """Make ``epoch`` the next one, unless the count is beyond it."""
         if self._file is None:
-            self._here = max(self._here, epoch)
+            self._upcoming = max(self._upcoming, epoch)
         else:
             with self._locked():
-                coming, passes = self._read()
-                self._write(max(coming, epoch), passes)
+                upcoming, passes = self._read()
+                self._write(max(upcoming, epoch), passes)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -116,18 +117,18 @@ class Epochs:
 
     def _read(self) -> tuple[int, list[_Pass]]:
         assert self._file is not None
-        coming, passes = json.loads(os.pread(self._file, _ROOM, 0))
-        return coming, passes
+        upcoming, passes = json.loads(os.pread(self._file, _MAX_BYTES, 0))
+        return upcoming, passes
 
-    def _write(self, coming: int, passes: list[_Pass]) -> None:
+    def _write(self, upcoming: int, passes: list[_Pass]) -> None:
         assert self._file is not None
-        text = json.dumps([coming, passes]).encode()
+        text = json.dumps([upcoming, passes]).encode()
         os.pwrite(self._file, text, 0)
         os.ftruncate(self._file, len(text))
 
 
-def _unnamed() -> int:
-    """A file in memory that is gone with its last user."""
+def _unnamed_file() -> int:
+    """Open a file, in memory where possible, that disappears with its last user."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-epochs")
     file, path = tempfile.mkstemp(prefix="penstock-")
@@ -135,7 +136,7 @@ def _unnamed() -> int:
     return file
 
 
-def _attached(file: Any) -> Epochs:
+def _unpickle_epochs(file: Any) -> Epochs:
     epochs = Epochs()
-    epochs._attach(os.dup(file.detach()))  # what comes several times has one file
+    epochs._attach(os.dup(file.detach()))  # several counts in this process may share the file
     return epochs

@@ -1,4 +1,4 @@
-"""The loader: an iterator over one rank's epochs that can say where it stands and go on from there."""
+"""The loader: iterates over the epochs of one rank, saves its progress as a state, and resumes from one."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ import cloudpickle
 
 from penstock.engines import Meters, Program, Run, Start, StartPart, Stats, snapshot
 from penstock.errors import PlanError, StateError
-from penstock.feed.agreement import Agreement, Padding, agreement, identities
+from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
 from penstock.feed.epochs import Epochs
-from penstock.feed.ledger import Book, Lineage, lineage
+from penstock.feed.ledger import LedgerWriter, ResumePoint, resume_point
 from penstock.feed.torch_isinstance import torch_class
-from penstock.feed.torch_stream import Stream
+from penstock.feed.torch_stream import TorchStream
 from penstock.feed.torch_workers import this_worker
 from penstock.feed.worker_split import WorkerShare
-from penstock.order import Order, Piece, ShardOrder, ShuffledOrder, State, UncountedOrder, recut, to_known, total
+from penstock.order import Order, Piece, ShardOrder, ShuffledOrder, State, UncountedOrder, recut, to_counted, total
 from penstock.plan import Cut, Identity, Plan, Skipped, check_count
 
 
 class Loader:
-    """Feeds one rank.
+    """Feeds one rank, and can save and load its state.
 
-    Iterating gives what is still to come of the epoch at hand; running to the end moves on to the next. There is one
-    live iterator: a new one ends the one before and goes on where it stood. With ``ordered=False`` the state has gaps,
-    and what follows is the rest as a set; plans whose state cannot have gaps are run in order all the same.
+    Iterating yields the rest of the current epoch; at its end, the loader moves on to the next epoch. There is one live
+    iterator: a new one ends the one before and continues where that stopped. With ``ordered=False``, the state has gaps
+    and a loader that resumes from it yields the rest in any order; a plan whose state cannot have gaps runs in order.
 
     Attributes:
-        epoch: The epoch at hand.
+        epoch: The current epoch.
         skipped: The samples that failed and were passed, with shard, key and stage.
-        padded: Samples repeated so far so that ranks are equal (they carry ``__pad__``).
-        dropped: Samples left out so far so that ranks are equal.
+        padded: The number of samples repeated so far so that ranks are equal (they have the field ``__pad__``).
+        dropped: The number of samples left out so far so that ranks are equal.
     """
 
     def __init__(
@@ -44,38 +44,38 @@ class Loader:
         cut: Cut,
         epoch: int = 0,
         *,
-        deal: WorkerShare | None = None,
+        share: WorkerShare | None = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        """Made by ``Dataset.loader``; with ``deal`` it feeds one worker of a DataLoader for one epoch."""
-        self._book = None if ledger is None else Book(ledger)
-        self._before: Lineage | None = None  # what the ledger's next session goes on from, if from a state
-        self._agreement = agreement(plan, cut)
-        if self._agreement is not None:  # each rank has all of its share; where the epoch ends is seen as it runs
+        """Use ``Dataset.loader`` to create one; with ``share``, it feeds a worker of a DataLoader for one epoch."""
+        self._ledger = None if ledger is None else LedgerWriter(ledger)
+        self._resume_point: ResumePoint | None = None  # of the next session in the ledger, after a state was loaded
+        self._agreement = make_agreement(plan, cut)
+        if self._agreement is not None:  # each rank has its whole share, and the ranks agree where the epoch ends
             cut = replace(cut, uneven="keep")
         plan = plan if plan.cut is not None else plan.shard(cut)
-        self.plan = plan if deal is None else replace(plan, engine=deal.modest(plan.engine))
+        self.plan = plan if share is None else replace(plan, engine=share.limit_engine(plan.engine))
         self.cut = cut
-        self._deal = deal
-        self._epochs = Epochs(epoch)  # for workers only: the loader itself counts as it ends an epoch
+        self._share = share
+        self._epochs = Epochs(epoch)  # for workers only: the loader itself uses ``epoch``
         self.epoch = epoch
-        self._lost: list[tuple[int, list[Piece]]] = []  # by epoch, positions left out
-        self._repeated: list[tuple[int, list[Piece]]] = []  # and repeated
+        self._dropped: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
+        self._padded: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
         self._padding: Padding | None = None
-        self._pads = 0  # items of padding in this epoch so far
+        self._padding_items = 0  # in this epoch so far
         self._program = Program(self.plan)
         self._skipped: list[Skipped] = []
-        self._orders: tuple[int, Order, Start] | None = None
+        self._epoch_start: tuple[int, Order, Start] | None = None  # the last result of ``_find_epoch_start``
         self._run: Run | None = None
         self._meters = Meters()
-        # Where it stands while no iterator is live: (epoch, start). None: at the beginning of the epoch.
+        # The (epoch, start) to resume from while no iterator is live; None: the start of the epoch.
         self._rest: tuple[int, Start] | None = None
 
     def __len__(self) -> int:
-        """The items of a whole epoch of this rank.
+        """Return the number of items of a whole epoch of this rank.
 
         Raises:
-            TypeError: only running it tells.
+            TypeError: Only a run can tell the number.
         """
         known = self._program.length(self.cut)
         if known is None:
@@ -83,30 +83,34 @@ class Loader:
         return known
 
     def __iter__(self) -> Iterator[Any]:
-        """The batches (or samples) still to come in this epoch; in a DataLoader's worker its share of them."""
-        if self._deal is None and (worker := this_worker(self.cut)) is not None:
-            self._alone("the workers of a DataLoader")
-            if self._book is not None:
+        """Iterate over the rest of this epoch; in a DataLoader's worker, over its share of that.
+
+        Raises:
+            PlanError: The workers of a DataLoader cannot run this loader.
+        """
+        if self._share is None and (worker := this_worker(self.cut)) is not None:
+            self._refuse_if_agreed("the workers of a DataLoader")
+            if self._ledger is not None:
                 raise PlanError("ledger= needs the loader in the process that trains: use num_workers=0")
-            return Stream(self.plan, self._epochs, worker, self._dealt)
+            return TorchStream(self.plan, self._epochs, worker, self._worker_loader)
         over = self._run is not None and not any(part.pieces for part in self._run.start.parts())
-        over = over and self._agreement is None  # else this rank may have to go on with padding
+        over = over and self._agreement is None  # else this rank may have to continue with padding
         self._pause()
-        self.epoch += over  # nobody needs to ask an iterator over nothing for more
+        self.epoch += over  # the iterator before had nothing to yield, so it may not have been run to its end
         if self._rest is not None and self._rest[0] != self.epoch:
-            self._rest = None  # the epoch before is over
+            self._rest = None  # of an epoch that is over
         order = self._order(self.epoch)
-        start = self._rest[1] if self._rest is not None else self._first(self.epoch)
-        witness = None if self._book is None else self._book.note
-        run = self._run = Run(self._program, order, self.epoch, start, tracked=True, witness=witness)
+        start = self._rest[1] if self._rest is not None else self._first_start(self.epoch)
+        on_delivered = None if self._ledger is None else self._ledger.record
+        run = self._run = Run(self._program, order, self.epoch, start, tracked=True, on_delivered=on_delivered)
         self._meters = run.meters
         return self._items(run)
 
     def _items(self, run: Run) -> Iterator[Any]:
         try:
-            if self._book is not None and run is self._run:  # an iterator that nobody asks for anything is no session
-                self._at_work(self._book, self.epoch, anew=self._rest is None)
-            yield from run if self._agreement is None else self._agreed(run, self._agreement)
+            if self._ledger is not None and run is self._run:  # not before: an iterator may stay unused
+                self._ensure_session(self._ledger, self.epoch, fresh=self._rest is None)
+            yield from run if self._agreement is None else self._agreed_items(run, self._agreement)
         except BaseException:
             if run is self._run:
                 self._pause()
@@ -114,223 +118,229 @@ class Loader:
         if run is self._run:
             self._pause()
             assert self._rest is not None
-            if left := run.left_out(self._rest[1]):
-                self._lost.append((self.epoch, left))
-            if self._book is not None:
-                self._book.end(self._order(self.epoch), left)
-                self._before = None
+            if dropped := run.left_out(self._rest[1]):
+                self._dropped.append((self.epoch, dropped))
+            if self._ledger is not None:
+                self._ledger.end(self._order(self.epoch), dropped)
+                self._resume_point = None
             if run.repeated():
-                self._repeated.append((self.epoch, run.repeated()))
+                self._padded.append((self.epoch, run.repeated()))
             self._rest = (self.epoch, run.start.after(None, None))
-            self._pads = 0
+            self._padding_items = 0
             self.epoch += 1
 
-    def _agreed(self, run: Run, ranks: Agreement) -> Iterator[Any]:
-        """The items of as many steps as the ranks agree on."""
+    def _agreed_items(self, run: Run, agreement: Agreement) -> Iterator[Any]:
+        """Yield the items of as many steps as the ranks agree on."""
         items = iter(run)
         while run is self._run:
-            have, item = ranks.next(items)
-            going = False
+            has_item, item = agreement.next_item(items)
+            has_step = False
             try:
-                going = ranks.go_on(have)
+                has_step = agreement.has_step(has_item)
             finally:
-                if have and not going:
-                    run.tell()
+                if has_item and not has_step:
+                    run.report_delivered()
                     run.hold_back()
-                    self._before = None if self._book is None else self._book.take_back()
-            if not going:
+                    self._resume_point = None if self._ledger is None else self._ledger.retract_step()
+            if not has_step:
                 return
-            if not have:
-                item = self._pad_item()
+            if not has_item:
+                item = self._next_padding_item()
             yield item
 
-    def _pad_item(self) -> Any:
+    def _next_padding_item(self) -> Any:
         if self._padding is None:
-            share = self._first(self.epoch).left
+            share = self._first_start(self.epoch).left
             self._padding = Padding(self._program, self._order(self.epoch), self.epoch, share)
-            for _ in range(self._pads):
-                self._padding.take()
-        self._pads += 1
-        item = self._padding.take()
-        if self._book is not None:
-            for rows, many in self._padding.told:
-                self._book.note(rows, many)
+            for _ in range(self._padding_items):
+                self._padding.next_item()
+        self._padding_items += 1
+        item = self._padding.next_item()
+        if self._ledger is not None:
+            for rows, items in self._padding.delivered:
+                self._ledger.record(rows, items)
         return item
 
     def _pause(self) -> None:
-        """End the live iterator, remembering where it stood."""
+        """End the live iterator, and remember where to resume."""
         if self._padding is not None:
             padding, self._padding = self._padding, None
-            padding.close()  # whose count begins at the beginning of its epoch, also after a pause
-            before = [row for row in self._repeated if row[0] != self.epoch]
-            self._repeated = [*before, (self.epoch, padding.pieces)]
+            padding.close()  # its pieces are all of this epoch, including those from before an earlier pause
+            before = [row for row in self._padded if row[0] != self.epoch]
+            self._padded = [*before, (self.epoch, padding.pieces)]
         if self._run is not None:
             run, self._run = self._run, None
-            run.tell()
-            if self._book is not None:
-                self._book.flush()
+            run.report_delivered()
+            if self._ledger is not None:
+                self._ledger.flush()
             self._rest = (self.epoch, run.here())
-            self._skipped += run.passed()
+            self._skipped += run.skips_so_far()
             run.close()
 
     @property
     def dropped(self) -> int:
-        """Samples left out so that ranks are equal, in the epochs that ended."""
-        return sum(total(pieces) for _, pieces in self._lost)
+        """The number of samples left out so that ranks are equal, in the epochs that ended."""
+        return sum(total(pieces) for _, pieces in self._dropped)
 
     @property
     def padded(self) -> int:
-        """Samples repeated so that ranks are equal."""
-        return sum(total(pieces) for _, pieces in self._repeated)
+        """The number of samples repeated so that ranks are equal."""
+        return sum(total(pieces) for _, pieces in self._padded)
 
     @property
     def dropped_samples(self) -> list[Identity]:
-        """Which samples were left out."""
-        return self._named(self._lost)
+        """The samples that were left out."""
+        return self._identities(self._dropped)
 
     @property
     def padded_samples(self) -> list[Identity]:
-        """Which samples were repeated."""
-        return self._named(self._repeated)
+        """The samples that were repeated."""
+        return self._identities(self._padded)
 
-    def _named(self, by_epoch: list[tuple[int, list[Piece]]]) -> list[Identity]:
+    def _identities(self, by_epoch: list[tuple[int, list[Piece]]]) -> list[Identity]:
         program = self._program
-        return [who for epoch, pieces in by_epoch for who in identities(program, program.order(epoch), pieces)]
+        return [
+            identity for epoch, pieces in by_epoch for identity in identities(program, program.order(epoch), pieces)
+        ]
 
     @property
     def skipped(self) -> list[Skipped]:
         """The samples that failed and were passed."""
-        return self._skipped + (self._run.passed() if self._run is not None else [])
+        return self._skipped + (self._run.skips_so_far() if self._run is not None else [])
 
     def stats(self) -> Stats:
-        """What the last epoch's run did, or does."""
+        """Return what the current or last run did so far."""
         return snapshot(self._meters)
 
     def close(self) -> None:
-        """End the live iterator."""
+        """End the live iterator; a new one continues where it stopped."""
         self._pause()
-        if self._book is not None:
-            self._book.close()
+        if self._ledger is not None:
+            self._ledger.close()
 
-    def _at_work(self, book: Book, epoch: int, anew: bool = False) -> Book:
-        """The ledger, with a session at hand that goes on from where the loader stands, or begins ``anew``."""
-        if (anew and book.step > 0) or self._before is not None or not book.goes_on(epoch):
-            book.begin(self._program, self._order(epoch), epoch, self.cut, self._before or Lineage())
-            self._before = None
-        return book
+    def _ensure_session(self, ledger: LedgerWriter, epoch: int, fresh: bool = False) -> None:
+        """Begin a session in the ledger unless the current one continues; ``fresh``: from the start of the epoch."""
+        if (fresh and ledger.step > 0) or self._resume_point is not None or not ledger.has_session(epoch):
+            ledger.begin(self._program, self._order(epoch), epoch, self.cut, self._resume_point or ResumePoint())
+            self._resume_point = None
 
     def _order(self, epoch: int) -> Order:
-        return self._beginning(epoch)[1]
+        return self._find_epoch_start(epoch)[1]
 
-    def _first(self, epoch: int) -> Start:
-        return self._beginning(epoch)[2]
+    def _first_start(self, epoch: int) -> Start:
+        return self._find_epoch_start(epoch)[2]
 
-    def _beginning(self, epoch: int) -> tuple[int, Order, Start]:
-        """An epoch's order, and where this loader begins it."""
-        if self._orders is None or self._orders[0] != epoch:
+    def _find_epoch_start(self, epoch: int) -> tuple[int, Order, Start]:
+        """Return the epoch, its order, and where this loader starts in it."""
+        if self._epoch_start is None or self._epoch_start[0] != epoch:
             if self._program.stream is not None:
-                raise PlanError("a stream has no positions, so there is no loader for it; iterate it, or store it")
+                raise PlanError("a stream has no positions, so it cannot have a loader: iterate it, or store it first")
             order = self._program.order(epoch)
             start = self._program.start(order, self.cut)
-            if self._deal is not None:
-                order, start = self._deal.share(self.plan, order, start)
-            self._orders = (epoch, order, start)
-        return self._orders
+            if self._share is not None:
+                order, start = self._share.apply(self.plan, order, start)
+            self._epoch_start = (epoch, order, start)
+        return self._epoch_start
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the beginning of an epoch, unless this one is at hand.
+        """Go to the start of an epoch; in the current epoch, nothing changes.
 
         Raises:
-            PlanError: not a whole number from 0.
+            PlanError: The epoch is not a whole number from 0.
         """
         epoch = check_count("epoch", epoch)
         if epoch != self.epoch:
             self._pause()
-            self.epoch, self._rest, self._before = epoch, None, None
+            self.epoch, self._rest, self._resume_point = epoch, None, None
         self._epochs.set(epoch)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Its own class, which torch may take for one of its datasets."""
+        """This class, which torch takes for one of its iterable datasets."""
         return torch_class(type(self), self._epochs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._alone("other processes")
+        self._refuse_if_agreed("other processes")
         rest = self._rest if self._run is None else (self.epoch, self._run.here())
-        book = None if self._book is None else (self._book.folder, self._copied(self._book, rest))
-        return _revived, (cloudpickle.dumps(self.plan), self.cut, self.epoch, rest, self._epochs, book)
+        ledger = None if self._ledger is None else (self._ledger.folder, self._resume_point_of_copy(self._ledger, rest))
+        return _unpickle_loader, (cloudpickle.dumps(self.plan), self.cut, self.epoch, rest, self._epochs, ledger)
 
-    def _copied(self, book: Book, rest: tuple[int, Start] | None) -> Lineage | None:
-        """What the ledger of a copy goes on from."""
+    def _resume_point_of_copy(self, ledger: LedgerWriter, rest: tuple[int, Start] | None) -> ResumePoint | None:
         if self._run is not None:
-            self._run.tell()
-        return Lineage("own", (book.here(),)) if rest is not None and book.goes_on(rest[0]) else self._before
+            self._run.report_delivered()
+        if rest is not None and ledger.has_session(rest[0]):
+            return ResumePoint("own", (ledger.position(),))
+        return self._resume_point
 
-    def _alone(self, who: str) -> None:
-        """Refuse those who cannot speak for this rank where ranks agree."""
+    def _refuse_if_agreed(self, users: str) -> None:
+        """Refuse users that cannot agree with the other ranks, if this loader has to.
+
+        Raises:
+            PlanError: The ranks of this loader agree where an epoch ends.
+        """
         if self._agreement is not None:
             raise PlanError(
-                f"the ranks of this loader agree where an epoch ends, and {who} cannot: iterate the loader itself, "
+                f"the ranks of this loader agree where an epoch ends, and {users} cannot: iterate the loader itself, "
                 "or pass uneven='keep'"
             )
 
-    def _dealt(self, epoch: int, deal: WorkerShare | None) -> Loader:
-        """What feeds a worker of a DataLoader in one epoch."""
-        if self._rest is not None and self._rest[0] == epoch and deal is not None:
-            deal = replace(deal, rest=self._rest[1])
-        return Loader(self.plan, self.cut, epoch, deal=deal)
+    def _worker_loader(self, epoch: int, share: WorkerShare | None) -> Loader:
+        """Return a loader for one epoch of a worker of a DataLoader."""
+        if self._rest is not None and self._rest[0] == epoch and share is not None:
+            share = replace(share, rest=self._rest[1])
+        return Loader(self.plan, self.cut, epoch, share=share)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, as small JSON; what was yielded so far counts as delivered.
+        """Return the progress of the loader as small JSON; every item that was yielded counts as delivered.
 
         Raises:
-            PlanError: the source cannot be taken up again.
+            PlanError: The source cannot be resumed.
         """
         epoch = self.epoch
         if self._run is not None:
-            self._run.tell()
+            self._run.report_delivered()
             start = self._run.here()
         elif self._rest is not None:
             epoch, start = self._rest
         else:
-            start = self._first(epoch)
+            start = self._first_start(epoch)
         lazy = isinstance(self._order(epoch), UncountedOrder)
         levels = sorted(start.groups.keys() | start.seen.keys())
         return State(
             plan=self._program.identity(counts=not lazy),
             seed=self._program.seed,
             epoch=epoch,
-            cut=self.cut.how,
+            cut=self.cut.kind,
             rank=self.cut.rank,
             world=self.cut.world,
             open=[{"of": p.pieces, "n": p.n or 0, "done": p.done, "sub": p.sub} for p in start.opens],
             left=start.left,
             tail=[[level, *start.groups.get(level, (0, 0)), start.seen.get(level, 0)] for level in levels] or None,
-            counted=self._counts(start, epoch),
+            counted=self._state_counts(start, epoch),
             lazy=lazy,
         ).to_json()
 
-    def _counts(self, start: Start, epoch: int) -> dict[str, Any]:
-        """What a state counts: where ranks are equal, padding or positions still due; steps in the ledger."""
+    def _state_counts(self, start: Start, epoch: int) -> dict[str, Any]:
+        """Return the counts of a state: positions still due, or padding; the position in the ledger."""
         counts: dict[str, Any] = {} if start.quota is None else {"quota": start.quota}
-        if self._pads:
-            counts = {"padded": self._pads}
-        if self._book is None:
+        if self._padding_items:
+            counts = {"padded": self._padding_items}
+        if self._ledger is None:
             return counts
-        book = self._at_work(self._book, epoch, anew=self._run is None and self._rest is None)
-        return {**counts, "ledger": [*book.here()]}
+        self._ensure_session(self._ledger, epoch, fresh=self._run is None and self._rest is None)
+        return {**counts, "ledger": [*self._ledger.position()]}
 
     def load_state_dict(
         self, state: Mapping[str, Any] | None = None, *, states: Sequence[Mapping[str, Any]] | None = None
     ) -> None:
-        """Go on where a saved state stood.
+        """Resume from a saved state.
 
         Args:
             state: This rank's own state, of the same world: exactly the rest follows, in order.
-            states: Those of all ranks, of any world: what they had left is shared out anew.
+            states: The states of all ranks, of any world: what they have left is cut again for the ranks of this world.
 
         Raises:
-            StateError: the state is damaged, of another dataset or plan, or states are missing.
+            StateError: The state is damaged, of another dataset or plan, or states are missing.
         """
         if (state is None) == (states is None):
             raise StateError("give one state, or states=[...] of all ranks")
@@ -338,22 +348,23 @@ class Loader:
         if not given:
             raise StateError("states=[]: give the states of all ranks")
         for one in given:
-            self._check(one)
+            self._check_plan(one)
         epoch = given[0].epoch
         order = self._order(epoch)
-        given = [self._counted(one, order) for one in given]
-        own = [s for s in given if s.rank == self.cut.rank and s.world == self.cut.world]
-        if own and not all(map(order.holds, _pieces(own[0]))):
-            raise StateError("the state speaks of positions that this dataset does not have")
-        start = self._own(own[0]) if own else self._recut(given, order)
-        pads = (_noted(own[0], "padded") if own else None) or 0
-        before = None if self._book is None else lineage(given, own[0] if own else None)
+        given = [_with_known_positions(one, order) for one in given]
+        own = next((s for s in given if s.rank == self.cut.rank and s.world == self.cut.world), None)
+        if own is not None and not all(map(order.holds, _all_pieces(own))):
+            raise StateError("the state has positions that this dataset does not have")
+        start = self._recut(given, order) if own is None else self._start_of(own)
+        padding_items = 0 if own is None else _get_count(own, "padded") or 0
+        resumed = None if self._ledger is None else resume_point(given, own)
         self._pause()
-        self.epoch, self._rest, self._pads, self._before = epoch, (epoch, start), pads, before
+        self.epoch, self._rest = epoch, (epoch, start)
+        self._padding_items, self._resume_point = padding_items, resumed
         if this_worker() is None:  # else it is the state of a pass that has been counted
             self._epochs.set(epoch)
 
-    def _check(self, state: State) -> None:
+    def _check_plan(self, state: State) -> None:
         if state.plan != self._program.identity(counts=not state.lazy):
             raise StateError(
                 "the state belongs to another dataset or plan: shards, their order, or stages that change the count "
@@ -362,81 +373,89 @@ class Loader:
         if state.seed != self._program.seed:
             raise StateError(f"the state was made with seed {state.seed}, this dataset has seed {self._program.seed}")
 
-    def _counted(self, state: State, order: Order) -> State:
-        """The state in this order's kind of positions."""
-        if not state.lazy or isinstance(order, UncountedOrder):
-            if isinstance(order, UncountedOrder) and not state.lazy:
-                raise StateError("the state counts samples, but the shards' counts are not known; run `penstock index`")
-            return state
-        assert isinstance(order, ShardOrder | ShuffledOrder)
-        groups = order.groups()
-        opens = [{**window, "of": to_known(window["of"], groups)} for window in state.open]
-        return replace(state, left=to_known(state.left, groups), open=opens, lazy=False)  # type: ignore[arg-type]
-
-    def _own(self, state: State) -> Start:
-        rows = _tail(state)
+    def _start_of(self, state: State) -> Start:
+        rows = _parse_tail(state)
         if state.open and self._program.window_level is None:
             raise StateError("the state has open windows, but no stage of this plan has windows that could be open")
         if beyond := [level for level, *_ in rows if not 0 < level < len(self._program.levels)]:
-            raise StateError(f"the state's 'tail' speaks of level {beyond[0]}, which this plan does not have")
+            raise StateError(f"the state's 'tail' names level {beyond[0]}, which this plan does not have")
         return Start(
             state.left,
             tuple(StartPart(window["of"], window["n"], window["done"], window["sub"]) for window in state.open),
             {level: (done, sub) for level, done, sub, _ in rows if done or sub},
             {level: seen for level, _, _, seen in rows if seen},
             self._quota(state),
-            self._pad(),
+            self._first_start(self.epoch).pad if self.cut.uneven == "pad" else None,
         )
 
     def _quota(self, state: State) -> int | None:
         if self.cut.uneven == "keep":
             return None
-        kept = _noted(state, "quota")
-        return total(state.left) if kept is None else kept
+        quota = _get_count(state, "quota")
+        return total(state.left) if quota is None else quota
 
     def _recut(self, states: list[State], order: Order) -> Start:
-        mine = recut(states, self.cut.rank, self.cut.world, self.cut.how, order, why_not=self._program.recut_problem)
-        start = self._own(replace(mine, counted=None))
+        problem = self._program.recut_problem
+        own = recut(states, self.cut.rank, self.cut.world, self.cut.kind, order, recut_problem=problem)
+        start = self._start_of(replace(own, counted=None))
         if self.cut.uneven == "keep":
             return start
-        whole = sum(total(state.left) for state in states)
-        share = whole // self.cut.world if self.cut.uneven == "drop" else -(-whole // self.cut.world)
-        return replace(start, quota=share)
-
-    def _pad(self) -> Piece | None:
-        if self.cut.uneven != "pad":
-            return None
-        return self._first(self.epoch).pad
+        left = sum(total(state.left) for state in states)
+        quota = left // self.cut.world if self.cut.uneven == "drop" else -(-left // self.cut.world)
+        return replace(start, quota=quota)
 
 
-def _revived(
+def _unpickle_loader(
     plan: bytes,
     cut: Cut,
     epoch: int,
     rest: tuple[int, Start] | None,
     epochs: Epochs,
-    book: tuple[Path, Lineage | None] | None,
+    ledger: tuple[Path, ResumePoint | None] | None,
 ) -> Loader:
-    loader = Loader(pickle.loads(plan), cut, epoch, ledger=None if book is None else book[0])
-    loader._rest, loader._epochs, loader._before = rest, epochs, None if book is None else book[1]
+    loader = Loader(pickle.loads(plan), cut, epoch, ledger=None if ledger is None else ledger[0])
+    loader._rest, loader._epochs, loader._resume_point = rest, epochs, None if ledger is None else ledger[1]
     return loader
 
 
-def _pieces(state: State) -> list[Piece]:
-    """All positions that a state speaks of."""
+def _with_known_positions(state: State, order: Order) -> State:
+    """Return the state with positions of ``order``, if it was saved before the samples were counted.
+
+    Raises:
+        StateError: The state has counted positions, but the order does not know the counts.
+    """
+    if not state.lazy or isinstance(order, UncountedOrder):
+        if isinstance(order, UncountedOrder) and not state.lazy:
+            raise StateError("the state counts samples, but the shards' counts are not known; run `penstock index`")
+        return state
+    assert isinstance(order, ShardOrder | ShuffledOrder)
+    groups = order.groups()
+    opens = [{**window, "of": to_counted(window["of"], groups)} for window in state.open]
+    return replace(state, left=to_counted(state.left, groups), open=opens, lazy=False)  # type: ignore[arg-type]
+
+
+def _all_pieces(state: State) -> list[Piece]:
     return [*state.left, *(piece for window in state.open for piece in window["of"])]
 
 
-def _noted(state: State, name: str) -> int | None:
-    """A number that a state holds beside its positions."""
+def _get_count(state: State, name: str) -> int | None:
+    """Return a number of the state's entry ``counted``.
+
+    Raises:
+        StateError: It is not a whole number from 0.
+    """
     value = (state.counted or {}).get(name)
     if value is not None and not (type(value) is int and value >= 0):
         raise StateError(f"the state's 'counted' holds {name}={value!r:.40}, not a number from 0")
     return value
 
 
-def _tail(state: State) -> list[tuple[int, int, int, int]]:
-    """The half-delivered groups of a state, level by level."""
+def _parse_tail(state: State) -> list[tuple[int, int, int, int]]:
+    """Return the partly delivered groups of a state, by level.
+
+    Raises:
+        StateError: An entry is not four whole numbers from 0.
+    """
     rows = state.tail or []
     for row in rows:
         if not (isinstance(row, list) and len(row) == 4 and all(type(n) is int and n >= 0 for n in row)):

@@ -1,7 +1,7 @@
-"""A plan as a Ray dataset: stretches of its order are read tasks, and what comes out of them are blocks of columns.
+"""Turns a plan into a Ray dataset: parts of its order become read tasks, which yield blocks of columns.
 
-A task opens the plan in its own process, which keeps it, and what its stages have made, for the tasks to come: a class
-given to ``map_batches`` is constructed once a process.
+A task opens the plan in its process. The process reuses the open plan, and what the stages have constructed, for later
+tasks: a class that is given to ``map_batches`` is constructed once per process.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import cloudpickle
 
 from penstock.engines import Meters, Program, Segment, Start
 from penstock.engines.devices import available_devices
-from penstock.engines.flow import BlockSizer, flow
+from penstock.engines.flow import BlockSizer, SizeLimit, flow
 from penstock.engines.program import run_segment
-from penstock.engines.ray.placement import Need, granted
+from penstock.engines.ray.placement import Need, grant_workers
 from penstock.errors import DataError, PlanError
-from penstock.formats.tables.ray import BlockMaker, require_ray
+from penstock.formats.tables.ray import RayBlockBuilder, require_ray
 from penstock.order import Order, Piece, ShardOrder, UncountedOrder, head, tail, total
-from penstock.plan import Block, Context, EngineOptions, Plan, Skipped, check_count, weight
+from penstock.plan import Block, Context, EngineOptions, Plan, Skipped, check_count, estimate_nbytes
 
 log = logging.getLogger("penstock")
 
-LEAST = 256  # samples of a task: a block costs Ray some 20 ms
-_PER_CORE = 4  # tasks for each core of the cluster, so that the last ones end at about the same time
-_SMALL = 100_000  # bytes of a plan that travel with every task; a larger one lies in the object store
+MIN_TASK_SAMPLES = 256  # a block costs Ray about 20 ms
+_TASKS_PER_CORE = 4  # so that the last tasks end at about the same time
+_MAX_INLINE_BYTES = 100_000  # of a pickled plan that is sent with every task; a larger one is put in the object store
 
 
 def to_ray(plan: Plan, epoch: int, blocks: int | None = None) -> Any:
-    """A ``ray.data.Dataset`` of what a plan gives in an epoch, in order.
+    """Return a ``ray.data.Dataset`` of the items of an epoch, in order.
 
     Raises:
-        EngineError: the cluster does not have what a stage asks for.
+        EngineError: The cluster does not have what a stage asks for.
         MissingExtra: ray is not installed.
-        PlanError: there is no end, or a stream that only this process can read.
+        PlanError: The dataset has no end, or is a stream that only this process can read.
     """
     if blocks is not None:
         check_count("blocks", blocks, least=1)
@@ -51,108 +51,114 @@ def to_ray(plan: Plan, epoch: int, blocks: int | None = None) -> Any:
     _check(program)
     _connect(plan.engine)
     cores = int(ray.cluster_resources().get("CPU", 1))
-    starts = [None] if program.stream is not None else stretches(program, epoch, blocks, cores)
-    exact = plan.counted and plan.errors.action == "raise" and program.stream is None
+    starts = [None] if program.stream is not None else task_starts(program, epoch, blocks, cores)
+    exact = plan.keeps_count and plan.errors.action == "raise" and program.stream is None
     data = cloudpickle.dumps(plan)
-    held = data if len(data) <= _SMALL else ray.put(data)
-    sent = Sent(held, hashlib.sha256(data).hexdigest(), epoch, os.getcwd())
-    tasks = [(partial(sent.tables, start), _rows(start) if exact else None) for start in starts]
-    made = ray.data.read_datasource(_datasource(tasks), override_num_blocks=max(1, len(tasks)), **_asked(program, ray))
-    made.context.execution_options.preserve_order = True
-    return made
+    inline_or_ref = data if len(data) <= _MAX_INLINE_BYTES else ray.put(data)
+    pickled = PickledPlan(inline_or_ref, hashlib.sha256(data).hexdigest(), epoch, os.getcwd())
+    tasks = [(partial(pickled.blocks, start), _row_count(start) if exact else None) for start in starts]
+    resources = _task_resources(program, ray)
+    dataset = ray.data.read_datasource(_datasource(tasks), override_num_blocks=max(1, len(tasks)), **resources)
+    dataset.context.execution_options.preserve_order = True
+    return dataset
 
 
 def _check(program: Program) -> None:
     if program.stream is not None:
         if any(getattr(source, "patterns", None) == ("-",) for source in program.plan.sources()):
-            raise PlanError("standard input is read by this process alone: write_tar() it, and read that")
+            raise PlanError("only this process can read standard input: write_tar() it first, and read the shards")
     elif program.endless:
         raise PlanError("the dataset has no end; use limit(n)")
 
 
 def _connect(engine: EngineOptions) -> None:
-    """Find a cluster, or start one here, where this process has none yet."""
-    from penstock.engines.ray.session import ensure
+    """Connect to a cluster, or start one on this machine, unless this process is connected already."""
+    from penstock.engines.ray.session import connect_ray
 
-    ensure(engine.get("address") if engine.name == "ray" else None)
+    connect_ray(engine.get("address") if engine.name == "ray" else None)
 
 
-def _asked(program: Program, ray: Any) -> dict[str, float]:
-    """What every task reserves: as much as the stage that asks for most.
+def _task_resources(program: Program, ray: Any) -> dict[str, float]:
+    """Return what every task reserves: as much as the most demanding stage asks for.
 
     Raises:
-        EngineError: no node has that; Ray would wait for one without end.
+        EngineError: No node has that much; Ray would wait for such a node forever.
     """
     needs = [placed.stage.resources for placed in program.arrangement.body if placed.stage.resources is not None]
     cpus = max((one.cpus for one in needs if one.cpus), default=None)
     gpus = max((one.gpus for one in needs), default=0)
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    granted([Need("to_ray()", cpus=cpus, gpus=gpus)], nodes, sum(node.get("CPU", 0) for node in nodes))
-    asked = {"num_cpus": cpus, "num_gpus": gpus or None}
-    more = {"max_calls": 0} if gpus else {}  # else every task that has a device gets a new process, and a new model
-    return {name: value for name, value in asked.items() if value} | more
+    grant_workers([Need("to_ray()", cpus=cpus, gpus=gpus)], nodes, sum(node.get("CPU", 0) for node in nodes))
+    requested = {"num_cpus": cpus, "num_gpus": gpus or None}
+    # By default, every task with a device gets a new process, and loads its model again.
+    extra = {"max_calls": 0} if gpus else {}
+    return {name: value for name, value in requested.items() if value} | extra
 
 
-def _rows(start: Start | None) -> int | None:
+def _row_count(start: Start | None) -> int | None:
     return None if start is None else sum(total(part.pieces) for part in start.parts())
 
 
-def stretches(program: Program, epoch: int, blocks: int | None, cores: int) -> list[Start]:
-    """Where tasks begin that together give an epoch, in order: a shard each, or a range of one, and not too few.
+def task_starts(program: Program, epoch: int, blocks: int | None, cores: int) -> list[Start]:
+    """Return where the tasks start that yield an epoch, in order.
 
-    Where a stage sees more than one sample, or everything is made by one run, there is one task.
+    A task reads some shards, or a range of one. There is one task if a stage sees more than one sample, or if a source
+    computes its samples in one run.
     """
     order = program.order(epoch)
     start = program.start(order, program.plan.cut)
     if not program.plan.commutes or any(hasattr(source, "summary") for source in program.plan.sources()):
         return [start]
     if isinstance(order, UncountedOrder):
-        many = min(blocks or order.group_count, order.group_count)
-        shares = [order.cut(start.left, rank, many, "range") for rank in range(many)]
+        tasks = min(blocks or order.group_count, order.group_count)
+        shares = [order.cut(start.left, number, tasks, "range") for number in range(tasks)]
         return [replace(start, left=share) for share in shares if share] or [start]
     pieces = start.left if start.quota is None else head(start.left, start.quota)
-    cuts = _cuts(_edges(order, pieces), blocks, cores)
-    short = 0 if start.quota is None or start.pad is None else start.quota - total(pieces)
-    shares = [head(tail(pieces, low), high - low) for low, high in pairwise(cuts)] or [pieces]
+    edges = _task_edges(_shard_edges(order, pieces), blocks, cores)
+    padding = 0 if start.quota is None or start.pad is None else start.quota - total(pieces)
+    shares = [head(tail(pieces, low), high - low) for low, high in pairwise(edges)] or [pieces]
     starts = [Start(share) for share in shares]
-    if short > 0:
-        starts[-1] = Start(shares[-1], quota=total(shares[-1]) + short, pad=start.pad)
+    if padding > 0:
+        starts[-1] = Start(shares[-1], quota=total(shares[-1]) + padding, pad=start.pad)
     return starts
 
 
-def _edges(order: Order, pieces: Sequence[Piece]) -> list[int]:
-    """Where shards begin and end among the positions of ``pieces``, as far as those are in the order of shards."""
-    many = total(pieces)
+def _shard_edges(order: Order, pieces: Sequence[Piece]) -> list[int]:
+    """Return where shards begin and end among the positions of ``pieces``; only the ends if they are not by shard."""
+    samples = total(pieces)
     if not isinstance(order, ShardOrder) or len(pieces) != 1 or pieces[0][2] != 1:
-        return [0, many]
+        return [0, samples]
     ends = order.groups() - pieces[0][0]
-    return [0, *ends[(ends > 0) & (ends < many)].tolist(), many]
+    return [0, *ends[(ends > 0) & (ends < samples)].tolist(), samples]
 
 
-def _cuts(edges: list[int], blocks: int | None, cores: int) -> list[int]:
-    """Where tasks begin and end: so many of them, or at the edges of shards that are neither small nor large."""
-    many = edges[-1]
-    if not many:
+def _task_edges(shard_edges: list[int], blocks: int | None, cores: int) -> list[int]:
+    """Return where tasks begin and end: ``blocks`` tasks of equal size, or by shard.
+
+    By shard, small shards are joined, and large ones are cut.
+    """
+    samples = shard_edges[-1]
+    if not samples:
         return []
     if blocks is not None:
-        blocks = min(blocks, many)
-        return [number * many // blocks for number in range(blocks + 1)]
-    large = max(LEAST, -(-many // (_PER_CORE * max(1, cores))))
-    cuts = [0]
-    for edge in edges[1:]:
-        size = edge - cuts[-1]
-        if size < LEAST and edge < many:
-            continue  # a small shard goes with the next one
-        if size < LEAST and len(cuts) > 1:
-            cuts.pop()  # and the last one with those before
-            size = edge - cuts[-1]
+        blocks = min(blocks, samples)
+        return [number * samples // blocks for number in range(blocks + 1)]
+    large = max(MIN_TASK_SAMPLES, -(-samples // (_TASKS_PER_CORE * max(1, cores))))
+    edges = [0]
+    for edge in shard_edges[1:]:
+        size = edge - edges[-1]
+        if size < MIN_TASK_SAMPLES and edge < samples:
+            continue  # a small shard is joined with the next one
+        if size < MIN_TASK_SAMPLES and len(edges) > 1:
+            edges.pop()  # a small last shard is joined with the one before
+            size = edge - edges[-1]
         parts = max(1, size // large)
-        cuts += [cuts[-1] + size * number // parts for number in range(1, parts + 1)]
-    return cuts
+        edges += [edges[-1] + size * number // parts for number in range(1, parts + 1)]
+    return edges
 
 
 def _datasource(tasks: Sequence[tuple[Callable[[], Iterator[Any]], int | None]]) -> Any:
-    """What Ray asks for read tasks."""
+    """Return a data source for Ray that consists of these read tasks, each with its number of rows if known."""
     from ray.data import Datasource, ReadTask
     from ray.data.block import BlockMetadata
 
@@ -162,118 +168,142 @@ def _datasource(tasks: Sequence[tuple[Callable[[], Iterator[Any]], int | None]])
         def estimate_inmemory_data_size(self) -> int | None:
             return None
 
-        def get_read_tasks(self, parallelism: int, *_: Any, **more: Any) -> list[ReadTask]:
-            rows = {"per_task_row_limit": more["per_task_row_limit"]} if more.get("per_task_row_limit") else {}
+        def get_read_tasks(self, parallelism: int, *_: Any, **options: Any) -> list[ReadTask]:
+            limit = options.get("per_task_row_limit")
+            row_limit = {"per_task_row_limit": limit} if limit else {}
             return [
-                ReadTask(read, BlockMetadata(num_rows=many, size_bytes=None, input_files=None, exec_stats=None), **rows)
-                for read, many in tasks
+                ReadTask(
+                    read,
+                    BlockMetadata(num_rows=rows, size_bytes=None, input_files=None, exec_stats=None),
+                    **row_limit,
+                )
+                for read, rows in tasks
             ]
 
-    make: Any = Penstock  # Ray says nothing of its constructor
+    make: Any = Penstock  # Ray does not annotate its constructor
     return make()
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """A plan on its way to tasks: its pickle, or where that lies."""
+class PickledPlan:
+    """A plan as it is sent to tasks.
 
-    held: Any
+    Attributes:
+        data: The pickled plan, or a reference to it in the object store.
+        digest: The hash of the pickled plan.
+        epoch: The epoch to run.
+        folder: The folder to which relative paths refer.
+    """
+
+    data: Any
     digest: str
     epoch: int
-    folder: str  # where relative paths begin
+    folder: str
 
-    def tables(self, start: Start | None) -> Iterator[Any]:
-        """What the plan gives from ``start`` on, in blocks of Ray's kind."""
-        maker = BlockMaker()
+    def blocks(self, start: Start | None) -> Iterator[Any]:
+        """Yield the items from ``start`` on as blocks of Ray; None: the whole stream."""
+        builder = RayBlockBuilder()
         with chdir(self.folder) if os.path.isdir(self.folder) else nullcontext():
-            for items in self._opened().runs(start):
+            for items in self._open().run(start):
                 if len(items):
-                    yield maker.block(items)
+                    yield builder.block(items)
 
-    def _opened(self) -> Opened:
-        global _opened
-        if _opened is None or _opened[0] != (self.digest, self.epoch):
-            if _opened is not None:
-                _opened[1].finish()
-            data = self.held if isinstance(self.held, bytes) else require_ray("to_ray").get(self.held)
-            _opened = ((self.digest, self.epoch), Opened(Program(pickle.loads(data)), self.epoch))
-        return _opened[1]
+    def _open(self) -> OpenPlan:
+        global _open_plan
+        if _open_plan is None or _open_plan[0] != (self.digest, self.epoch):
+            if _open_plan is not None:
+                _open_plan[1].finish()
+            data = self.data if isinstance(self.data, bytes) else require_ray("to_ray").get(self.data)
+            _open_plan = ((self.digest, self.epoch), OpenPlan(Program(pickle.loads(data)), self.epoch))
+        return _open_plan[1]
 
 
-# The plan that this process read last. Tasks of one process come one after the other.
-_opened: tuple[tuple[str, int], Opened] | None = None
+# The plan of this process's last task, with its digest and epoch. Tasks of one process run one after the other.
+_open_plan: tuple[tuple[str, int], OpenPlan] | None = None
 
 
 @dataclass(slots=True)
-class Opened:
-    """A plan that is open in this process, with what its stages have made."""
+class OpenPlan:
+    """A plan that is open in this process, with what its stages have constructed.
+
+    Attributes:
+        program: The program of the plan.
+        epoch: The epoch to run.
+        contexts: The contexts of a segment's stages, by the id of the segment.
+        order: The order of the epoch, once a task needs it.
+    """
 
     program: Program
     epoch: int
-    contexts: dict[int, list[Context]] = field(default_factory=dict)  # by segment
+    contexts: dict[int, list[Context]] = field(default_factory=dict)
     order: Order | None = None
 
-    def runs(self, start: Start | None) -> Iterator[Sequence[Any]]:
-        """The items from ``start`` on; samples that fail are left out as the plan says.
+    def run(self, start: Start | None) -> Iterator[Sequence[Any]]:
+        """Yield the items from ``start`` on, block by block; errors are raised or skipped as the plan demands.
 
         Raises:
-            DataError: one failed, or too many.
+            PenstockError: A sample failed, or more samples failed than the plan allows.
         """
         program = self.program
         if start is not None and self.order is None:
             self.order = program.order(self.epoch)
-        least = max((placed.stage.prefers for placed in program.arrangement.body), default=1)
-        pace = BlockSizer(count=LEAST, least=least, nbytes=16_000_000)
-        begin = program.front() if start is None else start
+        min_samples = max((placed.stage.preferred_rows for placed in program.arrangement.body), default=1)
+        sizer = BlockSizer(count=MIN_TASK_SAMPLES, min_samples=min_samples, max_stored_bytes=16_000_000)
+        begin = program.stream_start() if start is None else start
         skipped: list[Skipped] = []
-        seen = 0
+        delivered = 0
         order = None if start is None else self.order
+        run_blocks = partial(self._run_segment, sizer.limit())
         try:
-            for block in flow(program, order, self.epoch, begin, partial(self._each, pace.limit()), pace, Meters()):
+            for block in flow(program, order, self.epoch, begin, run_blocks, sizer, Meters()):
                 yield block.items
-                seen += len(block)
+                delivered += len(block)
                 skipped += block.skips
-                self._note(block)
-                _check_skips(program.plan, skipped, seen)
+                self._quarantine_skips(block)
+                _check_skip_limit(program.plan, skipped, delivered)
         finally:
-            program.rest()
+            program.suspend()
         if skipped:
             log.warning("skipped %d samples that failed", len(skipped))
 
-    def _each(self, limit: Any, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
+    def _run_segment(self, limit: SizeLimit, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         if id(segment) not in self.contexts:
-            made = self.program.contexts(segment, self.epoch)
+            contexts = self.program.contexts(segment, self.epoch)
             if segment.resources is not None and segment.resources.gpus:
                 device = next(iter(available_devices()), "cpu")
-                for ctx in made:
+                for ctx in contexts:
                     ctx.device = device
-            self.contexts[id(segment)] = made
+            self.contexts[id(segment)] = contexts
         contexts = self.contexts[id(segment)]
         for block in blocks:
             for part, _ in run_segment(segment, contexts, block):
-                limit.measured(part.inputs - part.begin, 0.0, weight(part.items))
+                limit.adjust(part.inputs - part.begin, 0.0, estimate_nbytes(part.items))
                 yield part
 
-    def _note(self, block: Block) -> None:
+    def _quarantine_skips(self, block: Block) -> None:
         if block.skips and self.program.quarantine is not None:
             self.program.quarantine.add(block.skips)
         if block.error is not None:
             raise block.error
 
     def finish(self) -> None:
-        """Let go of it all."""
+        """Let the stages release what they have constructed."""
         for level in self.program.levels:
             for segment in level.segments:
                 for placed, ctx in zip(segment.stages, self.contexts.get(id(segment), ()), strict=False):
                     placed.stage.finish(ctx)
 
 
-def _check_skips(plan: Plan, skipped: list[Skipped], seen: int) -> None:
-    """Whether more samples failed than may, of those of this task."""
+def _check_skip_limit(plan: Plan, skipped: list[Skipped], delivered: int) -> None:
+    """Check how many samples of this task failed.
+
+    Raises:
+        DataError: More samples failed than the limit of ``on_error``.
+    """
     limit = plan.errors.limit
     if limit is None or not skipped:
         return
-    if len(skipped) > (limit * (seen + len(skipped)) if 0 < limit < 1 else limit):
+    if len(skipped) > (limit * (delivered + len(skipped)) if 0 < limit < 1 else limit):
         last = skipped[-1]
-        many = f"{len(skipped)} samples failed, more than on_error's limit of {limit}"
-        raise DataError(f"{many}; the last: {last.problem}", last.place.shard, last.place.key)
+        count = f"{len(skipped)} samples failed, more than on_error's limit of {limit}"
+        raise DataError(f"{count}; the last: {last.problem}", last.place.shard, last.place.key)

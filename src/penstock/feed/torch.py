@@ -1,4 +1,4 @@
-"""What torch's own loops hold: a dataset of torch's kind, and batches of tensors on their way to a device."""
+"""Datasets of torch's own class, and batches of tensors that are moved to a device ahead of the loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.errors import MissingExtra, PlanError
 from penstock.feed.epochs import Epochs
 from penstock.feed.loader import Loader
 from penstock.feed.torch_isinstance import warn_uncut
-from penstock.feed.torch_stream import Stream
+from penstock.feed.torch_stream import TorchStream, worker_fields
 from penstock.feed.torch_workers import this_worker
 from penstock.feed.worker_split import WorkerShare
 from penstock.plan import Cut, Plan, check_count
@@ -30,33 +30,34 @@ except ImportError:
 
 
 class TorchDataset(IterableDataset[Any]):
-    """A dataset as torch knows them: for DataLoaders and for tools that look at its state and set its epoch.
+    """An iterable dataset of torch, for DataLoaders and for tools that save its state and set its epoch.
 
-    Every ``for`` over it is the next epoch; the workers of a DataLoader share it, and count epochs together.
+    Every ``for`` over it is the next epoch. The workers of a DataLoader share each epoch, and count epochs together.
     """
 
     def __init__(self, plan: Plan, length: Callable[[], int | None]) -> None:
-        """Made by ``Dataset.to_torch``."""
+        """Use ``Dataset.to_torch`` to create one."""
         self._plan, self._length = plan, length
         self._epochs = Epochs()
         self._epochs.share()
-        self._stream: Stream | None = None
+        self._stream: TorchStream | None = None
         self._loaded: Mapping[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """The samples (or batches) of the next epoch, or what a loaded state has left of one."""
+        """Iterate over the samples (or batches) of the next epoch, or over the rest of a loaded state's epoch."""
         warn_uncut(self._plan)
-        stream = Stream(self._plan, self._epochs, this_worker(self._plan.cut), partial(_loader, self._plan))
+        make_loader = partial(_worker_loader, self._plan)
+        stream = TorchStream(self._plan, self._epochs, this_worker(self._plan.cut), make_loader)
         if self._loaded is not None:
             stream.load_state_dict(self._loaded)
         self._stream, self._loaded = stream, None
         return stream
 
     def __len__(self) -> int:
-        """How many there are, where that is known without running.
+        """Return the number of samples (or batches) of an epoch.
 
         Raises:
-            TypeError: it is not.
+            TypeError: Only a run can tell the number.
         """
         length = self._length()
         if length is None:
@@ -64,28 +65,27 @@ class TorchDataset(IterableDataset[Any]):
         return length
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the last pass stands; what it gave so far counts as delivered."""
+        """Return the progress of the last pass; every item that it yielded counts as delivered."""
         if self._loaded is not None:
             return dict(self._loaded)
         if self._stream is not None:
             return self._stream.state_dict()
-        worker = this_worker()
-        share = {"worker": 0, "workers": 0} if worker is None else {"worker": worker.id, "workers": worker.many}
-        return {"epoch": self._coming(), **share}
+        epoch = self._epochs.peek() if self._plan.epoch is None else self._plan.epoch
+        return {"epoch": epoch, **worker_fields(this_worker())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next pass go on where a saved one stood.
+        """Let the next pass resume from a saved state.
 
         Raises:
-            StateError: by the next pass, if the state does not fit.
+            StateError: Raised by the next pass, if the state does not fit.
         """
         self._loaded, self._stream = dict(state), None
 
     def set_epoch(self, epoch: int) -> None:
-        """Make ``epoch`` the next; what a loaded state has left of that very epoch still comes.
+        """Make ``epoch`` the next one; a loaded state of this epoch stays loaded.
 
         Raises:
-            PlanError: not a whole number from 0, or the dataset's epoch is fixed.
+            PlanError: The epoch is not a whole number from 0, or the epoch of the dataset is fixed.
         """
         epoch = check_count("epoch", epoch)
         if self._plan.epoch is not None:
@@ -94,26 +94,23 @@ class TorchDataset(IterableDataset[Any]):
             self._loaded = None
         self._epochs.set(epoch)
 
-    def _coming(self) -> int:
-        return self._epochs.coming() if self._plan.epoch is None else self._plan.epoch
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickled, (cloudpickle.dumps((self._plan, self._length)), self._epochs, self._loaded)
+        return _unpickle_dataset, (cloudpickle.dumps((self._plan, self._length)), self._epochs, self._loaded)
 
 
-def _unpickled(made_of: bytes, epochs: Epochs, loaded: Mapping[str, Any] | None) -> TorchDataset:
-    dataset = TorchDataset(*pickle.loads(made_of))
+def _unpickle_dataset(arguments: bytes, epochs: Epochs, loaded: Mapping[str, Any] | None) -> TorchDataset:
+    dataset = TorchDataset(*pickle.loads(arguments))
     dataset._epochs, dataset._loaded = epochs, loaded
     return dataset
 
 
-def _loader(plan: Plan, epoch: int, deal: WorkerShare | None) -> Loader:
-    return Loader(plan, plan.cut or Cut(0, 1), epoch, deal=deal)
+def _worker_loader(plan: Plan, epoch: int, share: WorkerShare | None) -> Loader:
+    return Loader(plan, plan.cut or Cut(0, 1), epoch, share=share)
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
-    """Makes tensors of a batch's numbers and arrays; everything else stays as it is.
+class TensorConverter:
+    """Turns the numbers and arrays of a batch into tensors; other values stay as they are.
 
     Raises:
         PlanError: ``dtypes`` is neither a dtype nor a dict of dtypes.
@@ -126,24 +123,28 @@ class Tensors:
     def __post_init__(self) -> None:
         given = self.dtypes.values() if isinstance(self.dtypes, Mapping) else [self.dtypes]
         if wrong := [dtype for dtype in given if not (dtype is None or isinstance(dtype, torch.dtype))]:
-            raise PlanError(f"dtypes={wrong[0]!r}: give a torch.dtype, or a dict of them by field")
+            raise PlanError(f"dtypes={wrong[0]!r}: give a torch.dtype, or a dict of torch dtypes by field")
 
     def __call__(self, batch: Any) -> Any:
-        """The batch with tensors in it."""
+        """Return the batch with tensors.
+
+        Raises:
+            PlanError: ``dtypes`` names a field that the batch does not have.
+        """
         if isinstance(batch, dict):
             unknown = self.dtypes.keys() - batch.keys() if isinstance(self.dtypes, Mapping) else set()
             if unknown:
                 raise PlanError(f"dtypes names {sorted(unknown)!r}, but a batch has only {sorted(batch)!r}")
-            return {name: self._tensor(value, name) for name, value in batch.items()}
+            return {name: self._convert(value, name) for name, value in batch.items()}
         if isinstance(batch, tuple):
-            return tuple(self._tensor(value) for value in batch)
-        return self._tensor(batch)
+            return tuple(self._convert(value) for value in batch)
+        return self._convert(batch)
 
-    def _tensor(self, value: Any, name: str | None = None) -> Any:
+    def _convert(self, value: Any, name: str | None = None) -> Any:
         if isinstance(value, np.ndarray):
             if value.dtype.kind not in "biufc":
                 return value.tolist()
-            # A tensor may be written to; an array over a shard's bytes may not.
+            # A tensor is always writable; an array over the bytes of a shard is not.
             value = torch.from_numpy(value if value.flags.writeable else value.copy())
         if not isinstance(value, torch.Tensor):
             return value
@@ -155,26 +156,26 @@ class Tensors:
         return value if self.device is None else value.to(self.device, non_blocking=self.pin_memory)
 
 
-def ahead(batches: Iterator[Any], make: Callable[[Any], Any], many: int) -> Iterator[Any]:
-    """Apply ``make`` to the batches; with ``many`` in a thread, so that so many are ready when they are asked for."""
-    if not many:
-        return map(make, batches)
-    return _ahead(batches, make, many)
+def map_prefetched(batches: Iterator[Any], convert: Callable[[Any], Any], prefetch: int) -> Iterator[Any]:
+    """Apply ``convert`` to the batches, in a thread that has up to ``prefetch`` results ready; 0: without a thread."""
+    if not prefetch:
+        return map(convert, batches)
+    return _map_in_thread(batches, convert, prefetch)
 
 
-def _ahead(batches: Iterator[Any], make: Callable[[Any], Any], many: int) -> Iterator[Any]:
+def _map_in_thread(batches: Iterator[Any], convert: Callable[[Any], Any], prefetch: int) -> Iterator[Any]:
     end = object()
 
     def step() -> Any:
         batch = next(batches, end)
-        return end if batch is end else make(batch)
+        return end if batch is end else convert(batch)
 
-    with ThreadPoolExecutor(1, "penstock ahead") as thread:
-        coming: deque[Future[Any]] = deque(thread.submit(step) for _ in range(many))
+    with ThreadPoolExecutor(1, "penstock prefetch") as thread:
+        pending: deque[Future[Any]] = deque(thread.submit(step) for _ in range(prefetch))
         try:
-            while (batch := coming.popleft().result()) is not end:
-                coming.append(thread.submit(step))
+            while (batch := pending.popleft().result()) is not end:
+                pending.append(thread.submit(step))
                 yield batch
         finally:
-            for future in coming:
+            for future in pending:
                 future.cancel()

@@ -1,9 +1,9 @@
-"""Being one of torch's datasets without importing torch.
+"""Makes datasets instances of torch's IterableDataset without importing torch.
 
-A DataLoader asks ``isinstance(dataset, IterableDataset)`` and takes everything else for a dataset with random access.
-That question looks at the ``__class__`` of what it is given, as Python does for all objects that stand for others: the
-one moment at which it does not matter whether torch or Penstock was imported first. So a dataset answers there, once
-torch's data module is loaded, with a class that is both its own and torch's. It stays an object of its own class.
+A DataLoader checks ``isinstance(dataset, IterableDataset)``, and treats everything else as a dataset with random
+access. ``isinstance`` also reads the ``__class__`` of the object. Once torch's data module is loaded, a dataset answers
+there with a class that derives from its own class and from torch's, so it does not matter whether torch or Penstock
+was imported first. The type of the object does not change.
 """
 
 from __future__ import annotations
@@ -20,37 +20,36 @@ _warned = False
 
 
 def torch_class(own: type, epochs: Epochs) -> type:
-    """The class that ``__class__`` answers with.
+    """Return the value of ``__class__`` for a dataset of class ``own``.
 
-    Whoever asks may be a DataLoader that will fork workers, which is not seen from here: from now on ``epochs`` is kept
-    where they can count too.
+    The caller may be a DataLoader that will fork workers, so from now on ``epochs`` is shared with them.
     """
     iterable = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
     if iterable is None:
         return own
     epochs.share()
-    return _both(own, iterable)
+    return _derived_class(own, iterable)
 
 
 @cache
-def _both(own: type, iterable: type) -> type:
+def _derived_class(own: type, iterable: type) -> type:
     return type(iterable)(own.__name__, (own, iterable), {"__slots__": (), "__module__": own.__module__})
 
 
 def warn_uncut(plan: Plan) -> None:
-    """Say once in a process that every rank of a process group will see everything, where nobody has chosen that."""
+    """Warn once per process if a process group is running and every rank would read the whole dataset."""
     global _warned
     distributed = sys.modules.get("torch.distributed")
     if _warned or plan.cut is not None or distributed is None:
         return
     worker = this_worker()
     if worker is not None and worker.id:
-        return  # one of them is enough
+        return  # the warning of the first worker is enough
     if not (distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1):
         return
     _warned = True
     warnings.warn(
-        f"a process group of {distributed.get_world_size()} is running, and every rank goes through the whole dataset: "
-        "use ds.loader() or ds.shard(rank, world) to share it, or ds.shard(0, 1) if that is meant",
+        f"a process group of {distributed.get_world_size()} is running, and every rank reads the whole dataset: "
+        "use ds.loader() or ds.shard(rank, world) to share it, or ds.shard(0, 1) if this is intended",
         stacklevel=3,
     )

@@ -1,4 +1,4 @@
-"""The worker processes of a torch DataLoader, as one of them sees it."""
+"""Detects which worker of a torch DataLoader this process is, and the batch size of that DataLoader."""
 
 from __future__ import annotations
 
@@ -10,28 +10,37 @@ from penstock.plan import Cut
 
 @dataclass(frozen=True, slots=True)
 class TorchWorker:
-    """This process is worker ``id`` of ``many``."""
+    """A worker process of a DataLoader.
+
+    Attributes:
+        id: The number of the worker, from 0.
+        workers: The number of workers.
+        group: A number that workers have in common if they were started together.
+    """
 
     id: int
-    many: int
-    of: int  # the same number for the workers that were started together
+    workers: int
+    group: int
 
 
 def this_worker(cut: Cut | None = None) -> TorchWorker | None:
-    """Which worker of a DataLoader this process is; ``None``: none, or ``cut`` was made here and is its own."""
-    if cut is not None and cut.within:
+    """Return which worker of a DataLoader this process is, if it is one.
+
+    A ``cut`` that was made in this worker is the worker's own and must not be shared again: the answer is None.
+    """
+    if cut is not None and cut.in_loader_worker:
         return None
     data = sys.modules.get("torch.utils.data")
     info = data.get_worker_info() if data is not None and hasattr(data, "get_worker_info") else None
     return None if info is None else TorchWorker(info.id, info.num_workers, info.seed - info.id)
 
 
-def wanted_at_once() -> int:
-    """How many items a DataLoader makes a batch of: to be asked where its worker fetches one.
+def items_per_fetch() -> int:
+    """Return how many items the DataLoader collates into a batch; call this while its worker fetches one.
 
-    A worker is told its number and how many there are, but not the size of the batches it makes: that is known only to
-    the call that fetches one. If it cannot be found there, 1 is right too: then batches are cut differently than
-    without workers, but hold the same samples.
+    Torch does not pass the batch size to workers, so it is read from the frame of the function that fetches a batch.
+    Without such a frame, the answer is 1: batches are then cut differently than without workers, but hold the same
+    samples.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None:

@@ -1,4 +1,4 @@
-"""How the workers of a DataLoader share the order: by samples, in turn, whatever shards these lie in."""
+"""How the workers of a DataLoader split an order: in alternating runs of samples, independent of shards."""
 
 from __future__ import annotations
 
@@ -13,89 +13,99 @@ from penstock.order import ENDLESS, I64, Order, Piece, Refs, Spans, UncountedOrd
 from penstock.order import size as size_of
 from penstock.plan import Batched, EngineOptions, LateShuffle, Plan, Scope
 
-_LOOSE = 256  # samples a worker takes at a time where nothing depends on their number: enough to read in one go
-_TURNS = 16  # and it shall have a turn so many times, so that workers end together
+# For plans whose items have no fixed number of samples.
+_MAX_RUN_LENGTH = 256  # enough samples to read in one go
+_MIN_RUNS = 16  # runs per worker, so that all workers end at about the same time
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerShare:
-    """TorchWorker ``id`` of ``many`` takes ``run`` samples, leaves those of the others, and so on."""
+    """The share of one worker: it takes a run of samples, skips the runs of the other workers, and so on.
+
+    Attributes:
+        id: The number of the worker, from 0.
+        workers: The number of workers.
+        run_length: The samples of a run; None: chosen by the size of the order.
+        rest: What the workers share, if it is not the whole epoch.
+    """
 
     id: int
-    many: int
-    run: int | None = None  # None: a number that suits the size of the order
-    rest: Start | None = None  # what they share, where it is not the whole epoch
+    workers: int
+    run_length: int | None = None
+    rest: Start | None = None
 
     @classmethod
-    def of(cls, worker: TorchWorker, plan: Plan, at_once: int, rest: Start | None = None) -> WorkerShare:
-        """The deal for a worker whose DataLoader joins ``at_once`` items: whole batches are taken in turn."""
-        unit = _unit(plan)
-        return cls(worker.id, worker.many, None if unit is None else unit * at_once, rest)
+    def of(cls, worker: TorchWorker, plan: Plan, items_per_batch: int) -> WorkerShare:
+        """Return the share of a worker whose DataLoader collates ``items_per_batch`` items: runs are whole batches."""
+        samples = _samples_per_item(plan)
+        return cls(worker.id, worker.workers, None if samples is None else samples * items_per_batch)
 
-    def modest(self, engine: EngineOptions) -> EngineOptions:
-        """The engine with this worker's share of the machine."""
-        return replace(engine, options=(*engine.options, ("sharers", self.many)))
+    def limit_engine(self, engine: EngineOptions) -> EngineOptions:
+        """Return the engine with this worker's share of the machine."""
+        return replace(engine, options=(*engine.options, ("sharers", self.workers)))
 
-    def share(self, plan: Plan, order: Order, start: Start) -> tuple[Order, Start]:
-        """The order that this worker goes through, and where it begins."""
+    def apply(self, plan: Plan, order: Order, start: Start) -> tuple[Order, Start]:
+        """Return the order of this worker's samples, and where it starts."""
         start = self.rest or start
-        begun = start.opens or start.groups or start.seen or any(piece[3] for piece in start.left)
-        if begun or any(stage.scope is Scope.ALL for stage in plan.body):
-            # What must see the whole stream, or stands in the middle of a group, is the work of one.
+        is_within_group = start.opens or start.groups or start.seen or any(piece[3] for piece in start.left)
+        if is_within_group or any(stage.scope is Scope.ALL for stage in plan.body):
+            # A stage that sees the whole stream, or a group that is partly delivered, cannot be split.
             return order, start if self.id == 0 else Start([])
         if isinstance(order, UncountedOrder):
-            many = min(self.many, order.group_count)
-            return order, Start(order.cut(start.left, self.id, many, "step") if self.id < many else [])
+            workers = min(self.workers, order.group_count)
+            return order, Start(order.cut(start.left, self.id, workers, "step") if self.id < workers else [])
         pieces = [piece for part in start.parts() for piece in part.pieces]
-        dealt = Dealt(order, pieces, self.id, self.many, self.run or _suited(total(pieces), self.many))
+        run_length = self.run_length or _default_run_length(total(pieces), self.workers)
+        own = WorkerOrder(order, pieces, self.id, self.workers, run_length)
         padding = start.padded_from()
-        if padding < len(pieces):  # of a worker's share, too, the padding is the end
-            own = dealt.below(total(pieces[:padding]))
-            return dealt, Start([[0, own, 1, 0]] if own else [], quota=dealt.size, pad=[own, dealt.size, 1, 0])
-        return dealt, Start(dealt.whole())
+        if padding < len(pieces):  # the padding is the end of a worker's share, too
+            unpadded = own.count_before(total(pieces[:padding]))
+            left = [[0, unpadded, 1, 0]] if unpadded else []
+            return own, Start(left, quota=own.size, pad=[unpadded, own.size, 1, 0])
+        return own, Start(own.whole())
 
 
-def _unit(plan: Plan) -> int | None:
-    """The samples that make one item of the plan; ``None`` where that differs from item to item."""
-    unit = 1
+def _samples_per_item(plan: Plan) -> int | None:
+    """Return how many samples make one item of the plan; None if that differs from item to item."""
+    samples = 1
     if plan.changes_count or plan.errors.action == "skip":
         return None
     for stage in plan.body:
         if isinstance(stage, Batched):
-            unit *= stage.batch_size
+            samples *= stage.batch_size
         elif stage.scope is not Scope.EACH and not isinstance(stage, LateShuffle):
             return None
-    return unit
+    return samples
 
 
-def _suited(samples: int, many: int) -> int:
-    return max(1, min(_LOOSE, samples // (_TURNS * many)))
+def _default_run_length(samples: int, workers: int) -> int:
+    return max(1, min(_MAX_RUN_LENGTH, samples // (_MIN_RUNS * workers)))
 
 
-class Dealt(Order):
-    """One worker's share of some pieces of an order: a function of integers, as every order is."""
+class WorkerOrder(Order):
+    """One worker's share of some pieces of an order."""
 
     stable = fixed = False
 
-    def __init__(self, inner: Order, pieces: list[Piece], worker: int, many: int, run: int) -> None:
-        self._inner, self._worker, self._many, self._run = inner, worker, many, run
+    def __init__(self, inner: Order, pieces: list[Piece], worker: int, workers: int, run_length: int) -> None:
+        self._inner, self._worker, self._workers, self._run_length = inner, worker, workers, run_length
         self._pieces = np.array([piece[:3] for piece in pieces], np.int64).reshape(-1, 3)
         self._ends = np.cumsum([0, *map(size_of, pieces)])
-        self.size = ENDLESS if self._ends[-1] >= ENDLESS else self.below(int(self._ends[-1]))
+        self.size = ENDLESS if self._ends[-1] >= ENDLESS else self.count_before(int(self._ends[-1]))
 
-    def below(self, place: int) -> int:
-        """How many positions of this share lie before a place in the pieces."""
-        turns, over = divmod(place, self._run * self._many)
-        return turns * self._run + min(self._run, max(0, over - self._worker * self._run))
+    def count_before(self, offset: int) -> int:
+        """Return how many positions of this share are before an offset into the pieces."""
+        rounds, over = divmod(offset, self._run_length * self._workers)
+        return rounds * self._run_length + min(self._run_length, max(0, over - self._worker * self._run_length))
 
     def at(self, p: I64) -> Refs:
-        turn, within = np.divmod(p, self._run)
-        place = (turn * self._many + self._worker) * self._run + within
+        round_, within = np.divmod(p, self._run_length)
+        offset = (round_ * self._workers + self._worker) * self._run_length + within
         if len(self._pieces) == 1:
             start, _, step = self._pieces[0].tolist()
-            return self._inner.at(start + step * place)
-        piece = np.searchsorted(self._ends, place, "right") - 1
-        return self._inner.at(self._pieces[piece, 0] + self._pieces[piece, 2] * (place - self._ends[piece]))
+            return self._inner.at(start + step * offset)
+        piece = np.searchsorted(self._ends, offset, "right") - 1
+        return self._inner.at(self._pieces[piece, 0] + self._pieces[piece, 2] * (offset - self._ends[piece]))
 
     def _spans(self, stop: int) -> Spans:
-        raise PlanError("a worker's share is not shuffled again")  # it is the last thing done to an order
+        raise PlanError("a worker's share cannot be shuffled: it is the last change to an order")

@@ -15,7 +15,7 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
 from penstock.plan import Fields, Resources
 from penstock.plan.values import Workers
-from penstock.storage import Storage, braces, expand, local_path, open_storage, redacted, relative
+from penstock.storage import Storage, expand, expand_braces, local_path, open_storage, redacted, relative_names
 from penstock.storage.protocol import scheme
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -42,7 +42,7 @@ class FilesSource:
         return None if workers is None else Resources(workers)
 
     def open(self) -> FilesReader:
-        return FilesReader(find(self.patterns, (), self.storage), _bytes_sample, self.storage)
+        return FilesReader(find_files(self.patterns, (), self.storage), _bytes_sample, self.storage)
 
     def describe(self) -> str:
         return f"read_files({', '.join(repr(redacted(pattern)) for pattern in self.patterns)})"
@@ -86,7 +86,7 @@ class ImagesSource:
         return Resources(_worker_count(self.workers, self.patterns))
 
     def open(self) -> FilesReader:
-        paths = find(self.patterns, IMAGE_SUFFIXES, self.storage)
+        paths = find_files(self.patterns, IMAGE_SUFFIXES, self.storage)
         folders = sorted({_folder_name(path) for path in paths})
         labels = {name: number for number, name in enumerate(folders)} if self.labels else None
         return FilesReader(paths, MakeImageSample(_SPECS_BY_MODE[self.mode], labels), self.storage)
@@ -121,8 +121,8 @@ class MakeImageSample:
         return sample
 
 
-def find(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage | None = None) -> list[str]:
-    """List the files that patterns match, each pattern's in the order of their paths; a folder is listed recursively.
+def find_files(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage | None = None) -> list[str]:
+    """List the files that patterns match, sorted by path for each pattern; a folder is listed recursively.
 
     Hidden files in folders are left out. An empty ``suffixes`` matches every file.
 
@@ -130,7 +130,7 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage 
         StorageError: A folder or glob matches no file, or none of the paths exists.
     """
     paths: list[str] = []
-    for pattern in (single for given in patterns for single in braces(given)):
+    for pattern in (single for given in patterns for single in expand_braces(given)):
         if scheme(pattern) != "file":
             paths += _list_remote(pattern, suffixes, storage)
             continue
@@ -143,7 +143,7 @@ def find(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage 
             paths += matching
         else:
             paths += [local_path(name) for name in expand((pattern,), suffixes)]
-    # One missing file among others is the error of its own sample.
+    # A single missing file is an error of its sample only.
     if not any(scheme(path) != "file" or os.path.lexists(path) for path in paths):
         raise StorageError("no such file or folder", patterns[0])
     return paths
@@ -177,7 +177,7 @@ class FilesReader:
         starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
         self._paths, self._make_sample, self._storage = paths, make_sample, storage
         self._starts = np.array([*starts, len(paths)], np.int64)
-        self.names = relative([os.path.join(folders[i], "files") for i in starts])
+        self.names = relative_names([os.path.join(folders[i], "files") for i in starts])
 
     def counts(self, scan: bool) -> I64 | None:
         return np.diff(self._starts)

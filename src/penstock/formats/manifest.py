@@ -41,23 +41,23 @@ class Manifest:
         shards: The entry of each shard.
         format: The format of the shards, such as ``"tar"``.
         classes: The class names by number, for the numbers in ``cls``; ``None`` if unknown.
-        made: The fingerprint of the source that the shards were packed from; empty if they were not packed, or
-            packed from several sources.
+        source_fingerprint: Identifies the source that the shards were packed from; empty if they were not packed, or
+            packed from several sources. The file stores it as ``made``.
     """
 
-    __slots__ = ("_by_name", "classes", "format", "made", "shards")
+    __slots__ = ("_by_name", "classes", "format", "shards", "source_fingerprint")
 
     def __init__(
         self,
         shards: Iterable[ShardEntry],
         format: str = "tar",
         classes: Iterable[str] | None = None,
-        made: str = "",
+        source_fingerprint: str = "",
     ) -> None:
         self.shards = tuple(sorted(shards, key=lambda shard: shard.name))
         self.format = format
         self.classes = None if classes is None else tuple(classes)
-        self.made = made
+        self.source_fingerprint = source_fingerprint
         self._by_name = {shard.name: shard for shard in self.shards}
 
     def entry(self, name: str) -> ShardEntry | None:
@@ -65,19 +65,23 @@ class Manifest:
         return self._by_name.get(name)
 
     def merged(
-        self, entries: Iterable[ShardEntry], without: Iterable[str], classes: Sequence[str] | None, made: str
+        self,
+        entries: Iterable[ShardEntry],
+        without: Iterable[str],
+        classes: Sequence[str] | None,
+        source_fingerprint: str,
     ) -> Manifest:
         """Return this manifest with more entries, which replace those of the same names; ``without`` are removed."""
         by_name = self._by_name | {shard.name: shard for shard in entries}
         for name in without:
             by_name.pop(name, None)
-        return Manifest(by_name.values(), self.format, self.classes if classes is None else classes, made)
+        return Manifest(by_name.values(), self.format, self.classes if classes is None else classes, source_fingerprint)
 
     def to_bytes(self) -> bytes:
         """Return the content of the manifest file: JSON, with a line for each shard."""
         lines = ",\n".join(json.dumps(shard._asdict()) for shard in self.shards)
         optional = f'"classes": {json.dumps(self.classes)}, ' if self.classes is not None else ""
-        optional += f'"made": {json.dumps(self.made)}, ' if self.made else ""
+        optional += f'"made": {json.dumps(self.source_fingerprint)}, ' if self.source_fingerprint else ""
         return f'{{"v": 1, "format": {json.dumps(self.format)}, {optional}"shards": [\n{lines}\n]}}\n'.encode()
 
 
@@ -103,7 +107,7 @@ def write_manifest(
     *,
     without: Iterable[str] = (),
     classes: Sequence[str] | None = None,
-    made: str = "",
+    source_fingerprint: str = "",
 ) -> Manifest:
     """Add entries to the manifest of a local folder; they replace entries of the same names.
 
@@ -115,7 +119,7 @@ def write_manifest(
     """
     with _locked(folder):
         existing = _check_format(read_manifest(folder), format, os.path.join(folder, MANIFEST))
-        manifest = existing.merged(entries, without, classes, made)
+        manifest = existing.merged(entries, without, classes, source_fingerprint)
         replace_file(Path(folder, MANIFEST), manifest.to_bytes())
     return manifest
 
@@ -142,7 +146,7 @@ def write_manifest_at(
     *,
     without: Iterable[str] = (),
     classes: Sequence[str] | None = None,
-    made: str = "",
+    source_fingerprint: str = "",
 ) -> Manifest:
     """Do what :func:`write_manifest` does for a folder on any storage, without a lock: one writer at a time.
 
@@ -152,7 +156,7 @@ def write_manifest_at(
     """
     location = manifest_url(url)
     existing = _check_format(read_manifest_at(url, storage), format, redacted(location))
-    manifest = existing.merged(entries, without, classes, made)
+    manifest = existing.merged(entries, without, classes, source_fingerprint)
     put_object(open_storage(url, storage), location, manifest.to_bytes())
     return manifest
 

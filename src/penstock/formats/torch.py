@@ -95,7 +95,7 @@ class LocatedTorchItems:
         errors: dict[int, DataError] = {}
         for position, index in enumerate(self.index.tolist()):
             try:
-                samples.append(named(self.dataset[index], self.fields))
+                samples.append(item_to_sample(self.dataset[index], self.fields))
             except Exception as exc:  # the user's dataset may raise anything
                 errors[position] = DataError(f"{type(exc).__name__}: {exc}", type(self.dataset).__name__, str(index))
                 errors[position].__cause__ = exc
@@ -103,7 +103,7 @@ class LocatedTorchItems:
         return samples, errors
 
 
-def named(item: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+def item_to_sample(item: Any, fields: tuple[str, ...]) -> dict[str, Any]:
     """Return an item as a sample: the entries of a mapping, the values of a tuple by ``fields``, else one value.
 
     A list is one value if there is one field, else it is treated like a tuple.
@@ -117,5 +117,7 @@ def named(item: Any, fields: tuple[str, ...]) -> dict[str, Any]:
     values = tuple(item) if has_several_values else (item,)
     if len(values) > len(fields) or (len(values) < len(fields) and fields != DEFAULT_FIELDS):
         count = f"{len(values)} value{'s' * (len(values) != 1)}"
-        raise ValueError(f"an item has {count}, but there are {len(fields)} field names: {', '.join(fields)}")
+        raise ValueError(
+            f"an item has {count}, but there are {len(fields)} field names: {', '.join(fields)}; pass fields="
+        )
     return dict(zip(fields, values, strict=False))

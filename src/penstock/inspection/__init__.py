@@ -1,1 +1,1 @@
-"""Look at shards and datasets from outside: verify, info, bench."""
+"""Inspect shards and datasets from outside: verify, info, bench."""

@@ -1,7 +1,7 @@
-"""How fast a dataset is on this machine: each step alone, all steps together, and the limits of the machine.
+"""Measure how fast a dataset is on this machine: each step alone, all steps together, and the limits of the machine.
 
-Every rate is measured by going through shards, or through samples in memory, again and again for a given time.
-Imports and the first access to the shards are not part of it.
+Every rate is measured by reading shards, or samples in memory, repeatedly for a given time. Imports and the first
+access to the shards are not measured.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from penstock.dataset.sources import from_items, read_tar
 from penstock.dataset.table_sources import read_parquet
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.storage import Storage, expand, open_storage, redacted, spell
+from penstock.storage import Storage, expand, open_storage, redacted, url_patterns
 
 _MAX_MEMORY_BYTES = 256_000_000  # for raw samples, and as much again for decoded ones
 _MAX_SAMPLES = 1024  # held in memory
 _READ_BYTES = 8_000_000  # of one plain read
-_MAX_SHARDS = 64  # that plain reads go through
+_MAX_SHARDS = 64  # for plain reads
 _CONNECTIONS = 8  # for plain reads from remote storage
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -36,7 +36,7 @@ _Range = tuple[Storage, str, int, int]
 
 
 class _CannotMeasure(Exception):
-    """Raised where a limit cannot be measured; the text becomes a note."""
+    """A limit cannot be measured; the text becomes a note."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def bench(
     """
     if batch < 1 or size < 1 or not seconds > 0 or (workers is not None and workers < 1):
         raise PlanError(f"batch={batch}, size={size}, seconds={seconds} and workers={workers} must be above 0")
-    shards = expand(spell(urls), (*TAR_SUFFIXES, ".parquet"), storage)
+    shards = expand(url_patterns(urls), (*TAR_SUFFIXES, ".parquet"), storage)
     ds = read_parquet(shards, storage=storage) if shards[0].endswith(".parquet") else read_tar(shards, storage=storage)
     return _Bench(ds, shards, spec, batch, size, antialias, workers or _cores(), seconds, storage).report()
 
@@ -142,7 +142,7 @@ class _Bench:
     def report(self) -> BenchReport:
         samples = _take(self.ds)
         if not samples:
-            raise DataError("there is no sample to measure", self.urls[0])
+            raise DataError("the dataset has no sample to measure", self.urls[0])
         image = next((name for name, value in samples[0].items() if _is_image(value)), None)
         in_memory = from_items(samples)
         sample_bytes = sum(map(_nbytes, samples)) / len(samples)
@@ -181,7 +181,7 @@ class _Bench:
         )
 
     def _measure_reading(self, sample_bytes: float) -> BenchResult:
-        """Measure reading samples of tar shards, or batches of tables, which is what their readers make."""
+        """Measure reading samples of tar shards, or batches of tables, whose reader yields columns."""
         if self.urls[0].endswith(".parquet"):
             return self._measure("read", self.ds.repeat().batched(self.batch), _rows, sample_bytes)
         return self._measure("read", self.ds.repeat(), sample_bytes=sample_bytes)
@@ -207,7 +207,7 @@ class _Bench:
         return self._measure("augment", from_items(decoded).map(crop, workers=self.workers).repeat())
 
     def _try(self, notes: list[str], measure: Callable[[], BenchResult]) -> list[BenchResult]:
-        """Return one result, or none and add a note where the measurement is not possible."""
+        """Return one result, or none and add a note if the measurement is not possible."""
         try:
             return [measure()]
         except (MissingExtra, _CannotMeasure) as exc:
@@ -226,9 +226,7 @@ class _Bench:
         """Measure large plain reads of the same bytes."""
         ranges = list(_ranges(self.urls, self.storage))
         if not ranges:
-            raise _CannotMeasure(
-                f"the size of {redacted(self.urls[0])} is not known, so that plain reads cannot be measured"
-            )
+            raise _CannotMeasure(f"the size of {redacted(self.urls[0])} is unknown, so plain reads cannot be measured")
 
         def make_reader() -> Callable[[_Range], int]:
             buffer = memoryview(bytearray(_READ_BYTES))
@@ -265,7 +263,7 @@ class _Bench:
 
 @contextmanager
 def _iterate(ds: Dataset) -> Iterator[Iterator[Any]]:
-    """Provide an iterator over a dataset and close it afterwards, which ends its workers."""
+    """Provide an iterator over a dataset, and close it on exit, which ends its workers."""
     samples: Any = iter(ds)
     try:
         yield samples
@@ -275,15 +273,15 @@ def _iterate(ds: Dataset) -> Iterator[Iterator[Any]]:
 
 def _take(ds: Dataset) -> list[_Sample]:
     """Return the first samples, as many as may be held in memory."""
-    taken: list[_Sample] = []
+    out: list[_Sample] = []
     nbytes = 0
     with _iterate(ds) as samples:
         for sample in samples:
-            taken.append(sample)
+            out.append(sample)
             nbytes += _nbytes(sample)
-            if len(taken) == _MAX_SAMPLES or nbytes > _MAX_MEMORY_BYTES:
+            if len(out) == _MAX_SAMPLES or nbytes > _MAX_MEMORY_BYTES:
                 break
-    return taken
+    return out
 
 
 def _nbytes(sample: _Sample) -> int:
@@ -313,20 +311,20 @@ def _rows(batch: dict[str, Any]) -> int:
 
 def _rate(counts: Iterable[int], seconds: float) -> float:
     """Sum counts until ``seconds`` have passed; return the sum per second."""
-    began = now = time.perf_counter()
+    begun = now = time.perf_counter()
     total = 0
     for count in counts:
         now = time.perf_counter()
         total += count
-        if now >= began + seconds:
+        if now >= begun + seconds:
             break
-    return total / (now - began)
+    return total / (now - begun)
 
 
 def _parallel_rate(
     threads: int, seconds: float, items: Sequence[Any], make_worker: Callable[[], Callable[[Any], int]]
 ) -> float:
-    """Return the joint rate of threads that go through shared items again and again, each with a worker of its own."""
+    """Return the joint rate of threads that process shared items repeatedly, each with its own worker."""
     endless, lock = cycle(items), Lock()
 
     def counts() -> Iterator[int]:
@@ -341,7 +339,7 @@ def _parallel_rate(
 
 
 def _ranges(urls: list[str], storage: Storage | None) -> Iterator[_Range]:
-    """Yield the ranges of the first shards for plain reads, front to back; nothing where sizes are unknown."""
+    """Yield the ranges of the first shards for plain reads, front to back; none if sizes are unknown."""
     for url in urls[:_MAX_SHARDS]:
         shard_storage = open_storage(url, storage)
         size = shard_storage.info(url).size or 0

@@ -1,4 +1,4 @@
-"""What shards hold: the sizes of their fields, and the number of samples of each class."""
+"""Summarise shards: the sizes of their fields, and the number of samples of each class."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FieldSizes:
 
 
 def load_shard_index(url: str, storage: Storage | None = None) -> Index:
-    """Return the index of a shard: the one stored beside it, or a new one where there is none.
+    """Return the index of a shard: the one stored beside it, or a new one if there is none.
 
     Raises:
         StorageError: The shard cannot be read.
@@ -77,7 +77,7 @@ def _label(sample: dict[str, Any]) -> Any:
 
 
 def count_classes(urls: list[str], storage: Storage | None = None) -> dict[str, int]:
-    """Count the samples of each class, most frequent first; classes have the names that the manifest gives them.
+    """Count the samples of each class, most frequent first; classes are named as in the manifest.
 
     Samples that cannot be read are not counted.
 

@@ -16,13 +16,13 @@ from penstock.blobs.checksums import CELL, CellChecksums
 from penstock.blobs.draft import put_object, read_object
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
-from penstock.formats.files import find
+from penstock.formats.files import find_files
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest_at
 from penstock.formats.tables.source import PARQUET_SUFFIXES
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, write_beside
 from penstock.formats.tar.scan import load_index, open_archive, scan
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
-from penstock.packing.parquet_set import read_note
+from penstock.packing.parquet_set import read_pack_record
 from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted
 
 _READ_BYTES = 1 << 20
@@ -105,7 +105,7 @@ class FileToVerify:
 
     Attributes:
         url: Its location.
-        entry: What the manifest, or the note of the packing, says about it; ``None``: nothing.
+        entry: Its entry in the manifest, or in the note that packing stored; ``None`` if it has none.
         unlisted: Whether the folder has a manifest that does not list this file.
     """
 
@@ -146,7 +146,7 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
 
 def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) -> list[FileToVerify]:
-    """Return the Parquet files that match the patterns and, for whole folders, those that only packing has noted.
+    """Return the Parquet files that match the patterns and, for whole folders, those listed only in packing's note.
 
     Raises:
         StorageError: Nothing matches a pattern.
@@ -155,8 +155,8 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
     def entries_of(folder: str) -> dict[str, ShardEntry]:
         if folder not in entries_by_folder:
-            note = read_note(folder, None if on_disk(folder) else storage)
-            files = note["files"] if note is not None else ()
+            record = read_pack_record(folder, None if on_disk(folder) else storage)
+            files = record["files"] if record is not None else ()
             entries_by_folder[folder] = {
                 name: ShardEntry(name, rows, size, sha256) for _, name, rows, size, sha256 in files
             }
@@ -167,7 +167,7 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
         own = entries_of(pattern.rstrip("/")) if not pattern.endswith(PARQUET_SUFFIXES) else {}
         urls = [f"{pattern.rstrip('/')}/{name}" for name in own]
         try:
-            urls = list(dict.fromkeys([*urls, *find((pattern,), PARQUET_SUFFIXES, storage)]))
+            urls = list(dict.fromkeys([*urls, *find_files((pattern,), PARQUET_SUFFIXES, storage)]))
         except StorageError:
             if not urls:
                 raise
@@ -204,7 +204,7 @@ def _table_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
                     yield f"row group {group}: {str(exc).splitlines()[0]}"
                     return
             if rows != table.metadata.num_rows:
-                yield f"its footer says {table.metadata.num_rows:,} rows, but it holds {rows:,}"
+                yield f"its footer says {table.metadata.num_rows:,} rows, but the file has {rows:,}"
 
 
 def verify_shard(file: FileToVerify, storage: Storage | None = None) -> list[Problem]:
@@ -236,7 +236,7 @@ def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
         yield f"sample {number} ({fresh.key(number)!r}): {problem}"
     good = fresh.samples - len(fresh.bad)
     if file.entry is not None and good != file.entry.samples:
-        yield f"the manifest says {file.entry.samples} samples, but it holds {good} good ones"
+        yield f"the manifest says {file.entry.samples} samples, but the shard has {good} good ones"
     yield from _compare_with_index(file, storage, fresh, checksums)
 
 
@@ -264,9 +264,9 @@ def _compare_with_index(
     if index.shard_size != checksums.size:
         yield f"its index is for a file of {index.shard_size:,} bytes, but it has {checksums.size:,}"
     if index.keys() != fresh.keys():
-        yield "its index lists other keys than it holds"
+        yield "its index lists other keys than the shard has"
     elif not (_equal(index.start, fresh.start) and _equal(index.size, fresh.size) and index.bad == fresh.bad):
-        yield "its index lists other offsets or sizes than its samples have"
+        yield "its index lists other offsets or sizes than the shard's samples have"
     if len(index.checksums) == len(checksums.cells):
         for cell in np.flatnonzero(index.checksums != checksums.cells).tolist():
             start, stop = cell * CELL, min((cell + 1) * CELL, checksums.size)
@@ -283,7 +283,7 @@ def _local_copy(url: str, storage: Storage | None) -> Iterator[tuple[str, FileCh
     if on_disk(url):
         path = local_path(url)
         if not os.path.isfile(path):
-            raise NotFound("there is no such shard", url)
+            raise NotFound("there is no such file", url)
         yield path, None
         return
     with tempfile.NamedTemporaryFile(prefix="penstock-") as copy:
@@ -303,7 +303,7 @@ def _checksum_file(path: str) -> FileChecksums:
         with open(path, "rb", buffering=0) as file:
             return _checksum(iter(lambda: file.read(_READ_BYTES), b""))
     except OSError as exc:
-        raise StorageError(f"cannot read the shard: {exc.strerror or exc}", path) from exc
+        raise StorageError(f"cannot read the file: {exc.strerror or exc}", path) from exc
 
 
 def _checksum(chunks: Iterable[bytes]) -> FileChecksums:

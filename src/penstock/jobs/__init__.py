@@ -1,4 +1,4 @@
-"""Jobs that turn files into files and rows: ``InputFile -> (OutputFiles, Metadata)``, each input exactly once."""
+"""Jobs that turn files into files and rows: a function is called on each input file exactly once."""
 
 from __future__ import annotations
 

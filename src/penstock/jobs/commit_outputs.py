@@ -1,7 +1,7 @@
 """Commit the outcomes of inputs to the output folder and the journal, one at a time.
 
-Outcomes arrive in any order, and the result does not depend on it: if several inputs write the same name, none of them
-keeps it, whichever came first.
+Outcomes arrive in any order, and the result does not depend on that order: if several inputs write the same name, all
+of them fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Failure:
         input: The input, without secrets of its URL.
         error: What went wrong, in one line.
         traceback: The traceback, from the user's function on; empty if the worker died.
-        tries: How often the function was called; 0 if that is not known.
+        tries: How often the function was called; 0 if unknown.
     """
 
     input: str
@@ -43,7 +43,7 @@ class OutputCommitter:
     ) -> None:
         self._journal, self._folder, self._overwrite = journal, folder, overwrite
         self._inputs = {job_input.key: job_input for job_input in inputs}
-        self._contested: dict[str, str] = {}  # names that no input may have -> one of the inputs that wrote them
+        self._contested: dict[str, str] = {}  # names that no input may publish -> an input that wrote them
         self._failed: dict[str, Failure] = {}
 
     def failures(self) -> tuple[Failure, ...]:
@@ -51,21 +51,21 @@ class OutputCommitter:
         return tuple(self._failed[key] for key in sorted(self._failed, key=lambda key: self._inputs[key].number))
 
     def commit(self, outcome: Outcome, *, trial: bool = False) -> None:
-        """Publish the outputs of an input or, if it failed, remove its earlier ones, and record that.
+        """Publish the outputs of an input or, if it failed, remove its earlier outputs; record either in the journal.
 
         Raises:
             StorageError: Nothing can be written any more.
         """
         if outcome.unwritable:
             self._discard(outcome)
-            raise _stopped(outcome.error or "", outcome.input.key)
+            raise _unwritable_error(outcome.error or "", outcome.input.key)
         if outcome.error is None:
             outcome = self._check_names(outcome)
         try:
             self._record_and_publish(outcome, trial)
         except OSError as exc:
             self._discard(outcome)
-            raise _stopped(exc.strerror or str(exc), outcome.input.key) from exc
+            raise _unwritable_error(exc.strerror or str(exc), outcome.input.key) from exc
 
     def commit_lost(self, job_input: Input, problem: str) -> None:
         """Record the failure of an input whose worker died or took too long.
@@ -76,7 +76,7 @@ class OutputCommitter:
         self.commit(Outcome(job_input, None, 0, error=problem))
 
     def _check_names(self, outcome: Outcome) -> Outcome:
-        """Return the outcome, or a failure if its outputs may not have their names."""
+        """Return the outcome, or a failure if another input or file already has the name of an output."""
         key, names = outcome.input.key, [name for name, _ in outcome.outputs]
         owners = self._journal.owners
         owner_of = {name: owners.get(name) or self._contested.get(name, key) for name in names}
@@ -93,7 +93,7 @@ class OutputCommitter:
             return self._fail(
                 outcome,
                 f"the folder already holds {existing[0]!r}, which is not an output of this job; remove it, choose "
-                "another folder, or pass overwrite=True",
+                "another folder, or pass overwrite=True (--overwrite)",
             )
         return outcome
 
@@ -101,7 +101,7 @@ class OutputCommitter:
         if owner not in self._inputs:
             return (
                 f"{key!r} writes {name!r}, which is an output of {owner!r}, an input of an earlier run; choose another "
-                "folder, or pass fresh=True to start over"
+                "folder, or pass fresh=True (--fresh) to start over"
             )
         first, second = sorted((key, owner), key=lambda key: self._inputs[key].number)
         return (
@@ -156,5 +156,5 @@ def _with_path(problem: str, exc: Exception) -> str:
     return f"{problem} ({os.fspath(path)})" if path else problem
 
 
-def _stopped(problem: str, key: str) -> StorageError:
-    return StorageError(f"{problem}; finished inputs are kept: free some space and run it again", key)
+def _unwritable_error(problem: str, key: str) -> StorageError:
+    return StorageError(f"{problem}; finished inputs are kept: free some space and run the job again", key)

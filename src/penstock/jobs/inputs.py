@@ -1,4 +1,4 @@
-"""The inputs of a job: which files they are, their names in the journal, and fingerprints that show a change."""
+"""The inputs of a job: the files that a user names, their keys in the journal, and fingerprints that show a change."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from penstock.errors import PlanError, StorageError
 from penstock.formats.items import ItemsReader, LocatedItems
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
-from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted, spell
+from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted, url_patterns
 from penstock.storage.protocol import scheme
 
 Fingerprint = tuple[Any, ...]  # size and modification time of a file, size and tag of a remote object
 
-_INPUT_WEIGHT = 1 << 30  # bytes, more than any block may hold, so that every input is a block of its own
+_INPUT_BYTES = 1 << 30  # pretended size, more than a block may hold, so that every input is a block of its own
 _CONCURRENT_REQUESTS = 32  # for fingerprints of remote inputs: most of the time is latency
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input.
+    """One input of a job.
 
     Attributes:
-        number: Its position among the inputs.
+        number: Its position in the list of inputs.
         url: Its path or URL.
         key: Its name in the journal and in messages: the URL without secrets.
     """
@@ -49,15 +49,15 @@ class Input:
 def resolve_inputs(given: Any, storage: Storage | None = None) -> list[Input]:
     """Return the inputs that a user names: a glob, a folder, a URL, a list of them, or a column of a dataset.
 
-    An entry of a list or column that is an existing file is taken literally, whatever characters its name has.
+    An entry of a list or column that names an existing file is that file, even if it looks like a pattern.
 
     Raises:
         PlanError: A value is not a path or URL, or an input appears twice.
-        StorageError: A folder or glob holds nothing, or cannot be listed.
+        StorageError: A folder or glob has no files, or cannot be listed.
     """
     if isinstance(given, str | os.PathLike):
         text = os.fsdecode(given)
-        urls = [text] if _is_file(text) else expand(spell(text), (), storage)
+        urls = [text] if _is_file(text) else expand(url_patterns(text), (), storage)
     elif isinstance(given, Dataset):
         urls = [_check_name(value, number) for number, value in enumerate(given.take_all())]
     elif isinstance(given, Iterable) and not isinstance(given, bytes):
@@ -88,7 +88,7 @@ def _check_name(value: Any, number: int) -> str:
 
 
 def _expand_entry(name: str, storage: Storage | None) -> list[str]:
-    """Return what an entry of a list stands for: itself, or what its pattern or folder holds."""
+    """Return the URLs that an entry of a list stands for: itself, or the files of its pattern or folder."""
     if scheme(name) == "file" and os.path.lexists(path := local_path(name)):
         return expand([name], (), storage) if os.path.isdir(path) and "{" not in name else [name]
     return expand([name], (), storage) if glob.has_magic(name) or "{" in name else [name]
@@ -101,12 +101,12 @@ def _check_distinct(inputs: Sequence[Input]) -> None:
         if first != job_input.number:
             raise PlanError(
                 f"{job_input.key!r} appears twice among the inputs (numbers {first} and {job_input.number}); name each "
-                'input once; for a column, use ds.unique("input")'
+                'input once, or pass a column without duplicates: ds.unique("input")'
             )
 
 
 def journal_key(url: str) -> str:
-    """Return the name of an input: its URL without secrets, and a digest if that hides anything.
+    """Return the key of an input: its URL without secrets, followed by a digest of the URL if it has secrets.
 
     >>> journal_key("inputs/a.txt")
     'inputs/a.txt'
@@ -151,7 +151,7 @@ def fingerprints(inputs: Sequence[Input], storage: Storage | None) -> list[Finge
 
 @dataclass(frozen=True, slots=True)
 class InputsSource:
-    """Inputs as the source of a plan, one per block, so that as many workers are busy as there are inputs."""
+    """A source of a plan that yields the inputs, one per block, so that every worker gets one input at a time."""
 
     inputs: ByObject
 
@@ -176,7 +176,7 @@ class InputsReader(ItemsReader):
         self.names = ["inputs"]
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedItems:
-        return LocatedItems(self._items, index, np.full(len(index), _INPUT_WEIGHT, np.int64))
+        return LocatedItems(self._items, index, np.full(len(index), _INPUT_BYTES, np.int64))
 
     def key(self, shard: int, index: int) -> str | None:
         key: str = self._items[index].key

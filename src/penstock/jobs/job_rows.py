@@ -1,4 +1,4 @@
-"""Rows that a function returns, as plain values, and their JSON in the journal."""
+"""The rows that a job's function returns: converted to plain values, and encoded as JSON for the journal."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _has_surrogates(text: str) -> bool:
 
 
 def _to_plain(name: str, value: Any) -> Any:
-    """Return a value as it would be on any engine: tuples and arrays as lists, paths as text."""
+    """Return a value as a plain one, which is the same on every engine: tuples and arrays as lists, paths as text."""
     if is_tensor(value):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind != "O":
@@ -85,7 +85,7 @@ def _to_plain(name: str, value: Any) -> Any:
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return [_to_plain(name, item) for item in items]
     raise DataError(
-        f"field {name!r} of a row is a {type(value).__name__}; return numbers, text, bytes, times, lists or dicts"
+        f"field {name!r} of a row is of type {type(value).__name__}; return numbers, text, bytes, times, lists or dicts"
     )
 
 

@@ -1,11 +1,11 @@
-"""The journal of a job: what became of every input, one line per outcome, in a file that only grows.
+"""The journal of a job: an append-only file with one line for each outcome of an input.
 
 The line of an input is written before its outputs are published, and the input counts as done only if both the line and
 the outputs exist. A run that is killed at any moment therefore leaves nothing that the next run mistakes for finished.
 The last line of an input is the valid one; an incomplete last line of the file is dropped.
 
-On remote storage nothing can be appended to an object, so that the journal there is a sequence of objects, a new one
-every few seconds.
+Objects on remote storage cannot be appended to, so that a remote journal is a sequence of objects, with a new one every
+few seconds.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from penstock.storage import Storage, redacted
 _VERSION = 1
 _SYNC_INTERVAL_S = 2.0  # between two fsyncs, or two uploads of new lines
 _FILE_NAME = "journal.jsonl"
-_MAX_OBJECTS = 8  # that a closed remote journal may consist of
+_MAX_OBJECTS = 8  # a closed remote journal with more objects is joined into one
 
 
 @dataclass(frozen=True, slots=True)
 class InputRecord:
-    """What the journal says about an input.
+    """The latest entry of an input in the journal.
 
     Attributes:
         fingerprint: The content that was processed; None if it could not be accessed.
@@ -55,7 +55,7 @@ class InputRecord:
 class JobJournal:
     """The journal of one output folder, open for appending.
 
-    With ``fresh``, it is read only for the outputs that it lists, as far as it is intact, and must then be ``reset``.
+    With ``fresh``, only its list of outputs is read, as far as it is intact, and it must be ``reset`` afterwards.
 
     Attributes:
         records: The record of each input, by its key.
@@ -92,7 +92,7 @@ class JobJournal:
                     if not lenient:
                         raise StateError(
                             f"{self._folder}: the journal is damaged at byte {self._end} ({exc}); "
-                            "pass fresh=True to start over"
+                            "pass fresh=True (--fresh) to start over"
                         ) from exc
                 self._end += len(line)
 
@@ -104,7 +104,7 @@ class JobJournal:
         elif entry["function"] != self._function and not lenient:
             raise StateError(
                 f"{self._folder} holds the outputs of {entry['function']}, not of {self._function}; choose another "
-                "folder, or pass fresh=True to start over"
+                "folder, or pass fresh=True (--fresh) to start over"
             )
 
     def _index(self, entry: dict[str, Any], offset: int, size: int) -> None:
@@ -120,7 +120,7 @@ class JobJournal:
         self.owners.update((name, key) for name, _ in outputs)
 
     def reset(self) -> None:
-        """Forget everything and start a new journal."""
+        """Remove all entries and start a new journal."""
         self.records.clear()
         self.owners.clear()
         self._end = 0
@@ -164,7 +164,7 @@ class JobJournal:
             self.sync()
 
     def sync(self) -> None:
-        """Make sure that all lines survive a power cut or, of a remote journal, the end of this process."""
+        """Make sure that all lines survive a power failure or, on remote storage, the end of this process."""
         os.fsync(self._fd)
         self._synced_at = time.monotonic()
 
@@ -234,7 +234,7 @@ class RemoteJournal(JobJournal):
         self._objects.append(object_url)
 
     def close(self) -> None:
-        """Upload the rest, and join many objects into one, which exists before the others are deleted."""
+        """Upload the remaining lines; if there are many objects, join them into a new one, then delete them."""
         try:
             self.sync()
             if len(self._objects) > _MAX_OBJECTS:

@@ -14,7 +14,7 @@ from penstock.errors import DataError, PlanError
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import TableWriter
 from penstock.formats.tables.source import require_arrow
-from penstock.packing.tar_output import failures_of
+from penstock.packing.tar_output import storage_errors
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 INPUT_FIELD = "input"  # of a row: the name of its input
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_EXTENSIONS = (".jsonl", ".json", ".ndjson")
-_ROWS_PER_TABLE = 8192  # converted to Arrow at once
+_ROWS_PER_TABLE = 8192  # rows converted to Arrow at once
 
 
 def check_metadata(url: str) -> None:
@@ -55,7 +55,7 @@ def write_metadata(rows: Sequence[dict[str, Any]], url: str, storage: Storage | 
         DataError: The format cannot store a value.
         StorageError: The file cannot be written.
     """
-    with failures_of(url):
+    with storage_errors(url):
         if url.endswith(".parquet"):
             _write_parquet(rows, url, storage)
         elif url.endswith(_JSON_EXTENSIONS):
@@ -100,7 +100,7 @@ def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:
 
 
 def _common_schema(rows: Sequence[dict[str, Any]]) -> pa.Schema | None:
-    """Return the types that all rows fit, wherever the first value of a column is; None if there are no rows."""
+    """Return a schema that all rows fit, even if the first rows of a column are null; None if there are no rows."""
     import pyarrow as pa
 
     schemas = [table.schema for table in _tables(rows)]

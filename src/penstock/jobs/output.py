@@ -1,4 +1,4 @@
-"""Where the function of a job writes: a private folder, whose files are published if the call succeeds."""
+"""The ``out`` argument of a job's function: a private folder, whose files are published if the call succeeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JOB_FOLDER = ".penstock-job"  # in the output folder, for the journal and the dr
 
 
 class Out:
-    """What the function of a job gets as ``out``.
+    """The second argument of a job's function: gives paths for its outputs.
 
     Attributes:
         input: The input as it was given: a path or URL.
@@ -63,7 +63,7 @@ def _files(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
 
 
 def normalize_name(name: str | os.PathLike[str]) -> str:
-    """Return the one spelling of an output's name.
+    """Return the normalized form of an output's name.
 
     Raises:
         PlanError: The name is not valid, or leads out of the output folder.
@@ -76,9 +76,9 @@ def normalize_name(name: str | os.PathLike[str]) -> str:
     text = os.fsdecode(name)
     parts = [part for part in text.split("/") if part not in ("", ".")]
     if not parts or "\0" in text or text.endswith(("/", "/.")):
-        raise PlanError(f"out.path({text!r}): this is not a valid file name")
+        raise PlanError(f"out.path({text!r}) is not a valid file name; give a name, such as 'a.txt' or 'a/b.txt'")
     if text.startswith("/") or ".." in parts:
-        raise PlanError(f"out.path({text!r}) leads out of the output folder; give a name below it")
+        raise PlanError(f"out.path({text!r}) leads out of the output folder; give a relative name without '..'")
     if parts[0] == JOB_FOLDER:
         raise PlanError(f"out.path({text!r}): {JOB_FOLDER} is reserved for the journal; choose another name")
     return "/".join(parts)

@@ -1,4 +1,4 @@
-"""Output folders of a job: a local one, where drafts are renamed, or a remote one, where workers upload."""
+"""The output folder of a job: a local one, into which drafts are moved, or a remote one, to which workers upload."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Outputs = tuple[tuple[str, int], ...]  # names and sizes
 
 
 class OutputFolder(Protocol):
-    """An output folder, as the committer of outcomes uses it."""
+    """An output folder, as the committer of outputs uses it."""
 
     def holds(self, outputs: Outputs) -> bool:
         """Return whether all outputs exist with these sizes."""
 
     def existing(self, names: Iterable[str]) -> list[str]:
-        """Return the names that would replace a file."""
+        """Return those of the names that are taken by a file."""
 
     def publish(self, draft: str | None, outputs: Outputs) -> None:
         """Move the files of a draft to their names, and remove the draft.
@@ -35,7 +35,7 @@ class OutputFolder(Protocol):
         """
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove outputs, as far as they exist, and folders that are empty then."""
+        """Remove the outputs that exist, and the folders that become empty."""
 
 
 class LocalOutputFolder:
@@ -68,7 +68,7 @@ class LocalOutputFolder:
                 self._checked_parents.add(parent)
             try:
                 os.replace(source, target)
-            except FileNotFoundError:  # another program has removed the parent meanwhile
+            except FileNotFoundError:  # another program has removed the parent in the meantime
                 os.makedirs(parent, exist_ok=True)
                 os.replace(source, target)
             except OSError as exc:
@@ -93,7 +93,7 @@ class LocalOutputFolder:
     def _check_inside(self, parent: str, name: str) -> None:
         real = os.path.realpath(parent)
         if os.path.commonpath([real, self._real]) != self._real:
-            raise PlanError(f"the output {name!r} leads out of the folder, by a link to {real}")
+            raise PlanError(f"the output {name!r} leads out of the folder, through a link to {real}; remove the link")
 
 
 def _copy(source: str, target: str) -> None:

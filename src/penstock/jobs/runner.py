@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -27,8 +27,8 @@ from penstock.jobs.metadata import INPUT_FIELD, check_metadata, fill_fields, wri
 from penstock.jobs.output import JOB_FOLDER
 from penstock.jobs.output_folder import LocalOutputFolder, OutputFolder, RemoteOutputFolder
 from penstock.jobs.task import ProcessStage, check_function
-from penstock.packing.folder_lock import Owner, busy, folder_lock
-from penstock.packing.tar_output import failures_of
+from penstock.packing.folder_lock import Owner, folder_in_use, folder_lock
+from penstock.packing.tar_output import storage_errors
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
@@ -44,7 +44,7 @@ class Processed(Dataset):
 
     Attributes:
         inputs: The number of inputs.
-        worked: How many of them this run processed; the others were done before.
+        worked: The number of inputs that this run processed; the others were done before.
         failures: The inputs that failed.
     """
 
@@ -84,7 +84,7 @@ def process(
     ``fn`` writes to ``out.path(name)``, which is published if the call succeeds, and returns a row (a dict), several
     rows, a generator of rows, or None. Every row gets a field ``input`` that names its input, unless it has one. A
     journal in ``out`` records what is done: an input is processed again only if it is new, has changed (its size, time
-    or tag), failed, or lacks an output. A change of the function itself is not noticed.
+    or tag), failed, or lacks an output. A change of the function itself is not detected.
 
     Args:
         inputs: A list of paths or URLs, a glob, a folder, or a column of a dataset: ``ds["input"]``.
@@ -105,7 +105,7 @@ def process(
         on_failure: ``"raise"`` raises an error if inputs failed, once all others are done.
         cpus: The cores that one call needs.
         gpus: The devices that one call needs; ``fn`` may have a parameter ``device``.
-        address: The Ray cluster.
+        address: The address of the Ray cluster.
         progress: Whether to show a progress bar; ``None``: if standard error is a terminal.
         storage: The storage of remote inputs and outputs.
 
@@ -132,7 +132,7 @@ def process(
         check_metadata(metadata_url)
     job = _Job(resolve_inputs(inputs, storage), settings, os.fspath(out), metadata_url, overwrite)
     with ExitStack() as stack:
-        with failures_of(job.out):
+        with storage_errors(job.out):
             job.open(stack, fresh)
         processed = job.try_first(only) if only is not None else job.run(progress)
     _log_failures(processed)
@@ -178,7 +178,7 @@ class _Settings:
 
 @dataclass(slots=True)
 class _Job:
-    """One run of a job: its inputs, and the output folder."""
+    """One run of a job: its inputs, its settings and its output folder."""
 
     inputs: list[Input]
     settings: _Settings
@@ -226,7 +226,7 @@ class _Job:
         self.committer = OutputCommitter(self.journal, self.folder, self.inputs, self.overwrite)
 
     def _protected_names(self) -> dict[str, str]:
-        """Return the names in the output folder that are inputs or the metadata, and a description of each."""
+        """Return the names in the output folder that belong to inputs or the metadata, each with a description."""
         protected = {}
         urls = [(job_input.url, f"the input {job_input.key!r}") for job_input in self.inputs]
         if self.metadata is not None:
@@ -245,7 +245,7 @@ class _Job:
         return protected
 
     def try_first(self, only: int) -> Processed:
-        """Call the function on the first inputs, in this process, without counting them as done."""
+        """Call the function on the first ``only`` inputs, in this process, without counting them as done."""
         call, rows = self.stage.make_call(), []
         for job_input in self.inputs[:only]:
             outcome = self.stage.call_once(job_input, call, take_fingerprint(job_input, self.settings.storage))
@@ -257,7 +257,7 @@ class _Job:
         return Processed(fill_fields(rows), tried, tried, ())
 
     def run(self, progress: bool | None) -> Processed:
-        """Process the inputs that are not done, and return the rows of all that are."""
+        """Process the inputs that are not done, and return the rows of all inputs that are done by then."""
         to_do = self._inputs_to_do()
         with Progress("processing", len(self.inputs), "inputs", shown=progress) as bar:
             bar.add(len(self.inputs) - len(to_do))
@@ -312,7 +312,7 @@ def _label_rows(job_input: Input, rows: Sequence[dict[str, Any]]) -> list[dict[s
 
 @contextmanager
 def _remote_lock(url: str, storage: Storage) -> Iterator[None]:
-    """Lock a remote output folder against other runs on this machine; runs on other machines are not noticed.
+    """Lock a remote output folder against other runs on this machine; runs on other machines are not detected.
 
     Raises:
         PlanError: Another run holds the lock.
@@ -320,10 +320,10 @@ def _remote_lock(url: str, storage: Storage) -> Iterator[None]:
     owner_url = f"{url}/{JOB_FOLDER}/{_OWNER_FILE}"
     with folder_lock(url, "job") as owner:
         if (stored := read_object(storage, owner_url)) is not None:
-            other = Owner(**json.loads(stored))
-            if other.lives():
-                raise busy(redacted(url), str(other), "job")
-        put_object(storage, owner_url, json.dumps(asdict(owner)).encode())
+            other = Owner.from_json(json.loads(stored))
+            if other.is_alive():
+                raise folder_in_use(redacted(url), str(other), "job")
+        put_object(storage, owner_url, json.dumps(owner.to_json()).encode())
         try:
             yield
         finally:

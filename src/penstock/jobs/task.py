@@ -1,4 +1,4 @@
-"""What a worker does with one input: call the user's function, with retries, on a local file and a private folder."""
+"""Process one input in a worker: call the user's function, with retries, on a local file and a private folder."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ _THIS_FOLDER = os.path.dirname(__file__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of an input.
+    """The result of processing an input, whether it succeeded or failed.
 
     Attributes:
         input: The input.
         fingerprint: The content that was processed; ``None`` if it could not be accessed.
         tries: How often the function was called.
-        outputs: The names and sizes of the files that it wrote.
-        draft: The folder that holds them, if they are not published yet.
-        rows: The rows that it returned, as JSON.
+        outputs: The names and sizes of the files that the function wrote.
+        draft: The folder that holds the outputs, if they are not published yet.
+        rows: The rows that the function returned, as JSON.
         error: What went wrong, in one line; ``None`` if nothing did.
         traceback: The traceback of the error.
         unwritable: Whether the disk is full or read-only, which ends the run.
@@ -166,7 +166,7 @@ class ProcessStage(Map):
         """Provide the input as a local file; a remote one is downloaded under its own name."""
         if (path := job_input.path) is not None:
             if os.path.isdir(path):
-                raise StorageError("the input is a folder", job_input.key)
+                raise StorageError("the input is a folder, not a file", job_input.key)
             yield Path(path)
             return
         with tempfile.TemporaryDirectory(prefix="input-", dir=_ensure_folder(self.scratch)) as folder:
@@ -220,7 +220,7 @@ def check_function(fn: Any) -> None:
     """Check that ``fn`` can be called with (path, out) or with a path alone.
 
     Raises:
-        PlanError: It cannot.
+        PlanError: ``fn`` cannot be called, or takes other arguments.
     """
     if not callable(fn):
         raise PlanError(f"process needs a function of (path, out), not {fn!r}")
@@ -231,15 +231,15 @@ def check_function(fn: Any) -> None:
         call_signature = signature(call)
     except (TypeError, ValueError):
         return
-    own = ("self",) if isinstance(fn, type) else ()
+    bound = ("self",) if isinstance(fn, type) else ()
     keywords = {"device": None} if takes_parameter(call, "device") else {}
     for args in (("path", "out"), ("path",)):
         try:
-            call_signature.bind(*own, *args, **keywords)
+            call_signature.bind(*bound, *args, **keywords)
         except TypeError:
             continue
         return
-    raise PlanError(f"{name_of(fn)}{call_signature} cannot be called with (path, out)")
+    raise PlanError(f"{name_of(fn)}{call_signature} cannot be called with (path, out) or with (path)")
 
 
 def _one_line(exc: BaseException) -> str:
@@ -250,7 +250,7 @@ def _one_line(exc: BaseException) -> str:
 
 
 def _user_traceback(exc: BaseException) -> str:
-    """Return the traceback without the frames of this package above the user's function, shortened in the middle."""
+    """Return the traceback from the user's function on, without frames of this package, shortened in the middle."""
     frame = exc.__traceback__
     while (
         frame is not None and frame.tb_next is not None and frame.tb_frame.f_code.co_filename.startswith(_THIS_FOLDER)

@@ -46,6 +46,6 @@ if TYPE_CHECKING:
     from penstock.order.subset import ExcludingOrder as ExcludingOrder
     from penstock.order.subset import SubsetOrder as SubsetOrder
     from penstock.order.uncounted import UncountedOrder as UncountedOrder
-    from penstock.order.uncounted import to_known as to_known
+    from penstock.order.uncounted import to_counted as to_counted
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -27,7 +27,7 @@ from penstock.order.windows import (
 
 UNKNOWN = -1  # the size of an order whose shards are not counted
 MAX_CHUNK = 8192
-_CACHED_PASSES = 4  # passes of a repeat to keep: neighbouring ones, also when a zip reads at two positions
+_CACHED_PASSES = 4  # passes of a repeat to keep: a zip may read at two positions, each near the boundary of two passes
 NOT_FOUND, EXCLUDED = -1, -2  # returned in place of a position: no such sample; removed by a stage
 
 
@@ -103,7 +103,7 @@ class Order(ABC):
 
     @abstractmethod
     def at(self, p: I64) -> Refs:
-        """Return the samples at the positions ``p``, which lie in ``[0, size)`` and may come in any order."""
+        """Return the samples at the positions ``p``, which are in ``[0, size)`` and may be in any order."""
 
     @abstractmethod
     def _spans(self, stop: int) -> Spans:
@@ -116,7 +116,7 @@ class Order(ABC):
         split removed.
 
         Raises:
-            PlanError: the order changes with the epoch, or contains a sample more than once.
+            PlanError: The order changes with the epoch, or contains a sample more than once.
         """
         raise PlanError(
             "exclude() cannot locate samples after a limit, skip, split or zip of a shuffled, mixed or repeated order: "
@@ -127,7 +127,7 @@ class Order(ABC):
         """Return the spans of the positions below ``stop`` (all positions by default).
 
         Raises:
-            PlanError: the order is endless, and ``stop`` does not bound it.
+            PlanError: The order is endless, and ``stop`` does not bound it.
         """
         end = self.size if stop is None else min(stop, self.size)
         if end >= ENDLESS:
@@ -137,8 +137,8 @@ class Order(ABC):
     def walk(self, piece: Piece, sizes: Iterator[int] | None = None) -> Iterator[tuple[I64, Refs, int]]:
         """Yield a piece in chunks of (positions, samples, next position).
 
-        When a chunk is used up, ``[next position, stop, step, 0]`` is left of the piece. ``sizes`` yields the number of
-        positions in each chunk; by default chunks start at 1 and double. The caller takes care of ``sub``.
+        After a chunk, ``[next position, stop, step, 0]`` remains of the piece. ``sizes`` yields the number of
+        positions in each chunk; by default chunks start at 1 and double. The caller handles ``sub``.
         """
         start, stop, step, _ = piece
         sizes = sizes or doubling_sizes()
@@ -156,12 +156,12 @@ class Order(ABC):
         """Return a rank's share of the pieces.
 
         Raises:
-            PlanError: this order cannot be cut that way.
+            PlanError: This order cannot be cut that way.
         """
         return piece_ops.cut(pieces, rank, world, kind)
 
     def merge(self, pieces: Iterable[Piece], world: int) -> list[Piece]:
-        """Merge what all ranks of a world have left into one list of pieces."""
+        """Merge the remaining pieces of all ranks of a world into one list."""
         return piece_ops.merge(pieces, world)
 
     def holds(self, piece: Piece) -> bool:
@@ -185,7 +185,7 @@ def require_counts(order: Order, operation: str) -> Order:
     """Return ``order``, after checking that its shards are counted.
 
     Raises:
-        PlanError: the order's size is unknown; the message names ``operation``.
+        PlanError: The order's size is unknown; the message names ``operation``.
     """
     if order.size == UNKNOWN:
         raise PlanError(
@@ -245,11 +245,11 @@ class ShuffledOrder(Order):
         seed: The run's seed.
         epoch: The epoch.
         window: The approximate maximum number of samples to permute together; 16384 if None.
-        shards: How many of inner's spans to read at a time.
+        shards: The number of the inner order's spans to read at a time.
         all: Permute the whole order at once instead of by window.
 
     Raises:
-        PlanError: inner is endless or not counted, or window or shards is below 1.
+        PlanError: The inner order is endless or not counted, or ``window`` or ``shards`` is below 1.
     """
 
     fixed = False
@@ -297,7 +297,7 @@ class SlicedOrder(Order):
     """A contiguous range of an order's positions: limit and skip.
 
     Raises:
-        PlanError: inner is not counted.
+        PlanError: The inner order is not counted.
     """
 
     def __init__(self, inner: Order, start: int, stop: int | None) -> None:
@@ -312,9 +312,9 @@ class SlicedOrder(Order):
         return self._inner.at(p + self._start)
 
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
-        at = self._inner.find(leaf, name, index)
-        inside = (at >= self._start) & (at < self._start + self.size)
-        return np.where(inside, at - self._start, np.where(at < 0, at, EXCLUDED))
+        positions = self._inner.find(leaf, name, index)
+        inside = (positions >= self._start) & (positions < self._start + self.size)
+        return np.where(inside, positions - self._start, np.where(positions < 0, positions, EXCLUDED))
 
     def _spans(self, stop: int) -> Spans:
         end = self._start + stop
@@ -325,7 +325,7 @@ class ChainedOrder(Order):
     """Several orders one after another: union.
 
     Raises:
-        PlanError: one of the orders is not counted.
+        PlanError: One of the orders is not counted.
     """
 
     def __init__(self, orders: Sequence[Order]) -> None:
@@ -344,8 +344,8 @@ class ChainedOrder(Order):
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
         out = np.full(len(index), NOT_FOUND, np.int64)
         for start, order in zip(self._bounds[:-1], self._orders, strict=True):
-            at = order.find(leaf, name, index)
-            out = np.where(at == NOT_FOUND, out, np.where(at >= 0, at + start, at))
+            positions = order.find(leaf, name, index)
+            out = np.where(positions == NOT_FOUND, out, np.where(positions >= 0, positions + start, positions))
         return out
 
     def _spans(self, stop: int) -> Spans:
@@ -387,8 +387,8 @@ class ZippedOrder(Order):
 
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
         left = self._left.find(leaf, name, index)
-        at = np.where(left == NOT_FOUND, self._right.find(leaf, name, index), left)
-        return np.where(at < self.size, at, EXCLUDED)
+        positions = np.where(left == NOT_FOUND, self._right.find(leaf, name, index), left)
+        return np.where(positions < self.size, positions, EXCLUDED)
 
     def _spans(self, stop: int) -> Spans:
         return self._left.spans(stop)
@@ -407,7 +407,7 @@ class RepeatedOrder(Order):
         times: The number of passes; None for endless, where pass ``i`` is ``make(epoch + i)``.
 
     Raises:
-        PlanError: the order is not counted.
+        PlanError: The order is not counted.
     """
 
     def __init__(self, make: Callable[[int], Order], epoch: int, times: int | None) -> None:

@@ -71,7 +71,7 @@ def cut(pieces: Sequence[Piece], rank: int, world: int, kind: str) -> list[Piece
     """Return a rank's share: a contiguous run of the positions ("range") or every world-th position ("step").
 
     Raises:
-        PlanError: the rank, the world or the kind is invalid, or an endless order is cut into ranges.
+        PlanError: The rank, the world or the kind is invalid, or an endless order is cut into ranges.
     """
     check_cut(rank, world, kind)
     if world == 1:
@@ -126,7 +126,7 @@ def _common_step(before: Piece, after: Piece) -> int:
 
 
 def merge(pieces: Iterable[Piece], world: int) -> list[Piece]:
-    """Merge what all ranks of a world have left: the same positions, sorted, in as few pieces as possible."""
+    """Merge the remaining pieces of all ranks of a world: the same positions, sorted, in as few pieces as possible."""
     started: list[Piece] = []
     by_step: dict[int, list[Piece]] = {}
     for start, stop, step, sub in pieces:
@@ -166,7 +166,7 @@ def _factors(step: int, piece_count: int, world: int) -> Iterator[int]:
 
 
 def _coalesce_classes(pieces: list[Piece], step: int, factor: int) -> tuple[list[Piece], list[Piece]]:
-    """Replace ranges in which all ``factor`` classes are present by one run each; return (remaining pieces, runs)."""
+    """Replace each range in which all ``factor`` classes are present by one run; return (remaining pieces, runs)."""
     finer = step // factor
     rest: list[Piece] = []
     runs: list[Piece] = []
@@ -200,7 +200,7 @@ def _common_ranges(classes: dict[int, list[Piece]], step: int) -> Iterator[tuple
 
 
 def _subtract(pieces: list[Piece], ranges: list[tuple[int, int]]) -> Iterator[Piece]:
-    """Yield the pieces of one class without ``ranges``, each of which lies within one of the pieces."""
+    """Yield the pieces of one class without ``ranges``, each of which is inside one of the pieces."""
     remaining = iter(ranges)
     low, high = next(remaining, (ENDLESS, ENDLESS))
     for start, stop, step, _ in pieces:

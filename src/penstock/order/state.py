@@ -21,14 +21,14 @@ from penstock.order.orders import Order
 from penstock.order.pieces import CUTS, GROUP_STRIDE, Piece
 
 VERSION = 1
-_MAX_LISTED = 20  # ranks that a message lists: a damaged state may claim any number of them
+_MAX_LISTED = 20  # ranks in a message: a damaged state may claim any number of ranks
 
 
 class OpenWindow(TypedDict):
     """A window of a late shuffle that is partly delivered.
 
-    The window holds ``n`` outputs, made from the pieces ``of``. ``done`` of its outputs are delivered, and ``sub``
-    outputs of the next one.
+    The window holds ``n`` outputs, computed from the pieces ``of``. ``done`` of its outputs are delivered, and ``sub``
+    of the outputs that later stages make of the next one.
     """
 
     of: list[Piece]
@@ -76,7 +76,7 @@ class State:
         """Parse the result of ``to_json``; unknown keys are ignored.
 
         Raises:
-            StateError: an entry is missing, of the wrong type, or impossible.
+            StateError: An entry is missing, of the wrong type, or impossible.
         """
         if not isinstance(obj, Mapping):
             raise StateError(f"a state must be a JSON object, not {_shown(obj)}")
@@ -106,9 +106,9 @@ class State:
 
 
 def recut(
-    states: Sequence[State], rank: int, world: int, kind: str, order: Order, *, why_not: str | None = None
+    states: Sequence[State], rank: int, world: int, kind: str, order: Order, *, recut_problem: str | None = None
 ) -> State:
-    """Return one rank's share of what the ranks of another world have left.
+    """Return one rank's share of the positions that the ranks of another world have not delivered.
 
     Args:
         states: The states of all old ranks, in any order.
@@ -116,14 +116,15 @@ def recut(
         world: The new number of ranks.
         kind: The new cut, "range" or "step".
         order: The order of the states' epoch.
-        why_not: The reason why this plan cannot be cut again, if it cannot.
+        recut_problem: Why this plan cannot be cut again; None if it can.
 
     Raises:
-        StateError: the plan cannot be cut again, or the states are not one of each rank, taken in the same epoch.
-        PlanError: this order cannot be cut that way.
+        StateError: The plan cannot be cut again, there is not exactly one state per rank, or the states are from
+            different epochs.
+        PlanError: This order cannot be cut that way.
     """
-    if why_not is not None:
-        raise StateError(why_not)
+    if recut_problem is not None:
+        raise StateError(recut_problem)
     ordered = _sorted_by_rank(states)
     if unfinished := [state.rank for state in ordered if state.tail]:
         raise StateError(
@@ -131,7 +132,9 @@ def recut(
             "its state can be restored only by the same rank in the same world"
         )
     if any(not order.holds(piece) for state in ordered for piece in _all_pieces(state)):
-        raise StateError("the state refers to positions that this dataset does not have")
+        raise StateError(
+            "the state refers to positions that this dataset does not have: it was saved with another dataset or plan"
+        )
     first = ordered[0]
     windows = [window for state in ordered for window in state.open]
     merged = order.merge([piece for state in ordered for piece in state.left], first.world)
@@ -250,7 +253,10 @@ def _parse_piece(value: Any, entry: str) -> Piece:
         raise StateError(f"the state's {entry!r} contains {value!r:.60}, which is not a piece [start, stop, step, sub]")
     start, stop, step, sub = value
     if start < 0 or stop < start or step < 1 or sub < 0:
-        raise StateError(f"the state's {entry!r} contains the piece {value}, which is impossible")
+        raise StateError(
+            f"the state's {entry!r} contains the piece {value}, which is impossible: "
+            "it must have 0 <= start <= stop, step >= 1 and sub >= 0"
+        )
     return [start, stop, step, sub]
 
 

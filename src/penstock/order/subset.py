@@ -15,12 +15,12 @@ _CACHED_SPANS, _CACHED_INDICES = 64, 1 << 20  # of a split: the spans that a shu
 class SubsetOrder(Order):
     """One side of a train-test split: the test samples of each span are the first ones of a keyed permutation.
 
-    A side keeps the order of the whole. The share is exact where it is a whole number of a span's samples; elsewhere
-    the span's hash decides how to round, so that many tiny shards also add up to the share. Adding shards does not move
+    A side keeps the order of the whole. The share is exact if it is a whole number of a span's samples; otherwise the
+    span's hash decides how to round, so that many tiny shards also add up to the share. Adding shards does not move
     any sample to the other side.
 
     Raises:
-        PlanError: inner differs between epochs, is endless or is not counted.
+        PlanError: The inner order differs between epochs, is endless or is not counted.
     """
 
     stable = fixed = True
@@ -48,15 +48,15 @@ class SubsetOrder(Order):
         return self._inner.at(inner)
 
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
-        at = self._inner.find(leaf, name, index)
-        found = np.flatnonzero(at >= 0)
-        for s, indices in indices_by_label(span_at(self._ends, at[found])):
+        positions = self._inner.find(leaf, name, index)
+        found = np.flatnonzero(positions >= 0)
+        for s, indices in indices_by_label(span_at(self._ends, positions[found])):
             selected = self._selection(s)
-            offset = at[found[indices]] - self._starts[s]
+            offset = positions[found[indices]] - self._starts[s]
             insertion = np.searchsorted(selected, offset)
             is_selected = np.append(selected, -1)[insertion] == offset
-            at[found[indices]] = np.where(is_selected, insertion + self._bounds[s], EXCLUDED)
-        return at
+            positions[found[indices]] = np.where(is_selected, insertion + self._bounds[s], EXCLUDED)
+        return positions
 
     def _selection(self, s: int) -> I64:
         cached = self._cache  # read once: another thread may replace it in the meantime
@@ -76,9 +76,9 @@ class SubsetOrder(Order):
 
     def _select(self, s: int) -> I64:
         count, test_count = int(self._counts[s]), int(self._test_counts[s])
-        taken = np.zeros(count, np.bool_)
-        taken[permute(int(self._split_keys[s]), count, np.arange(test_count, dtype=np.int64))] = True
-        return np.flatnonzero(taken if self._test else ~taken)
+        is_test = np.zeros(count, np.bool_)
+        is_test[permute(int(self._split_keys[s]), count, np.arange(test_count, dtype=np.int64))] = True
+        return np.flatnonzero(is_test if self._test else ~is_test)
 
     def _spans(self, stop: int) -> Spans:
         return Spans(self._bounds, self._keys)
@@ -92,7 +92,7 @@ class ExcludingOrder(Order):
         excluded: The positions to leave out, in any order.
 
     Raises:
-        PlanError: inner is not counted.
+        PlanError: The inner order is not counted.
     """
 
     stable = fixed = True
@@ -107,10 +107,10 @@ class ExcludingOrder(Order):
         return self._inner.at(p + np.searchsorted(self._kept_before, p, "right"))
 
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
-        at = self._inner.find(leaf, name, index)
-        before = np.searchsorted(self._excluded, at)
-        is_excluded = np.append(self._excluded, -1)[before] == at
-        return np.where(at < 0, at, np.where(is_excluded, EXCLUDED, at - before))
+        positions = self._inner.find(leaf, name, index)
+        before = np.searchsorted(self._excluded, positions)
+        is_excluded = np.append(self._excluded, -1)[before] == positions
+        return np.where(positions < 0, positions, np.where(is_excluded, EXCLUDED, positions - before))
 
     def _spans(self, stop: int) -> Spans:
         spans = self._inner.spans()

@@ -1,8 +1,8 @@
 """The order of shards whose samples are not counted yet.
 
-It is the same order as with counts: a group of shards needs the counts of its own shards only, and asks for them when
+It is the same order as with counts: a group of shards needs only the counts of its own shards, and requests them when
 the group is opened. A position is ``group * GROUP_STRIDE + offset``. A piece of step 1 covers its groups one after
-another; a piece of step ``n * GROUP_STRIDE`` covers every n-th group, the first one from its offset on and the others
+another; a piece of step ``n * GROUP_STRIDE`` covers every n-th group, the first one from its offset and the others
 from their beginning. Cuts fall between groups.
 """
 
@@ -108,17 +108,17 @@ class UncountedOrder(Order):
                 f"{world} ranks cannot share {self.group_count} groups of uncounted shards: "
                 "run `penstock index` on the shards first, use fewer ranks, or lower shuffle(shards=)"
             )
-        count = sum(map(_touched_groups, pieces))
+        count = sum(map(_group_count, pieces))
         first, last = (rank * count // world, (rank + 1) * count // world) if kind == "range" else (0, count)
         out: list[Piece] = []
         seen = 0
         for piece in pieces:
-            touched = _touched_groups(piece)
+            group_count = _group_count(piece)
             if kind == "range":
-                out += _pick_groups(piece, max(first - seen, 0), min(last - seen, touched), 1)
+                out += _pick_groups(piece, max(first - seen, 0), min(last - seen, group_count), 1)
             else:
-                out += _pick_groups(piece, (rank - seen) % world, touched, world)
-            seen += touched
+                out += _pick_groups(piece, (rank - seen) % world, group_count, world)
+            seen += group_count
         return out
 
     def merge(self, pieces: Iterable[Piece], world: int) -> list[Piece]:
@@ -139,10 +139,10 @@ class UncountedOrder(Order):
         raise AssertionError
 
     def spans(self, stop: int | None = None) -> Spans:
-        """Refuse: without counts there are no spans.
+        """Raise a PlanError: without counts there are no spans.
 
         Raises:
-            PlanError: always.
+            PlanError: Always.
         """
         return self._spans(0)
 
@@ -163,7 +163,7 @@ class UncountedOrder(Order):
         return shard_refs(self.leaf, self._keys, self._visited[g * self._per_group + span], index)
 
 
-def to_known(pieces: Iterable[Piece], groups: I64) -> list[Piece]:
+def to_counted(pieces: Iterable[Piece], groups: I64) -> list[Piece]:
     """Translate pieces of an uncounted order to positions of the same order with counts.
 
     Args:
@@ -210,7 +210,7 @@ def _step_for(stride: int) -> int:
     return 1 if stride == 1 else stride * GROUP_STRIDE
 
 
-def _touched_groups(piece: Piece) -> int:
+def _group_count(piece: Piece) -> int:
     """Return the number of groups that a piece covers, wholly or in part."""
     start, stop, _, _ = piece
     return piece_ops.size([start // GROUP_STRIDE, -(-stop // GROUP_STRIDE), _stride(piece), 0]) if start < stop else 0

@@ -1,4 +1,4 @@
-"""Any dataset into shards: on disk or elsewhere, in one exact order, taken up again where it was interrupted."""
+"""Writes any dataset to shards, local or remote: in one exact order, resuming where a run was interrupted."""
 
 from __future__ import annotations
 

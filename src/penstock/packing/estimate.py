@@ -1,98 +1,87 @@
-"""What a packing would write, without writing it."""
+"""Computes what packing into tar shards would write, without writing it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.engines import Program, Run
 from penstock.formats.tar.sink import file_size, sample_size
 from penstock.packing.inputs import PackInput
-from penstock.packing.tar_output import Packed
-from penstock.plan import Plan
+from penstock.packing.tar_output import Packed, ShardLimits
 
-_LOOKED_AT = 64  # samples whose size stands for that of all
-
-
-class _Limits(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def compress(self) -> str | None: ...
+_MEASURED_SAMPLES = 64  # samples that are encoded; all others count with the mean size of these
 
 
-class _Ruler:
-    """Counts shards as a writer would fill them."""
+class _ShardCounter:
+    """Counts the shards that a writer would fill, and their bytes."""
 
-    def __init__(self, limits: _Limits) -> None:
+    def __init__(self, limits: ShardLimits) -> None:
         self._limits = limits
         self.shards, self.samples, self.nbytes = 1, 0, 0
-        self._open = self._inside = 0
+        self._open_bytes = self._open_samples = 0
 
     def add(self, nbytes: int) -> None:
-        """Put a sample of so many bytes into a shard."""
+        """Count a sample that takes ``nbytes`` of an archive."""
         limits = self._limits
-        full = file_size(self._open + nbytes, limits.compress) > limits.nbytes
-        if self._inside and (full or self._inside >= limits.samples):
+        is_full = file_size(self._open_bytes + nbytes, limits.compress) > limits.max_bytes
+        if self._open_samples and (is_full or self._open_samples >= limits.max_samples):
             self.close()
             self.shards += 1
-        self._open += nbytes
-        self._inside += 1
+        self._open_bytes += nbytes
+        self._open_samples += 1
         self.samples += 1
 
     def close(self) -> None:
-        """Count the open shard."""
-        self.nbytes += file_size(self._open)
-        self._open = self._inside = 0
+        """Count the bytes of the open shard."""
+        self.nbytes += file_size(self._open_bytes)
+        self._open_bytes = self._open_samples = 0
 
 
-def estimated(origin: PackInput, epoch: int, folder: str, first: int, before: int, limits: _Limits) -> Packed:
-    """Tell what would be written: exactly for files as they are, else judged by some of the samples.
+def estimate_shards(source: PackInput, epoch: int, folder: str, first_shard: int, limits: ShardLimits) -> Packed:
+    """Return what would be written: exact for files that are stored unchanged, else estimated from a few samples.
 
     Raises:
-        DataError: a sample that was looked at cannot be read.
+        DataError: A sample that was read for the estimate cannot be read or encoded.
     """
-    ruler = _Ruler(limits)
-    guessed = limits.compress is not None
-    if origin.files is not None and not origin.plan.body:  # else they are not stored as they are
-        program = Program(replace(origin.plan, source=replace(origin.files, measured=True)))
-        for sizes in _run(program, epoch).items():
-            ruler.add(sample_size(sizes))
+    counter = _ShardCounter(limits)
+    is_estimate = limits.compress is not None
+    if source.files is not None and not source.plan.body:  # a stage would change what is stored
+        program = Program(replace(source.plan, source=replace(source.files, sizes_only=True)))
+        for sizes in _start_run(program, epoch).items():
+            counter.add(sample_size(sizes))
     else:
-        program = Program(origin.plan)
-        looked, total = _looked_at(program, epoch, origin.plan)
-        guessed = guessed or total != len(looked)
-        mean = -(-sum(looked) // len(looked)) if looked else 0
-        for nbytes in looked if total == len(looked) else [mean] * (total or 0):
-            ruler.add(nbytes)
-    ruler.close()
+        measured, total = _measure_samples(Program(source.plan), epoch)
+        is_estimate = is_estimate or total != len(measured)
+        mean = -(-sum(measured) // len(measured)) if measured else 0
+        for nbytes in measured if total == len(measured) else [mean] * total:
+            counter.add(nbytes)
+    counter.close()
     suffix = COMPRESSION_SUFFIXES[limits.compress] if limits.compress else ""
-    names = tuple(f"shard-{first + number:06d}.tar{suffix}" for number in range(ruler.shards))
-    return Packed(folder, names, ruler.samples, ruler.nbytes, 0, guessed)
+    names = tuple(f"shard-{first_shard + number:06d}.tar{suffix}" for number in range(counter.shards))
+    return Packed(folder, names, counter.samples, counter.nbytes, 0, is_estimate)
 
 
-def _looked_at(program: Program, epoch: int, plan: Plan) -> tuple[list[int], int | None]:
-    """The bytes that the first samples take, and how many samples there are, as far as that is known."""
-    total = None if program.stream is not None else program.length(plan.cut)
-    run = _run(program, epoch)
+def _measure_samples(program: Program, epoch: int) -> tuple[list[int], int]:
+    """Return the archive bytes of the first samples, and the number of samples; if that is unknown, measure all."""
+    total = None if program.stream is not None else program.length(program.plan.cut)
+    run = _start_run(program, epoch)
     try:
-        most = _LOOKED_AT if total is not None else None
-        looked = [sample_size(map(len, _stored(sample))) for sample in islice(run.items(), most)]
+        limit = _MEASURED_SAMPLES if total is not None else None
+        measured = [sample_size(map(len, _stored_values(sample))) for sample in islice(run.items(), limit)]
     finally:
         run.close()
-    return looked, total if total is not None else len(looked)
+    return measured, total if total is not None else len(measured)
 
 
-def _stored(sample: dict[str, Any]) -> list[Any]:
+def _stored_values(sample: dict[str, Any]) -> list[Any]:
     return [value for name, value in sample.items() if not (name.startswith("__") and name.endswith("__"))]
 
 
-def _run(program: Program, epoch: int) -> Run:
+def _start_run(program: Program, epoch: int) -> Run:
     if program.stream is not None:
-        return Run(program, None, epoch, program.front())
+        return Run(program, None, epoch, program.stream_start())
     order = program.order(epoch)
     return Run(program, order, epoch, program.start(order, program.plan.cut))

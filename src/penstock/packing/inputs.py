@@ -1,4 +1,4 @@
-"""What a user gives to be packed, recognised: a plan that reads it, and a fingerprint to know it again."""
+"""Recognises what a user gives to ``ps.pack``: a plan that reads the source, and a fingerprint that identifies it."""
 
 from __future__ import annotations
 
@@ -15,185 +15,195 @@ from penstock.engines import Program
 from penstock.errors import PlanError
 from penstock.formats.items import ItemsSource
 from penstock.formats.manifest import MANIFEST, read_manifest_at
-from penstock.formats.tables.huggingface import HuggingFaceSource, readable
+from penstock.formats.tables.huggingface import HuggingFaceSource, is_huggingface_dataset
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.formats.tar.source import TarSource
-from penstock.packing.file_list import LISTS, Entry, FileList, list_folder, read_list
-from penstock.packing.item_fields import Ask, StoreFields
+from penstock.packing.file_list import LIST_SUFFIXES, FileEntry, FileList, list_folder, read_list
+from penstock.packing.item_fields import EncodeItem, GetItem
 from penstock.plan import ByObject, LateShuffle, Plan, Resources, Shuffle
 from penstock.plan.values import Workers
-from penstock.storage import Storage, local_path, redacted, spell
+from penstock.storage import Storage, local_path, redacted, url_patterns
+
+_LATE_WINDOW = 1000  # samples of a window, where the order of the source cannot be shuffled
+_MAX_LISTED = 100_000  # files of a folder among which shards are searched for
 
 
 @dataclass(frozen=True, slots=True)
 class PackInput:
-    """Something to be packed.
+    """A source to pack.
 
     Attributes:
-        plan: Reads it, and gives samples whose fields are bytes, unless it is ``typed``.
-        classes: What the numbers in ``cls`` mean, where that is known.
-        numbered: Keys are made of the number in the shards (and the file's name).
-        said: What distinguishes it from other sources, beyond the shards that its plan reads.
-        typed: The values of its samples are what they mean, and no bytes.
+        plan: Reads the source; the fields of its samples are bytes, unless ``typed``.
+        classes: The class names by number, for the numbers in ``cls``; None if unknown.
+        numbered_keys: Whether keys are made of the number of the sample (and the name of its file).
+        identity: Distinguishes the source from others, together with the shards that the plan reads.
+        typed: Whether the values of samples have their own types instead of being bytes.
     """
 
     plan: Plan
     classes: tuple[str, ...] | None = None
-    numbered: bool = True
-    said: str = ""
+    numbered_keys: bool = True
+    identity: str = ""
     typed: bool = False
 
     @property
     def files(self) -> FileList | None:
-        """The list of files, where it is one."""
+        """The list of files, if the source is one."""
         return self.plan.source if isinstance(self.plan.source, FileList) else None
 
     def check_outside(self, folder: str) -> None:
-        """Require that files are not packed into their own folder.
+        """Check that files are not packed into the folder that holds them.
 
         Raises:
-            PlanError: they are.
+            PlanError: The folder is the source folder or inside it.
         """
         if self.files is None or not on_disk(folder) or not os.path.isdir(self.files.origin):
             return
         source, target = os.path.realpath(self.files.origin), os.path.realpath(local_path(folder))
         if os.path.commonpath([source, target]) == source:
-            raise PlanError(f"{folder} lies in the folder that is packed; choose one outside of it")
+            raise PlanError(f"{folder} is inside the folder that is packed; choose a folder outside of it")
 
     def fingerprint(self, program: Program) -> str:
-        """The same for the same source, on any machine."""
+        """Return a hash of the source and its order, which is the same on every machine."""
         order = "" if program.stream is not None else program.identity(counts=True)
-        return hashlib.sha256(f"{self.said}\n{order}".encode()).hexdigest()[:32]
+        return hashlib.sha256(f"{self.identity}\n{order}".encode()).hexdigest()[:32]
 
 
 def recognise(
     source: Any, *, workers: Workers, image: str, storage: Storage | None = None, typed: bool = False
 ) -> PackInput:
-    """Find out what ``source`` is.
+    """Find out what kind of source was given.
 
     Args:
-        source: What a user gave.
-        workers: How many read at a time.
-        image: How images are stored that have no bytes of their own.
-        storage: Where it lies, if it is a URL.
-        typed: Leave values as they are where the source knows what they mean.
+        source: The argument of the user.
+        workers: How many workers read the source.
+        image: The extension of images that are not encoded yet.
+        storage: The storage of a source that is a URL.
+        typed: Keep values as they are if the source knows their types.
 
     Raises:
-        PlanError: nothing that can be packed.
-        StorageError: it is a path, and cannot be read.
+        PlanError: The source cannot be packed.
+        StorageError: The source is a path and cannot be read.
     """
     if isinstance(getattr(source, "plan", None), Plan):
         plan: Plan = source.plan
         return PackInput(plan if typed else plan.then(Encode()), None, False, plan.describe(), typed)
     if isinstance(source, str) and source.startswith("hf:") and not source.startswith("hf://"):
         name, _, split = source.removeprefix("hf:").partition("#")
-        return _by_features(HuggingFaceSource(name, split or None, workers), image, source, typed)
+        return _feature_input(HuggingFaceSource(name, split or None, workers), image, source, typed)
     if isinstance(source, str | os.PathLike):
-        return _by_path(os.fspath(source), workers, storage)
-    if readable(source):
-        mark = getattr(source, "_fingerprint", None) or getattr(source, "__name__", type(source).__name__)
-        return _by_features(HuggingFaceSource(ByObject(source), None, workers), image, f"dataset {mark}", typed)
+        return _path_input(os.fspath(source), workers, storage)
+    if is_huggingface_dataset(source):
+        fingerprint = getattr(source, "_fingerprint", None) or getattr(source, "__name__", type(source).__name__)
+        return _feature_input(
+            HuggingFaceSource(ByObject(source), None, workers), image, f"dataset {fingerprint}", typed
+        )
     if hasattr(source, "features") and hasattr(source, "cast_column"):
-        return _hugging_face(source, workers, image)
+        return _hugging_face_input(source, workers, image)
     if isinstance(source, Mapping):
-        raise PlanError(f"this is several datasets ({', '.join(map(str, source))}): pack each into a folder of its own")
+        names = ", ".join(map(str, source))
+        raise PlanError(f"the source holds several datasets ({names}): pack each into its own folder")
     if not (hasattr(source, "__getitem__") and hasattr(source, "__len__")):
         raise PlanError(
             f"a {type(source).__name__} cannot be packed: give a folder of class folders, a CSV or JSON-lines list, "
-            "a dataset with a length and items by number, or a ps.Dataset"
+            "a dataset with __len__ and __getitem__, or a ps.Dataset"
         )
-    return _map_style(source, workers, image)
+    return _map_style_input(source, workers, image)
 
 
-def shuffled(plan: Plan) -> Plan:
-    """The plan in an order by the seed, unless it has an order of its own."""
+def shuffle_plan(plan: Plan) -> Plan:
+    """Return the plan with its samples shuffled by its seed, unless it shuffles already."""
     if any(isinstance(stage, Shuffle | LateShuffle) for stage in plan.stages):
         return plan
     if getattr(plan.source, "streams", False) and isinstance(plan.source, HuggingFaceSource):
-        return replace(plan, stages=(LateShuffle(1000), *plan.stages))
+        return replace(plan, stages=(LateShuffle(_LATE_WINDOW), *plan.stages))
     if plan.commutes and not any(stage.name == "flat_map" for stage in plan.body):
         return plan.then(Shuffle(None, 16, plan.source.random_access))
     *before, last = plan.stages
     if not isinstance(last, Encode):
-        return plan.then(LateShuffle(1000))
-    return replace(plan, stages=(*before, LateShuffle(1000), last))  # the same as after it, of smaller values
+        return plan.then(LateShuffle(_LATE_WINDOW))
+    # The same order as after the encoding, but the window holds smaller values.
+    return replace(plan, stages=(*before, LateShuffle(_LATE_WINDOW), last))
 
 
-def _by_path(path: str, workers: Workers, storage: Storage | None) -> PackInput:
-    place = local_path(path) if on_disk(path) else None
-    if place is None and path.lower().endswith(LISTS):
-        raise PlanError(f"{redacted(path)}: lists, and the files they name, are read from this machine's disks only")
-    if place is not None and os.path.isdir(place) and not _holds_shards(place):
-        return _listed(list_folder(place.rstrip("/") or "/", workers))
-    if place is not None and place.lower().endswith(LISTS):
-        return _listed(read_list(place, workers))
-    if place is not None and not place.endswith(TAR_SUFFIXES) and not os.path.isdir(place):
-        if not os.path.exists(place):
+def _path_input(path: str, workers: Workers, storage: Storage | None) -> PackInput:
+    local = local_path(path) if on_disk(path) else None
+    if local is None and path.lower().endswith(LIST_SUFFIXES):
+        raise PlanError(f"{redacted(path)}: a list and the files that it names must be on a local disk")
+    if local is not None and os.path.isdir(local) and not _holds_shards(local):
+        return _file_input(list_folder(local.rstrip("/") or "/", workers))
+    if local is not None and local.lower().endswith(LIST_SUFFIXES):
+        return _file_input(read_list(local, workers))
+    if local is not None and not local.endswith(TAR_SUFFIXES) and not os.path.isdir(local):
+        if not os.path.exists(local):
             raise PlanError(f"{path}: there is no such folder or list")
-        raise PlanError(f"{path}: no list of a known kind ({', '.join(LISTS)}), and no shard")
-    source: Any = TarSource(spell(path), workers, storage=storage)
+        raise PlanError(f"{path}: it is not a folder, a shard or a list ({', '.join(LIST_SUFFIXES)})")
+    source: Any = TarSource(url_patterns(path), workers, storage=storage)
     plan = Plan(source, (Encode(),))
-    manifest = read_manifest_at(place) if place is not None and os.path.isdir(place) else None
+    manifest = read_manifest_at(local) if local is not None and os.path.isdir(local) else None
     return PackInput(plan, None if manifest is None else manifest.classes, False, "shards")
 
 
 def _holds_shards(folder: str) -> bool:
     with os.scandir(folder) as found:
-        names = [entry.name for entry in islice(found, 100_000) if entry.is_file()]
+        names = [entry.name for entry in islice(found, _MAX_LISTED) if entry.is_file()]
     return MANIFEST in names or any(name.endswith(TAR_SUFFIXES) for name in names)
 
 
-def _listed(files: FileList) -> PackInput:
+def _file_input(files: FileList) -> PackInput:
     return PackInput(Plan(files), files.classes, True, files.identity())
 
 
-def _map_style(dataset: Any, workers: Workers, image: str) -> PackInput:
-    files = _files_of(dataset)
-    classes = _names(getattr(_innermost(dataset), "classes", None))
+def _map_style_input(dataset: Any, workers: Workers, image: str) -> PackInput:
+    files = _underlying_files(dataset)
+    classes = _class_names(getattr(_base_dataset(dataset), "classes", None))
     if files is not None:
-        return _listed(FileList(type(dataset).__name__, files, classes, workers))
-    return _fetched(dataset, workers, image, classes, f"{type(dataset).__qualname__} of {len(dataset)}")
+        return _file_input(FileList(type(dataset).__name__, files, classes, workers))
+    return _item_input(dataset, workers, image, classes, f"{type(dataset).__qualname__} of {len(dataset)}")
 
 
-def _fetched(dataset: Any, workers: Workers, image: str, classes: tuple[str, ...] | None, said: str) -> PackInput:
-    # Such datasets are made for worker processes that each have a copy; that threads may share one, nobody says.
-    asking = Resources(1) if workers is None else Resources(workers, "processes")
-    storing = Resources((1, os.cpu_count() or 1)) if workers is None else asking
-    stages = (Ask(ByObject(dataset), resources=asking), StoreFields(image, resources=storing))
-    return PackInput(Plan(ItemsSource(ByObject(range(len(dataset)))), stages), classes, True, said)
+def _item_input(
+    dataset: Any, workers: Workers, image: str, classes: tuple[str, ...] | None, identity: str
+) -> PackInput:
+    # Map-style datasets are written for worker processes that each have a copy; few promise that threads may share one.
+    reading = Resources(1) if workers is None else Resources(workers, "processes")
+    encoding = Resources((1, os.cpu_count() or 1)) if workers is None else reading
+    stages = (GetItem(ByObject(dataset), resources=reading), EncodeItem(image, resources=encoding))
+    return PackInput(Plan(ItemsSource(ByObject(range(len(dataset)))), stages), classes, True, identity)
 
 
-def _innermost(dataset: Any) -> Any:
-    """The dataset below choices of items."""
-    while _is_choice(dataset):
+def _base_dataset(dataset: Any) -> Any:
+    """Return the dataset that a subset, or a subset of a subset, selects from."""
+    while _is_subset(dataset):
         dataset = dataset.dataset
     return dataset
 
 
-def _is_choice(dataset: Any) -> bool:
+def _is_subset(dataset: Any) -> bool:
     return isinstance(getattr(dataset, "indices", None), Sequence) and hasattr(dataset, "dataset")
 
 
-def _files_of(dataset: Any) -> list[Entry] | None:
-    """The files behind a dataset of images in folders, if its items are nothing but them."""
-    if _is_choice(dataset):
-        below = _files_of(dataset.dataset)
-        return None if below is None else [below[i] for i in dataset.indices]
+def _underlying_files(dataset: Any) -> list[FileEntry] | None:
+    """Return the files of a dataset such as torchvision's ``ImageFolder``; None if its items are not just its files."""
+    if _is_subset(dataset):
+        entries = _underlying_files(dataset.dataset)
+        return None if entries is None else [entries[i] for i in dataset.indices]
     rows = getattr(dataset, "samples", None) or getattr(dataset, "imgs", None)
-    changed = any(getattr(dataset, name, None) is not None for name in ("transform", "target_transform", "transforms"))
-    if changed or not isinstance(rows, Sequence) or not rows or len(rows) != len(dataset):
+    transforms = ("transform", "target_transform", "transforms")
+    has_transform = any(getattr(dataset, name, None) is not None for name in transforms)
+    if has_transform or not isinstance(rows, Sequence) or not rows or len(rows) != len(dataset):
         return None
     if not all(isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], str) for row in rows):
         return None
-    if not (all(isinstance(row[1], int) for row in rows) and os.path.isfile(rows[0][0]) and _plain(dataset, rows[0])):
+    has_labels = all(isinstance(row[1], int) for row in rows)
+    if not (has_labels and os.path.isfile(rows[0][0]) and _is_unchanged(dataset[0], rows[0])):
         return None
     labels = {label: {"cls": b"%d" % label} for _, label in rows}
-    return [Entry(path, labels[label]) for path, label in rows]
+    return [FileEntry(path, labels[label]) for path, label in rows]
 
 
-def _plain(dataset: Any, row: tuple[str, int]) -> bool:
-    """Whether the first item is the image of the first file, as far as one can see."""
-    item = dataset[0]
+def _is_unchanged(item: Any, row: tuple[str, int]) -> bool:
+    """Return whether an item seems to be the image and the label of a row, without changes."""
     return (
         isinstance(item, tuple)
         and len(item) == 2
@@ -202,30 +212,31 @@ def _plain(dataset: Any, row: tuple[str, int]) -> bool:
     )
 
 
-def _by_features(source: HuggingFaceSource, image: str, said: str, typed: bool) -> PackInput:
-    """A dataset whose features say what its fields are, read by the engine's workers."""
+def _feature_input(source: HuggingFaceSource, image: str, identity: str, typed: bool) -> PackInput:
+    """Return the input for a dataset that the engine's workers read, and whose features describe its fields."""
     if typed:
-        return PackInput(Plan(source), None, False, said, typed)
-    known = source.open().features or {}
-    labels = (_names(feature.names) for feature in known.values() if isinstance(feature, ClassLabel))
-    store = StoreFields(image, resources=Resources(source.workers))
-    return PackInput(Plan(source, (store,)), next(labels, None), True, said)
+        return PackInput(Plan(source), None, False, identity, typed)
+    features = source.open().features or {}
+    labels = (_class_names(feature.names) for feature in features.values() if isinstance(feature, ClassLabel))
+    encode = EncodeItem(image, resources=Resources(source.workers))
+    return PackInput(Plan(source, (encode,)), next(labels, None), True, identity)
 
 
-def _hugging_face(dataset: Any, workers: Workers, image: str) -> PackInput:
+def _hugging_face_input(dataset: Any, workers: Workers, image: str) -> PackInput:
     classes = None
     for name, feature in dict(dataset.features).items():
         kind = type(feature).__name__
         if kind in ("Image", "Audio") and getattr(feature, "decode", True):
-            dataset = dataset.cast_column(name, type(feature)(decode=False))  # the bytes as they are
+            dataset = dataset.cast_column(name, type(feature)(decode=False))  # keeps the original bytes
         elif kind == "ClassLabel" and classes is None:
-            classes = _names(getattr(feature, "names", None))
+            classes = _class_names(getattr(feature, "names", None))
     if not hasattr(dataset, "__len__"):
         raise PlanError("a streaming dataset cannot be packed; load it without streaming=True")
-    mark = getattr(dataset, "_fingerprint", None) or sorted(dataset.features)
-    return _fetched(dataset, workers, image, classes, f"dataset {mark} of {len(dataset)}")
+    fingerprint = getattr(dataset, "_fingerprint", None) or sorted(dataset.features)
+    return _item_input(dataset, workers, image, classes, f"dataset {fingerprint} of {len(dataset)}")
 
 
-def _names(given: Any) -> tuple[str, ...] | None:
-    usable = isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(name, str) for name in given)
-    return tuple(given) if usable and given else None
+def _class_names(names: Any) -> tuple[str, ...] | None:
+    """Return class names as a tuple; None if the value is not a list of names, or empty."""
+    valid = isinstance(names, Sequence) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
+    return tuple(names) if valid and names else None

@@ -1,4 +1,7 @@
-"""How far an interrupted packing came: a small hidden object in the target, written whole after every shard."""
+"""The progress of a packing run: a small hidden object in the target folder, replaced whole after every shard.
+
+The field names of the dataclasses are the keys of the stored JSON.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,18 @@ from penstock.packing.folder_lock import Owner
 from penstock.storage import Storage
 
 JOURNAL = ".penstock-pack.json"
-NUMBERED = re.compile(r"shard-(\d{6,})\.tar(\.\w+)?")
+NUMBERED_SHARD = re.compile(r"shard-(\d{6,})\.tar(\.\w+)?")
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class JournalPosition:
-    """Where in its stream a packing stands.
+    """A position in the stream of samples: a start and an offset from it.
 
     Attributes:
-        start: Where a run begins that comes by there, as JSON.
-        beyond: How many samples of that run are in the shards already.
-        skipped: Samples left out before ``start``.
+        start: A start of the run at or before the position, as JSON.
+        beyond: The number of samples between the start and the position; the shards hold them already.
+        skipped: The number of samples that were skipped before the start.
     """
 
     start: dict[str, Any]
@@ -37,17 +40,17 @@ class JournalPosition:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """What a packing is, and what of it is done.
+    """What a packing run packs, and how far it is.
 
     Attributes:
-        source: A fingerprint of what is packed.
-        options: What decides about the shards.
-        first: The number of the first shard of this packing.
-        samples: Samples in the folder before it.
-        old: Shards of an earlier set that go when this one is complete.
+        source: The fingerprint of the source.
+        options: The options that determine the shards.
+        first: The number of the first shard of this run.
+        samples: The number of samples in the folder before this run.
+        old: The shards of an earlier run, which are removed when this one is complete.
         entries: The shards that are complete.
-        place: Where the next one begins; ``None``: at the beginning.
-        by: Who wrote this.
+        place: The position of the next shard's first sample; None before the first shard.
+        by: The run that wrote the journal.
     """
 
     source: str
@@ -59,87 +62,88 @@ class Journal:
     place: JournalPosition | None = None
     by: Owner | None = None
 
-    def after(self, entry: ShardEntry, place: JournalPosition) -> Journal:
-        """The journal when one more shard is complete."""
-        return replace(self, entries=(*self.entries, entry), place=place)
+    def with_shard(self, entry: ShardEntry, position: JournalPosition) -> Journal:
+        """Return the journal after one more shard is complete."""
+        return replace(self, entries=(*self.entries, entry), place=position)
 
-    def names(self) -> set[str]:
-        """The shards this packing may have left, also the one that was complete just before it was noted."""
+    def shard_names(self) -> set[str]:
+        """Return the shards that the run may have left behind, with one that is published but not recorded yet."""
         compress = self.options.get("compress")
         following = f"shard-{self.first + len(self.entries):06d}.tar{f'.{compress}' if compress else ''}"
         return {*self.old, *(entry.name for entry in self.entries), following}
 
-    def awaits(self, name: str) -> bool:
-        """Whether this is the name of a shard that is not complete."""
-        match = NUMBERED.fullmatch(name)
+    def is_pending(self, name: str) -> bool:
+        """Return whether this is the name of a shard that is not complete yet."""
+        match = NUMBERED_SHARD.fullmatch(name)
         return match is not None and int(match[1]) >= self.first + len(self.entries)
 
-    def check(self, other: Journal) -> None:
-        """Require that ``other`` is the same work.
+    def check_same_run(self, other: Journal) -> None:
+        """Check that ``other`` packs the same source with the same options.
 
         Raises:
-            PlanError: it is not.
+            PlanError: The source or an option differs.
         """
         differing = [name for name, value in self.options.items() if other.options.get(name) != value]
         if self.source == other.source and not differing:
             return
-        what = f"other options ({', '.join(differing)})" if differing else "another source"
+        difference = f"with other options ({', '.join(differing)})" if differing else "of another source"
         raise PlanError(
-            f"the folder holds an unfinished packing of {what}; finish it with what it was begun with, "
+            f"the folder holds an unfinished packing run {difference}; repeat that run to finish it, "
             "or pass resume=False to start over"
         )
 
 
 def read_journal(storage: Storage, folder: str) -> Journal | None:
-    """Read the journal of a folder, if there is one.
+    """Read the journal of a folder; return None if there is none.
 
     Raises:
-        PlanError: it cannot be understood.
-        StorageError: it cannot be read.
+        PlanError: The journal is damaged, or of another version.
+        StorageError: The journal cannot be read.
     """
-    data = read_object(storage, _url(folder))
+    data = read_object(storage, _journal_url(folder))
     if data is None:
         return None
     try:
         found = json.loads(data)
         if found.pop("v") != _VERSION:
-            raise ValueError("another version")
+            raise ValueError("unknown version")
         found["entries"] = tuple(ShardEntry(*entry) for entry in found["entries"])
         found["old"] = tuple(found["old"])
         found["place"] = JournalPosition(**found["place"]) if found["place"] is not None else None
-        found["by"] = Owner(**found["by"]) if found.get("by") is not None else None
+        found["by"] = Owner.from_json(found["by"]) if found.get("by") is not None else None
         return Journal(**found)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise PlanError(f"{_url(folder)} cannot be understood ({exc}); pass resume=False to start over") from exc
+        problem = f"the journal {_journal_url(folder)} cannot be read ({exc})"
+        raise PlanError(f"{problem}; pass resume=False to start over") from exc
 
 
 def write_journal(storage: Storage, folder: str, journal: Journal) -> None:
     """Write the journal of a folder.
 
     Raises:
-        StorageError: it cannot be written.
+        StorageError: The journal cannot be written.
     """
     fields = {name: getattr(journal, name) for name in Journal.__slots__}
     fields["place"] = None if journal.place is None else asdict(journal.place)
-    fields["by"] = None if journal.by is None else asdict(journal.by)
-    put_object(storage, _url(folder), json.dumps({"v": _VERSION, **fields}, separators=(",", ":")).encode())
+    fields["by"] = None if journal.by is None else journal.by.to_json()
+    put_object(storage, _journal_url(folder), json.dumps({"v": _VERSION, **fields}, separators=(",", ":")).encode())
 
 
 def remove_journal(storage: Storage, folder: str) -> None:
     """Remove the journal of a folder.
 
     Raises:
-        StorageError: it cannot be removed.
+        StorageError: The journal cannot be removed.
     """
-    storage.delete(_url(folder))
+    storage.delete(_journal_url(folder))
 
 
-def _url(folder: str) -> str:
+def _journal_url(folder: str) -> str:
     return f"{folder.rstrip('/')}/{JOURNAL}"
 
 
 def start_to_json(start: Start) -> dict[str, Any]:
-    """Write down where a run begins."""
+    """Return the start of a run as JSON."""
     return {
         "left": start.left,
         "opens": [[part.pieces, part.n, part.done, part.sub] for part in start.opens],
@@ -151,10 +155,10 @@ def start_to_json(start: Start) -> dict[str, Any]:
 
 
 def start_from_json(obj: Mapping[str, Any]) -> Start:
-    """Read it back.
+    """Return the start of a run that :func:`start_to_json` stored.
 
     Raises:
-        PlanError: it is nothing of the kind.
+        PlanError: The JSON is not that of a start.
     """
     try:
         return Start(
@@ -166,4 +170,4 @@ def start_from_json(obj: Mapping[str, Any]) -> Start:
             obj["pad"],
         )
     except (KeyError, TypeError, ValueError) as exc:
-        raise PlanError(f"the journal of the packing is damaged ({exc!r}); pass resume=False to start over") from exc
+        raise PlanError(f"the journal is damaged ({exc!r}); pass resume=False to start over") from exc

@@ -1,4 +1,4 @@
-"""Any dataset into Parquet: media embedded, and what fields mean in the schema."""
+"""Packs any dataset into Parquet files, with media embedded and the types of fields in the schema."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from penstock.formats.manifest import read_manifest_at
 from penstock.formats.tables.parquet_writer import PARQUET_COMPRESSIONS
 from penstock.formats.tables.source import require_arrow
 from penstock.packing.inputs import PackInput
-from penstock.packing.parquet_output import Embedding, TableOptions, estimate_tables, write_tables
+from penstock.packing.parquet_output import PackSpec, TableOptions, estimate_tables, write_tables
 from penstock.packing.tar_output import Packed
 from penstock.plan import Context, Map, Place
 from penstock.storage import Storage, redacted
 
-_LOOKED_AT = 64  # samples that stand for all in a dry run
-_SAME = {None: "zstd", "zst": "zstd", "gz": "gzip"}
+_MEASURED_SAMPLES = 64  # samples that a dry run encodes; its estimate is based on them
+_PARQUET_NAMES = {None: "zstd", "zst": "zstd", "gz": "gzip"}  # of the compressions of tar shards
 
 
 def parquet_compression(compress: str | None) -> str:
-    """How Parquet calls a compression; that of shards go by their names too.
+    """Return Parquet's name of a compression; the names for tar shards are accepted too.
 
     Raises:
-        PlanError: it has none of this name.
+        PlanError: Parquet has no such compression.
     """
-    compression = _SAME.get(compress, compress)
+    compression = _PARQUET_NAMES.get(compress, compress)
     if compression not in PARQUET_COMPRESSIONS:
         known = ", ".join(map(repr, PARQUET_COMPRESSIONS))
-        raise PlanError(f"compress={compress!r}: Parquet files are compressed by one of {known}")
+        raise PlanError(f"compress={compress!r}: give a compression of Parquet files: {known}")
     return compression
 
 
@@ -41,51 +41,61 @@ def pack_tables(
     origin: PackInput,
     folder: str,
     options: TableOptions,
-    said: Mapping[str, Any],
+    pack_options: Mapping[str, Any],
     *,
     progress: bool | None,
     dry_run: bool,
     storage: Storage | None,
 ) -> Packed:
-    """Pack into Parquet files; ``said`` are the options that decide about them beside ``options``.
+    """Pack a source into Parquet files.
+
+    Args:
+        origin: The source.
+        folder: The folder to write to.
+        options: How the files are written.
+        pack_options: The options of ``ps.pack`` that identify the run, in addition to ``options``.
+        progress: Show a progress bar; ``None``: if standard error is a terminal.
+        dry_run: Write nothing, and return what would be written.
+        storage: The storage of the folder.
 
     Raises:
-        DataError: a sample cannot be read or stored.
-        PlanError: the folder holds something else.
-        StorageError: the source cannot be read, or the folder not be written.
+        DataError: A sample cannot be read or stored.
+        PlanError: The folder holds tar shards or other Parquet files, or the source reads from it.
+        StorageError: The source cannot be read, or the folder cannot be written.
     """
     require_arrow("packing into Parquet")
     origin.check_outside(folder)
     if read_manifest_at(folder, storage) is not None:
         raise PlanError(f"{redacted(folder)} holds tar shards; choose another folder for Parquet files")
-    plan, feature = origin.plan, _Told(origin.classes)
+    plan, features = origin.plan, _FieldFeatures(origin.classes)
     if not origin.typed:
-        plan = plan.then(Typed())
-    if origin.files is not None:  # a kind of file that comes late has its column from the beginning
-        names = ("__key__", *origin.files.names())
-        options = replace(options, schema=arrow_schema({name: feature.of(name) for name in names}))
-    embedding = Embedding(f"{origin.said}\n{json.dumps(said, sort_keys=True)}", feature, origin.numbered)
+        plan = plan.then(DecodeTextAndLabels())
+    if origin.files is not None:  # an extension that first appears in a late file has its column from the beginning
+        names = ("__key__", *origin.files.field_names())
+        options = replace(options, schema=arrow_schema({name: features.of(name) for name in names}))
+    identity = f"{origin.identity}\n{json.dumps(pack_options, sort_keys=True)}"
+    spec = PackSpec(identity, features, origin.numbered_keys)
     epoch = plan.epoch or 0
     if dry_run:
-        return estimate_tables(plan, epoch, folder, options, embedding, _LOOKED_AT)
-    return write_tables(plan, epoch, folder, options, progress=progress, storage=storage, embedding=embedding)
+        return estimate_tables(plan, epoch, folder, options, spec, _MEASURED_SAMPLES)
+    return write_tables(plan, epoch, folder, options, progress=progress, storage=storage, spec=spec)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a field holds, by its name: that of a shard's field is an extension."""
+class _FieldFeatures:
+    """The features of fields by their names, whose last part is an extension."""
 
     classes: tuple[str, ...] | None
 
     def __call__(self, name: str, value: Any) -> Feature | None:
-        """The feature of media and classes; ``None``: what the value's type says."""
-        told = self.of(name)
-        if isinstance(told, Image | Audio):
-            return told if isinstance(value, bytes) or _is_media(value) else None
-        return told if isinstance(told, ClassLabel) and isinstance(value, int) else None
+        """Return the feature of a field of media or classes; None if the type of the value decides."""
+        feature = self.of(name)
+        if isinstance(feature, Image | Audio):
+            return feature if isinstance(value, bytes) or _is_decoded_media(value) else None
+        return feature if isinstance(feature, ClassLabel) and isinstance(value, int) else None
 
     def of(self, name: str) -> Feature:
-        """The feature of a field whose values are bytes in shards."""
+        """Return the feature of a field whose values are bytes in tar shards."""
         if name.startswith("__"):
             return Value("string")
         match codec_of(name):
@@ -95,43 +105,41 @@ class _Told:
                 return Audio()
         if name == "cls":
             return ClassLabel(self.classes) if self.classes else Value("int64")
-        return Value("string" if _plain(name) == "txt" else "int64" if _plain(name) == "cls" else "binary")
+        return Value("string" if _extension(name) == "txt" else "int64" if _extension(name) == "cls" else "binary")
 
 
-def _is_media(value: Any) -> bool:
-    """Whether it is a picture or a sound that was decoded."""
+def _is_decoded_media(value: Any) -> bool:
+    """Return whether a value is a decoded image or sound."""
     if isinstance(value, Mapping):
         return value.keys() == {"array", "sampling_rate"}
     return getattr(value, "ndim", 0) >= 2 or type(value).__module__.startswith("PIL.")
 
 
-def _plain(name: str) -> str:
+def _extension(name: str) -> str:
     return name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
-class Typed(Map):
-    """Makes texts and numbers of the bytes that shards have for them; media and all else stay bytes."""
+class DecodeTextAndLabels(Map):
+    """Decodes the fields ``txt`` and ``cls``, which are bytes in tar shards; media and all other fields stay bytes."""
 
     def function(self, ctx: Context) -> Callable[[dict[str, Any]], dict[str, Any]]:
-        """Decode ``txt`` and ``cls``."""
-        known = {kind: decoder(kind, limits=Limits()) for kind in ("txt", "cls")}
+        decoders = {extension: decoder(extension, limits=Limits()) for extension in ("txt", "cls")}
 
-        def typed(sample: dict[str, Any]) -> dict[str, Any]:
-            out = {}
+        def decode_sample(sample: dict[str, Any]) -> dict[str, Any]:
+            decoded = {}
             for name, value in sample.items():
-                if isinstance(value, bytes) and (decode := known.get(_plain(name))) is not None:
+                if isinstance(value, bytes) and (decode := decoders.get(_extension(name))) is not None:
                     try:
                         value = decode(value)
                     except ValueError as exc:
                         raise ValueError(f"field {name!r}: {exc}") from exc
-                out[name] = value
-            return out
+                decoded[name] = value
+            return decoded
 
-        return typed
+        return decode_sample
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        """A DataError that names shard and key."""
         error = DataError(str(exc), place.shard, place.key)
         error.__cause__ = exc.__cause__ or exc
         return error

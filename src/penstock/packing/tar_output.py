@@ -1,4 +1,4 @@
-"""What a plan gives, into shards: the part that packing and ``write_tar`` share."""
+"""Writes the samples of a plan to tar shards, and what every writer needs: its result, its checks, its errors."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from penstock.errors import PlanError, StorageError
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.shard_names import on_disk
-from penstock.packing.file_list import ListReader
+from penstock.packing.file_list import FileListReader
 from penstock.plan import EngineOptions, Plan, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, redacted
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What was written, or would be.
+    """What was written, or what a dry run would write.
 
     Attributes:
-        folder: Where.
-        shards: Their names, in order.
-        samples: How many they hold.
+        folder: The folder of the shards.
+        shards: The names of the shards, in order.
+        samples: The number of samples in the shards.
         nbytes: The bytes of all shards.
-        skipped: Samples left out because they could not be read or stored.
-        estimated: The numbers are a guess from some samples (of a dry run only).
+        skipped: The number of samples that were skipped because they could not be read or stored.
+        estimated: Whether the numbers are an estimate from a few samples; only in a dry run.
     """
 
     folder: str
@@ -39,6 +39,15 @@ class Packed:
     nbytes: int
     skipped: int = 0
     estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLimits:
+    """When a shard is full, and how it is compressed."""
+
+    max_bytes: int
+    max_samples: int
+    compress: str | None
 
 
 def write_shards(
@@ -53,14 +62,14 @@ def write_shards(
     progress: bool,
     storage: Storage | None = None,
 ) -> Packed:
-    """Run a plan and write what comes out into tar shards, in order.
+    """Run a plan and write its samples to tar shards, in order.
 
     Samples without ``__key__`` get their number as key.
 
     Raises:
-        DataError: a sample cannot be stored.
-        PlanError: an argument out of range, or the plan reads from where it writes.
-        StorageError: the place cannot be written.
+        DataError: A sample cannot be stored.
+        PlanError: An argument is out of range, or the plan reads from the target.
+        StorageError: The target cannot be written.
     """
     limit = size_in_bytes("max_bytes", max_bytes)
     check_count("max_samples", max_samples, least=1)
@@ -68,19 +77,19 @@ def write_shards(
     program = Program(replace(plan.then(Encode(trust_pickle)), engine=ordered_engine(plan.engine)))
     stream = program.stream is not None
     order = None if stream else program.order(epoch)
-    start = program.front() if order is None else program.start(order, plan.cut)
+    start = program.stream_start() if order is None else program.start(order, plan.cut)
     with (
-        failures_of(url),
+        storage_errors(url),
         ShardWriter(
             url, max_bytes=limit, max_samples=max_samples, compress=compress, storage=storage, background=True
         ) as writer,
     ):
-        check_elsewhere(program, writer.folder, writer.single)
+        check_not_source(program, writer.folder, writer.single)
         total = None if stream else program.length(plan.cut)
         run = Run(program, order, epoch, start)
         with Progress("writing", total, shown=None if progress else False) as bar:
             for number, sample in enumerate(run.items()):
-                writer.write(keyed(sample, number))
+                writer.write(with_key(sample, number))
                 bar.add()
         writer.close()
     names = tuple(entry.name for entry in writer.entries)
@@ -90,18 +99,18 @@ def write_shards(
 
 
 def ordered_engine(engine: EngineOptions) -> EngineOptions:
-    """The engine, asked to keep the order."""
+    """Return the engine options without ``ordered``, so that the engine keeps the order."""
     return replace(engine, options=tuple((name, value) for name, value in engine.options if name != "ordered"))
 
 
-def keyed(sample: dict[str, Any], number: int) -> dict[str, Any]:
-    """The sample with a key: its own, or its number."""
+def with_key(sample: dict[str, Any], number: int) -> dict[str, Any]:
+    """Return the sample with a key: its ``__key__``, or its number if it has none."""
     return sample if "__key__" in sample else {"__key__": f"{number:09d}", **sample}
 
 
 @contextmanager
-def failures_of(url: str) -> Iterator[None]:
-    """Turn what the system says about a place into a StorageError that names it."""
+def storage_errors(url: str) -> Iterator[None]:
+    """Turn an ``OSError`` into a ``StorageError`` that names the URL."""
     try:
         yield
     except StorageError:
@@ -110,20 +119,25 @@ def failures_of(url: str) -> Iterator[None]:
         raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(url)) from exc
 
 
-def check_elsewhere(program: Program, folder: str, single: str | None = None, *, every: bool = False) -> None:
-    """Refuse to write where the plan reads; one archive (``single``) may lie beside others, but be none of them.
+def check_not_source(program: Program, folder: str, single: str | None = None, *, every: bool = False) -> None:
+    """Refuse to write to a folder that the plan reads from.
 
-    Only shards count, or with ``every`` files of any kind; not those of a list of files, which lie where they lie.
+    Args:
+        program: The program of the plan.
+        folder: The folder to write to.
+        single: The name of the one archive to write; only an archive of that name is refused.
+        every: Check files of every format, not only tar shards. A list of files is never checked: its files may be
+            anywhere.
 
     Raises:
-        PlanError: it is so.
+        PlanError: The plan reads from the folder.
     """
     if program.stream is not None:
         return
-    written = _place(folder)
+    target = _canonical_folder(folder)
     for reader in program.readers:
-        if (isinstance(reader, TarReader) or (every and not isinstance(reader, ListReader))) and any(
-            _holder(url) == written and single in (None, os.path.basename(url))
+        if (isinstance(reader, TarReader) or (every and not isinstance(reader, FileListReader))) and any(
+            _source_folder(url) == target and single in (None, os.path.basename(url))
             for url in map(reader.url, range(len(reader.names)))
         ):
             raise PlanError(
@@ -131,11 +145,11 @@ def check_elsewhere(program: Program, folder: str, single: str | None = None, *,
             )
 
 
-def path_of(name: str, value: str | os.PathLike[str]) -> str:
-    """Give a path or URL as text.
+def check_path(name: str, value: str | os.PathLike[str]) -> str:
+    """Return a path or URL argument as text.
 
     Raises:
-        PlanError: it is none.
+        PlanError: The value is not a path or URL.
     """
     if isinstance(value, str | os.PathLike) and isinstance(path := os.fspath(value), str) and path:
         return path
@@ -143,17 +157,17 @@ def path_of(name: str, value: str | os.PathLike[str]) -> str:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Require yes or no.
+    """Check that an argument is a boolean.
 
     Raises:
-        PlanError: it is neither.
+        PlanError: The value is neither True nor False.
     """
     if not isinstance(value, bool):
         raise PlanError(f"{name}={value!r}: give True or False")
 
 
-def _holder(url: str) -> str | None:
-    """The folder in which something lies that a reader names, or which it is; ``None``: it lies nowhere."""
+def _source_folder(url: str) -> str | None:
+    """Return the folder that holds a shard, or the shard itself if it is a folder; None if it does not exist."""
     if not on_disk(url):
         return url.rpartition("/")[0]
     path = os.path.realpath(local_path(url))
@@ -162,5 +176,5 @@ def _holder(url: str) -> str | None:
     return os.path.dirname(path) if os.path.exists(path) else None
 
 
-def _place(folder: str) -> str:
+def _canonical_folder(folder: str) -> str:
     return os.path.realpath(local_path(folder)) if on_disk(folder) else folder.rstrip("/")

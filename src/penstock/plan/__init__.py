@@ -1,4 +1,4 @@
-"""What is to be done: plans, stages, blocks and expressions. Opens nothing."""
+"""What a pipeline does: plans, stages, blocks and expressions, as values that do not open their sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from penstock.plan.block import Place as Place
     from penstock.plan.block import Skipped as Skipped
     from penstock.plan.block import Slot as Slot
-    from penstock.plan.block import weight as weight
+    from penstock.plan.block import estimate_nbytes as estimate_nbytes
     from penstock.plan.collation import Pad as Pad
     from penstock.plan.collation import collate as collate
     from penstock.plan.collation import column as column
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.plan.group_stages import StreamLimit as StreamLimit
     from penstock.plan.group_stages import StreamSkip as StreamSkip
     from penstock.plan.group_stages import Unbatched as Unbatched
-    from penstock.plan.order_stages import Choose as Choose
     from penstock.plan.order_stages import Combination as Combination
     from penstock.plan.order_stages import Exclude as Exclude
     from penstock.plan.order_stages import Mix as Mix
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from penstock.plan.order_stages import Repeat as Repeat
     from penstock.plan.order_stages import Shuffle as Shuffle
     from penstock.plan.order_stages import Slice as Slice
+    from penstock.plan.order_stages import SplitSide as SplitSide
     from penstock.plan.order_stages import Union as Union
     from penstock.plan.order_stages import Zip as Zip
     from penstock.plan.order_stages import check_branch as check_branch
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from penstock.plan.stage import Map as Map
     from penstock.plan.stage import Stage as Stage
     from penstock.plan.stage import StreamStage as StreamStage
-    from penstock.plan.stage import fault as fault
+    from penstock.plan.stage import sample_error as sample_error
     from penstock.plan.stages import Drop as Drop
     from penstock.plan.stages import FilterFn as FilterFn
     from penstock.plan.stages import FlatMapFn as FlatMapFn

@@ -1,7 +1,7 @@
-"""Flattening the tree of plans that the user wrote into what an engine runs: one order and one list of stages.
+"""Flatten the tree of plans that the user wrote into what an engine runs: one order and one list of stages.
 
-The stages of a branch are lifted into the list and marked with the sources that they apply to. Engines see stages only
-and need not know about mix, union and zip.
+The stages of a branch are moved into the list, each with the sources that it applies to. Engines see only stages and
+need not know about mix, union and zip.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PlacedStage:
     """A stage with its number in the plan, which is part of its random keys."""
 
     stage: Stage
-    place: int
+    number: int
 
 
 @dataclass(slots=True)
@@ -85,8 +85,8 @@ def _flatten(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, lea
     covered = range(first, len(out.leaves))
     for number, stage in enumerate(plan.body):
         kind = BranchStage if stage.keeps_count else CountChangingBranchStage
-        lifted = kind(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
-        out.body.append(PlacedStage(lifted, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
+        wrapped = kind(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
+        out.body.append(PlacedStage(wrapped, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
     for order_stage in plan.ordering:
         if not (isinstance(order_stage, Slice) and order_stage.per_rank):
             make = order_stage.wrap(make, seed, first)
@@ -96,21 +96,21 @@ def _flatten(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, lea
 def _flatten_branches(
     source: Combination, seed: int, depth: int, slot: int, out: Arrangement, leaf_order: LeafOrder
 ) -> OrderFactory:
-    makes, slots = [], [slot]
+    factories, slots = [], [slot]
     for number, branch in enumerate(source.branches):
         if isinstance(source, Zip) and number:
             slots.append(out.slots)
             out.slots += 1
-        makes.append(_flatten(branch, seed, depth + 1, slots[-1], out, leaf_order))
+        factories.append(_flatten(branch, seed, depth + 1, slots[-1], out, leaf_order))
     if isinstance(source, Zip):
         merge = Merge(left=slots[0], right=slots[1], suffix=source.suffix, last=depth == 0)
         out.body.append(PlacedStage(merge, 0))
-    return source.join(makes, seed)
+    return source.join(factories, seed)
 
 
 @dataclass(frozen=True)
 class BranchStage(Stage):
-    """A stage of a branch: processes the items of its own sources, in its own slot, and passes the others through."""
+    """A stage of a branch: it processes the items of the branch's sources and passes the others through."""
 
     inner: Stage
     leaves: range
@@ -121,8 +121,8 @@ class BranchStage(Stage):
         return self.inner.name
 
     @property
-    def prefers(self) -> int:
-        return self.inner.prefers
+    def preferred_rows(self) -> int:
+        return self.inner.preferred_rows
 
     def describe(self) -> str:
         return self.inner.describe()
@@ -169,7 +169,7 @@ def _reassemble(block: Block, owner: I64, own: I64, part: Block, slot: int) -> B
     inputs = np.concatenate([owner[others], part.owner if part.owner is not None else owner[own]])
     order = np.argsort(inputs, kind="stable")
     merged = [*(block.items[i] for i in others.tolist()), *items]
-    out = block.become([merged[i] for i in order.tolist()])
+    out = block.with_items([merged[i] for i in order.tolist()])
     out.keys = np.concatenate([block.keys[others], part.keys])[order]
     out.owner = inputs[order]
     return out
@@ -177,7 +177,7 @@ def _reassemble(block: Block, owner: I64, own: I64, part: Block, slot: int) -> B
 
 @dataclass(slots=True)
 class _SlotOrigin:
-    """The origin of a branch's part of a block: locations are those of its own samples."""
+    """The origin of a branch's part of a block: locations are those of the branch's samples."""
 
     operand: Slot
     whole: Origin
@@ -237,7 +237,7 @@ class Merge(Map):
         left, right = row.values[self.left], row.values[self.right]
         if not (isinstance(left, dict) and isinstance(right, dict)):
             kinds = f"{type(left).__name__} and {type(right).__name__}"
-            raise TypeError(f"zip merges samples with fields, not {kinds}")
+            raise TypeError(f"zip needs samples with fields on both sides, not {kinds}")
         added = {name: value for name, value in right.items() if not name.startswith("__")}
         if clash := sorted(added.keys() & left.keys()):
             if self.suffix is None:
@@ -256,13 +256,13 @@ def resolved(plan: Plan) -> Plan:
     """Return the plan with the files given to ``exclude`` replaced by the samples that they list.
 
     Raises:
-        StorageError: a file cannot be read.
-        DataError: a line of a file is damaged.
+        StorageError: A file cannot be read.
+        DataError: A line of a file is damaged.
     """
     source = plan.source
     if isinstance(source, Combination):
         source = replace(source, branches=tuple(map(resolved, source.branches)))
-    stages = tuple(stage.settle() if isinstance(stage, Exclude) else stage for stage in plan.stages)
+    stages = tuple(stage.resolve() if isinstance(stage, Exclude) else stage for stage in plan.stages)
     return replace(plan, source=source, stages=stages)
 
 

@@ -1,9 +1,9 @@
-"""Blocks: the batches of items that stages exchange, with the lineage of every item.
+"""Blocks: the chunks of items that stages pass to each other, with the lineage of every item.
 
 A block holds items, a 64-bit key for each (from which its random numbers are derived), and an *origin*. It covers
 ``inputs`` inputs of its origin (positions of the order, or outputs of a group), and ``owner`` maps each item to the
-input it came from (``None``: one to one). The cursor after any item, and the shard and key that an error names, follow
-from this; stages need not track either.
+input it came from (``None``: one to one). The cursor after any item, and the shard and key that an error names, are
+derived from these; stages need not track either.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Place(NamedTuple):
     leaf: int = 0  # the number of the source in the plan
     number: int = 0  # the index in the shard
     name: str | None = None  # the shard's name, relative to the root of its dataset
-    samples: int = 1  # how many samples the item was made from; the location is that of the first
+    samples: int = 1  # how many samples the item was computed from; the location is that of the first
 
 
 class Origin(Protocol):
-    """The sequence of inputs that a block was made from."""
+    """The sequence of inputs that a block was computed from."""
 
     def cursor(self, done: int, sub: int) -> Any:
         """Return the cursor after ``done`` inputs and ``sub`` outputs of the next one."""
@@ -111,15 +111,15 @@ class Block:
             sub += self.base
         return self.origin.cursor(done, sub)
 
-    def behind(self, item: int) -> tuple[Any, int]:
-        """Return the cursor right after ``item``, and the first input that is not entirely before this cursor."""
+    def cursor_after(self, item: int) -> tuple[Any, int]:
+        """Return the cursor right after ``item``, and the first input that is not entirely before the cursor."""
         number = self.input_of(item)
         last = item + 1 >= len(self.items) or self.input_of(item + 1) != number
         if last and number < self.inputs:
             return self.origin.cursor(number + 1, 0), number + 1
         return self.cursor(item + 1), number
 
-    def passed(self, delivered: int) -> list[Skipped]:
+    def skips_before(self, delivered: int) -> list[Skipped]:
         """Return the skipped samples before the cursor after ``delivered`` items."""
         if not self.skips or delivered >= len(self.items):
             return self.skips
@@ -143,8 +143,8 @@ class Block:
             self.more,
         )
 
-    def become(self, items: Sequence[Any]) -> Block:
-        """Return a block with the items replaced one for one."""
+    def with_items(self, items: Sequence[Any]) -> Block:
+        """Return the block with its items replaced, one for one."""
         return Block(
             items,
             self.keys,
@@ -177,15 +177,15 @@ class Block:
         return int(number < len(self.items)) if self.owner is None else int(np.count_nonzero(self.owner == number))
 
 
-def weight(item: Any) -> int:
+def estimate_nbytes(item: Any) -> int:
     """Return the approximate size of a value in bytes; long lists are estimated from a few of their values."""
     if isinstance(item, dict):
-        return sum(map(weight, item.values()))
+        return sum(map(estimate_nbytes, item.values()))
     if isinstance(item, (bytes, bytearray, str)):
         return len(item)
     if isinstance(item, (list, tuple)):
         sampled = item[:: max(1, len(item) // 4)]
-        return sum(map(weight, sampled)) * len(item) // len(sampled) if sampled else 0
+        return sum(map(estimate_nbytes, sampled)) * len(item) // len(sampled) if sampled else 0
     size = getattr(item, "nbytes", None)  # arrays, tensors and the like
     return size if isinstance(size, int) else 64
 
@@ -194,12 +194,12 @@ def weight(item: Any) -> int:
 class Context:
     """What a worker provides to a stage."""
 
-    place: int  # the stage's number in the plan: part of every random key
+    stage_number: int  # in the plan: part of every random key
     seed: int = 0
     epoch: int = 0
     skip: bool = False  # failing samples are skipped
     device: Any = None
-    local: dict[str, Any] = field(default_factory=dict)  # objects that this worker keeps for this stage
-    watch: Callable[[int], Any] | None = None  # called with each input's number, where progress is monitored
+    local: dict[str, Any] = field(default_factory=dict)  # what this worker stores for this stage
+    watch: Callable[[int], Any] | None = None  # called with each input's number, if progress is monitored
     retried: int = 0  # the number of repeated calls
     features: dict[str, Any] = field(default_factory=dict)  # the sources' typed features, for stages that use them

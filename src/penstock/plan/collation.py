@@ -16,7 +16,7 @@ from penstock.errors import DataError
 from penstock.plan.columns import Columns
 
 _SCALARS = (Number, np.bool_, np.datetime64, np.timedelta64)
-PAD_FIELD = "__pad__"  # marks a sample that is repeated to give all ranks the same number
+PAD_FIELD = "__pad__"  # set in a sample that is repeated so that all ranks have the same number of samples
 
 
 Stack = Callable[[list[Any]], Any]  # joins arrays of the same shape
@@ -26,7 +26,7 @@ def collate(samples: Sequence[Any], stack: Stack = np.stack) -> Any:
     """Join samples into columns: dicts into a dict, tuples into a tuple, anything else into one column.
 
     Raises:
-        DataError: the samples differ in kind, in fields or in length.
+        DataError: The samples differ in type, in fields or in length.
     """
     return samples.collate() if isinstance(samples, Columns) else _collate(samples, partial(column, stack=stack))
 
@@ -35,7 +35,7 @@ def _collate(samples: Sequence[Any], join: Any) -> Any:
     first = samples[0]
     if isinstance(first, dict):
         if any(not isinstance(sample, dict) for sample in samples):
-            raise DataError("the samples of a batch differ in kind: only some of them have fields")
+            raise DataError("the samples of a batch differ in type: some are dicts and others are not")
         if PAD_FIELD in samples[-1]:  # padding comes last; the samples before it lack the field
             samples = [{**sample, PAD_FIELD: sample.get(PAD_FIELD, False)} for sample in samples]
             first = samples[0]
@@ -43,7 +43,10 @@ def _collate(samples: Sequence[Any], join: Any) -> Any:
             if sample.keys() != first.keys():
                 differing = sorted(set(map(str, sample.keys() ^ first.keys())))
                 raise DataError(
-                    f"the samples of a batch differ in fields: {', '.join(differing)}", None, _sample_key(sample)
+                    f"the samples of a batch differ in fields: {', '.join(differing)}; "
+                    "select() the common ones, or pass collate=",
+                    None,
+                    _sample_key(sample),
                 )
         return {name: join([sample[name] for sample in samples]) for name in first}
     if isinstance(first, tuple):
@@ -81,7 +84,7 @@ def uncollate(batch: Any) -> list[Any]:
     """Split a batch of columns into its samples; the inverse of ``collate``.
 
     Raises:
-        DataError: the columns differ in length.
+        DataError: The columns differ in length.
     """
     if isinstance(batch, dict):
         parts, names = list(batch.values()), list(batch)
@@ -131,7 +134,7 @@ def pad(value: float = 0) -> Pad:
     return Pad(value)
 
 
-_MIN_REUSED_BYTES = 1 << 20  # smaller buffers are as cheap to allocate anew
+_MIN_REUSED_BYTES = 1 << 20  # smaller buffers are as cheap to allocate
 _MAX_BUFFERS = 4  # per shape: a consumer that holds more batches gets newly allocated memory
 _FREE_REFCOUNT = 3  # references to an unused buffer: the list, the loop variable, and getrefcount's argument
 
@@ -145,7 +148,7 @@ class BatchMemory:
     def stacked(self, values: list[NDArray[Any]]) -> NDArray[Any]:
         """Stack arrays of the same shape.
 
-        A large result reuses the memory of an earlier batch of which no part is in use any more. With CUDA, it lies in
+        A large result reuses the memory of an earlier batch if no part of that batch is in use. With CUDA, it is in
         pinned memory, which torch reclaims once the copies from it are done.
         """
         first = values[0]

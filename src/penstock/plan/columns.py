@@ -1,4 +1,4 @@
-"""Samples held by column: what a block may contain in place of a list of dicts.
+"""Samples stored by column, which a block may contain in place of a list of dicts.
 
 Iterating or indexing returns rows as dicts; stages that can work on columns use the columns directly. A batch of a
 table is then a slice of the table, and no rows are created in between.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Columns(Sequence[Any]):
-    """An immutable sequence of samples with the same fields, held by column.
+    """An immutable sequence of samples with the same fields, stored by column.
 
     Rows are created on access, each a new dict. A row is ``None`` if its values are absent: it cannot be read, or its
     source knows that a filter rejects it.
@@ -88,7 +88,7 @@ def join_columns(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
 
 
 def pick_rows(items: Sequence[Any], indices: Sequence[int] | I64) -> Sequence[Any]:
-    """Return the items at ``indices``: columns of columns, or a list of a list."""
+    """Return the items at ``indices``: as columns if ``items`` are columns, otherwise as a list."""
     if isinstance(items, Columns):
         return items.pick(np.asarray(indices, np.int64))
     return [items[int(i)] for i in indices]

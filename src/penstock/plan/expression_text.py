@@ -1,6 +1,6 @@
 """Conditions written as text, for the command-line tools: parsed, checked and interpreted, never executed as code.
 
-Allowed are fields by name, ``_["seg.png"]`` for names that are not identifiers, ``key`` and ``shard``, numbers and
+Supported: fields by name, ``_["seg.png"]`` for names that are not identifiers, ``key`` and ``shard``, numbers and
 strings, comparisons, ``in``, ``and``, ``or``, ``not``, arithmetic, ``[...]``, ``x if c else y``, and a few functions.
 """
 
@@ -52,7 +52,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "upper": lambda text: text.upper(),
 }
 _MAX_LENGTH = 2000  # characters
-_MAX_RESULT = 1 << 20  # elements of a repeated string or list: a condition needs no more
+_MAX_RESULT = 1 << 20  # elements of a repeated string or list: no condition needs more
 _MAX_DEPTH = 50  # of nested operations
 
 
@@ -66,9 +66,11 @@ class SampleFields(Protocol):
     def shard(self) -> str: ...
 
     @property
-    def kind(self) -> tuple[str, ...]: ...
+    def kind(self) -> tuple[str, ...]:
+        """The names of its fields."""
 
-    def value(self, field: str) -> bytes | None: ...
+    def value(self, field: str) -> bytes | None:
+        """Return the bytes of a field; ``None`` if the sample does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class TextExpression:
 
     The value of a field depends on its name and content: an integer if it is called ``cls``, ``index`` or ``count``,
     the parsed JSON if it is called ``json``, otherwise text without the trailing newline if it is UTF-8, else bytes. A
-    field that the sample does not have is ``None``; every comparison of ``None`` but ``==`` and ``!=`` is false.
+    field that the sample does not have is ``None``; every comparison of ``None`` except ``==`` and ``!=`` is false.
     ``size("jpg")`` is the size of a field in bytes, ``has("jpg")`` whether the sample has it.
 
     Raises:
@@ -101,7 +103,7 @@ class TextExpression:
         """Return the value of the expression for a sample.
 
         Raises:
-            DataError: the evaluation fails: text is compared with a number, a number is divided by zero.
+            DataError: The evaluation fails, for example by comparing text with a number or dividing by zero.
         """
         try:
             return _evaluate(self._tree, sample)
@@ -116,18 +118,18 @@ def decode_field(name: str, data: bytes | None) -> Any:
     """Return the value of a field by its name and content, as described in :class:`TextExpression`.
 
     Raises:
-        ValueError: the field is called ``json`` and is not JSON.
+        ValueError: The field is called ``json`` and is not JSON.
     """
     if data is None:
         return None
-    last = name.rpartition(".")[2]
-    if last in ("cls", "cls2", "class", "count", "index", "inx", "id"):
+    extension = name.rpartition(".")[2]
+    if extension in ("cls", "cls2", "class", "count", "index", "inx", "id"):
         text = data.decode("utf-8", "replace").strip()
         try:
             return int(text)
         except ValueError:
             return text
-    if last in ("json", "jsn"):
+    if extension in ("json", "jsn"):
         return json.loads(data)
     try:
         return data.decode().removesuffix("\n")
@@ -137,7 +139,7 @@ def decode_field(name: str, data: bytes | None) -> Any:
 
 def _check(node: ast.AST, text: str, depth: int) -> None:
     if depth > _MAX_DEPTH:
-        raise PlanError(f"{text!r} is nested too deeply")
+        raise PlanError(f"{text!r} is nested too deeply; the limit is {_MAX_DEPTH} levels")
     allowed = isinstance(
         node,
         ast.Name
@@ -234,7 +236,7 @@ def _evaluate_arithmetic(function: Callable[[Any, Any], Any], left: Any, right: 
 
     Raises:
         TypeError: ``%`` is applied to text.
-        ValueError: an operand or the result is too large.
+        ValueError: An operand or the result is too large.
     """
     if function is operator.mod and isinstance(left, str | bytes):
         raise TypeError("% is not supported for text")

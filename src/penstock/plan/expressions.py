@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import DataError, PlanError
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.columns import Columns
-from penstock.plan.stage import Filter, Map, fault
+from penstock.plan.stage import Filter, Map, sample_error
 from penstock.plan.values import ByObject, Fields, name_of
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -42,7 +42,7 @@ class Expression(ABC):
 
     @abstractmethod
     def fields(self) -> frozenset[str]:
-        """Return the fields that it uses."""
+        """Return the names of the fields that it uses."""
 
     def __add__(self, other: Any) -> Expression:
         return Arithmetic("+", self, expression(other))
@@ -115,16 +115,16 @@ class Constant(Expression):
 class Arithmetic(Expression):
     """An arithmetic operation on two expressions."""
 
-    how: str
+    op: str
     left: Expression
     right: Expression
 
     def __repr__(self) -> str:
-        return f"({self.left} {self.how} {self.right})"
+        return f"({self.left} {self.op} {self.right})"
 
     def of(self, sample: Mapping[str, Any]) -> Any:
         left, right = self.left.of(sample), self.right.of(sample)
-        return None if left is None or right is None else OPERATORS[self.how](left, right)
+        return None if left is None or right is None else OPERATORS[self.op](left, right)
 
     def fields(self) -> frozenset[str]:
         return self.left.fields() | self.right.fields()
@@ -156,7 +156,7 @@ class WithColumns(Map):
         return after.without(name for name, _ in self._columns()).with_(used)
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        return fault(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
+        return sample_error(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         columns = self._columns()
@@ -177,7 +177,7 @@ class WithColumns(Map):
         if isinstance(block.items, Columns) and all(isinstance(value, Expression) for _, value in self._columns()):
             computed = block.items.computed(dict(self._columns()))
             if computed is not None:
-                return block.become(computed)
+                return block.with_items(computed)
         return super().run(block, ctx)
 
 
@@ -209,14 +209,14 @@ class Condition(ABC):
 
     @abstractmethod
     def fields(self) -> frozenset[str]:
-        """Return the fields that it uses."""
+        """Return the names of the fields that it uses."""
 
     @abstractmethod
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         """Return whether the condition may have this ``outcome`` for at least one of many rows; if in doubt, True.
 
         Raises:
-            TypeError: a value cannot be compared with those of its field.
+            TypeError: A value cannot be compared with the values of its field.
         """
 
     def __and__(self, other: Condition) -> Condition:
@@ -245,15 +245,15 @@ class Compare(Condition):
     """A comparison of a field with a value."""
 
     field: str
-    how: str
+    op: str
     value: Any
 
     def __repr__(self) -> str:
-        return f"col({self.field!r}) {self.how} {self.value!r}"
+        return f"col({self.field!r}) {self.op} {self.value!r}"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
         value = _field_value(sample, self.field)
-        return None if value is None else bool(_COMPARISONS[self.how](value, self.value))
+        return None if value is None else bool(_COMPARISONS[self.op](value, self.value))
 
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
@@ -264,9 +264,9 @@ class Compare(Condition):
             return False
         if extent.low is None or extent.high is None:
             return True
-        if isinstance(extent.low, float) and (self.how == "!=") == outcome:
+        if isinstance(extent.low, float) and (self.op == "!=") == outcome:
             return True  # bounds do not cover NaN, which differs from every value
-        return _range_may_match(self.how if outcome else _NEGATED[self.how], extent.low, extent.high, self.value)
+        return _range_may_match(self.op if outcome else _NEGATED[self.op], extent.low, extent.high, self.value)
 
 
 _NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -496,7 +496,7 @@ class ConditionFilter(Filter):
         return after.with_(self.condition.fields())
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        return fault(exc.problem if isinstance(exc, DataError) else f"{self.describe()}: {exc}", place, exc)
+        return sample_error(exc.problem if isinstance(exc, DataError) else f"{self.describe()}: {exc}", place, exc)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         return self.condition.holds

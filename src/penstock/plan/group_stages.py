@@ -1,4 +1,4 @@
-"""The stages that see more than one item: batches, windows of the stream, and limits that count the stream."""
+"""The stages that see more than one item: batches, windows of the stream, and limits that count its items."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Batched(GroupStage):
 
 
 def _collate_group(block: Block, join: Callable[[Any], Any] | None, ctx: Context) -> Block:
-    """Return a block with one item, made from all items; its key is derived from that of the first one."""
+    """Return a block with one item, collated from all items; its key is derived from the key of the first one."""
     items = block.items
     if join is None:
         collated = collate(items, ctx.local.setdefault("buffers", BatchMemory()).stacked)
@@ -79,7 +79,7 @@ def _collate_group(block: Block, join: Callable[[Any], Any] | None, ctx: Context
 
 @dataclass(frozen=True)
 class BatchedBy(GroupStage):
-    """``batched_by(size_fn, max_size)``: joins as many neighbours as fit; a larger one is a batch by itself."""
+    """``batched_by(size_fn, max_size)``: joins as many samples as fit; one that is too large is a batch by itself."""
 
     size_fn: Callable[[Any], float]
     max_size: float
@@ -135,9 +135,9 @@ class LateShuffle(GroupStage):
         return after
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Permute the group, keyed by the cursor at its beginning, so that a replay gives the same permutation."""
-        start = block.origin.cursor(0, 0).marks()
-        order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.place, *start), len(block), np.arange(len(block)))
+        """Permute the group, keyed by the cursor at its beginning, so that a replay has the same permutation."""
+        start = block.origin.cursor(0, 0).hash_words()
+        order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.stage_number, *start), len(block), np.arange(len(block)))
         return block.keep(order, pick_rows(block.items, order))
 
 
@@ -161,8 +161,8 @@ class StreamLimit(StreamStage):
         return after
 
     def pass_on(self, block: Block, seen: int) -> Block:
-        left = max(0, self.n - seen)
-        return block if len(block) <= left else block.first(left)
+        remaining = max(0, self.n - seen)
+        return block if len(block) <= remaining else block.first(remaining)
 
     def finished(self, seen: int) -> bool:
         return seen >= self.n

@@ -1,4 +1,4 @@
-"""The stages that only select and order samples: integer functions of the epoch that never touch a payload.
+"""The stages that only select and order samples: they work on positions and never touch a payload.
 
 Each wraps the factory of an epoch's order in another one. The sources that combine plans are defined here too.
 """
@@ -100,13 +100,13 @@ class Repeat(OrderStage):
 
 
 @dataclass(frozen=True, slots=True)
-class Choose(OrderStage):
+class SplitSide(OrderStage):
     """One side of ``train_test_split``."""
 
     share: float
     seed: int
     test: bool
-    tail: bool = False  # shuffle=False: the end of the order is the test side
+    tail: bool = False  # with shuffle=False, the test side is the end of the order
 
     def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: self._choose(make(epoch))
@@ -123,10 +123,10 @@ class Choose(OrderStage):
 
 @dataclass(frozen=True, slots=True)
 class Exclude(OrderStage):
-    """``exclude(...)``: all samples but these. ``settle`` reads the files when the plan is prepared for a run."""
+    """``exclude(...)``: leaves samples out. ``resolve`` reads the files that list them, before a run."""
 
     entries: tuple[str | Identity, ...]
-    first: int = 0  # identities name sources of the whole plan; this plan's own are ``first`` to ``until``
+    first: int = 0  # identities number the sources of the whole plan; those of this branch are ``first`` to ``until``
     until: int | None = None
 
     @property
@@ -134,17 +134,17 @@ class Exclude(OrderStage):
         """The files that are not read yet."""
         return tuple(entry for entry in self.entries if isinstance(entry, str))
 
-    def settle(self) -> Exclude:
+    def resolve(self) -> Exclude:
         """Return the stage with its files replaced by the samples that they list.
 
         Raises:
-            StorageError: a file cannot be read.
-            DataError: a line of a file is damaged.
+            StorageError: A file cannot be read.
+            DataError: A line of a file is damaged.
         """
         lists = (read_identities(entry) if isinstance(entry, str) else [entry] for entry in self.entries)
         return replace(self, entries=tuple(dict.fromkeys(chain.from_iterable(lists))))
 
-    def part(self, first: int, until: int | None) -> Exclude:
+    def for_branch(self, first: int, until: int | None) -> Exclude:
         """Return the stage for a branch, whose sources are ``first`` to ``until`` of this plan's sources."""
         return replace(self, first=self.first + first, until=self.until if until is None else self.first + until)
 
@@ -176,7 +176,7 @@ class Exclude(OrderStage):
         return f"exclude({', '.join(files + samples)})"
 
 
-@cache  # once per process, however many epochs and runs there are
+@cache  # warn once per process, not in every epoch and run
 def _warn_about_missing(count: int, example: Identity) -> None:
     identity = (example.source, example.shard, example.index)
     log.warning("exclude: %d samples are not in this dataset and are ignored, such as %s", count, identity)
@@ -194,7 +194,7 @@ class Combination(ABC):
         return all(branch.source.random_access for branch in self.branches)
 
     @abstractmethod
-    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
+    def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
         """Return the factory of the combined order, given those of the branches."""
 
     @abstractmethod
@@ -206,8 +206,8 @@ class Combination(ABC):
 class Union(Combination):
     """``a.union(b)``: one dataset after another."""
 
-    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
-        return lambda epoch: ChainedOrder([make(epoch) for make in makes])
+    def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
+        return lambda epoch: ChainedOrder([make(epoch) for make in factories])
 
     def describe(self) -> str:
         return "union"
@@ -215,15 +215,15 @@ class Union(Combination):
 
 @dataclass(frozen=True, slots=True)
 class Mix(Combination):
-    """``ps.mix([a, b])``: by weight, counted in source samples; ``changes`` are later weights with their positions."""
+    """``ps.mix([a, b])``: interleaves source samples by weight; ``changes`` are later weights with their positions."""
 
     weights: tuple[float, ...]
     stop: Literal["first", "all"] = "first"
     changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
 
-    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
+    def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
         return lambda epoch: MixedOrder(
-            [make(epoch) for make in makes], self.weights, self.stop, seed, epoch, self.changes
+            [make(epoch) for make in factories], self.weights, self.stop, seed, epoch, self.changes
         )
 
     def describe(self) -> str:
@@ -235,13 +235,13 @@ class Mix(Combination):
 
 @dataclass(frozen=True, slots=True)
 class Zip(Combination):
-    """``a.zip(b)``: pairs by position."""
+    """``a.zip(b)``: pairs samples by position."""
 
     strict: bool = True
     suffix: str | None = None
 
-    def join(self, makes: Sequence[OrderFactory], seed: int) -> OrderFactory:
-        left, right = makes
+    def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
+        left, right = factories
         return lambda epoch: ZippedOrder(left(epoch), right(epoch), self.strict)
 
     def describe(self) -> str:
@@ -252,7 +252,7 @@ def check_branch(plan: Any, combination: str) -> None:
     """Check that a plan can be a branch of a combination.
 
     Raises:
-        PlanError: the plan is cut, or has a stage that a branch must not have.
+        PlanError: The plan is cut, or has a stage that a branch must not have.
     """
     if plan.cut is not None:
         raise PlanError(f"{combination}: a branch is already cut by shard(); cut the combination instead")
@@ -262,6 +262,9 @@ def check_branch(plan: Any, combination: str) -> None:
     for stage in plan.body:
         if stage.scope.value != "each" or (combination == "zip" and not stage.keeps_count):
             why = "changes the count" if stage.scope.value == "each" else "needs more than one sample at a time"
-            raise PlanError(f"{combination}: a branch must not have {stage.describe()}, which {why}; put it after")
+            raise PlanError(
+                f"{combination}: a branch must not have {stage.describe()}, which {why}; "
+                f"call it on the result of {combination}"
+            )
     if combination != "zip" and any(isinstance(source, Zip) for source in plan.sources()):
         raise PlanError(f"{combination}: a branch must not be a zip; combine first and zip the result")

@@ -1,4 +1,4 @@
-"""The plan: a source, a tuple of stages, and the engine. A value: it opens nothing and can be compared and pickled."""
+"""The plan: a source, its stages, and the engine, as a value that opens nothing and can be compared and pickled."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Located(Protocol):
 class Reader(Protocol):
     """An open source. Its methods may be called from several threads."""
 
-    names: list[str]  # of the shards, relative to their common root
+    names: list[str]  # the shards' names, relative to their common root
 
     def counts(self, scan: bool) -> I64 | None:
         """Return the number of samples in each shard, or ``None`` if unknown; ``scan`` allows opening the shards."""
@@ -59,7 +59,7 @@ class StreamReader(Protocol):
 
 
 class Source(Protocol):
-    """Where samples come from: a value that can be opened as a reader."""
+    """A source of samples: a value that can be opened as a reader."""
 
     @property
     def random_access(self) -> bool:
@@ -73,7 +73,7 @@ class Source(Protocol):
         """Open the source.
 
         Raises:
-            StorageError: the source does not exist.
+            StorageError: The source does not exist.
         """
 
     def describe(self) -> str:
@@ -101,12 +101,12 @@ class Plan:
 
     def __post_init__(self) -> None:
         uneven = "keep" if self.cut is None or self.cut.world == 1 else self.cut.uneven
-        if uneven != "keep" and self.unsure is not None:
+        if uneven != "keep" and self.unknown_count_cause is not None:
             raise PlanError(
-                f"uneven={uneven!r} promises ranks of equal length, but {self.unsure} changes the count: "
+                f"uneven={uneven!r} promises ranks of equal length, but {self.unknown_count_cause} changes the count: "
                 "use uneven='keep', or pass uneven= to loader() in a process group, where the ranks can agree"
             )
-        if (path := self.errors.quarantine) is not None and _is_among(path, self._excluded_files()):
+        if (path := self.errors.quarantine) is not None and _contains_path(self._excluded_files(), path):
             raise PlanError(
                 f"quarantine={path!r} would grow while it is read by exclude(), and ranks would disagree on the order: "
                 "use another file for the quarantine"
@@ -134,7 +134,7 @@ class Plan:
         return tuple(stage for stage in self.stages if isinstance(stage, OrderStage))
 
     @property
-    def counted(self) -> bool:
+    def keeps_count(self) -> bool:
         """Whether the stages produce exactly one item for each sample of the order."""
         return all(stage.keeps_count and stage.scope.value == "each" for stage in self.body) and not any(
             branch.changes_count for branch in self.branches()
@@ -148,11 +148,11 @@ class Plan:
         )
 
     @property
-    def unsure(self) -> str | None:
+    def unknown_count_cause(self) -> str | None:
         """The stage or policy that makes the number of items unknown before a run, as text; ``None``: it is known."""
         for branch in self.branches():
-            if branch.unsure is not None:
-                return branch.unsure
+            if branch.unknown_count_cause is not None:
+                return branch.unknown_count_cause
         unknown = next((stage.describe() for stage in self.body if stage.length(1) is None), None)
         return unknown or ('on_error("skip")' if self.errors.action == "skip" else None)
 
@@ -175,10 +175,12 @@ class Plan:
         """Return the plan cut for one rank.
 
         Raises:
-            PlanError: the plan is already cut, or has a stage that needs the whole stream.
+            PlanError: The plan is already cut, or has a stage that needs the whole stream.
         """
         if self.cut is not None:
-            raise PlanError(f"the dataset is already cut for rank {self.cut.rank} of {self.cut.world}")
+            raise PlanError(
+                f"the dataset is already cut for rank {self.cut.rank} of {self.cut.world}: call shard() only once"
+            )
         if cut.world > 1:
             for stage in self.body:
                 if stage.scope.value == "all":
@@ -201,12 +203,12 @@ class Plan:
             lines.append(f"{indent}  .epoch({self.epoch})")
         if self.cut is not None:
             cut = self.cut
-            lines.append(f"{indent}  .shard({cut.rank}, {cut.world}, cut={cut.how!r}, uneven={cut.uneven!r})")
+            lines.append(f"{indent}  .shard({cut.rank}, {cut.world}, cut={cut.kind!r}, uneven={cut.uneven!r})")
         if self.errors.action != "raise":
             more = "" if self.errors.quarantine is None else f", quarantine={self.errors.quarantine!r}"
             lines.append(f"{indent}  .on_error({self.errors.action!r}{more})")
         return "\n".join(lines)
 
 
-def _is_among(path: str, others: Iterable[str]) -> bool:
-    return os.path.abspath(path) in map(os.path.abspath, others)
+def _contains_path(paths: Iterable[str], path: str) -> bool:
+    return os.path.abspath(path) in map(os.path.abspath, paths)

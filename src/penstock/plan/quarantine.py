@@ -1,4 +1,4 @@
-"""Quarantine: a file of JSON lines that identifies failed samples, for ``exclude`` to leave out in later runs.
+"""The quarantine: a file of JSON lines that lists failed samples, so that ``exclude`` leaves them out of later runs.
 
     {"source": 0, "shard": "train-0003.tar", "index": 17, "key": "a/0017", "stage": "decode", "problem": "..."}
 
@@ -32,13 +32,13 @@ class Identity:
 
 
 class Quarantine:
-    """A file that lists failed samples, each of them once during the lifetime of this object.
+    """A file that lists failed samples, each once during the lifetime of this object.
 
-    ``path`` is a file, or a folder (an existing one, or a path that ends with a slash) in which every process writes a
-    file of its own. Use a folder for ranks on several hosts, whose file system may not append atomically.
+    ``path`` is a file, or a folder (an existing one, or a path that ends with a slash) in which every process writes
+    its own file. Use a folder for ranks on several hosts, whose file system may not append atomically.
 
     Raises:
-        StorageError: the file cannot be written.
+        StorageError: The file cannot be written.
     """
 
     def __init__(self, path: str) -> None:
@@ -52,7 +52,7 @@ class Quarantine:
         """Append samples to the list, except those that this object has already listed.
 
         Raises:
-            StorageError: the file cannot be written.
+            StorageError: The file cannot be written.
         """
         lines = []
         for skip in skips:
@@ -71,7 +71,7 @@ class Quarantine:
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 if os.write(file, data) < len(data):
-                    raise OSError("only a part of the line was written: is the disk full?")
+                    raise OSError("only a part of a line was written: is the disk full?")
             finally:
                 os.close(file)
         except OSError as exc:
@@ -89,11 +89,11 @@ def _format_line(skip: Skipped) -> str:
 def read_identities(path: str) -> Iterator[Identity]:
     """Yield the samples that a quarantine lists; for a folder, those of all its ``.jsonl`` files.
 
-    Lines about items made from several samples, or read from a stream, identify no single sample and are ignored.
+    Lines about items computed from several samples, or read from a stream, do not identify one sample and are ignored.
 
     Raises:
-        StorageError: the file cannot be read.
-        DataError: a line is damaged; the message names its file and number.
+        StorageError: The file cannot be read.
+        DataError: A line is damaged; the message names its file and number.
     """
     for file in sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [Path(path)]:
         try:
@@ -122,7 +122,7 @@ def parse_identity(value: Any) -> Identity:
     """Return the identity of a sample, given as (source, shard, index) or as an entry of ``loader.skipped``.
 
     Raises:
-        PlanError: ``value`` is neither.
+        PlanError: ``value`` does not identify a sample.
     """
     if isinstance(value, Skipped):
         value = (value.place.leaf, value.place.name, value.place.number)
@@ -140,7 +140,7 @@ def exclusions(arguments: Iterable[Any]) -> tuple[str | Identity, ...]:
     """Normalise the arguments of ``exclude``: paths, identities, and lists of identities.
 
     Raises:
-        PlanError: an argument is none of these.
+        PlanError: An argument is neither a path, an identity nor a list of identities.
     """
     out: list[str | Identity] = []
     for value in arguments:

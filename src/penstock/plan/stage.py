@@ -16,11 +16,11 @@ import numpy as np
 
 from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
 from penstock.order import ENDLESS, fold_into
-from penstock.plan.block import Block, Context, Place, Skipped, weight
+from penstock.plan.block import Block, Context, Place, Skipped, estimate_nbytes
 from penstock.plan.values import Fields, Resources, Scope
 
 # The size that one block may reach in a flat_map before the remaining outputs go into another block.
-PART_ITEMS, PART_BYTES = 4096, 16_000_000
+MAX_PART_ITEMS, MAX_PART_BYTES = 4096, 16_000_000
 
 # Errors that no sample caused: skipping the sample would only hide them.
 _FATAL = (MissingExtra, PlanError, EngineError)
@@ -30,14 +30,14 @@ _FATAL = (MissingExtra, PlanError, EngineError)
 class Stage(ABC):
     """One step of a plan: a value that defines the work on a block, how much of the stream it sees, and its resources.
 
-    ``resources`` is ``None`` for stages that are too small for a pool of their own; they run in a neighbour's pool.
+    ``resources`` is ``None`` for stages that are too small for their own pool; they run in that of a neighbour.
     """
 
     resources: Resources | None = field(default=None, kw_only=True)
 
     scope: ClassVar[Scope] = Scope.EACH
     keeps_count: ClassVar[bool] = True  # one item out for every item in
-    follows_features: ClassVar[bool] = False  # ``Context.features`` is filled in for this stage
+    uses_features: ClassVar[bool] = False  # ``Context.features`` is filled in for this stage
 
     @abstractmethod
     def run(self, block: Block, ctx: Context) -> Block:
@@ -51,15 +51,15 @@ class Stage(ABC):
         yield self.run(block, ctx)
 
     @property
-    def prefers(self) -> int:
-        """The number of items that the stage processes together, for speed."""
+    def preferred_rows(self) -> int:
+        """The number of rows that the stage processes in one call, for speed."""
         return 1
 
     def needs(self, after: Fields) -> Fields:
         """Return the input fields that the stage needs to produce ``after``; all fields by default."""
         return Fields()
 
-    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+    def features_after(self, features: dict[str, Any]) -> dict[str, Any]:
         """Return the typed features after the stage, given those before it."""
         return features
 
@@ -79,7 +79,7 @@ class Stage(ABC):
         return f"{self.name}({', '.join(shown)})"
 
     def finish(self, ctx: Context) -> None:
-        """Release what a worker kept for this stage; called once, when the worker ends."""
+        """Release what a worker stored for this stage; called once, when the worker ends."""
         ctx.local.clear()
 
     def failure(self, exc: Exception, place: Place) -> Exception:
@@ -91,9 +91,9 @@ class Stage(ABC):
     def fail(self, block: Block, item: int, exc: Exception, ctx: Context) -> bool:
         """Record that ``item`` failed; return whether the block continues without it."""
         place = block.place(item)
-        own = block.items[item]
-        if isinstance(own, dict) and isinstance(own.get("__key__"), str):
-            place = place._replace(key=own["__key__"])
+        sample = block.items[item]
+        if isinstance(sample, dict) and isinstance(sample.get("__key__"), str):
+            place = place._replace(key=sample["__key__"])
         fatal = isinstance(exc, _FATAL)
         error = exc if fatal or (isinstance(exc, PenstockError) and _names_location(exc)) else self.failure(exc, place)
         if fatal or not ctx.skip:
@@ -124,7 +124,7 @@ class EachStage(Stage):
             block.items = list(block.items)  # a function of one sample needs rows
         columns: list[Any] = [block.items]
         if self.wants_rng:
-            columns.append(block.generators(ctx.place))
+            columns.append(block.generators(ctx.stage_number))
         retries = self.resources.retries if self.resources else 0
         if retries:
             call = _retried(self._attempt(call), retries, ctx)
@@ -145,7 +145,7 @@ class EachStage(Stage):
         return call
 
 
-def fault(problem: str, place: Place, exc: Exception) -> DataError:
+def sample_error(problem: str, place: Place, exc: Exception) -> DataError:
     """Return a DataError for the sample at ``place``, caused by ``exc``."""
     error = DataError(problem, place.shard, place.key)
     error.__cause__ = exc
@@ -180,9 +180,9 @@ class Map(EachStage):
         """Call the function on every item; the only cost per item is the call."""
         out, failed = self._results(block, ctx)
         if not failed and block.error is None:
-            return block.become(out)
-        gone = set(failed)
-        return block.keep([i for i in range(len(out) + len(failed)) if i not in gone], out)
+            return block.with_items(out)
+        failures = set(failed)
+        return block.keep([i for i in range(len(out) + len(failed)) if i not in failures], out)
 
     def _converted(self, results: Iterator[Any]) -> Iterator[Any]:
         """Return the items for the function's results, lazily."""
@@ -218,14 +218,14 @@ class Filter(Map):
     def run(self, block: Block, ctx: Context) -> Block:
         """Call the function on every item and keep those for which it returns true."""
         chosen, failed = self._results(block, ctx)
-        gone = set(failed)
-        evaluated = [i for i in range(len(chosen) + len(failed)) if i not in gone]
+        failures = set(failed)
+        evaluated = [i for i in range(len(chosen) + len(failed)) if i not in failures]
         kept = [i for i, keep in zip(evaluated, chosen, strict=True) if keep]
         return block.keep(kept, [block.items[i] for i in kept])
 
 
 class FlatMap(EachStage):
-    """One item in, any number of items out, each with an identity of its own."""
+    """One item in, any number of items out, each with its own identity."""
 
     keeps_count = False
 
@@ -239,7 +239,7 @@ class FlatMap(EachStage):
 
     def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
         """Call the function on every item and yield the outputs in blocks of bounded size, computed on demand."""
-        return self._buffered(block, ctx, _OutputBuffer(PART_ITEMS, PART_BYTES))
+        return self._buffered(block, ctx, _OutputBuffer(MAX_PART_ITEMS, MAX_PART_BYTES))
 
     def _buffered(self, block: Block, ctx: Context, buffer: _OutputBuffer) -> Iterator[Block]:
         call, columns = self._calls(block, ctx)
@@ -283,7 +283,7 @@ class _OutputBuffer:
         return len(self.out) == self.next_check
 
     def record(self, item: int, first_output: int) -> None:
-        """Record that the outputs taken last came from ``item``, beginning with its output ``first_output``."""
+        """Record that the latest outputs came from ``item``, beginning with its output ``first_output``."""
         self.runs.append((item, first_output, len(self.out)))
 
     def full(self) -> bool:
@@ -291,12 +291,12 @@ class _OutputBuffer:
         count = len(self.out)
         if count < self.next_check:
             return False
-        room = min(self.max_items, self.max_bytes * count // (weight(self.out) + 1)) - count
+        room = min(self.max_items, self.max_bytes * count // (estimate_nbytes(self.out) + 1)) - count
         self.next_check = count + max(1, min(count, room))
         return room <= 0
 
     def block(self, block: Block) -> Block:
-        """Return the buffered outputs as the block that ``block`` becomes."""
+        """Return the buffered outputs as a block that replaces ``block``."""
         runs = np.array(self.runs, np.int64).reshape(-1, 3)
         counts = np.diff(runs[:, 2], prepend=0)
         grown = block.keep(np.repeat(runs[:, 0], counts), self.out)
@@ -344,8 +344,8 @@ class StreamStage(Stage):
 
     @abstractmethod
     def pass_on(self, block: Block, seen: int) -> Block:
-        """Return what the stage lets through of ``block``, given that ``seen`` items came before it."""
+        """Return the part of ``block`` that the stage passes on, after ``seen`` items in earlier blocks."""
 
     def finished(self, seen: int) -> bool:
-        """Return whether nothing more can come out after ``seen`` items."""
+        """Return whether the stage passes nothing more on after ``seen`` items."""
         return False

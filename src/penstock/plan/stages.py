@@ -12,7 +12,7 @@ from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns
-from penstock.plan.stage import Filter, FlatMap, Map, fault
+from penstock.plan.stage import Filter, FlatMap, Map, sample_error
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes_parameter
 
 
@@ -29,7 +29,7 @@ def _rng_by_keyword(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _UserStage:
-    """What map, filter and flat_map share: a user's function."""
+    """The base of map, filter and flat_map: a stage with a user's function."""
 
     fn: Callable[..., Any]
 
@@ -95,7 +95,7 @@ class MapBatches(Map):
         return f"map_batches({name_of(self.fn)}{size})"
 
     @property
-    def prefers(self) -> int:
+    def preferred_rows(self) -> int:
         return self.batch_size or 1
 
     @property
@@ -146,7 +146,7 @@ class MapBatches(Map):
             except Exception as batch_error:  # one row failed: call the function row by row to find it
                 failed_before = len(failed)
                 # The failed call may have drawn from its generators.
-                rngs = block.generators(ctx.place) if self.wants_rng else None
+                rngs = block.generators(ctx.stage_number) if self.wants_rng else None
                 for item in range(chunk.start, chunk.stop):
                     single = slice(item, item + 1)
                     try:
@@ -168,15 +168,15 @@ def _rngs_by_keyword(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class RowCountError(ValueError):
-    """The function of ``map_batches`` returned another number of rows than it was given."""
+    """The function of ``map_batches`` returned a different number of rows than it received."""
 
 
 def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] | None) -> list[Any]:
     """Call the function on the rows and return its result, one item per row.
 
     Raises:
-        TypeError: the items have no fields.
-        RowCountError: the result has another number of rows.
+        TypeError: The items have no fields.
+        RowCountError: The result has a different number of rows.
     """
     if not isinstance(items, Columns) and not isinstance(items[0], dict):
         raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
@@ -190,10 +190,10 @@ def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] |
 
 @dataclass(frozen=True)
 class _FieldStage(Map):
-    """A stage on the fields of a sample: a failure is a DataError, with shard and key."""
+    """A stage on the fields of a sample; a failure is a DataError with shard and key."""
 
     def failure(self, exc: Exception, place: Place) -> Exception:
-        return fault(exc.problem if isinstance(exc, DataError) else f"{self.name}: {exc}", place, exc)
+        return sample_error(exc.problem if isinstance(exc, DataError) else f"{self.name}: {exc}", place, exc)
 
 
 class _NameStage(_FieldStage):
@@ -206,7 +206,7 @@ class _NameStage(_FieldStage):
                 names = self.function(ctx)({name: name for name in block.items.names})
             except DataError:
                 return super().run(block, ctx)
-            return block.become(block.items.renamed(names))
+            return block.with_items(block.items.renamed(names))
         return super().run(block, ctx)
 
     def decided_by_names(self, names: Sequence[str]) -> bool:
@@ -217,7 +217,7 @@ class _NameStage(_FieldStage):
 def _alternatives(spec: str) -> tuple[str, ...]:
     names = tuple(name for name in spec.split(";") if name)
     if not names:
-        raise PlanError(f"{spec!r} does not name a field")
+        raise PlanError(f"{spec!r} does not name a field: expected field names separated by ';'")
     return names
 
 
@@ -232,7 +232,7 @@ def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
     Fields that are not ``None`` come first: the rows of a table have all its columns.
 
     Raises:
-        DataError: the sample has none of the fields, or is not a dict.
+        DataError: The sample has none of the fields, or is not a dict.
     """
     if not isinstance(sample, dict):
         raise DataError(f"{stage} needs a sample with fields, not {type(sample).__name__}")
@@ -319,7 +319,7 @@ class Rename(_NameStage):
         """Return False if a field has several alternatives among ``names``: some of them may be ``None``."""
         return all(sum(old in names for old in _alternatives(spec)) <= 1 for _, spec in self.names)
 
-    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+    def features_after(self, features: dict[str, Any]) -> dict[str, Any]:
         known = ((new, [old for old in _alternatives(spec) if old in features]) for new, spec in self.names)
         names = {olds[0]: new for new, olds in known if olds}
         replaced = {new for new, _ in self.names} - names.keys()

@@ -1,4 +1,4 @@
-"""The small values that a plan consists of: scopes, resources, requested fields, cuts, error policy, engine options."""
+"""The small values in a plan (scopes, resources, fields, cuts, error policy, engine options) and argument checks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Resources:
     """The resources that a stage requests; neighbouring stages with equal resources share one pool.
 
     Raises:
-        PlanError: a value is out of range.
+        PlanError: A value is out of range.
     """
 
     workers: Workers = None
@@ -65,7 +65,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """The fields of a sample that any stage needs; the others are never read from the shard."""
+    """The fields of a sample that the stages need; other fields are never read from the shard."""
 
     only: frozenset[str] | None = None  # None: every field
     excluded: frozenset[str] = frozenset()
@@ -101,17 +101,17 @@ class Cut:
     """How the order is cut, and for which rank.
 
     Raises:
-        PlanError: a value is out of range.
+        PlanError: A value is out of range.
     """
 
     rank: int
     world: int
-    how: CutKind = "range"
+    kind: CutKind = "range"
     uneven: Uneven = "keep"
-    within: bool = field(default=False, compare=False)  # made in a DataLoader worker, for this worker
+    in_loader_worker: bool = field(default=False, compare=False)  # created in a DataLoader worker, for that worker
 
     def __post_init__(self) -> None:
-        check_choice("cut", self.how, get_args(CutKind))
+        check_choice("cut", self.kind, get_args(CutKind))
         check_choice("uneven", self.uneven, get_args(Uneven))
         object.__setattr__(self, "world", check_count("world", self.world, least=1))
         object.__setattr__(self, "rank", check_count("rank", self.rank))
@@ -124,11 +124,11 @@ class OnError:
     """What happens to a sample that fails: the run stops, or the sample is skipped and counted.
 
     Raises:
-        PlanError: the action is unknown, the limit is negative, or a quarantine is given without "skip".
+        PlanError: The action is unknown, the limit is negative, or a quarantine is given without "skip".
     """
 
     action: Literal["raise", "skip"] = "raise"
-    limit: float | None = None  # the most skips per rank: a number, or a share of the samples seen
+    limit: float | None = None  # the maximum number of skips per rank, or their share of the samples if below 1
     quarantine: str | None = None  # the file or folder that lists the skipped samples
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ def size_in_bytes(name: str, value: float | str) -> int:
     """Parse a size: a number of bytes, or text such as ``"500MB"`` (powers of 1000).
 
     Raises:
-        PlanError: ``value`` is neither; the message names the argument ``name``.
+        PlanError: ``value`` is not a size; the message names the argument ``name``.
 
     >>> size_in_bytes("max_bytes", "1.5GB")
     1500000000
@@ -197,7 +197,7 @@ def check_count(name: str, value: Any, least: int = 0) -> int:
     """Return ``value`` as an ``int`` (numpy integers are accepted) if it is a whole number of at least ``least``.
 
     Raises:
-        PlanError: ``value`` is not; the message names the argument ``name``.
+        PlanError: ``value`` is not such a number; the message names the argument ``name``.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise PlanError(f"{name}={value!r}: expected a whole number of at least {least}")
@@ -208,7 +208,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Check that ``value`` is one of ``choices``.
 
     Raises:
-        PlanError: ``value`` is not; the message names the argument ``name``.
+        PlanError: ``value`` is not one of them; the message names the argument ``name``.
     """
     if value not in (choices := tuple(choices)):
         raise PlanError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")

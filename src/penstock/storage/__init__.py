@@ -1,4 +1,4 @@
-"""Where bytes live: local files, S3, HTTP, memory and fsspec file systems; URL patterns, retries and the disk cache.
+"""Where bytes are stored: local files, S3, HTTP, memory and fsspec file systems; URL patterns, retries, the disk cache.
 
 Each storage is imported when it is first used.
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from penstock.storage.retry import Retry as Retry
     from penstock.storage.s3 import S3 as S3
     from penstock.storage.urls import STDIN as STDIN
-    from penstock.storage.urls import braces as braces
     from penstock.storage.urls import expand as expand
+    from penstock.storage.urls import expand_braces as expand_braces
     from penstock.storage.urls import local_path as local_path
-    from penstock.storage.urls import relative as relative
-    from penstock.storage.urls import spell as spell
+    from penstock.storage.urls import relative_names as relative_names
+    from penstock.storage.urls import url_patterns as url_patterns
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

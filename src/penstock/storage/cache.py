@@ -23,8 +23,8 @@ from penstock.storage.protocol import (
     Upload,
     changed_error,
     open_storage,
-    own,
     past_end_error,
+    per_process,
     range_size,
     redacted,
     scheme,
@@ -52,7 +52,7 @@ class Cache:
     Cache(folder='/scratch/cache', max_bytes=200000000000, fresh_s=300.0)
 
     Raises:
-        PlanError: the size or time is not valid, or the folder is empty or remote.
+        PlanError: The size or time is not valid, or the folder is empty or remote.
     """
 
     folder: str
@@ -82,15 +82,15 @@ class Cache:
         return CachedStorage(self, storage)
 
     def shared(self, storage: Storage) -> CachedStorage:
-        """Return the cached storage that this process shares, so that an epoch reuses what the last one learned."""
-        return own(("cached", self, storage), lambda: self.wrap(storage))
+        """Return the cached storage that this process shares, so that each epoch reuses known sizes and tags."""
+        return per_process(("cached", self, storage), lambda: self.wrap(storage))
 
 
-def through(cache: Cache | None, urls: Iterable[str], storage: Storage | None) -> Storage | None:
+def wrap_with_cache(cache: Cache | None, urls: Iterable[str], storage: Storage | None) -> Storage | None:
     """Return the storage for the URLs that are remote, behind ``cache`` if there is one.
 
     Raises:
-        PlanError: the URLs have several schemes, and a cache serves only one.
+        PlanError: The URLs have several schemes, and a cache serves only one.
     """
     remote = {scheme(url): url for url in urls if scheme(url) != "file"}
     if cache is None or not remote:

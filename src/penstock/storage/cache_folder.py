@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import own
+from penstock.storage.protocol import per_process
 
 LOCK_FILE = "penstock-cache"
 COMPLETE_SUFFIX, PARTIAL_SUFFIX, NEW_SUFFIX = ".penstock", ".penstock-part", ".penstock-new"
@@ -34,7 +34,7 @@ _REGION_BYTES = 1 << 22  # of the lock file for one object: enough chunks for 4 
 _USE_LOCK, _CREATE_LOCK, _CHUNK_LOCKS = 0, 1, 2  # offsets in a region
 _EVICT_LOCK = 1 << 62  # after all regions: held while objects are evicted
 _POLL_S = 0.01  # between attempts to take a lock of another process: short compared with fetching a chunk
-_MAX_LENT = 32  # paths that count as in use after they were returned: as many shards as a reader keeps open
+_MAX_PINNED = 32  # paths that count as in use after they were returned: as many shards as a reader keeps open
 _PAUSE_S = 60.0  # before the next attempt to write to a full disk
 _LOCKED_ERRNOS = (errno.EACCES, errno.EAGAIN)
 
@@ -57,9 +57,9 @@ def cache_folder(folder: str) -> CacheFolder:
     """Return this process's ``CacheFolder`` for a path; the folder is created on first use.
 
     Raises:
-        StorageError: the folder cannot be written, and has no cache that can be read.
+        StorageError: The folder cannot be written, and has no cache that can be read.
     """
-    return own(("cache", folder), lambda: CacheFolder(folder))
+    return per_process(("cache", folder), lambda: CacheFolder(folder))
 
 
 class CacheFolder:
@@ -74,7 +74,7 @@ class CacheFolder:
         self.folder = folder
         self._changed = threading.Condition()
         self._users: dict[str, int] = {}  # how often this process uses each object
-        self._lent: OrderedDict[str, None] = OrderedDict()  # least recently lent first
+        self._pinned: OrderedDict[str, None] = OrderedDict()  # least recently pinned first
         self._exclusive: set[int] = set()  # offsets that this process has locked exclusively
         self._space_lock = threading.Lock()
         self._added_bytes = self._check_bytes = 0
@@ -112,21 +112,21 @@ class CacheFolder:
             with self._changed:
                 self._release_use(key)
 
-    def lend(self, key: str) -> None:
-        """Prevent the removal of an object while its file may be open: it is mapped, or was lent recently."""
+    def pin(self, key: str) -> None:
+        """Prevent the removal of an object while its file may be open: it is mapped, or was pinned recently."""
         with self._changed:
-            if key not in self._lent:
+            if key not in self._pinned:
                 self._acquire_use(key)
-            self._lent[key] = None
-            self._lent.move_to_end(key)
-            if len(self._lent) > _MAX_LENT:
+            self._pinned[key] = None
+            self._pinned.move_to_end(key)
+            if len(self._pinned) > _MAX_PINNED:
                 mapped = _mapped_keys()
-                for old in [old for old in list(self._lent)[:-_MAX_LENT] if old not in mapped]:
-                    del self._lent[old]
+                for old in [old for old in list(self._pinned)[:-_MAX_PINNED] if old not in mapped]:
+                    del self._pinned[old]
                     self._release_use(old)
 
     def claim(self, key: str, chunks: Iterable[int], limit: int) -> list[int]:
-        """Lock up to ``limit`` consecutive chunks that nobody fetches, and return them. ``release`` unlocks them."""
+        """Lock and return up to ``limit`` consecutive chunks that are not being fetched. ``release`` unlocks them."""
         claimed: list[int] = []
         with self._changed:
             for chunk in chunks:
@@ -180,8 +180,8 @@ class CacheFolder:
                 self._unlock(_region(key), _REGION_BYTES)
         return True
 
-    def take_space(self, nbytes: int, max_bytes: int | None, reserve: Callable[[], None]) -> bool:
-        """Call ``reserve`` to allocate bytes, after evicting the least recently used objects if need be.
+    def reserve_space(self, nbytes: int, max_bytes: int | None, allocate: Callable[[], None]) -> bool:
+        """Call ``allocate`` to allocate bytes, after evicting the least recently used objects if need be.
 
         The folder is measured whenever this process has added 1/1024 of the limit, and is kept 1/16 below the limit:
         even 64 processes, none of which knows what the others have added since, stay within it.
@@ -192,7 +192,7 @@ class CacheFolder:
         with self._space_lock:
             self._added_bytes += nbytes
             if self._added_bytes < self._check_bytes:
-                reserve()
+                allocate()
                 return True
             with self._locked(_EVICT_LOCK):
                 entries = self._entries()
@@ -203,7 +203,7 @@ class CacheFolder:
                 fits = used + nbytes <= limit
                 self._added_bytes, self._check_bytes = 0, limit // 1024 if fits else 0
                 if fits:
-                    reserve()
+                    allocate()
             return fits
 
     def _evict(self, entries: list[_CacheEntry], nbytes: int) -> int:

@@ -65,7 +65,7 @@ class _Copy:
             start, into = start + read_size, into[read_size:]
         return True
 
-    def reserve(self, start: int, nbytes: int) -> None:
+    def allocate(self, start: int, nbytes: int) -> None:
         """Allocate blocks for a hole, on file systems that can do so without writing them."""
         if hasattr(os, "posix_fallocate"):
             try:
@@ -125,7 +125,7 @@ class CachedObject:
         """Fill a buffer with a range, fetching missing chunks. Return False if the cache has no space for them.
 
         Raises:
-            StorageError: a chunk cannot be fetched, or the object has changed.
+            StorageError: A chunk cannot be fetched, or the object has changed.
         """
         while True:
             with self._with_chunks(start // CHUNK_BYTES, chunk_count(stop)) as copy:
@@ -138,7 +138,7 @@ class CachedObject:
         """Fetch all missing chunks. Return False if the cache has no space for them.
 
         Raises:
-            StorageError: a chunk cannot be fetched, or the object has changed.
+            StorageError: A chunk cannot be fetched, or the object has changed.
         """
         with self._with_chunks(0, chunk_count(self.size)) as copy:
             return copy is not None
@@ -150,7 +150,7 @@ class CachedObject:
                 with self._opened(create=False) as copy:
                     missing = copy.missing(0, chunk_count(self.size)) if copy is not None else None
                     if copy is not None and missing == [] and (not copy.partial or self._complete(copy)):
-                        self.folder.lend(self.key)
+                        self.folder.pin(self.key)
                         return self.folder.path(self.key, COMPLETE_SUFFIX)
                 if missing or not self.folder.writable:
                     return None
@@ -225,7 +225,7 @@ class CachedObject:
         return copy
 
     def _fetch_some(self, copy: _Copy, missing: list[int]) -> bool:
-        """Fetch some missing chunks, or wait for whoever fetches them. Return False if the cache has no space."""
+        """Fetch some missing chunks, or wait while others are fetching them. Return False if the cache has no space."""
         if not self.folder.accepts:
             return False
         # Without ranges the object arrives as a whole: the lock of its first chunk stands for all of them.
@@ -244,7 +244,7 @@ class CachedObject:
     def _store(self, copy: _Copy, chunks: list[int]) -> bool:
         """Fetch consecutive chunks, and write them to the copy. Return False if the cache has no space."""
         start, stop = chunks[0] * CHUNK_BYTES, min(self.size, (chunks[-1] + 1) * CHUNK_BYTES)
-        if not self._take_space(copy, start, stop - start):
+        if not self._reserve_space(copy, start, stop - start):
             return False
         for piece in self._fetch_range(start, stop) if self.info.ranges else self._fetch_whole():
             try:
@@ -262,10 +262,10 @@ class CachedObject:
             return False
         return True
 
-    def _take_space(self, copy: _Copy, start: int, nbytes: int) -> bool:
+    def _reserve_space(self, copy: _Copy, start: int, nbytes: int) -> bool:
         """Allocate space before fetching: other processes see it, and a full disk costs no request."""
         try:
-            return self.folder.take_space(nbytes, self.max_bytes, lambda: copy.reserve(start, nbytes))
+            return self.folder.reserve_space(nbytes, self.max_bytes, lambda: copy.allocate(start, nbytes))
         except OSError as error:
             self.folder.pause(error)
             return False

@@ -1,4 +1,4 @@
-"""All other schemes, through fsspec: ``gs``, ``az``, ``hf``, ``sftp`` and whatever else it has a package for."""
+"""Objects of all other schemes, through fsspec: ``gs``, ``az``, ``hf``, ``sftp`` and whatever else it supports."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.storage.protocol import (
     Upload,
     changed_error,
     import_extra,
-    own,
     past_end_error,
+    per_process,
     range_size,
     redacted,
     scheme,
@@ -128,7 +128,7 @@ class FsspecStorage:
 
     def _filesystem(self, url: str) -> Any:
         name = scheme(url)
-        return own(("fsspec", name, repr(self.options)), lambda: self._make_filesystem(name, url))
+        return per_process(("fsspec", name, repr(self.options)), lambda: self._make_filesystem(name, url))
 
     def _make_filesystem(self, name: str, url: str) -> Any:
         fsspec = import_extra("fsspec", f"{name}:// URLs", "fsspec")

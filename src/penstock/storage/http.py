@@ -86,7 +86,7 @@ def _redirected(target: str, location: str, private_headers: dict[str, str], url
 
 
 def _split_credentials(url: str) -> tuple[str, dict[str, str]]:
-    """Return a URL without user, password and fragment, and the Authorization header made of user and password."""
+    """Return a URL without user, password and fragment, and the Authorization header built from user and password."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -102,9 +102,9 @@ def _raise_for_status(response: HttpResponse, url: str) -> None:
     """Return for responses with bytes, and for 416, which has none in the range; raise for all others.
 
     Raises:
-        NotFound: the object does not exist.
-        StorageError: it cannot be read.
-        TransientError: a later request may succeed.
+        NotFound: The object does not exist.
+        StorageError: The object cannot be read.
+        TransientError: A later request may succeed.
     """
     status = response.status
     if status in (200, 206, 416):

@@ -21,10 +21,18 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from penstock.errors import StorageError
-from penstock.storage.protocol import Info, changed_error, import_extra, own, past_end_error, range_size, redacted
+from penstock.storage.protocol import (
+    Info,
+    changed_error,
+    import_extra,
+    past_end_error,
+    per_process,
+    range_size,
+    redacted,
+)
 from penstock.storage.retry import Retry, StallDetector, TransientError, assemble, fetch, with_retries
 
-MAX_CONNECTIONS = 32  # kept open per server: as many concurrent requests need not connect again
+MAX_CONNECTIONS = 32  # kept open per server: that many concurrent requests need not connect again
 PIECE_BYTES = 1 << 18  # the most one read returns: the cost per piece is small, and a piece fits in the CPU cache
 _SLOW_FACTOR = 6  # times stall_s that a server may take to answer when it has work to do: storing bytes, listing names
 _CONTENT_RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
@@ -47,7 +55,7 @@ class HttpResponse:
         """Wait for bytes, and return what has arrived, at most ``max_bytes``; empty at the end of the body.
 
         Raises:
-            TransientError: the connection broke or stalled.
+            TransientError: The connection broke or stalled.
         """
         if self._primed is not None:
             primed, self._primed = self._primed[:max_bytes], self._primed[max_bytes:] or None
@@ -93,8 +101,8 @@ class RangeBody:
         ranged: Whether the server sent a range.
 
     Raises:
-        StorageError: the content has another tag, or ends before ``stop``.
-        TransientError: the response is not for the requested range.
+        StorageError: The content has another tag, or ends before ``stop``.
+        TransientError: The response is not for the requested range.
     """
 
     def __init__(self, response: HttpResponse, url: str, start: int, stop: int | None, tag: str | None) -> None:
@@ -209,8 +217,8 @@ def send_request(
 
     Raises:
         MissingExtra: urllib3 is not installed.
-        StorageError: no retry can help: a malformed URL, an untrusted certificate.
-        TransientError: no response arrived.
+        StorageError: No retry can help: a malformed URL, an untrusted certificate.
+        TransientError: No response arrived.
     """
     urllib3 = import_extra("urllib3", "http:// and s3:// URLs", "http")
     timeout_s = retry.stall_s * (_SLOW_FACTOR if slow else 1)
@@ -237,7 +245,7 @@ def raise_if_transient(status: int, headers: Mapping[str, str]) -> None:
     """Raise if a later request may get another status; do nothing for final ones, successful or not.
 
     Raises:
-        TransientError: the status is 408, 425, 429, or 5xx except 501.
+        TransientError: The status is 408, 425, 429, or 5xx except 501.
     """
     if status in (408, 425, 429) or (status >= 500 and status != 501):
         raise TransientError(f"the server answers {status}", _retry_after_s(headers.get("retry-after")))
@@ -342,7 +350,7 @@ def _pool_manager(url: str) -> Any:
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme) if parts.hostname and not proxy_bypass(parts.hostname) else None
     secure = parts.scheme == "https" or (proxy or "").startswith("https")
-    return own(("connections", proxy, secure), lambda: _make_pool_manager(proxy, secure))
+    return per_process(("connections", proxy, secure), lambda: _make_pool_manager(proxy, secure))
 
 
 def _make_pool_manager(proxy: str | None, secure: bool) -> Any:

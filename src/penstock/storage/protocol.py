@@ -68,7 +68,7 @@ class Upload(ABC):
         """Append bytes. The caller may reuse the buffer when the call returns.
 
         Raises:
-            StorageError: the bytes cannot be stored, or the upload has ended.
+            StorageError: The bytes cannot be stored, or the upload has ended.
         """
         self._require_open()
         self._write(data)
@@ -78,7 +78,7 @@ class Upload(ABC):
         """Make the object visible. An upload that cannot be completed is aborted.
 
         Raises:
-            StorageError: the upload cannot be completed, or has already ended.
+            StorageError: The upload cannot be completed, or has already ended.
         """
         self._require_open()
         try:
@@ -125,8 +125,8 @@ class Storage(Protocol):
         """Return the size and tag of an object.
 
         Raises:
-            NotFound: the object does not exist.
-            StorageError: it cannot be read.
+            NotFound: The object does not exist.
+            StorageError: The object cannot be read.
         """
         ...
 
@@ -143,9 +143,9 @@ class Storage(Protocol):
             tag: The tag that ``info`` returned; content with another tag is an error.
 
         Raises:
-            NotFound: the object does not exist.
-            StorageError: it cannot be read, ends before ``stop``, or has changed.
-            ValueError: the range is not valid, or ``into`` has another size.
+            NotFound: The object does not exist.
+            StorageError: The object cannot be read, ends before ``stop``, or has changed.
+            ValueError: The range is not valid, or ``into`` has another size.
         """
         ...
 
@@ -153,8 +153,8 @@ class Storage(Protocol):
         """Yield an object front to back, in pieces of any size.
 
         Raises:
-            NotFound: the object does not exist.
-            StorageError: it cannot be read, or changes while it is read.
+            NotFound: The object does not exist.
+            StorageError: The object cannot be read, or changes while it is read.
         """
         ...
 
@@ -162,7 +162,7 @@ class Storage(Protocol):
         """List all objects below a folder, recursively and sorted by URL. A folder that does not exist is empty.
 
         Raises:
-            StorageError: the folder cannot be listed.
+            StorageError: The folder cannot be listed.
         """
         ...
 
@@ -174,7 +174,7 @@ class Storage(Protocol):
             size_hint: The expected size, which need not be exact; storages choose part sizes by it.
 
         Raises:
-            StorageError: the object cannot be written.
+            StorageError: The object cannot be written.
         """
         ...
 
@@ -182,7 +182,7 @@ class Storage(Protocol):
         """Delete an object. Deleting one that does not exist is not an error.
 
         Raises:
-            StorageError: the object cannot be deleted.
+            StorageError: The object cannot be deleted.
         """
         ...
 
@@ -208,7 +208,7 @@ def check_storage(storage: Any) -> None:
     """Require that ``storage`` is a storage or ``None``.
 
     Raises:
-        PlanError: it is something else.
+        PlanError: ``storage`` is something else.
     """
     if storage is not None and not hasattr(storage, "stream"):
         raise PlanError(f"storage={storage!r} is not a storage; pass one, such as ps.S3(...)")
@@ -260,7 +260,7 @@ def exists(storage: Storage, url: str) -> bool:
     """Return whether an object exists.
 
     Raises:
-        StorageError: the storage cannot say: no permission, no such bucket, no answer.
+        StorageError: The storage cannot determine it: no permission, no such bucket, no answer.
     """
     try:
         storage.info(url)
@@ -296,7 +296,7 @@ def range_size(start: int, stop: int, into: memoryview | None) -> int:
     """Check the arguments of :meth:`Storage.read`, and return how many bytes they ask for.
 
     Raises:
-        ValueError: the range is not valid, or ``into`` has another size.
+        ValueError: The range is not valid, or ``into`` has another size.
     """
     if not 0 <= start <= stop:
         raise ValueError(f"start={start}, stop={stop} is not a byte range; use 0 <= start <= stop")
@@ -319,7 +319,7 @@ def import_extra(module: str, feature: str, extra: str) -> Any:
     """Import a module of an optional package, which ``feature`` needs and ``extra`` installs.
 
     Raises:
-        MissingExtra: the package is not installed.
+        MissingExtra: The package is not installed.
     """
     try:
         return import_module(module)
@@ -327,28 +327,28 @@ def import_extra(module: str, feature: str, extra: str) -> Any:
         raise MissingExtra(feature, extra) from error
 
 
-_per_process: dict[Hashable, Any] = {}
-_per_process_lock = threading.RLock()
+_process_values: dict[Hashable, Any] = {}
+_process_values_lock = threading.RLock()
 
 
-def own(key: Hashable, make: Callable[[], _T]) -> _T:
+def per_process(key: Hashable, make: Callable[[], _T]) -> _T:
     """Return this process's value for ``key``, created by ``make`` on first use. A forked child starts without any.
 
     Thread-safe: concurrent callers get the same value.
     """
-    found: _T | None = _per_process.get(key)
+    found: _T | None = _process_values.get(key)
     if found is None:
-        with _per_process_lock:
-            found = _per_process.get(key)
+        with _process_values_lock:
+            found = _process_values.get(key)
             if found is None:
-                found = _per_process[key] = make()
+                found = _process_values[key] = make()
     return found
 
 
 def _reset_after_fork() -> None:
     """Drop the parent's connections, and its lock, which a thread that the child does not have may hold."""
-    global _per_process, _per_process_lock
-    _per_process, _per_process_lock = {}, threading.RLock()
+    global _process_values, _process_values_lock
+    _process_values, _process_values_lock = {}, threading.RLock()
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)

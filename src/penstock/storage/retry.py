@@ -37,7 +37,7 @@ class Retry:
         connect_s: How long connecting may take.
 
     Raises:
-        PlanError: a value is out of range.
+        PlanError: A value is out of range.
     """
 
     tries: int = 6
@@ -83,7 +83,7 @@ class Body(Protocol):
         """Yield bytes as they arrive, up to the end of the requested range.
 
         Raises:
-            TransientError: the connection broke.
+            TransientError: The connection broke.
         """
 
     def prime(self) -> None:
@@ -107,7 +107,7 @@ def while_wanted(is_wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def wanted() -> bool:
-    """Return whether anybody still waits for what this thread does; true outside of ``while_wanted``."""
+    """Return whether the result of this thread's work is still needed; true outside of ``while_wanted``."""
     is_wanted: Callable[[], bool] | None = getattr(_thread, "is_wanted", None)
     return is_wanted is None or is_wanted()
 
@@ -129,7 +129,7 @@ class Backoff:
         """Wait before the next attempt.
 
         Raises:
-            StorageError: this was the last attempt, or nobody wants another.
+            StorageError: This was the last attempt, or the result is no longer needed.
         """
         self._received_bytes = 0
         self._failures += 1
@@ -157,7 +157,7 @@ class StallDetector:
         """Record bytes and how long they took to arrive.
 
         Raises:
-            TransientError: the connection has stalled.
+            TransientError: The connection has stalled.
         """
         self._waited_s += waited_s
         self._received_bytes += size
@@ -173,7 +173,7 @@ def with_retries(action: Callable[[], _T], url: str, retry: Retry) -> _T:
     """Call ``action`` until it succeeds, and return its result. ``action`` must be idempotent.
 
     Raises:
-        StorageError: the action failed too often, or failed for good.
+        StorageError: The action failed too often, or failed for good.
     """
     backoff = Backoff(retry, url)
     while True:
@@ -205,7 +205,7 @@ def fetch(
             continue after a break.
 
     Raises:
-        StorageError: the object cannot be read, or changed.
+        StorageError: The object cannot be read, or changed.
     """
     at, size, backoff = start, None, Backoff(retry, url)
     while stop is None or at < stop:
@@ -272,7 +272,7 @@ def _open_hedged(begin: Callable[[], Body], hedge_s: float | None) -> Body:
 
 
 class _HedgedRequest:
-    """Up to two attempts at one request, each in a thread; the body that is not taken is closed when it arrives."""
+    """Up to two attempts at one request, each in a thread; the body that is not used is closed when it arrives."""
 
     def __init__(self, begin: Callable[[], Body]) -> None:
         self.outcomes: SimpleQueue[Body | BaseException] = SimpleQueue()

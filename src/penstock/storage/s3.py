@@ -32,7 +32,7 @@ from penstock.storage.protocol import (
     Upload,
     changed_error,
     import_extra,
-    own,
+    per_process,
     redacted,
 )
 from penstock.storage.retry import DEFAULT, Retry, TransientError, with_retries
@@ -134,18 +134,18 @@ class S3:
     def local_path(self, url: str) -> str | None:
         return None
 
-    def drop_uploads(self, folder: str, ours: Callable[[str], bool]) -> int:
+    def drop_uploads(self, folder: str, should_abort: Callable[[str], bool]) -> int:
         """Abort multipart uploads below a folder that were never completed: they are invisible and take up space.
 
         Args:
             folder: The folder.
-            ours: Called with the name, relative to the folder, of each object being uploaded; says whether to abort it.
+            should_abort: Called with the name, relative to the folder, of each object being uploaded.
 
         Returns:
             The number of uploads aborted.
 
         Raises:
-            StorageError: the uploads cannot be listed or aborted.
+            StorageError: The uploads cannot be listed or aborted.
         """
         bucket, key, _ = _split_url(folder)
         prefix = _folder_prefix(key)
@@ -157,7 +157,7 @@ class S3:
                 found += ({"Key": entry["Key"], "UploadId": entry["UploadId"]} for entry in page.get("Uploads", ()))
                 markers = {"KeyMarker": page.get("NextKeyMarker"), "UploadIdMarker": page.get("NextUploadIdMarker")}
                 params = {**params, **markers} if page.get("IsTruncated") and all(markers.values()) else {}
-        dropped = [upload for upload in found if ours(upload["Key"].removeprefix(prefix))]
+        dropped = [upload for upload in found if should_abort(upload["Key"].removeprefix(prefix))]
         for upload in dropped:
             with suppress(_NoSuchUpload):  # it ended in the meantime
                 self.call("abort_multipart_upload", folder, {"Bucket": bucket, **upload})
@@ -167,7 +167,7 @@ class S3:
         """Call an operation of the S3 API, with retries. ``url`` is what messages name.
 
         Raises:
-            StorageError: the operation failed.
+            StorageError: The operation failed.
         """
         return with_retries(lambda: self.call_once(operation, url, params), url, self.retry)
 
@@ -175,14 +175,14 @@ class S3:
         """Call an operation of the S3 API, without retries.
 
         Raises:
-            StorageError: the operation failed for good.
-            TransientError: a retry may succeed.
+            StorageError: The operation failed for good.
+            TransientError: A retry may succeed.
         """
         exceptions = import_extra("botocore.exceptions", "s3:// URLs", "s3")
         storage = replace(self, anonymous=True) if _split_url(url)[2] else self
         try:
             with quiet_loggers():
-                client = own((storage, *map(os.environ.get, _CLIENT_VARIABLES)), storage._client)
+                client = per_process((storage, *map(os.environ.get, _CLIENT_VARIABLES)), storage._client)
                 return getattr(client, operation)(**params)
         except exceptions.ClientError as error:
             raise _server_error(error.response, url) from None
@@ -267,7 +267,7 @@ def _split_url(url: str) -> tuple[str, str, bool]:
     """Return the bucket, the key, and whether the URL asks for anonymous access.
 
     Raises:
-        StorageError: it is not an S3 URL, or contains keys.
+        StorageError: ``url`` is not an S3 URL, or contains keys.
     """
     bucket, _, key = url.partition("://")[2].partition("/")
     user, at, bucket = bucket.rpartition("@")

@@ -18,7 +18,7 @@ _MAX_NAMES = 1_000_000  # a pattern that expands to more is a typing error
 _MAX_FOLDERS = 100  # a pattern that expands to as many names or more lists files: none of them is probed as a folder
 
 
-def spell(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
+def url_patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
     """Split what the user wrote into patterns: ``"a.tar::b.tar"``, a path, or a list of them.
 
     Raises:
@@ -27,7 +27,7 @@ def spell(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tu
     if isinstance(urls, str | os.PathLike):
         patterns = tuple(pattern for pattern in os.fspath(urls).split("::") if pattern)
     elif isinstance(urls, Iterable) and not isinstance(urls, bytes):
-        patterns = tuple(pattern for url in urls for pattern in spell(url))
+        patterns = tuple(pattern for url in urls for pattern in url_patterns(url))
     else:
         raise PlanError(f"{urls!r} is not a path, a URL, or a list of them")
     if not patterns:
@@ -35,13 +35,13 @@ def spell(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tu
     return patterns
 
 
-def braces(pattern: str) -> Iterator[str]:
+def expand_braces(pattern: str) -> Iterator[str]:
     """Expand ``{0000..0147}``, ``{0..10..5}``, ``{a..f}`` and ``{a,b}``, also nested, like bash.
 
     Raises:
-        PlanError: the pattern expands to more than a million names.
+        PlanError: The pattern expands to more than a million names.
 
-    >>> list(braces("train-{08..10}.tar"))
+    >>> list(expand_braces("train-{08..10}.tar"))
     ['train-08.tar', 'train-09.tar', 'train-10.tar']
     """
     for number, name in enumerate(_braces(pattern)):
@@ -111,10 +111,10 @@ def _split_commas(inside: str) -> list[str]:
 
 
 def local_path(url: str) -> str:
-    """Return the local path that a path or ``file:`` URL means.
+    """Return a path, or the path in a ``file:`` URL.
 
     Raises:
-        StorageError: the URL has another scheme.
+        StorageError: The URL has another scheme.
     """
     if url.startswith("file:"):
         path = url.removeprefix("file:")
@@ -126,7 +126,7 @@ def local_path(url: str) -> str:
 
 
 def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | None = None) -> list[str]:
-    """Return the files that patterns mean, in the order of the patterns; those of a folder or glob are sorted by name.
+    """Return the files that patterns match, in the order of the patterns; those of a folder or glob are sorted by name.
 
     A name without a glob is returned even if there is no such file: opening it reports the error.
 
@@ -136,11 +136,11 @@ def expand(patterns: Sequence[str], suffixes: Sequence[str], storage: Storage | 
         storage: The storage of URLs other than ``file:``; ``None``: the one of their scheme.
 
     Raises:
-        StorageError: a folder or glob has no matching files, or cannot be listed.
+        StorageError: A folder or glob has no matching files, or cannot be listed.
     """
     files: list[str] = []
     for pattern in patterns:
-        names = list(braces(pattern))
+        names = list(expand_braces(pattern))
         may_be_folder = len(names) < _MAX_FOLDERS
         for name in names:
             if scheme(name) != "file":
@@ -166,7 +166,7 @@ def _folder_files(folder: str, suffixes: Sequence[str]) -> list[str]:
 
 
 def _expand_remote(name: str, suffixes: Sequence[str], storage: Storage, may_be_folder: bool) -> list[str]:
-    """Return the files that a remote URL means: over HTTP, which cannot be listed, always itself."""
+    """Return the files that a remote URL matches; an HTTP URL, which cannot be listed, is returned as it is."""
     if scheme(name) in ("http", "https"):
         return [name]
     if glob.has_magic(name):
@@ -208,13 +208,13 @@ def _name_regex(pattern: str) -> str:
 
 
 def _raise_no_files(name: str) -> list[str]:
-    raise StorageError("nothing is there: the folder or pattern matches no files", name)
+    raise StorageError("the folder or pattern matches no files", name)
 
 
-def relative(paths: Sequence[str]) -> list[str]:
+def relative_names(paths: Sequence[str]) -> list[str]:
     """Return the names of files relative to their common root; repeated names get a number.
 
-    >>> relative(["/data/a/x.tar", "/data/b/x.tar"])
+    >>> relative_names(["/data/a/x.tar", "/data/b/x.tar"])
     ['a/x.tar', 'b/x.tar']
     """
     if len({os.path.dirname(path) for path in paths}) == 1:

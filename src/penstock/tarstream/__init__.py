@@ -1,1 +1,1 @@
-"""Samples copied between archives as they are stored: the work of the tar tools, for files and pipes."""
+"""Copy samples between archives as they are stored, through files and pipes: the work behind the tar tools."""

@@ -1,4 +1,4 @@
-"""Many archives as one stream of samples: one after the other, or several at a time."""
+"""Read many archives as one stream of samples: one after the other, several at a time, or mixed at random."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 
 from penstock.errors import DataError
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.storage import STDIN, expand, spell
+from penstock.storage import STDIN, expand, url_patterns
 from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
 ErrorHandler = Callable[[DataError], object]
 
-_BATCH_BYTES = 1 << 20  # passed from a reader thread at once
+_BATCH_BYTES = 1 << 20  # passed from a reader thread to the consumer at once
 _QUEUED_BATCHES = 2  # per thread
 _FINISHED = object()
 
 
 def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list[str]:
-    """Return the archives that patterns stand for, in order: braces, globs, folders, URLs; ``-`` is standard input.
+    """Return the archives that patterns (braces, globs, folders, URLs) stand for, in order; ``-`` is standard input.
 
     Raises:
-        StorageError: A folder or a glob holds no archive.
+        StorageError: A folder or glob has no archives.
         PlanError: A pattern is empty, or stands for more than a million names.
     """
-    out: list[str] = []
+    urls: list[str] = []
     for pattern in patterns:
-        out += [STDIN] if pattern == STDIN else expand(spell(pattern), TAR_SUFFIXES, storage)
-    return out
+        urls += [STDIN] if pattern == STDIN else expand(url_patterns(pattern), TAR_SUFFIXES, storage)
+    return urls
 
 
 def raise_error(error: DataError) -> None:
@@ -43,7 +43,7 @@ def raise_error(error: DataError) -> None:
 def gather_samples(
     urls: Iterable[str], *, on_error: ErrorHandler = raise_error, workers: int = 1, mapped: bool = False
 ) -> Iterator[RawSample]:
-    """Yield the samples of archives; with several workers archives interleave, each in its own order.
+    """Yield the samples of archives; with several workers, samples of different archives are interleaved.
 
     Args:
         urls: The archives, as :func:`find_shards` returns them.
@@ -89,7 +89,9 @@ def _read_in_threads(urls: Iterable[str], on_error: ErrorHandler, workers: int) 
     batches: queue.Queue[Any] = queue.Queue(workers * _QUEUED_BATCHES)
     stopped = threading.Event()
     args = (waiting, batches, stopped)
-    threads = [threading.Thread(target=_read, args=args, daemon=True) for _ in range(min(workers, len(waiting)))]
+    threads = [
+        threading.Thread(target=_read_archives, args=args, daemon=True) for _ in range(min(workers, len(waiting)))
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -118,8 +120,8 @@ def _drain(batches: queue.Queue[Any]) -> None:
         return
 
 
-def _read(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Event) -> None:
-    """Read archives until none is waiting; an error ends this thread and goes to the consumer."""
+def _read_archives(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Event) -> None:
+    """Read archives until none is waiting; an error ends this thread and is passed to the consumer."""
     try:
         while not stopped.is_set():
             try:
@@ -130,7 +132,7 @@ def _read(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Even
                 if stopped.is_set():
                     break
                 batches.put(batch)
-    except BaseException as exc:  # raised again in the thread that takes the batches
+    except BaseException as exc:  # raised again in the consumer's thread
         batches.put(exc)
     batches.put(_FINISHED)
 
@@ -157,16 +159,16 @@ def mix_streams(
     Args:
         streams: The samples of each source.
         weights: The weight of each source.
-        random: Chooses the stream.
+        random: The generator that chooses the stream.
         all: Continue with the other streams when one is exhausted; by default the mixture ends.
     """
-    left = list(zip(streams, weights, strict=True))
-    while left:
-        place = random.choices(range(len(left)), [weight for _, weight in left])[0]
-        raw = next(left[place][0], None)
+    remaining = list(zip(streams, weights, strict=True))
+    while remaining:
+        chosen = random.choices(range(len(remaining)), [weight for _, weight in remaining])[0]
+        raw = next(remaining[chosen][0], None)
         if raw is not None:
             yield raw
         elif all:
-            del left[place]
+            del remaining[chosen]
         else:
             return

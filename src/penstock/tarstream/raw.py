@@ -1,6 +1,7 @@
-"""Samples as they are stored in an archive, found front to back, so that they can be copied with their headers.
+"""Samples as they are stored in an archive, so that they can be copied with their headers.
 
-Yields what reading the archive yields, sample for sample and loss for loss, from a file, a pipe or any storage.
+An archive is read front to back, from a file, a pipe or any storage, and yields the same samples and the same errors
+as ``read_tar``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for
 
 
 class MappedFile(mmap.mmap):
-    """A file mapped for reading, which stays open as ``fd`` for as long as the mapping lives."""
+    """A file mapped for reading, which stays open as ``fd`` for as long as the mapping exists."""
 
     fd = -1
 
@@ -42,9 +43,9 @@ class RawSample:
 
     Attributes:
         key: Its key.
-        kind: Its fields, in member order.
+        kind: The names of its fields, in member order.
         shard: The archive, without credentials.
-        spans: Where its members lie in the archive.
+        spans: The positions of its members in the archive.
     """
 
     __slots__ = ("_base", "_data", "_exact", "key", "kind", "shard", "spans")
@@ -69,7 +70,7 @@ class RawSample:
 
     @property
     def extent(self) -> tuple[int, int] | None:
-        """Where it begins and ends in its archive, if it can be copied in one piece; None otherwise."""
+        """Its start and end in the archive, if it can be copied in one piece; None otherwise."""
         return _extent(self.spans) if self._exact else None
 
     @property
@@ -101,37 +102,37 @@ class RawSample:
         return RawSample(self.key, self.kind, self.spans, self.shard, data, begin, self._exact)
 
     def encode(self) -> EncodedSamples:
-        """Return the sample for a writer with its own headers: a range of the mapped file, or a view of the buffer."""
+        """Return the sample for a writer, with its stored headers: a range of the mapped file or a view of a buffer."""
         if (extent := self.extent) is None:
             return self.reencode()
         return _encode_as_stored([self.key], self.kind, self.spans, extent, self._data, self._base)
 
     def reencode(self, key: str | None = None, fields: Iterable[str] | None = None) -> EncodedSamples:
-        """Return the sample for a writer with new headers, under another key or with some of its fields."""
+        """Return the sample for a writer, with new headers: under another key, or with some of its fields."""
         name = self.key if key is None else key
         stem = name.encode("utf-8", "surrogateescape")
-        chosen = [place for place, field in enumerate(self.kind) if fields is None or field in fields]
+        chosen = [number for number, field in enumerate(self.kind) if fields is None or field in fields]
         view = memoryview(self._data)
         pieces: list[bytes | memoryview] = []
         starts: list[int] = []
-        at = 0
-        for place in chosen:
-            _, body, size, _ = self.spans[place]
-            head = member_header(stem + b"." + self.kind[place].encode("utf-8", "surrogateescape"), size)
-            pieces += (head, view[body - self._base : body - self._base + size], ZEROS[: -size % BLOCK])
-            starts.append(at + len(head))
-            at += len(head) + padded(size)
-        sizes = [self.spans[place][2] for place in chosen]
-        return EncodedSamples([name], tuple(self.kind[place] for place in chosen), pieces, starts, sizes, at)
+        nbytes = 0
+        for number in chosen:
+            _, body, size, _ = self.spans[number]
+            header = member_header(stem + b"." + self.kind[number].encode("utf-8", "surrogateescape"), size)
+            pieces += (header, view[body - self._base : body - self._base + size], ZEROS[: -size % BLOCK])
+            starts.append(nbytes + len(header))
+            nbytes += len(header) + padded(size)
+        sizes = [self.spans[number][2] for number in chosen]
+        return EncodedSamples([name], tuple(self.kind[number] for number in chosen), pieces, starts, sizes, nbytes)
 
 
 class RawRun:
     """Consecutive samples of an archive with the same fields, as they are stored.
 
     Attributes:
-        keys: Their keys.
-        kind: Their fields, in member order.
-        spans: Where the members of all of them lie, in order.
+        keys: The keys of the samples.
+        kind: The names of their fields, in member order.
+        spans: The positions of all members in the archive, in order.
         shard: The archive, without credentials.
     """
 
@@ -155,17 +156,15 @@ class RawRun:
 
     def __iter__(self) -> Iterator[RawSample]:
         """Yield the samples."""
-        fields, at = len(self.kind), 0
-        for key in self.keys:
-            yield RawSample(
-                key, self.kind, self.spans[at : at + fields], self.shard, self._data, self._base, self._exact
-            )
-            at += fields
+        width = len(self.kind)
+        for number, key in enumerate(self.keys):
+            spans = self.spans[number * width : (number + 1) * width]
+            yield RawSample(key, self.kind, spans, self.shard, self._data, self._base, self._exact)
 
     def slice(self, first: int, stop: int) -> RawRun:
         """Return the samples from ``first`` up to ``stop``."""
-        fields = len(self.kind)
-        spans = self.spans[first * fields : stop * fields]
+        width = len(self.kind)
+        spans = self.spans[first * width : stop * width]
         return RawRun(self.keys[first:stop], self.kind, spans, self.shard, self._data, self._base, self._exact)
 
     def nbytes(self, count: int) -> int:
@@ -173,7 +172,7 @@ class RawRun:
         return self.spans[count * len(self.kind) - 1][3] - self.spans[0][0]
 
     def encode(self) -> Iterator[EncodedSamples]:
-        """Yield the samples for a writer as :meth:`RawSample.encode` does, all at once if nothing lies between them."""
+        """Yield the samples for a writer as :meth:`RawSample.encode` does, all at once if there are no gaps."""
         if self._exact and (extent := _extent(self.spans)) is not None:
             yield _encode_as_stored(self.keys, self.kind, self.spans, extent, self._data, self._base)
         else:
@@ -181,7 +180,7 @@ class RawRun:
 
 
 def _extent(spans: list[MemberSpan]) -> tuple[int, int] | None:
-    """Return where members begin and end, if nothing lies between them and the last one is padded."""
+    """Return the start and end of members, if there are no gaps between them and the last one is padded."""
     begin, end = spans[0][0], spans[-1][3]
     gapless = sum([span[3] - span[0] for span in spans]) == end - begin
     return (begin, end) if gapless and not (end - begin) % BLOCK else None
@@ -208,8 +207,8 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
     Args:
         url: The archive.
         storage: Its storage; by default its scheme decides.
-        mapped: Map an uncompressed local file instead of reading it: quicker if only headers are needed and samples
-            are copied by the system, slower if all data is looked at.
+        mapped: Map an uncompressed local file instead of reading it: faster if only headers are read and samples are
+            copied by the system, slower if all data is read.
 
     Raises:
         StorageError: The archive cannot be opened.
@@ -241,7 +240,7 @@ def _enlarge_pipe(file: BinaryIO) -> None:
 
 
 class _ChunkStream(io.RawIOBase):
-    """Chunks of bytes as a file that can be read."""
+    """A readable file over an iterator of chunks."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
@@ -262,7 +261,7 @@ class _ChunkStream(io.RawIOBase):
 
 
 class RawReader:
-    """Iterates over the samples of an archive; a sample that cannot be read is an error in its place.
+    """Iterates over the samples of an archive; for a sample that cannot be read, it yields the error.
 
     Attributes:
         shard: The archive, without credentials.
@@ -274,7 +273,7 @@ class RawReader:
 
     @classmethod
     def of_stream(cls, shard: str, stream: BinaryIO) -> RawReader:
-        """Return a reader of a stream, which it closes at the end unless it is standard input."""
+        """Return a reader of a stream; the reader closes the stream at the end unless it is standard input."""
         return cls(shard, ArchiveBuffer(b"", archive_chunks(stream)), stream)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Which samples of a stream are written, in which order, under which keys and with which fields."""
+"""Select the samples of a stream that are written: which, in which order, under which keys, with which fields."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class KeyTemplate:
     """A template for new keys.
 
     Attributes:
-        template: Text with the placeholders ``{key}``, ``{folder}`` and ``{name}`` (the key up to its last slash and
-            behind it), ``{shard}`` and ``{number}``; each may have a format, as in ``{number:06d}``.
+        template: Text with the placeholders ``{key}``, ``{folder}`` and ``{name}`` (the key before and
+            after its last slash), ``{shard}`` and ``{number}``; each may have a format, as in ``{number:06d}``.
 
     Raises:
         PlanError: The template has an unknown placeholder or an invalid format.
@@ -36,11 +36,11 @@ class KeyTemplate:
     def __post_init__(self) -> None:
         for name, spec in _PLACEHOLDER.findall(self.template):
             if name not in _NAMES:
-                raise PlanError(f"{self.template!r} has {{{name}}}: use only {', '.join(_NAMES)}")
+                raise PlanError(f"{self.template!r} has an unknown placeholder {{{name}}}: use {', '.join(_NAMES)}")
             try:
                 format(0 if name == "number" else "", spec[1:])
             except ValueError as exc:
-                raise PlanError(f"{self.template!r}: {exc}") from exc
+                raise PlanError(f"{self.template!r} has an invalid format: {exc}") from exc
 
     def key(self, raw: RawSample, number: int) -> str:
         """Return the new key of a sample, the ``number``-th that is written.
@@ -61,7 +61,7 @@ class KeyTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is selected from a stream: the condition is applied first, then the shuffle, then the slice.
+    """A selection from a stream: the condition is applied first, then the shuffle, then the slice.
 
     Attributes:
         where: The condition that samples must meet.
@@ -92,7 +92,7 @@ class Selection:
         return not (changed or self.where is not None or self.shuffle or self.step > 1)
 
     def encode_runs(self, runs: Iterable[RawRun]) -> Iterator[EncodedSamples]:
-        """Yield the selected samples for a writer, many at once; reads no further than the last of them."""
+        """Yield the selected samples for a writer, in runs; reads no further than the last selected sample."""
         passed, stop = 0, sys.maxsize if self.stop is None else self.stop
         if self.start >= stop:
             return
@@ -105,7 +105,7 @@ class Selection:
                 return
 
     def samples(self, stream: Iterable[RawSample]) -> Iterator[RawSample]:
-        """Return an iterator over the selected samples; reads no further than the last of them."""
+        """Return an iterator over the selected samples, which reads no further than the last of these."""
         chosen: Iterable[RawSample] = stream if self.where is None else (raw for raw in stream if self._matches(raw))
         if self.shuffle > 1:
             chosen = shuffle_buffered(chosen, self.shuffle, random.Random(self.seed))
@@ -114,7 +114,7 @@ class Selection:
         return islice(chosen, self.start, self.stop, self.step)
 
     def encode(self, stream: Iterable[RawSample]) -> Iterator[EncodedSamples]:
-        """Yield the selected samples for a writer; samples without a field to keep are left out.
+        """Yield the selected samples for a writer; a sample that keeps none of its fields is left out.
 
         Raises:
             DataError: A new key is not a valid key.
@@ -143,8 +143,8 @@ def shuffle_buffered(stream: Iterable[RawSample], size: int, random: random.Rand
         if len(buffer) < size:
             buffer.append(raw.detached())
             continue
-        place = random.randrange(size)
-        buffer[place], raw = raw.detached(), buffer[place]
+        slot = random.randrange(size)
+        buffer[slot], raw = raw.detached(), buffer[slot]
         yield raw
     random.shuffle(buffer)
     yield from buffer

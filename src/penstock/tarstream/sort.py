@@ -1,7 +1,7 @@
-"""Sorting any number of samples: an external merge sort of records that say where the samples lie.
+"""Sort any number of samples: an external merge sort of records that hold the location of each sample.
 
-Samples in files stay where they are; those of pipes and compressed archives are spilled to one temporary file first.
-Records are sorted in memory; more than fit are spilled as sorted runs and merged.
+Samples in files are read in place; those of pipes and compressed archives are spilled to one temporary file first.
+Records are sorted in memory; if there are too many, sorted runs are spilled and merged.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from penstock.tarstream.raw import RawSample
 
 SORT_TYPES = ("text", "int", "float", "shuffle")
 _Record = list[Any]  # value, source, begin, length, key, kind, starts, sizes
-_RECORDS = 200_000  # of one run: about 150 MB
+_RUN_RECORDS = 200_000  # records of one sorted run: about 150 MB
 _CHUNK = 1000  # records read back from a run at once
-_READ_AHEAD = 64  # samples that the system is advised of before they are read
+_READ_AHEAD = 64  # samples that the system is asked to prefetch
 _MAX_OPEN = 64  # files open at a time
 _SPILL = -1  # the source of samples in the temporary file
 
 
 @dataclass(frozen=True, slots=True)
 class SortOrder:
-    """What samples are sorted by.
+    """The order in which samples are sorted.
 
     Attributes:
         by: ``key``, or the name of a field.
         type: How values compare: as "text", "int" or "float"; "shuffle" sorts by a hash of the key.
-        reverse: Whether the largest come first.
+        reverse: Whether the order is descending.
         seed: The seed of a shuffle.
 
     Raises:
@@ -82,12 +82,12 @@ class SortOrder:
 
 
 def sort_samples(stream: Iterable[RawSample], order: SortOrder, folder: str | None = None) -> Iterator[EncodedSamples]:
-    """Yield samples in sorted order, equal ones in the order they came; memory does not grow with their number.
+    """Yield samples in sorted order, equal ones in their original order; memory does not grow with their number.
 
     Args:
         stream: The samples.
-        order: What they are sorted by.
-        folder: Where temporary files go; the system's folder for them by default.
+        order: The order.
+        folder: Where temporary files are created; by default in the system's temporary folder.
 
     Raises:
         DataError: A sample has no value to sort by.
@@ -98,7 +98,7 @@ def sort_samples(stream: Iterable[RawSample], order: SortOrder, folder: str | No
         run: list[_Record] = []
         for raw in stream:
             run.append([order.value(raw), *store.add(raw)])
-            if len(run) >= _RECORDS:
+            if len(run) >= _RUN_RECORDS:
                 runs.append(store.spill_records(_sorted(run, order)))
                 run = []
         last = _sorted(run, order)
@@ -112,7 +112,7 @@ def _sorted(run: list[_Record], order: SortOrder) -> list[_Record]:
 
 
 class _SampleStore:
-    """Finds samples again: in the files they came from, or in a temporary one."""
+    """Records where samples are stored, in their archives or in a temporary file, and reads them back."""
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
@@ -135,7 +135,7 @@ class _SampleStore:
                 file.close()
 
     def add(self, raw: RawSample) -> _Record:
-        """Return where a sample lies, without its value; spills a sample that is not in a file."""
+        """Return the record of a sample without its sort value; a sample that is not in a file is spilled."""
         encoded = raw.encode()
         kind = self._kinds.setdefault(encoded.kind, len(self._kinds))
         if raw.file is not None and (extent := raw.extent) is not None:
@@ -160,8 +160,8 @@ class _SampleStore:
         try:
             file = tempfile.TemporaryFile(prefix="penstock-sort-", dir=self._folder)  # noqa: SIM115
             self._record_files.append(file)
-            for at in range(0, len(run), _CHUNK):
-                file.write(json.dumps(run[at : at + _CHUNK]).encode() + b"\n")
+            for start in range(0, len(run), _CHUNK):
+                file.write(json.dumps(run[start : start + _CHUNK]).encode() + b"\n")
             file.seek(0)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
@@ -169,7 +169,9 @@ class _SampleStore:
 
     def _cannot_write(self, exc: OSError) -> StorageError:
         folder = self._folder or tempfile.gettempdir()
-        return StorageError(f"cannot write temporary files: {exc.strerror or exc}; name another folder", folder)
+        return StorageError(
+            f"cannot write temporary files: {exc.strerror or exc}; choose another folder with --tmp", folder
+        )
 
     def samples(self, records: Iterator[_Record]) -> Iterator[EncodedSamples]:
         """Yield the samples of records, in order."""

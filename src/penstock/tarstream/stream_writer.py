@@ -1,4 +1,4 @@
-"""Where copied samples are written: standard output, or one archive with an index."""
+"""Write copied samples to standard output, or to one archive with an index."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PIPE_BYTES = 1 << 20  # the most that an unprivileged process may ask for
 
 
 class StreamWriter(Protocol):
-    """Writes samples one after the other; an archive with a name appears only if the ``with`` block succeeds."""
+    """Writes samples one after the other; a named archive appears only if the ``with`` block succeeds."""
 
     def write_encoded(self, encoded: EncodedSamples) -> int:
         """Add samples and return the number of archive bytes they take.
@@ -92,7 +92,7 @@ class DescriptorStreamWriter:
     def _add_keys(self, keys: list[str]) -> None:
         if not self._keys.isdisjoint(keys):
             repeated = next(key for key in keys if key in self._keys)
-            raise DataError("the key was written before; --rename gives other keys", STDOUT, repeated)
+            raise DataError("the key was written before; make keys unique with penstock cat --rename", STDOUT, repeated)
         self._keys.update(keys)
 
     def _flush_if_full(self, nbytes: int) -> None:
@@ -127,7 +127,7 @@ def _write_pieces(fd: int, pieces: list[Any]) -> None:
 
 
 def _write_buffers(fd: int, buffers: list[Any]) -> None:
-    """Write all buffers, however few bytes the system takes at once."""
+    """Write all buffers, even if the system accepts only some bytes at once."""
     while buffers:
         written = os.writev(fd, buffers[:_MAX_IOVECS])
         done = 0
@@ -140,7 +140,7 @@ def _write_buffers(fd: int, buffers: list[Any]) -> None:
 
 
 class _ArchiveStreamWriter:
-    """Writes, compresses and hashes one archive in background threads; one with a name gets an index beside it."""
+    """Writes, compresses and hashes one archive in background threads; a named archive gets an index beside it."""
 
     def __init__(self, target: str | BinaryIO, compress: str | None) -> None:
         self._threads = {
@@ -182,7 +182,7 @@ class _ArchiveStreamWriter:
 
 
 def _make_folder(target: str) -> None:
-    """Create the folder of a local path; other storages need none."""
+    """Create the folder of a local path; remote storages need none."""
     if not on_disk(target):
         return
     folder = os.path.dirname(local_path(target))

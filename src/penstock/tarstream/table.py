@@ -1,4 +1,4 @@
-"""Fields of samples written as a table: TSV, CSV, JSON lines or Parquet."""
+"""Write fields of samples as a table: TSV, CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WriteBytes = Callable[[bytes], object]
 
 _TSV_ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 _TSV_UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
-_ROW_GROUP = 10_000  # rows
+_ROW_GROUP_ROWS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class TableColumn:
     """One column of a table.
 
     Attributes:
-        name: Its name.
-        fields: The fields it may come from; the first that a sample has counts.
+        name: The name of the column.
+        fields: The fields that it may be read from; the first one that a sample has is used.
     """
 
     name: str
@@ -39,7 +39,7 @@ class TableColumn:
 
 
 def parse_columns(spec: str) -> tuple[TableColumn, ...]:
-    """Parse a list of columns: ``"jpg;png cls"`` are two, the first from ``jpg`` or else ``png``.
+    """Parse a list of columns: ``"jpg;png cls"`` is two columns, the first read from ``jpg`` or else ``png``.
 
     >>> [column.name for column in parse_columns("jpg;png cls")]
     ['jpg', 'cls']
@@ -49,7 +49,7 @@ def parse_columns(spec: str) -> tuple[TableColumn, ...]:
 
 
 def text_columns(raw: RawSample) -> tuple[TableColumn, ...]:
-    """Return the default columns of a table, given its first sample: the fields that hold text."""
+    """Return the default columns of a table, given its first sample: the fields that are text."""
     return tuple(TableColumn(name, (name,)) for name, data in raw.fields().items() if _text(data) is not None)
 
 
@@ -64,18 +64,18 @@ class SampleTable(Protocol):
         """
 
     def close(self) -> None:
-        """Write what remains and end the table."""
+        """Write the remaining rows and end the table."""
 
 
 def open_table(
     format: str, columns: Sequence[TableColumn], write: WriteBytes, *, key: bool = True, header: bool = True
 ) -> SampleTable:
-    """Begin a table.
+    """Start writing a table.
 
     Args:
         format: One of ``TABLE_FORMATS``.
-        columns: Its columns.
-        write: Takes the bytes of the table as they are produced.
+        columns: The columns of the table.
+        write: Called with the bytes of the table as they are produced.
         key: Whether the first column is ``__key__``.
         header: Whether TSV and CSV begin with a line of column names.
 
@@ -147,7 +147,7 @@ class _TextTable:
         data = column.of(raw)
         text = "" if data is None else _text(data)
         if text is None:
-            problem = f"the field {column.name!r} is not text: leave it out, or write jsonl or parquet"
+            problem = f"the field {column.name!r} is not text: leave it out, or choose the format jsonl or parquet"
             raise DataError(problem, raw.shard, raw.key)
         return text
 
@@ -201,7 +201,7 @@ class _ParquetTable:
     def add(self, raw: RawSample) -> None:
         values = [column.of(raw) for column in self._columns]
         self._rows.append([raw.key, *values])
-        if len(self._rows) >= _ROW_GROUP:
+        if len(self._rows) >= _ROW_GROUP_ROWS:
             self._flush()
 
     def close(self) -> None:
@@ -216,7 +216,9 @@ class _ParquetTable:
             arrow.binary() if binary else arrow.string() for binary in binary_columns
         ]
         keys = [[_valid_text(row[0]) for row in self._rows]] * self._with_key
-        cells = [[self._cell(row, place, binary) for row in self._rows] for place, binary in enumerate(binary_columns)]
+        cells = [
+            [self._cell(row, number, binary) for row in self._rows] for number, binary in enumerate(binary_columns)
+        ]
         arrays = [arrow.array(column, type) for column, type in zip([*keys, *cells], types, strict=True)]
         table = arrow.Table.from_arrays(arrays, schema=arrow.schema(list(zip(names, types, strict=True))))
         if self._writer is None:
@@ -226,17 +228,19 @@ class _ParquetTable:
 
     def _binary_columns(self) -> tuple[bool, ...]:
         if self._binary is None:
-            places = range(1, len(self._columns) + 1)
-            self._binary = tuple(any(r[i] is not None and _text(r[i]) is None for r in self._rows) for i in places)
+            columns = range(1, len(self._columns) + 1)  # column 0 is the key
+            self._binary = tuple(
+                any(row[column] is not None and _text(row[column]) is None for row in self._rows) for column in columns
+            )
         return self._binary
 
-    def _cell(self, row: list[Any], place: int, binary: bool) -> Any:
-        data = row[place + 1]
+    def _cell(self, row: list[Any], number: int, binary: bool) -> Any:
+        data = row[number + 1]
         if data is None or binary:
             return data
         text = _text(data)
         if text is None:
-            problem = f"the field {self._columns[place].name!r} is text in the first samples, but not in this one"
+            problem = f"the field {self._columns[number].name!r} is text in the first samples, but not in this one"
             raise DataError(problem, None, row[0])
         return text
 

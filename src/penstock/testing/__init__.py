@@ -1,4 +1,4 @@
-"""Test kit for engines and storages: the laws as test classes, synthetic shards, a corpus of plans, servers and faults.
+"""Test kit for engines and storages: their laws as test classes, synthetic shards, a corpus of plans, servers, faults.
 
 ``penstock.testing.storages`` has the tests that every storage must pass, ``penstock.testing.servers`` real S3 and HTTP
 servers, and ``penstock.testing.proxy`` a proxy that injects faults between a client and such a server.

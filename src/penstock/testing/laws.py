@@ -30,7 +30,7 @@ from penstock.testing.plans import BASE, CORPUS, ORDER_DEPENDENT, RECUT, fails, 
 
 
 def on_resources(ds: Dataset, resources: Sequence[Resources]) -> Dataset:
-    """Return a dataset whose stages get these resources in turn, branches included; stages without any keep none."""
+    """Return the dataset with its stages assigned these resources in rotation; stages without resources keep none."""
     following = cycle(resources)
 
     def rewritten(plan: Plan) -> Plan:
@@ -47,7 +47,7 @@ def on_resources(ds: Dataset, resources: Sequence[Resources]) -> Dataset:
 
 
 def fingerprint(value: Any) -> Any:
-    """Return a hashable value that is equal for two items exactly if their values, types, dtypes and shapes are."""
+    """Return a hashable value, equal for two items exactly if their values, types, dtypes and shapes are equal."""
     if isinstance(value, np.ndarray):
         return ("array", str(value.dtype), value.shape, value.tobytes())
     if isinstance(value, dict):
@@ -78,7 +78,7 @@ class UnorderedEngineTests(ABC):
     """What every engine promises for every plan, in whatever order it delivers.
 
     Attributes:
-        worlds: The numbers of ranks to try; override with fewer where a run is expensive.
+        worlds: The numbers of ranks to test; override with fewer if a run is expensive.
     """
 
     worlds: ClassVar[tuple[int, ...]] = (2, 3, 5)
@@ -88,11 +88,11 @@ class UnorderedEngineTests(ABC):
         """Return the dataset on the engine under test."""
 
     def points(self, count: int) -> Iterable[int]:
-        """Return after which of ``count`` items a state is taken; all by default, override where a run is expensive."""
+        """Return the numbers of items, up to ``count``, after which to save a state; override if a run is expensive."""
         return range(count + 1)
 
     def same(self, got: list[Any], want: list[Any]) -> bool:
-        """Tell whether the engine delivered what it should."""
+        """Return whether the engine delivered the expected items."""
         return Counter(got) == Counter(want)
 
     @pytest.mark.parametrize("name", CORPUS)
@@ -153,10 +153,10 @@ class EngineTests(UnorderedEngineTests):
         loader.close()
 
     def _check_rest(self, ds: Dataset, loader: Loader, done: int, want: list[Any]) -> None:
-        again = _load(ds.on("serial") if done % 2 else self.on(ds), loader.state_dict())
+        restored = _load(ds.on("serial") if done % 2 else self.on(ds), loader.state_dict())
         if done % 7 == 3:  # the state of a restored loader that has not begun is the same state
-            again = _load(self.on(ds), again.state_dict())
-        assert outputs(again) == want[done:], f"after {done} of {len(want)}"
+            restored = _load(self.on(ds), restored.state_dict())
+        assert outputs(restored) == want[done:], f"after {done} of {len(want)}"
 
     @pytest.mark.parametrize("name", [name for name in CORPUS if "flat_map" in name or "late" in name])
     def test_a_restored_run_can_be_restored_after_every_item(self, name: str) -> None:
@@ -204,7 +204,7 @@ class EngineTests(UnorderedEngineTests):
         assert "ZeroDivisionError" in error
 
     def test_a_run_resumes_at_the_sample_that_failed(self) -> None:
-        """A state taken after an error begins with the failing sample."""
+        """A state saved after an error begins with the failing sample."""
         ds = numbers(BASE).shuffle().map(fails)
         loader = self.on(ds).loader()
         got: list[Any] = []

@@ -1,4 +1,4 @@
-"""Synthetic shards whose samples are numbers: a source that costs nothing and fails on request."""
+"""Synthetic shards whose samples are numbers: a cheap source, with samples that fail on request."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.plan import Fields, Plan, Resources
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """A source of synthetic shards: sample i of shard s is ``{"shard": s, "index": i, "x": its number over all}``.
+    """A source of synthetic shards: sample i of shard s is ``{"shard": s, "index": i, "x": n}``, n counted over all.
 
     Attributes:
         counts: The number of samples of each shard.
@@ -88,8 +88,8 @@ class LocatedNumbers:
         rows = zip(self.shard.tolist(), self.index.tolist(), numbers, strict=True)
         items = [{"shard": s, "index": i, "x": x} for s, i, x in rows]
         errors = {
-            place: DataError("made to fail", f"{self.source.name}-{int(self.shard[place]):04d}", str(x))
-            for place, x in enumerate(numbers)
+            i: DataError("made to fail", f"{self.source.name}-{int(self.shard[i]):04d}", str(x))
+            for i, x in enumerate(numbers)
             if x in self.source.bad
         }
         return items, errors

@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.dataset import Dataset, from_arrow, mix, read_csv, read_json, read_parquet, read_tfrecords
 from penstock.errors import MissingExtra
-from penstock.formats.rows.tfrecord import example, frame_records
+from penstock.formats.rows.tfrecord import encode_example, frame_records
 from penstock.plan import col
 from penstock.testing.number_source import numbers
 
@@ -33,7 +33,7 @@ def _row_folder(counts: tuple[int, ...]) -> str:
         cells = ["oops" if row["x"] == _MALFORMED else f'{row["x"]},"{row["text"]}"' for row in rows]
         _write(folder, f"{shard:04d}.csv", "\n".join(["x,text", *cells]).encode())
         _write(folder, f"{shard:04d}.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
-        _write(folder, f"{shard:04d}.tfrecord", b"".join(frame_records([example(row) for row in rows])))
+        _write(folder, f"{shard:04d}.tfrecord", b"".join(frame_records([encode_example(row) for row in rows])))
         first += count
     return folder
 
@@ -46,13 +46,13 @@ def _write(folder: str, name: str, data: bytes) -> None:
 def _row_plans(counts: Sequence[int]) -> dict[str, Callable[[], Dataset]]:
     """Return plans over files of rows: CSV with a malformed row, JSON lines, TFRecord."""
 
-    def at(suffix: str) -> str:
+    def pattern(suffix: str) -> str:
         return os.path.join(_row_folder(tuple(counts[:4])), f"*.{suffix}")  # four shards: opening one parses all rows
 
     return {
-        "csv with a wrong row": lambda: read_csv(at("csv")).shuffle(9, shards=3).map(noise).on_error("skip"),
-        "json lines in batches": lambda: read_json(at("jsonl"), workers=2).shuffle().batched(4),
-        "tfrecords": lambda: read_tfrecords(at("tfrecord")).shuffle(8).map(noise),
+        "csv with a wrong row": lambda: read_csv(pattern("csv")).shuffle(9, shards=3).map(noise).on_error("skip"),
+        "json lines in batches": lambda: read_json(pattern("jsonl"), workers=2).shuffle().batched(4),
+        "tfrecords": lambda: read_tfrecords(pattern("tfrecord")).shuffle(8).map(noise),
     }
 
 
@@ -146,10 +146,10 @@ def _size(sample: dict[str, Any]) -> int:
     return int(sample["x"] % 7)
 
 
-BASE = (7, 0, 12, 5, 1, 9, 30, 3)  # samples of each shard, in most plans
-OTHER = (4, 11, 6)  # of the second branch, in plans that have one
+BASE = (7, 0, 12, 5, 1, 9, 30, 3)  # the number of samples in each shard, for most plans
+OTHER = (4, 11, 6)  # the same for the second branch, if a plan has one
 
-# Plans by name; each is built anew by a call, so that importing this module opens nothing.
+# Plans by name; each call builds a new one, so that importing this module opens nothing.
 CORPUS: dict[str, Callable[[], Dataset]] = {
     "read": lambda: numbers(BASE),
     "shuffle": lambda: numbers(BASE).shuffle(),

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _CHUNK = 1 << 16  # bytes forwarded at once
-_TICK_S = 0.05  # how often waits look whether the proxy is closing
+_TICK_S = 0.05  # interval at which waits check whether the proxy is closing
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Fault:
         truncate_after: Close the connection after this many bytes of the body.
         stall_after: Send nothing more after this many bytes of the body.
         trickle: Send the body at this many bytes per second.
-        ignore_range: Remove the Range header from the request, so that the whole object comes, with status 200.
+        ignore_range: Remove the Range header from the request, so that the whole object is sent, with status 200.
         headers: Headers of the response to replace; None removes one.
         before: Called before the request is forwarded.
         deaf: Forward the request, but drop the response and reset the connection.
@@ -57,7 +57,7 @@ class Fault:
 
     @property
     def cut(self) -> int | None:
-        """How many bytes of the body come through; None: all."""
+        """The number of bytes of the body that are sent; None: all."""
         cuts = [cut for cut in (self.reset_after, self.truncate_after, self.stall_after) if cut is not None]
         return min(cuts, default=None)
 
@@ -126,7 +126,7 @@ class Proxy:
         """Inject a fault into matching requests; of several rules, the first that matches and is not used up applies.
 
         Args:
-            match: A part of ``"METHOD /path"``, or a function that tells whether a request matches.
+            match: A part of ``"METHOD /path"``, or a function that returns whether a request matches.
             times: How many requests get the fault; None: all.
             skip: How many matching requests are forwarded unchanged first.
             fault: The attributes of the :class:`Fault`.
@@ -161,7 +161,7 @@ class Proxy:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def take(self, request: Request) -> Fault:
+    def fault_for(self, request: Request) -> Fault:
         """Record a request and return the fault that applies to it."""
         with self._lock:
             self.requests.append(request)
@@ -220,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _respond(self) -> None:
         body = self._body()
-        fault = self.server.proxy.take(Request(self.command, self.path, dict(self.headers.items())))
+        fault = self.server.proxy.fault_for(Request(self.command, self.path, dict(self.headers.items())))
         if fault.before is not None:
             fault.before()
         self.server.proxy.closing.wait(fault.latency)
@@ -259,20 +259,20 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in _with_replaced(response.getheaders(), fault.headers):
             self.send_header(name, value)
         self.end_headers()
-        left = fault.cut
+        remaining = fault.cut
         for chunk in _chunks(response, fault.trickle, self.server.proxy.closing):
-            part = chunk if left is None else chunk[:left]
+            part = chunk if remaining is None else chunk[:remaining]
             self.wfile.write(b"%x\r\n%b\r\n" % (len(part), part) if chunked and part else part)
-            if left is not None:
-                left -= len(part)
-                if left == 0:
+            if remaining is not None:
+                remaining -= len(part)
+                if remaining == 0:
                     self._cut_off(fault)
                     return
         if chunked:
             self.wfile.write(b"0\r\n\r\n")
 
     def _request_upstream(self, body: bytes, fault: Fault) -> http.client.HTTPResponse:
-        """Send the request to the server; reconnects if the server has closed the connection in the meantime."""
+        """Send the request to the server; reconnect if the server has closed the connection in the meantime."""
         for _ in range(2):
             if self._upstream is None:
                 self._upstream = http.client.HTTPConnection(*self.server.proxy.upstream, timeout=30)

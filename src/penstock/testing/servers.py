@@ -1,4 +1,4 @@
-"""Real servers for tests: S3 and HTTP by rclone, and an HTTP server without ranges."""
+"""Real servers for tests: S3 and HTTP servers by rclone, and an HTTP server without ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def s3_server(folder: Path, keys: bool = True) -> Iterator[int]:
         keys: Whether clients must sign with ACCESS_KEY and SECRET_KEY.
 
     Raises:
-        AssertionError: rclone is not installed, or does not start.
+        AssertionError: The program rclone is not installed, or does not start.
     """
     auth = ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"] if keys else []
     with _rclone("s3", folder, *auth) as port:
@@ -39,10 +39,10 @@ def s3_server(folder: Path, keys: bool = True) -> Iterator[int]:
 
 @contextmanager
 def http_server(folder: Path, *options: str) -> Iterator[int]:
-    """Serve a folder over HTTP with ranges and yield the port on 127.0.0.1; ``options`` are rclone's.
+    """Serve a folder over HTTP with ranges and yield the port on 127.0.0.1; ``options`` are passed to rclone.
 
     Raises:
-        AssertionError: rclone is not installed, or does not start.
+        AssertionError: The program rclone is not installed, or does not start.
     """
     with _rclone("http", folder, "--dir-cache-time", "0s", "--poll-interval", "0", *options) as port:
         yield port

@@ -35,9 +35,9 @@ def write(storage: Storage, url: str, data: bytes) -> None:
 
 
 class StorageTests:
-    """What every writable storage promises.
+    """The contract of every writable storage.
 
-    A subclass has two fixtures: ``storage``, and ``root``, the URL of an empty folder for each test.
+    A subclass defines two fixtures: ``storage``, and ``root``, the URL of an empty folder for each test.
     """
 
     def test_what_is_written_is_read(self, storage: Storage, root: str) -> None:

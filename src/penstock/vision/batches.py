@@ -73,7 +73,7 @@ class _BatchMixing(ABC):
         """Return a mixed batch, of the same kind: a dict of columns, or a tuple that begins with images and labels.
 
         Raises:
-            ValueError: the images differ in size, or the labels do not fit ``classes``.
+            ValueError: The images differ in size, or the labels do not fit ``classes``.
             TypeError: ``batch`` is not a batch.
         """
         rng = np.random.default_rng() if rng is None else rng
@@ -117,7 +117,7 @@ class MixUp(_BatchMixing):
     (batch, classes); ``classes`` is needed unless they have that shape already.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
@@ -131,7 +131,7 @@ class CutMix(_BatchMixing):
     The arguments and the labels are those of ``MixUp``.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:

@@ -92,7 +92,7 @@ def normalize(image: Pixels, mean: Any, std: Any) -> Pixels:
 
     Raises:
         PlanError: ``mean`` and ``std`` differ in length, or a deviation is not above 0.
-        ValueError: the image has another number of channels.
+        ValueError: The image has another number of channels.
     """
     out: Pixels = OutputFormat(normalize=check_normalize((mean, std))).convert(image)
     return out
@@ -119,7 +119,7 @@ class ColorJitter(RandomTransform):
     ``x``, at most 0.5), or the pair (lowest, highest).
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     brightness: float | Range = 0.0
@@ -158,7 +158,7 @@ class Grayscale(RandomTransform):
     """Converts the image to gray with probability ``p``, in three equal channels, or in one.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     channels: Literal[1, 3] = 3
@@ -183,7 +183,7 @@ class GaussianBlur(RandomTransform):
         p: The probability.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     size: int
@@ -222,7 +222,7 @@ class RandomErasing(RandomTransform):
         layout: The layout of the image, ``"HWC"`` or ``"CHW"``.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     p: float = 0.5
@@ -285,7 +285,7 @@ class Normalize(FixedTransform):
         to: ``"numpy"`` or ``"torch"``.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -313,7 +313,7 @@ class ToTensor(FixedTransform):
     """Converts the image for a model, without normalizing it; by default like torchvision's ``ToTensor``.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     layout: Layout = "CHW"

@@ -27,7 +27,7 @@ Truncated = Literal["error", "partial"]
 
 # How many times an image must still shrink after the decoder has reduced it. With this value the result differs from
 # one that is filtered from all pixels by 1/4 of a level on average, and by at most two levels in 999 of 1000 pixels.
-_MIN_LEFT_TO_SHRINK = 2.5
+_MIN_REMAINING_SHRINK = 2.5
 
 _ORIENTATION_TAG = 0x0112
 _HARMLESS_WARNINGS = ("extraneous bytes before marker", "Unknown Adobe color transform code")
@@ -76,7 +76,7 @@ def read_image(data: bytes, *, limits: Limits = _LIMITS, truncated: Truncated = 
         truncated: Whether a truncated JPEG is an error (``"error"``), or the missing part becomes gray (``"partial"``).
 
     Raises:
-        OverLimit: the image has too many pixels.
+        OverLimit: The image has too many pixels.
         ValueError: ``data`` is not an image, or is damaged.
         MissingExtra: simplejpeg or Pillow is not installed.
     """
@@ -87,7 +87,7 @@ def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedIm
     """Read the header of an image.
 
     Raises:
-        OverLimit: the image has too many pixels.
+        OverLimit: The image has too many pixels.
         ValueError: ``data`` is not an image, or its header is damaged.
         MissingExtra: simplejpeg or Pillow is not installed.
     """
@@ -134,7 +134,7 @@ class _Jpeg:
         return (self.height, self.width) if self.orientation < 5 else (self.width, self.height)
 
     def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
-        factor = next((factor for factor in (8, 4, 2) if shrink_factor >= factor * _MIN_LEFT_TO_SHRINK), 1)
+        factor = next((factor for factor in (8, 4, 2) if shrink_factor >= factor * _MIN_REMAINING_SHRINK), 1)
         rows = self.height if needed is None or not self.frame else self._rows_needed(needed, factor)
         # Leaving out less than 1/16 of the rows does not pay for the copy of the data.
         pixels = self._decode_top(rows, factor) if rows <= self.height - self.height // 16 else None

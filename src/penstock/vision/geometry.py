@@ -119,7 +119,7 @@ class RandomResizedCrop(Geometry, RandomTransform):
         flip: The probability of mirroring the image horizontally; ``True`` is one half.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     size: Size
@@ -175,7 +175,7 @@ class Resize(Geometry, FixedTransform):
         max_size: An upper bound for the longer side, where ``size`` is one number.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     size: Size
@@ -252,7 +252,7 @@ class CenterCrop(_FixedSizeCrop, FixedTransform):
     """Keeps the center of the image, with black padding if the image is smaller.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     def region(self, height: int, width: int, rng: np.random.Generator) -> Region:
@@ -278,7 +278,7 @@ class RandomCrop(_FixedSizeCrop, RandomTransform):
         flip: The probability of mirroring the image horizontally; ``True`` is one half.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     padding: int | tuple[int, ...] | None = None
@@ -302,7 +302,7 @@ class RandomCrop(_FixedSizeCrop, RandomTransform):
         """Return a random region.
 
         Raises:
-            ValueError: the image is smaller than the crop.
+            ValueError: The image is smaller than the crop.
         """
         crop_height, crop_width = self._output_size
         left, top, right, bottom = self._sides

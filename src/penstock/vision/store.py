@@ -30,7 +30,7 @@ class Store:
     images, other formats, and PNG with a palette, one bit or 16 bits.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     max_side: int

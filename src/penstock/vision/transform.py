@@ -98,7 +98,7 @@ class Compose(RandomTransform):
     """Applies several transforms or functions of an array in order; the first one decodes.
 
     Raises:
-        PlanError: an argument is neither a transform nor a function.
+        PlanError: An argument is neither a transform nor a function.
     """
 
     transforms: tuple[Callable[..., Any], ...]
@@ -133,7 +133,7 @@ class OutputFormat:
     """The layout, number type and container of a transform's result.
 
     Raises:
-        PlanError: an argument is not valid.
+        PlanError: An argument is not valid.
     """
 
     layout: Layout = "HWC"
@@ -209,7 +209,7 @@ def check_normalize(value: Any) -> MeanStd | None:
     """Check ``normalize=``: ``None``, ``"imagenet"``, or the means and standard deviations of the channels.
 
     Raises:
-        PlanError: the value is none of these.
+        PlanError: The value is none of these.
     """
     if value is None or (isinstance(value, str) and value == "imagenet"):
         return IMAGENET if value else None

@@ -98,7 +98,7 @@ def samples_of() -> Callable[[bytes], Samples]:
 
 @pytest.fixture
 def pipe() -> Callable[..., bytes]:
-    """Pipe data into ``penstock WORDS`` in a process of its own; return its standard output."""
+    """Pipe data into ``penstock WORDS`` in a separate process; return its standard output."""
 
     def run(data: bytes, *words: str) -> bytes:
         command = [sys.executable, "-m", "penstock", *words]

@@ -16,7 +16,7 @@ def test_a_slice_is_start_stop_and_step(text: str, expected: tuple[int, int | No
 
 
 @pytest.mark.parametrize("text", ["", "5", "a:b", "-1:3", "1:2:0", "1:2:3:4"])
-def test_what_is_not_a_slice_is_refused(text: str) -> None:
+def test_a_text_that_is_not_a_slice_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not a slice: write it like 10:20"):
         sample_slice(text)
 
@@ -27,7 +27,7 @@ def test_field_names_may_be_separated_in_several_ways(text: str) -> None:
 
 
 def test_a_list_without_field_names_is_refused() -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="no field is named"):
+    with pytest.raises(argparse.ArgumentTypeError, match="' ,;' names no field: write names like"):
         field_names(" ,;")
 
 

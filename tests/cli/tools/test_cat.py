@@ -83,7 +83,8 @@ def test_a_shuffle_buffer_loses_nothing_and_follows_the_seed(shard: str, keys_of
 
 def test_a_repeated_key_is_refused_and_renaming_helps(shard: str, tmp_path: Path, capfdbinary: Capture) -> None:
     assert main(["cat", shard, shard]) == 1
-    assert b"the key was written before; --rename gives other keys (shard: -, key: k00)" in capfdbinary.readouterr().err
+    message = b"the key was written before; make keys unique with penstock cat --rename (shard: -, key: k00)"
+    assert message in capfdbinary.readouterr().err
     assert main(["cat", shard, shard, "--rename", "{number}", "-o", str(tmp_path / "both.tar")]) == 0
     assert len(ps.read_tar(str(tmp_path / "both.tar"))) == 40
     assert main(["cat", shard, "--rename", "same", "-o", str(tmp_path / "same.tar")]) == 1

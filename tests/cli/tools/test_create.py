@@ -12,13 +12,13 @@ Capture = pytest.CaptureFixture[bytes]
 
 
 @pytest.mark.parametrize("comma", [False, True], ids=["tsv", "csv"])
-def test_a_shard_is_what_the_plan_says(comma: bool, tmp_path: Path, capfdbinary: Capture) -> None:
+def test_a_shard_is_created_from_a_table(comma: bool, tmp_path: Path, capfdbinary: Capture) -> None:
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "1.jpg").write_bytes(b"\xffone")
-    plan = tmp_path / ("plan.csv" if comma else "plan.tsv")
+    table = tmp_path / ("table.csv" if comma else "table.tsv")
     lines = ["@jpg\tcls\ttxt", "1.jpg\t3\ta\\tb", "\t4\tc"]
-    plan.write_text("\n".join(line.replace("\t", ",") if comma else line for line in lines) + "\n")
-    assert main(["create", str(plan), "-C", str(tmp_path / "f"), "-o", str(tmp_path / "out.tar")]) == 0
+    table.write_text("\n".join(line.replace("\t", ",") if comma else line for line in lines) + "\n")
+    assert main(["create", str(table), "-C", str(tmp_path / "f"), "-o", str(tmp_path / "out.tar")]) == 0
     samples = ps.read_tar(str(tmp_path / "out.tar")).drop("__url__").take_all()
     text = b"a\\tb" if comma else b"a\tb"
     assert samples == [
@@ -28,11 +28,11 @@ def test_a_shard_is_what_the_plan_says(comma: bool, tmp_path: Path, capfdbinary:
 
 
 @pytest.mark.parametrize(
-    ("plan", "message"),
+    ("table", "message"),
     [
-        ("", "the plan is empty"),
+        ("", "the table is empty"),
         ("@jpg\tcls\nnone.jpg\t1\n", "line 2: there is no file"),
-        ("a\tb\n1\n", "line 2 has 1 cells, but the first line has 2"),
+        ("a\tb\n1\n", "line 2 has 1 cell, but the first line has 2"),
         ("a\t@a\n1\t2\n", "two columns are named 'a'"),
         ("__key__\n1\n", "names no field"),
         ("__key__\ta\nx.y\t1\n", "line 2: the key has a dot"),
@@ -40,14 +40,14 @@ def test_a_shard_is_what_the_plan_says(comma: bool, tmp_path: Path, capfdbinary:
         ("__key__\ta\n../x\t1\n", "line 2: the key is an absolute path or leads out"),
     ],
 )
-def test_a_wrong_plan_leaves_nothing_behind(plan: str, message: str, tmp_path: Path, capfdbinary: Capture) -> None:
-    (tmp_path / "plan.tsv").write_text(plan)
-    assert main(["create", str(tmp_path / "plan.tsv"), str(tmp_path / "out.tar")]) == 1
+def test_a_wrong_table_leaves_nothing_behind(table: str, message: str, tmp_path: Path, capfdbinary: Capture) -> None:
+    (tmp_path / "table.tsv").write_text(table)
+    assert main(["create", str(tmp_path / "table.tsv"), str(tmp_path / "out.tar")]) == 1
     assert message in capfdbinary.readouterr().err.decode()
     assert not (tmp_path / "out.tar").exists()
 
 
-def test_a_table_made_by_tsv_gives_the_shard_again(
+def test_a_table_written_by_tsv_recreates_the_shard(
     hostile_shard: str, pipe: Callable[..., bytes], capfdbinary: Capture
 ) -> None:
     assert main(["tsv", hostile_shard]) == 0

@@ -65,7 +65,7 @@ def test_a_half_block_is_two_pixels() -> None:
     assert "48;2" not in lines[1]  # the last row has no pixel below
 
 
-def test_what_is_not_an_image_is_not_drawn() -> None:
+def test_data_that_is_not_an_image_is_not_drawn() -> None:
     assert draw_image(b"\xff\xd8 damaged", "blocks", 8) is None
 
 
@@ -74,6 +74,6 @@ def test_a_waveform_shows_peaks_and_duration_of_the_first_channel() -> None:
     assert draw_waveform(_wav([500, 0, 500, 0], channels=2), 8) == "██ 0.02 s, 100 Hz"
 
 
-def test_what_is_not_audio_is_not_drawn() -> None:
+def test_data_that_is_not_audio_is_not_drawn() -> None:
     assert draw_waveform(b"noise", 8) is None
     assert draw_waveform(_wav([]), 8) is None

@@ -20,7 +20,7 @@ def test_the_field_is_written_and_its_name_printed(
 
 def test_no_matching_sample_is_exit_1(shard: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert main(["first", "-S", "cls == 33", "-f", "txt", shard]) == 1
-    error = b"penstock: no sample has one of the fields txt and meets the condition\n"
+    error = b"penstock: no sample that meets the condition has the field txt\n"
     assert capfdbinary.readouterr().err == error
     assert main(["first", "-f", "png gif", shard]) == 1
-    assert capfdbinary.readouterr().err == b"penstock: no sample has one of the fields png, gif\n"
+    assert capfdbinary.readouterr().err == b"penstock: no sample has any of the fields png, gif\n"

@@ -48,7 +48,7 @@ def test_a_file_may_describe_the_mixture_which_stops_with_the_first_source(
     [
         ("{", "the mixture cannot be parsed"),
         ('{"sources": []}', "the mixture lists no source"),
-        ('{"sources": [{"weight": 1}]}', "sources must be a list, each with shards and a weight"),
+        ('{"sources": [{"weight": 1}]}', "the mixture is not of the form {"),
     ],
 )
 def test_a_wrong_mixture_is_named(text: str, message: str, tmp_path: Path, capfdbinary: Capture) -> None:

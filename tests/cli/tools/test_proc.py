@@ -13,7 +13,7 @@ import pytest
 Proc = Callable[..., tuple[dict[str, dict[str, bytes]], str]]
 
 
-def test_samples_come_in_order_unless_unordered(small_shard: str, proc: Proc) -> None:
+def test_samples_are_written_in_order_unless_unordered(small_shard: str, proc: Proc) -> None:
     slow_first = '[ "$PENSTOCK_NUMBER" != 0 ] || sleep 0.6'
     assert next(iter(proc("-p", "4", "-c", slow_first, small_shard)[0])) == "d/k0"
     keys = list(proc("-p", "4", "--unordered", "-c", slow_first, small_shard)[0])

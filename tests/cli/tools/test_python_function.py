@@ -49,7 +49,7 @@ def test_a_function_returns_one_sample_several_or_none(module: str, small_shard:
     samples, _ = proc("--python", f"{module}:without_k7", small_shard)
     assert list(samples) == [f"d/k{number}" for number in range(7)]
     _, error = proc("--python", f"{module}:number", small_shard, code=1)
-    assert "returned a int: return a sample (a dict), several samples, or None" in error
+    assert "returned a value of type int: return a sample (a dict), several samples, or None" in error
     _, error = proc("--python", f"{module}:none", small_shard, code=1)
     assert "no such function" in error
 
@@ -68,10 +68,10 @@ def test_a_failing_sample_ends_the_run_or_is_kept_or_skipped(module: str, small_
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("{}", "does not name a function: write it like module:function"),
+        ("{}", "does not name a function: write MODULE:FUNCTION"),
         ("{}:", "does not name a function"),
         ("{}:none", "there is no such function"),
-        ("{}:constant", "is not a function"),
+        ("{}:constant", "is of type int, not a function"),
         ("no_such_module:f", "there is no module 'no_such_module'"),
     ],
 )

@@ -41,7 +41,7 @@ def test_outputs_are_named_by_the_braces_of_the_input() -> None:
         plan_jobs(["a-{1,2}.tar", "b-{1,2}.tar"], "c-{}.tar")
 
 
-def test_existing_output_shards_are_not_made_again(
+def test_existing_output_shards_are_not_written_again(
     write_shards: WriteShards, tmp_path: Path, capfdbinary: Capture
 ) -> None:
     pattern, out = write_shards(), tmp_path / "out"
@@ -53,7 +53,7 @@ def test_existing_output_shards_are_not_made_again(
     assert main(["verify", str(out)]) == 0
     (out / "ocr-02.tar").unlink()
     assert main(words) == 0
-    assert capfdbinary.readouterr().err.endswith(b"penstock: 1 shards done, 3 existed\n")
+    assert capfdbinary.readouterr().err.endswith(b"penstock: 1 shard done, 3 already existed\n")
     (out / "manifest.json").unlink()  # as if the run had been killed before it was written
     (out / "ocr-01.tar.index").unlink()
     assert main(words) == 0
@@ -61,7 +61,7 @@ def test_existing_output_shards_are_not_made_again(
     assert main(["verify", str(out)]) == 0
 
 
-def test_a_killed_run_resumes_and_gives_the_same_bytes(write_shards: WriteShards, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_and_writes_the_same_bytes(write_shards: WriteShards, tmp_path: Path) -> None:
     words = [sys.executable, "-m", "penstock", "proc", "-c", COMMAND, write_shards(count=6), "--jobs", "2", "-o"]
     subprocess.run([*words, str(tmp_path / "expected" / "{}.tar")], check=True, stderr=subprocess.DEVNULL)
     out = tmp_path / "out"
@@ -102,7 +102,7 @@ def test_globs_keep_names_and_clashes_are_refused(
     assert main(["proc", "-c", "true", f"{tmp_path}/in-*.tar", "-o", f"{tmp_path}/o/{{}}.tar"]) == 0
     assert sorted(path.name for path in (tmp_path / "o").glob("*.tar")) == ["in-00.tar", "in-01.tar"]
     assert main(["proc", "-c", "true", f"{tmp_path}/in-*.tar", "-o", f"{tmp_path}/{{}}.tar"]) == 1
-    assert b"would become itself" in capfdbinary.readouterr().err
+    assert b"would be replaced by its output" in capfdbinary.readouterr().err
     inputs = [f"{tmp_path}/in-0{{0..1}}.tar", f"{tmp_path}/o/in-0{{0..1}}.tar"]
     assert main(["proc", "-c", "true", *inputs, "-o", f"{tmp_path}/p/{{}}.tar"]) == 1
     assert b"would both become" in capfdbinary.readouterr().err
@@ -127,7 +127,7 @@ def test_shards_of_a_bucket_become_shards_of_a_bucket(
         assert main(remote) == 0
         open_storage("s3://b").delete("s3://b/remote/ocr-01.tar")
         assert main(remote) == 0
-        assert capfdbinary.readouterr().err.endswith(b"penstock: 1 shards done, 2 existed\n")
+        assert capfdbinary.readouterr().err.endswith(b"penstock: 1 shard done, 2 already existed\n")
         assert main(["cat", "s3://b/remote/ocr-*.tar", "-c", "7", "-o", "s3://b/some.tar"]) == 0
         assert main(["cat", "s3://b/none.tar"]) == 1
         assert b"no such object (url: s3://b/none.tar)" in capfdbinary.readouterr().err
@@ -144,7 +144,7 @@ def test_the_manifest_lists_the_output_shards(write_shards: WriteShards, tmp_pat
 
 if FULL:  # it starts Ray
 
-    @pytest.mark.usefixtures("one_ray")
+    @pytest.mark.usefixtures("shared_ray")
     def test_shards_on_ray_are_the_same(write_shards: WriteShards, tmp_path: Path, capfdbinary: Capture) -> None:
         pattern = write_shards()
         for name, options in {"local": [], "ray": ["--engine", "ray"]}.items():

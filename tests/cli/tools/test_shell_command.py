@@ -1,4 +1,4 @@
-"""What a command finds in its folder, and what its files mean afterwards."""
+"""The folder that a command runs in, and the meaning of the files that it leaves there."""
 
 from __future__ import annotations
 
@@ -51,19 +51,19 @@ def test_each_sample_has_its_own_folder_which_is_removed(small_shard: str, tmp_p
         ("echo ../x > sample.__key__", "leads out of its folder"),
     ],
 )
-def test_what_a_command_does_wrong_is_named(script: str, message: str, small_shard: str, proc: Proc) -> None:
+def test_the_mistake_of_a_command_is_named(script: str, message: str, small_shard: str, proc: Proc) -> None:
     _, error = proc("--timeout", "0.3", "--count", "1", "-c", script, small_shard, code=1)
     assert message in error
     assert "key: d/k0" in error
 
 
-def test_a_file_gives_a_new_key_and_a_sample_without_files_is_dropped(small_shard: str, proc: Proc) -> None:
+def test_a_key_file_sets_a_new_key_and_a_sample_without_files_is_dropped(small_shard: str, proc: Proc) -> None:
     script = 'if [ "$PENSTOCK_NUMBER" = 1 ]; then rm *; else echo "x-$PENSTOCK_NUMBER" > sample.__key__; fi'
     samples, error = proc("-c", script, "--add-log", "log", "--count", "1", small_shard)
     assert samples == {"x-0": {"cls": b"0", "txt": b"text", "log": b""}}
     samples, error = proc("-c", script, small_shard)
     assert list(samples) == [f"x-{number}" for number in (0, 2, 3, 4, 5, 6, 7)]
-    assert error == "penstock: 8 samples, 1 left without files\n"
+    assert error == "penstock: 8 samples, 1 dropped because no file was left\n"
 
 
 def test_folders_of_a_killed_run_are_removed_by_the_next(small_shard: str, tmp_path: Path, proc: Proc) -> None:

@@ -36,7 +36,7 @@ def test_the_order_is_by_key_field_or_number_and_stable(
     keys_of: KeysOf,
     capfdbinary: Capture,
 ) -> None:
-    monkeypatch.setattr(sorting, "_RECORDS", records)
+    monkeypatch.setattr(sorting, "_RUN_RECORDS", records)
     assert main(["sort", shard, *options]) == 0
     keys = keys_of(capfdbinary.readouterr().out)
     if "cls" in options:

@@ -33,7 +33,7 @@ def test_shards_are_split_by_count_and_size_with_index_and_manifest(
 
 @pytest.mark.parametrize("source_kind", ["file", "pipe", "gz"])
 @pytest.mark.parametrize("limits", [{"max_bytes": 60_000}, {"max_bytes": 90_000, "max_samples": 25}])
-def test_shards_are_those_of_a_writer_that_gets_samples_one_by_one(
+def test_shards_equal_those_of_a_writer_that_gets_samples_one_by_one(
     source_kind: str, limits: dict[str, Any], tmp_path: Path
 ) -> None:
     rows = [{"__key__": f"k{n:03}", "cls": b"%d" % n, "txt": b"x" * (n * 37 % 1500)} for n in range(70)]

@@ -1,4 +1,4 @@
-"""What all tools share: hostile keys, full disks, closed pipes, other storages, keys that lead out of a folder."""
+"""Properties of all tools: hostile keys, full disks, closed pipes, other storages, keys that lead out of a folder."""
 
 from __future__ import annotations
 

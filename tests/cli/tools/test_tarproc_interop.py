@@ -41,7 +41,7 @@ def run_tarproc(name: str, *words: str, data: bytes = b"") -> bytes:
     return subprocess.run(script, input=data, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
 
 
-def test_tarproc_reads_our_archives_and_we_read_tarproc_s(
+def test_tarproc_reads_our_archives_and_we_read_those_of_tarproc(
     shard: Path, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     (tmp_path / "tarproc.tar").write_bytes(run_tarproc("tarcats", str(shard)))
@@ -57,7 +57,7 @@ def test_tarproc_reads_our_archives_and_we_read_tarproc_s(
         assert capfdbinary.readouterr().out.count(b"\n") == 10
 
 
-def test_a_plan_of_tarproc_gives_the_same_samples(tmp_path: Path) -> None:
+def test_a_plan_of_tarproc_yields_the_same_samples(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"\xff")
     with open(tmp_path / "plan.tsv", "w", newline="") as file:
         csv.writer(file, delimiter="\t").writerows([["__key__", "@jpg", "cls"], ["k", str(tmp_path / "a.jpg"), "3"]])

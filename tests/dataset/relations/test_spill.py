@@ -182,19 +182,6 @@ def test_a_full_disk_is_an_error_that_names_tmpdir(monkeypatch: pytest.MonkeyPat
         dataset(500).on("local", memory="1KB").sort("k").take_all()
 
 
-def test_spilled_groups_are_one_whatever_the_type_of_their_values() -> None:
-    rows = [{"k": kind(k)} for kind in (int, float) for k in range(6_000)]
-    counts = ps.from_items(rows).on("local", memory="60KB").groupby("k").count().take_all()
-    assert [(row["k"], row["count"]) for row in counts] == [(k, 2) for k in range(6_000)]
-
-
-def test_a_group_in_several_pieces_becomes_one_list() -> None:
-    table = pa.table({"k": np.arange(20_000) % 3, "x": np.arange(20_000), "text": ["some more bytes" * 4] * 20_000})
-    got = ps.from_arrow(table).on("local", memory="1MB").groupby("k").list("x", "text").take_all()
-    assert [row["k"] for row in got] == [0, 1, 2]
-    assert [row["x_list"] for row in got] == [list(range(k, 20_000, 3)) for k in range(3)]
-
-
 def test_a_spill_file_returns_what_was_added() -> None:
     file = SpillFile()
     file.add([{"a": 1}, 2])

@@ -24,8 +24,10 @@ class _Sampled(UnorderedEngineTests):
 
     worlds = UnorderedEngineTests.worlds if FULL else (2,)
 
-    def points(self, many: int) -> Iterable[int]:
-        return super().points(many) if FULL else {0, many, *random.Random(many).sample(range(many + 1), min(many, 3))}
+    def points(self, count: int) -> Iterable[int]:
+        return (
+            super().points(count) if FULL else {0, count, *random.Random(count).sample(range(count + 1), min(count, 3))}
+        )
 
 
 class TestLocal(_Sampled, EngineTests):
@@ -41,7 +43,7 @@ if FULL:  # the matrix below covers some of these cases
 
 
 class _WithWorkers(UnorderedEngineTests):
-    """An engine whose stages all get one kind of workers, or two kinds in turn."""
+    """An engine whose stages all get one kind of workers, or alternate between two kinds."""
 
     ordered = True
     worlds = (2,)
@@ -53,9 +55,9 @@ class _WithWorkers(UnorderedEngineTests):
     def on(self, ds: Dataset) -> Dataset:
         return on_resources(ds, self.resources).on("local", ordered=self.ordered)
 
-    def points(self, many: int) -> Iterable[int]:
+    def points(self, count: int) -> Iterable[int]:
         # Of two neighbouring points, the law resumes from one on this engine and from the other on the serial engine.
-        return {0, many // 3, 2 * many // 3 + 1, many} if FULL else {many // 3, many // 3 + 1}
+        return {0, count // 3, 2 * count // 3 + 1, count} if FULL else {count // 3, count // 3 + 1}
 
 
 class _Ordered(_WithWorkers, EngineTests):
@@ -84,10 +86,10 @@ def cases() -> Iterator[Any]:
     only a few cases of every kind, with few workers.
     """
     for kind, ordered in product(KINDS, LAWS):
-        dice = random.Random(f"{kind} {ordered}")
+        rng = random.Random(f"{kind} {ordered}")
         every = list(cases_of(LAWS[ordered]))
-        for law, arguments in every if FULL else dice.sample(every, 5 if kind == "threads" else 2):
-            for workers in WORKERS if FULL and kind == "threads" else [dice.choice(WORKERS if FULL else (1, 2))]:
+        for law, arguments in every if FULL else rng.sample(every, 5 if kind == "threads" else 2):
+            for workers in WORKERS if FULL and kind == "threads" else [rng.choice(WORKERS if FULL else (1, 2))]:
                 prefix = f"{kind}-{'ordered' if ordered else 'unordered'}-{workers}"
                 name = "-".join([prefix, law.removeprefix("test_"), *map(str, arguments.values())])
                 yield pytest.param(kind, ordered, workers, law, arguments, id=name)

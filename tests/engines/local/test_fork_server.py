@@ -46,7 +46,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def gone(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     deadline = time.monotonic() + TIMEOUT_S
     while Path(f"/proc/{pid}").exists():
         if time.monotonic() > deadline:
@@ -63,7 +63,7 @@ def server() -> Iterator[ForkServer]:
     server.release()
 
 
-def test_a_worker_gets_ready_and_ends_when_it_is_told_to_stop(server: ForkServer) -> None:
+def test_a_worker_gets_ready_and_ends_on_request(server: ForkServer) -> None:
     pid, connection = fork(server)
     assert connection.recv() == ("ready",)
     assert server.exit_code(pid) is None
@@ -94,10 +94,10 @@ def test_workers_are_forked_from_one_process_that_is_not_the_run(server: ForkSer
         connection.close()
 
 
-def test_a_fork_server_that_was_killed_takes_its_workers_along_and_is_started_again(server: ForkServer) -> None:
+def test_a_killed_fork_server_ends_its_workers_and_is_started_again(server: ForkServer) -> None:
     pid, connection = fork(server)
     os.kill(parent(pid), signal.SIGKILL)
-    assert gone(pid)
+    assert is_gone(pid)
     assert server.exit_code(pid) == -signal.SIGKILL
     again, other = fork(server)
     assert other.recv() == ("ready",)
@@ -115,15 +115,15 @@ def test_the_last_user_ends_the_fork_server() -> None:
     server.release()
     assert Path(f"/proc/{process}").exists()
     server.release()
-    assert gone(process)
-    assert gone(pid)
+    assert is_gone(process)
+    assert is_gone(pid)
     connection.close()
 
 
 def test_an_aborted_fork_server_is_not_started_again(server: ForkServer) -> None:
     pid, connection = fork(server)
     server.abort()
-    assert gone(pid)
+    assert is_gone(pid)
     with pytest.raises(EngineError, match="worker processes cannot be started"):
         fork(server)
     connection.close()

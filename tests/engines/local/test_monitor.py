@@ -26,7 +26,7 @@ def waits(x: int) -> int:
     return x
 
 
-def same(x: int) -> int:
+def identity(x: int) -> int:
     return x
 
 
@@ -51,7 +51,7 @@ def test_a_pool_grows_while_its_workers_wait_for_something(on: WorkerKind) -> No
 
 
 def test_a_pool_shrinks_to_its_minimum_while_the_consumer_is_slow() -> None:
-    ds = from_items(list(range(100_000))).map(same, workers=(2, 4)).on("local", cpus=4)
+    ds = from_items(list(range(100_000))).map(identity, workers=(2, 4)).on("local", cpus=4)
     got = []
     deadline = time.monotonic() + 15
     for x in ds:
@@ -121,7 +121,7 @@ def test_a_thread_that_hangs_ends_the_run_and_is_named_in_the_log(
     resume.set()
 
 
-def test_a_time_limit_that_is_kept_changes_nothing() -> None:
-    ds = from_items(list(range(60))).map(waits, workers=4, timeout_s=0.3).map(same, workers=1, timeout_s=9)
+def test_a_time_limit_that_is_not_exceeded_changes_nothing() -> None:
+    ds = from_items(list(range(60))).map(waits, workers=4, timeout_s=0.3).map(identity, workers=1, timeout_s=9)
     assert list(ds) == list(range(60))
     assert [segment.timeouts for segment in ds.stats().segments] == [0, 0]

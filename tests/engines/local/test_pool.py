@@ -24,7 +24,7 @@ from penstock.engines.local.pool import (
     map_unordered,
 )
 from penstock.engines.meter import Event, Meter, Meters
-from penstock.engines.read_stage import Held, Span
+from penstock.engines.read_stage import BufferedSamples, Span
 from penstock.order import Refs
 from penstock.plan import Block
 
@@ -32,7 +32,7 @@ from penstock.plan import Block
 def block(number: int) -> Block:
     none = np.zeros(1, np.int64)
     refs = Refs(none, none, none, none.astype(np.uint64))
-    return Block([number], refs.key, Span(0, 0, none, 1, refs, [], Held([], {}, none)), 1)
+    return Block([number], refs.key, Span(0, 0, none, 1, refs, [], BufferedSamples([], {}, none)), 1)
 
 
 @dataclass(slots=True)
@@ -130,17 +130,17 @@ def test_map_unordered_yields_blocks_as_they_are_finished() -> None:
 
 @pytest.mark.parametrize("map_blocks", [map_ordered, map_unordered])
 def test_the_blocks_in_progress_are_bounded(map_blocks: Any) -> None:
-    begun: list[int] = []
+    started: list[int] = []
 
     def source() -> Iterator[Block]:
         for number in range(30):
-            begun.append(number)
+            started.append(number)
             yield block(number)
 
     pool = pool_of(lambda job: job)
     for taken, _ in enumerate(map_blocks(source(), pool, lambda: 4)):
-        assert len(begun) - taken <= 4
-    assert len(begun) == 30
+        assert len(started) - taken <= 4
+    assert len(started) == 30
     assert ends(pool)
 
 
@@ -334,16 +334,16 @@ def test_a_pool_counts_what_it_does() -> None:
 
 
 def test_a_stopped_pool_accepts_nothing_and_cancels_queued_blocks() -> None:
-    resume, begun = threading.Event(), threading.Event()
+    resume, started = threading.Event(), threading.Event()
 
     def work(job: Block) -> Block:
-        begun.set()
+        started.set()
         assert resume.wait(5)
         return job
 
     pool = pool_of(work, 1)
     first, second = pool.submit(block(0)), pool.submit(block(1))
-    assert begun.wait(5)
+    assert started.wait(5)
     pool.stop()
     resume.set()
     assert first.result(5)[0].items == [0]
@@ -413,7 +413,7 @@ def test_a_thread_that_does_not_end_is_named_in_the_log(
     idle.stop()
     with caplog.at_level(logging.WARNING):
         join_all([driver], [idle])
-    assert "threads left behind, still inside a function: penstock driver" in caplog.text
+    assert "threads left behind, still inside a user's function: penstock driver" in caplog.text
     resume.set()
     driver.join(5)
 

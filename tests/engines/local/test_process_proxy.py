@@ -64,7 +64,7 @@ def noisy(sample: Sample, rng: Any) -> Sample:
     return {**sample, "noise": int(rng.integers(1 << 40))}
 
 
-def many(sample: Sample, rng: Any) -> Iterator[tuple[int, int]]:
+def many_outputs(sample: Sample, rng: Any) -> Iterator[tuple[int, int]]:
     time.sleep(0.01)
     for number in range(3000):
         yield sample["x"], int(rng.integers(99)) + number
@@ -75,7 +75,7 @@ def fails(sample: Sample) -> Sample:
     return {**sample, "inverse": 1 // (sample["x"] % 5)}
 
 
-def odd(sample: Sample) -> bool:
+def is_odd(sample: Sample) -> bool:
     return bool(sample["x"] % 2)
 
 
@@ -90,8 +90,8 @@ class Model:
 
 PLANS: dict[str, Callable[[], Dataset]] = {
     "map": lambda: numbers((70, 50)).shuffle().map(noisy, **BOTH),
-    "parts of a flat_map": lambda: numbers((24,)).flat_map(many, **BOTH),
-    "filter and skip": lambda: numbers((60, 60)).map(fails, **BOTH).filter(odd, **BOTH).on_error("skip"),
+    "parts of a flat_map": lambda: numbers((24,)).flat_map(many_outputs, **BOTH),
+    "filter and skip": lambda: numbers((60, 60)).map(fails, **BOTH).filter(is_odd, **BOTH).on_error("skip"),
     "batched": lambda: numbers((60, 60)).shuffle().map(slow, **BOTH).batched(7),
     "a class": lambda: numbers((60, 60)).map_batches(Model, 4, fn_args=(3,), **BOTH),
 }
@@ -103,9 +103,9 @@ KILLS = 4 if FULL else 1
 def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) -> None:
     ds = PLANS[name]().epoch(0)
     want = outputs(ds.on("serial"))
-    dice = random.Random(name)
-    step = len(want) // 8  # kill early, while much is still to come
-    moments = {number * step + dice.randrange(1, step + 1) for number in range(KILLS)}
+    rng = random.Random(name)
+    step = len(want) // 8  # kill early, while most items are not delivered
+    moments = {number * step + rng.randrange(1, step + 1) for number in range(KILLS)}
     ds = ds.on("local", ordered=ordered)
     got: list[Any] = []
     killed = 0
@@ -113,7 +113,7 @@ def test_killing_workers_does_not_change_the_stream(name: str, ordered: bool) ->
         got.append(fingerprint(item))
         if len(got) in moments:
             time.sleep(1.0 if killed else 0.0)  # a worker that is killed at its start twice in a row ends the run
-            for pid in dice.sample(alive := workers(), min(1, len(alive))):
+            for pid in rng.sample(alive := workers(), min(1, len(alive))):
                 os.kill(pid, signal.SIGKILL)
                 killed += 1
     if ordered:
@@ -198,13 +198,13 @@ def test_the_neighbours_of_a_fatal_sample_keep_their_outputs_and_errors() -> Non
             os._exit(3)
         return [{**sample, "copy": 1 // (sample["x"] % 4 - 1)}] * (sample["x"] % 3)
 
-    def sound(sample: Sample) -> list[Sample]:
+    def without_fatal_sample(sample: Sample) -> list[Sample]:
         return [{**sample, "copy": 1 // (sample["x"] % 4 - 1)}] * (sample["x"] % 3)
 
     def plan(fn: Any) -> Any:
         return numbers((10, 30), bad=(12, 15)).flat_map(fn, on="processes", workers=1).on_error("skip").loader()
 
-    loader, want = plan(copies), plan(sound)
+    loader, want = plan(copies), plan(without_fatal_sample)
     assert list(loader) == [sample for sample in want if sample["x"] != 13]
     assert [s.place.key for s in loader.skipped] == sorted({s.place.key for s in want.skipped} | {"13"}, key=int)
 
@@ -307,7 +307,7 @@ def test_retries_in_processes_are_counted() -> None:
 def proxies_and_blocks(
     ds: Dataset, meters: Meters | None = None
 ) -> tuple[Callable[[], RemoteWorkerProxy], Iterator[Block]]:
-    """Return what makes worker proxies for the last segment of a plan, and the blocks for them."""
+    """Return a function that creates worker proxies for the last segment of a plan, and the blocks for them."""
     program = Program(ds.plan)
     (segment,) = program.levels[-1].segments
     payload = ProcessPayload.of(segment, program.contexts(segment, 0))

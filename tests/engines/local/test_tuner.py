@@ -195,10 +195,10 @@ def best_rate(stages: Sequence[Stage], choices: Iterable[tuple[int, ...]]) -> fl
         run = Simulation(stages, workers)
         for _ in range(5):
             run.tick()
-        begun = run.delivered
+        delivered_before = run.delivered
         for _ in range(15):
             run.tick()
-        return (run.delivered - begun) / (15 * TICK_S)
+        return (run.delivered - delivered_before) / (15 * TICK_S)
 
     return max(map(rate, choices))
 

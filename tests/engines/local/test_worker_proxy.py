@@ -1,4 +1,4 @@
-"""A proxy whose worker dies, hangs or is lost, on a script: what is done again, and what fails."""
+"""A proxy whose worker dies, hangs or is lost, as scripted: which blocks are repeated, and which items fail."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_an_aborted_proxy_takes_no_block() -> None:
         proxy(block)
 
 
-def test_another_proxy_begins_again_with_a_block_of_a_closed_one() -> None:
+def test_another_proxy_restarts_the_block_of_a_closed_proxy() -> None:
     first, _, block, _ = scripted(from_items([1]).flat_map(copies, on="processes"))
     second, payload, _, _ = scripted(from_items([1]).flat_map(copies, on="processes"))
     done, parts = first(block)

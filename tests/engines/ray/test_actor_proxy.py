@@ -1,4 +1,4 @@
-"""What the run keeps of actors, without a cluster; ``test_engine.py`` and ``test_nodes.py`` have real ones."""
+"""The run's side of actors, without a cluster; ``test_engine.py`` and ``test_nodes.py`` use real actors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.engines.ray import actor_proxy
 from penstock.engines.ray.actor_proxy import LazyObjectRef, StoredItems, fetch_items, is_unread
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S
 from penstock.engines.ray.origin_codec import DeferredSamples
-from penstock.engines.read_stage import Finder, Held, Span
+from penstock.engines.read_stage import BufferedSamples, Finder, Span
 from penstock.order import Refs
 from penstock.plan import Block
 
@@ -44,7 +44,7 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(actor_proxy, "imported", lambda: fake)
+    monkeypatch.setattr(actor_proxy, "import_ray", lambda: fake)
     return fake
 
 
@@ -86,7 +86,7 @@ def test_only_a_block_of_deferred_samples_without_items_is_unread() -> None:
     deferred = DeferredSamples(Refs(zero, zero, zero, zero.astype(np.uint64)), Finder([], [], 1), zero)
     assert is_unread(span(deferred), [])
     assert not is_unread(span(deferred), [1, 2])
-    assert not is_unread(span(Held([], {}, zero)), [])
+    assert not is_unread(span(BufferedSamples([], {}, zero)), [])
 
 
 def test_an_idle_actor_is_reused_by_a_payload_of_its_kind_with_as_many_cores() -> None:

@@ -1,4 +1,4 @@
-"""The laws of engines on Ray, and what only a cluster does."""
+"""The laws of engines on Ray, and properties that only a cluster has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from penstock.testing import (
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 SAMPLED_CASES = 8  # of the laws, unless FULL
 
-pytestmark = [pytest.mark.usefixtures("one_ray"), pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.xdist_group("ray")]
 
 
 class _OnRay(EngineTests):
@@ -48,8 +48,8 @@ class _OnRay(EngineTests):
     def on(self, ds: Dataset) -> Dataset:
         return ds.on("ray")
 
-    def points(self, many: int) -> Iterable[int]:
-        return {0, many // 3, 2 * many // 3 + 1, many}
+    def points(self, count: int) -> Iterable[int]:
+        return {0, count // 3, 2 * count // 3 + 1, count}
 
 
 def cases() -> Iterator[Any]:
@@ -60,7 +60,7 @@ def cases() -> Iterator[Any]:
         for values in product(*(mark[1] for mark in marks)):
             arguments = dict(zip((mark[0] for mark in marks), values, strict=True))
             found.append(pytest.param(law, arguments, id="-".join([law.removeprefix("test_"), *map(str, values)])))
-    quick = [case for case in found if "two pools" not in str(case.id)]  # so many workers take long to start
+    quick = [case for case in found if "two pools" not in str(case.id)]  # this many workers take long to start
     yield from found if FULL else random.Random("ray").sample(quick, SAMPLED_CASES)
 
 
@@ -246,7 +246,7 @@ def test_each_segment_has_its_own_pool_and_classes_are_constructed_once_per_work
 
 
 class Labeler:
-    """Logs its samples; fails at one of them until a file says that the failure is fixed."""
+    """Logs its samples; fails at one of them until a file marks the failure as fixed."""
 
     def __init__(self, log: str) -> None:
         self.log = Path(log)
@@ -313,13 +313,13 @@ def test_closing_ends_the_actors(tmp_path: Path) -> None:
     log = tmp_path / "log"
     run = iter(numbers((1000,)).map(partial(slow, log=str(log)), workers=1).on("ray"))
     assert next(run)["x"] == 0
-    begun = time.monotonic()
+    started_at = time.monotonic()
     run.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - begun < 5
-    assert _gone({int(pid) for pid in log.read_text().split()})
+    assert time.monotonic() - started_at < 5
+    assert _all_ended({int(pid) for pid in log.read_text().split()})
 
 
-def _gone(pids: set[int], within_s: float = 20) -> bool:
+def _all_ended(pids: set[int], within_s: float = 20) -> bool:
     until = time.monotonic() + within_s
     while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
         if time.monotonic() > until:
@@ -343,7 +343,7 @@ def test_ctrl_c_ends_the_actors(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         list(ds)
     interrupter.join()
-    assert _gone({int(pid) for pid in log.read_text().split()})
+    assert _all_ended({int(pid) for pid in log.read_text().split()})
 
 
 def test_an_endless_plan_is_read_only_as_far_as_needed() -> None:
@@ -399,7 +399,7 @@ def test_packing_on_ray_writes_the_same_shards(photo_shards: Path, tmp_path: Pat
 
 
 def test_a_plan_that_only_reads_needs_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "imported", lambda: pytest.fail("Ray was imported"))
+    monkeypatch.setattr(session, "import_ray", lambda: pytest.fail("Ray was imported"))
     assert numbers(BASE).shuffle().batched(4).on("ray").first() is not None
 
 

@@ -30,7 +30,7 @@ def short_folder() -> Iterator[Path]:
 
 
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a user's script with a Ray of its own; fail if it leaves a process behind."""
+    """Run a user's script with its own Ray; fail if it leaves a process behind."""
     source = str(Path(penstock.__file__).parents[1])
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     env |= {"RAY_TMPDIR": str(folder), "PYTHONPATH": source, "PENSTOCK_CACHE": str(folder / "cache")}

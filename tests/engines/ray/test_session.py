@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock.engines.ray import session
-from penstock.engines.ray.session import ensure, imported
+from penstock.engines.ray.session import connect_ray, import_ray
 from penstock.errors import EngineError, MissingExtra
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -19,29 +19,29 @@ pytestmark = pytest.mark.xdist_group("ray")
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtra, match=r"penstock\[ray\]"):
-        imported()
+        import_ray()
 
 
-@pytest.mark.usefixtures("one_ray")
+@pytest.mark.usefixtures("shared_ray")
 def test_a_connected_process_stays_connected() -> None:
     import ray
 
     before = ray.get_runtime_context().gcs_address
     for address in (None, "auto", before):
-        ensure(address)
+        connect_ray(address)
     assert ray.get_runtime_context().gcs_address == before
 
 
-@pytest.mark.usefixtures("one_ray")
+@pytest.mark.usefixtures("shared_ray")
 def test_an_address_of_another_cluster_is_refused() -> None:
     with pytest.raises(EngineError, match="is already connected to the Ray at"):
-        ensure("203.0.113.7:6379")
+        connect_ray("203.0.113.7:6379")
 
 
-@pytest.mark.usefixtures("one_ray")
+@pytest.mark.usefixtures("shared_ray")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_process_cannot_use_its_parents_connection() -> None:
-    ensure()
+    connect_ray()
     context = multiprocessing.get_context("fork")
     messages: multiprocessing.SimpleQueue[str] = context.SimpleQueue()
     child = context.Process(target=_report_error, args=(messages,))
@@ -53,7 +53,7 @@ def test_a_forked_process_cannot_use_its_parents_connection() -> None:
 
 def _report_error(messages: multiprocessing.SimpleQueue[str]) -> None:
     try:
-        ensure()
+        connect_ray()
     except EngineError as exc:
         messages.put(str(exc))
     else:
@@ -62,20 +62,20 @@ def _report_error(messages: multiprocessing.SimpleQueue[str]) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
 def test_an_address_where_nothing_listens_is_refused_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "imported", lambda: SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(session, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False))
     with pytest.raises(EngineError, match=f"there is no Ray at '{address}': .*refused"):
-        ensure(address)
+        connect_ray(address)
 
 
 def test_a_cluster_that_refuses_the_connection_is_not_reported_as_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise ConnectionError("Failed to connect")
 
-    monkeypatch.setattr(session, "imported", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
+    monkeypatch.setattr(session, "import_ray", lambda: SimpleNamespace(is_initialized=lambda: False, init=init))
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(EngineError, match=f"the Ray at '{address}' cannot be used: .*RAY_AUTH_MODE=token"):
-            ensure(address)
+            connect_ray(address)
 
 
 def test_an_address_may_be_repeated_although_ray_reports_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,12 @@ def test_an_address_may_be_repeated_although_ray_reports_another(monkeypatch: py
     )
     for name in ("_connected", "_attached"):
         monkeypatch.setattr(session, name, [])
-    monkeypatch.setattr(session, "imported", lambda: ray)
+    monkeypatch.setattr(session, "import_ray", lambda: ray)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"ray://127.0.0.1:{server.getsockname()[1]}"
-        ensure(address)
-        ensure(address)
+        connect_ray(address)
+        connect_ray(address)
         for other in ("127.0.0.1:6379", "ray://127.0.0.1:10001"):
             with pytest.raises(EngineError, match=f"is already connected to the Ray at {address}"):
-                ensure(other)
+                connect_ray(other)
     assert connected == [True]

@@ -1,4 +1,4 @@
-"""Ranks that agree where an epoch ends, as processes of a gloo group; this file is also the program that they run."""
+"""The ledger of ranks that agree where an epoch ends; this file is also the program that the ranks run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD = 2
 
 
 def late(sample: dict[str, Any]) -> bool:
-    """Leaves little to the first rank."""
+    """Reject most samples of the first rank."""
     return bool(sample["x"] >= 20 and sample["x"] % 3)
 
 
@@ -34,7 +34,7 @@ PLANS: dict[str, Callable[[], Dataset]] = {
 
 
 def program(folder: str) -> None:
-    """An epoch of each plan; of the later ones a part, a state, some more, and the rest from the state."""
+    """Run an epoch of each plan; except for the first plan, with a restart from a state before the last steps."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
@@ -52,12 +52,17 @@ def program(folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_what_ranks_agree_to_drop_or_repeat_is_accounted_for(tmp_path: Path) -> None:
+def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path) -> None:
     ranks = []
     for rank in range(WORLD):
-        places = {"RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_port())}
+        environment = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(WORLD),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_port()),
+        }
         command = [sys.executable, __file__, str(tmp_path)]
-        ranks.append(subprocess.Popen(command, env={**os.environ, **places, "GLOO_SOCKET_IFNAME": "lo"}))
+        ranks.append(subprocess.Popen(command, env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}))
     assert [process.wait(100) for process in ranks] == [0] * WORLD
     for name in PLANS:
         dropped = ps.ledger(tmp_path / f"drop {name}").verify()
@@ -79,7 +84,7 @@ _PORTS: list[int] = []
 
 
 def _port() -> int:
-    """A port that is free, the same for all ranks."""
+    """Return a free port, the same for all ranks."""
     import socket
 
     if not _PORTS:

@@ -12,8 +12,8 @@ import pytest
 import penstock as ps
 from penstock.dataset import Dataset
 from penstock.engines import COLUMNS, INDEX, ITEM, POSITION, SHARD, Program
-from penstock.feed.ledger import Book, Lineage, Proof
-from penstock.feed.ledger.records import END, MAGIC, STEPS, contents, frame_record
+from penstock.feed.ledger import LedgerWriter, Proof, ResumePoint
+from penstock.feed.ledger.records import END, MAGIC, STEPS, frame_record, iter_contents
 from penstock.plan import Cut
 from penstock.testing import numbers
 
@@ -27,24 +27,24 @@ def _odd(sample: dict[str, Any]) -> bool:
 
 
 def _written(ds: Dataset, folder: Path, world: int = 1) -> list[Path]:
-    """A whole epoch, a record for each step; the files by rank."""
+    """Write the ledger of a whole epoch, with a record for each step, and return the files by rank."""
     for rank in range(world):
         loader = ds.loader(rank, world, uneven="keep", ledger=folder)
-        assert loader._book is not None
+        assert loader._ledger is not None
         for _ in loader:
-            loader._book.flush()
+            loader._ledger.flush()
     return sorted(folder.glob("*.ledger"), key=lambda path: path.name.split("-")[1])
 
 
 def _rewrite(path: Path, change: Callable[[list[bytes]], list[bytes]]) -> None:
-    """Change the records of steps."""
-    found = [bytes(content) for _, content in contents(memoryview(path.read_bytes()))]
+    """Replace the records of steps in a file."""
+    found = [bytes(content) for _, content in iter_contents(memoryview(path.read_bytes()))]
     steps = [content for content in found if content[:1] == STEPS]
     rest = [content for content in found if content[:1] == END]
     path.write_bytes(MAGIC + b"".join(map(frame_record, [found[0], *change(steps), *rest])))
 
 
-def _who(batch: dict[str, Any]) -> set[tuple[str, int]]:
+def _in_batch(batch: dict[str, Any]) -> set[tuple[str, int]]:
     return {(f"shard-{shard:04d}", int(index)) for shard, index in zip(batch["shard"], batch["index"], strict=True)}
 
 
@@ -58,25 +58,25 @@ def test_a_step_that_was_removed_is_named_with_its_samples(tmp_path: Path) -> No
     _rewrite(paths[1], lambda steps: steps[:3] + steps[4:])
     proof = ps.ledger(tmp_path).verify()
     assert not proof.ok
-    assert _named(proof) == _who(batches[3])
+    assert _named(proof) == _in_batch(batches[3])
     assert [(epoch, seen.step, seen.rank) for epoch, seen in proof.lost] == [(0, 3, 1)]
     assert "not in the ledger: epoch 0: step 3 of rank 1 of 2" in str(proof)
     assert str(proof).endswith("NOT every sample came exactly once")
 
 
-def test_a_step_that_came_twice_is_named_with_where_it_came(tmp_path: Path) -> None:
+def test_a_repeated_step_is_named_with_its_ranks(tmp_path: Path) -> None:
     paths = _written(_ds(), tmp_path, world=2)
-    other = bytearray(next(c for _, c in contents(memoryview(paths[1].read_bytes())) if bytes(c[:1]) == STEPS))
+    other = bytearray(next(c for _, c in iter_contents(memoryview(paths[1].read_bytes())) if bytes(c[:1]) == STEPS))
     other[1] = 8  # rank 1's first step, as the last of rank 0
     _rewrite(paths[0], lambda steps: [*steps, bytes(other)])
     proof = ps.ledger(tmp_path).verify()
     batch = next(iter(_ds().loader(1, 2, uneven="keep")))
-    assert {(one.sample.shard, one.sample.index) for one in proof.repeated} == _who(batch)
+    assert {(one.sample.shard, one.sample.index) for one in proof.repeated} == _in_batch(batch)
     assert [(seen.step, seen.rank) for seen in proof.repeated[0].seen] == [(8, 0), (0, 1)]
     assert not proof.ok
 
 
-def test_a_record_that_stands_twice_is_found(tmp_path: Path) -> None:
+def test_a_repeated_record_is_found(tmp_path: Path) -> None:
     (path,) = _written(_ds(), tmp_path)
     _rewrite(path, lambda steps: [*steps[:5], steps[4], *steps[5:]])
     proof = ps.ledger(tmp_path).verify()
@@ -86,7 +86,7 @@ def test_a_record_that_stands_twice_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 7, 15])
-def test_a_step_removed_behind_a_filter_is_found(which: int, tmp_path: Path) -> None:
+def test_a_step_removed_after_a_filter_is_found(which: int, tmp_path: Path) -> None:
     (path,) = _written(numbers((30, 12, 20)).shuffle(10).filter(_odd).batched(2), tmp_path)
     _rewrite(path, lambda steps: [step for step in steps if step[1] != which])
     proof = ps.ledger(tmp_path).verify()
@@ -94,25 +94,25 @@ def test_a_step_removed_behind_a_filter_is_found(which: int, tmp_path: Path) -> 
     assert proof.epochs[0].missing >= 1
 
 
-def test_an_output_that_came_twice_is_found(tmp_path: Path) -> None:
+def test_a_repeated_output_is_found(tmp_path: Path) -> None:
     (path,) = _written(numbers((3,)).flat_map(lambda sample: [sample] * 3).batched(2), tmp_path)
     _rewrite(path, lambda steps: [*steps[:2], steps[1], *steps[2:]])
     proof = ps.ledger(tmp_path).verify()
     assert {(one.sample.index, one.sample.output) for one in proof.repeated} == {(0, 2), (1, 0)}
 
 
-def test_a_file_that_is_gone_is_missed(tmp_path: Path) -> None:
+def test_the_samples_of_a_removed_file_are_missing(tmp_path: Path) -> None:
     paths = _written(_ds(), tmp_path, world=3)
     paths[2].unlink()
     proof = ps.ledger(tmp_path).verify()
-    assert _named(proof) == {who for batch in _ds().loader(2, 3, uneven="keep") for who in _who(batch)}
+    assert _named(proof) == {sample for batch in _ds().loader(2, 3, uneven="keep") for sample in _in_batch(batch)}
     assert not proof.finished
 
 
-def test_every_torn_end_leaves_what_was_whole(tmp_path: Path) -> None:
+def test_whole_records_before_a_torn_one_count(tmp_path: Path) -> None:
     (path,) = _written(numbers((5, 3)).batched(2), tmp_path)
     data = path.read_bytes()
-    ends = [end for end, _ in contents(memoryview(data))]
+    ends = [end for end, _ in iter_contents(memoryview(data))]
     for cut in range(ends[0], len(data)):
         path.write_bytes(data[:cut])
         proof = ps.ledger(tmp_path).verify()
@@ -124,7 +124,7 @@ def test_every_torn_end_leaves_what_was_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["limit", "mix", "split", "exclude"])
-def test_missing_samples_of_a_chosen_part_are_named_with_the_dataset(name: str, tmp_path: Path) -> None:
+def test_missing_samples_of_a_part_are_named_if_the_dataset_is_given(name: str, tmp_path: Path) -> None:
     base = numbers((30, 12, 20)).shuffle(10)
     ds = {
         "limit": base.limit(40),
@@ -138,11 +138,11 @@ def test_missing_samples_of_a_chosen_part_are_named_with_the_dataset(name: str, 
     assert proof.epochs[0].missing == 4
     assert [(one.sample, one.position) for one in proof.missing] == [(None, position) for position in range(12, 16)]
     assert "missing: epoch 0: position 12" in str(proof)
-    assert _named(ps.ledger(tmp_path).verify(ds)) == _who(list(ds.loader())[3])
+    assert _named(ps.ledger(tmp_path).verify(ds)) == _in_batch(list(ds.loader())[3])
 
 
 @pytest.mark.parametrize("name", ["repeat", "zip", "union"])
-def test_missing_samples_are_named_where_a_plan_has_all_of_them(name: str, tmp_path: Path) -> None:
+def test_missing_samples_are_named_if_the_plan_has_every_sample(name: str, tmp_path: Path) -> None:
     base = numbers((30, 12, 20)).shuffle(10)
     ds = {
         "repeat": base.repeat(3),
@@ -151,10 +151,10 @@ def test_missing_samples_are_named_where_a_plan_has_all_of_them(name: str, tmp_p
     }[name].batched(4)
     (path,) = _written(ds, tmp_path)
     _rewrite(path, lambda steps: steps[:3] + steps[4:])
-    assert _named(ps.ledger(tmp_path).verify()) == _who(list(ds.loader())[3])
+    assert _named(ps.ledger(tmp_path).verify()) == _in_batch(list(ds.loader())[3])
 
 
-def test_a_later_epoch_shows_that_an_earlier_one_was_left(tmp_path: Path) -> None:
+def test_an_unfinished_epoch_before_a_later_one_has_missing_samples(tmp_path: Path) -> None:
     loader = _ds().loader(ledger=tmp_path)
     next(iter(loader))
     loader.set_epoch(1)
@@ -173,7 +173,7 @@ def test_an_endless_epoch_is_never_finished(tmp_path: Path) -> None:
     assert (proof.ok, proof.finished, proof.delivered) == (True, False, 18)
 
 
-def test_only_the_first_of_many_are_named(tmp_path: Path) -> None:
+def test_lists_have_at_most_the_given_length(tmp_path: Path) -> None:
     paths = _written(_ds(), tmp_path, world=2)
     paths[1].unlink()
     proof = ps.ledger(tmp_path).verify(most=5)
@@ -185,15 +185,15 @@ def test_a_million_samples_take_seconds_and_little_memory(tmp_path: Path) -> Non
     ds = numbers([10_000] * 100).shuffle(all=True)
     program = Program(ds.plan)
     order = program.order(0)
-    book = Book(tmp_path)
-    book.begin(program, order, 0, Cut(0, 1), Lineage())
+    writer = LedgerWriter(tmp_path)
+    writer.begin(program, order, 0, Cut(0, 1), ResumePoint())
     for low in range(0, 1_000_000, 1000):
         refs = order.at(np.arange(low, low + 1000))
         rows = np.zeros((COLUMNS, 1000), np.int64)
         rows[ITEM], rows[POSITION] = np.repeat(np.arange(4), 250), np.arange(low, low + 1000)
         rows[SHARD], rows[INDEX] = refs.shard, refs.index
-        book.note(rows, 4)
-    book.end(order, [])
+        writer.record(rows, 4)
+    writer.end(order, [])
     assert sum(path.stat().st_size for path in tmp_path.glob("*.ledger")) < 4_000_000
     tracemalloc.start()
     begun = time.process_time()

@@ -21,7 +21,7 @@ def _twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**sample, "copy": n} for n in range(2)]
 
 
-def _who(batch: dict[str, Any]) -> list[tuple[str, int]]:
+def _in_batch(batch: dict[str, Any]) -> list[tuple[str, int]]:
     return [(f"shard-{shard:04d}", int(index)) for shard, index in zip(batch["shard"], batch["index"], strict=True)]
 
 
@@ -31,7 +31,7 @@ def _named(samples: list[Sample]) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("engine", ["serial", "local"])
 @pytest.mark.parametrize("shuffled", [False, True], ids=["as stored", "in late windows"])
-def test_a_step_says_what_was_in_each_rank_s_batch(engine: EngineName, shuffled: bool, tmp_path: Path) -> None:
+def test_a_step_has_the_samples_of_each_ranks_batch(engine: EngineName, shuffled: bool, tmp_path: Path) -> None:
     ds = numbers((30, 12, 20)).shuffle(10)
     ds = (ds.flat_map(lambda sample: [sample] * (sample["x"] % 3 > 0)).shuffle(9) if shuffled else ds).batched(4)
     got = [[*ds.on(engine).loader(rank, 2, epoch=e, uneven="keep", ledger=tmp_path)] for e in (0, 1) for rank in (0, 1)]
@@ -39,11 +39,14 @@ def test_a_step_says_what_was_in_each_rank_s_batch(engine: EngineName, shuffled:
     for number, (first, second) in enumerate(zip(got[2], got[3], strict=False)):
         step = ledger.step(number)
         assert (step.epoch, step.step) == (1, number)
-        assert {rank: _named(samples) for rank, samples in step.ranks.items()} == {0: _who(first), 1: _who(second)}
-    assert _named(ledger.step(2, epoch=0, rank=1).ranks[1]) == _who(got[1][2])
+        assert {rank: _named(samples) for rank, samples in step.ranks.items()} == {
+            0: _in_batch(first),
+            1: _in_batch(second),
+        }
+    assert _named(ledger.step(2, epoch=0, rank=1).ranks[1]) == _in_batch(got[1][2])
 
 
-def test_iterating_gives_every_step_in_order(tmp_path: Path) -> None:
+def test_iterating_yields_every_step_in_order(tmp_path: Path) -> None:
     loader = numbers((7, 5)).loader(ledger=tmp_path)
     got = [[(f"shard-{s['shard']:04d}", s["index"])] for _ in range(2) for s in loader]
     steps = list(ps.ledger(tmp_path))
@@ -59,7 +62,7 @@ def test_outputs_are_numbered(tmp_path: Path) -> None:
     assert str(second) == "step 1 of epoch 0\n  rank 0: shard-0000[2], shard-0000[2] output 1"
 
 
-def test_sources_and_padding_are_told_apart(tmp_path: Path) -> None:
+def test_sources_and_padding_are_distinguished(tmp_path: Path) -> None:
     ds = ps.mix([numbers((2,)), numbers((3,), name="other")], stop="all")
     for rank in range(2):
         list(ds.loader(rank, 2, uneven="pad", ledger=tmp_path))
@@ -72,7 +75,7 @@ def test_sources_and_padding_are_told_apart(tmp_path: Path) -> None:
     assert any(str(sample).startswith("source 1: other-0000[") for sample in samples)
 
 
-def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_ledger_epoch_or_step_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be read: No such file"):
         ps.ledger(tmp_path / "missing")
     with pytest.raises(StorageError, match="no ledger in this folder"):
@@ -89,7 +92,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:
         ps.ledger(tmp_path).verify()
 
 
-def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
+def test_a_ledger_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     loader = _ds().loader(ledger=tmp_path)
     batches = iter(loader)
     next(batches)

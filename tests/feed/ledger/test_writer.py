@@ -13,7 +13,7 @@ import pytest
 import penstock as ps
 from penstock.dataset import Dataset
 from penstock.errors import PlanError, StateError, StorageError
-from penstock.feed.ledger.writer import times
+from penstock.feed.ledger.writer import occurrences
 from penstock.testing import numbers
 
 
@@ -27,7 +27,7 @@ def test_a_ledger_is_a_local_folder(folder: Any) -> None:
         _ds().loader(ledger=folder)
 
 
-def test_nothing_is_written_before_there_is_something_to_say(tmp_path: Path) -> None:
+def test_nothing_is_written_before_the_first_step(tmp_path: Path) -> None:
     loader = _ds().loader(ledger=tmp_path / "runs" / "ledger")
     iter(loader)
     assert not list(tmp_path.iterdir())
@@ -41,7 +41,7 @@ def test_shards_that_are_not_counted_are_refused(tmp_path: Path) -> None:
         next(iter(numbers((3, 4), hidden=True).loader(ledger=tmp_path)))
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="the ledger cannot be written: Not a directory"):
         next(iter(_ds().loader(ledger=tmp_path / "file" / "ledger")))
@@ -54,14 +54,14 @@ def test_a_full_disk_ends_the_run_and_leaves_whole_records(tmp_path: Path, monke
     loader.state_dict()
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:9]))
-    with pytest.raises(StorageError, match="the ledger cannot be written: no more room"):
+    with pytest.raises(StorageError, match="the ledger cannot be written: no space left"):
         [next(batches), loader.state_dict()]
     monkeypatch.undo()
     proof = ps.ledger(tmp_path).verify()
     assert (proof.delivered, proof.torn) == (4, [])
 
 
-def test_a_state_carries_its_place_in_the_ledger_and_nothing_without_one(tmp_path: Path) -> None:
+def test_a_state_has_its_position_in_the_ledger_only_if_there_is_one(tmp_path: Path) -> None:
     loader = _ds().loader(ledger=tmp_path)
     batches = iter(loader)
     for _ in range(3):
@@ -71,28 +71,28 @@ def test_a_state_carries_its_place_in_the_ledger_and_nothing_without_one(tmp_pat
     assert step == 3
     plain = _ds().loader()
     assert "counted" not in plain.state_dict()
-    plain.load_state_dict(loader.state_dict())  # a ledger is not needed to go on
+    plain.load_state_dict(loader.state_dict())  # a ledger is not needed to resume
     assert len(list(plain)) == 13
     loader.close()
 
 
-@pytest.mark.parametrize("told", ["x", ["x"], [3, 4], ["x", -1], ["x", True], ["x", 1, 2]])
-def test_a_damaged_place_in_the_ledger_is_refused(told: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("entry", ["x", ["x"], [3, 4], ["x", -1], ["x", True], ["x", 1, 2]])
+def test_a_damaged_position_in_the_ledger_is_refused(entry: Any, tmp_path: Path) -> None:
     state = _ds().loader().state_dict()
     with pytest.raises(StateError, match="the state's 'ledger' holds"):
-        _ds().loader(ledger=tmp_path).load_state_dict({**state, "counted": {"ledger": told}})
+        _ds().loader(ledger=tmp_path).load_state_dict({**state, "counted": {"ledger": entry}})
 
 
-def test_how_often_a_plan_has_its_samples() -> None:
+def test_how_often_a_plan_has_each_sample() -> None:
     base, other = numbers((3, 4)), numbers((7,), name="b").rename(y="x").select("y")
-    assert times(base.shuffle().map(dict).plan) == [1]
-    assert times(base.repeat(2).shuffle().repeat(3).plan) == [6]
-    assert times(base.zip(other).plan) == [1, 0]
-    assert times(base.repeat(2).union(other).plan) == [2, 1]
-    assert times(ps.mix([base, other], stop="all").plan) == [1, 1]
-    assert times(ps.mix([base, other]).plan) is None
-    assert times(base.limit(3).plan) is None
-    assert times(base.repeat().plan) is None
+    assert occurrences(base.shuffle().map(dict).plan) == [1]
+    assert occurrences(base.repeat(2).shuffle().repeat(3).plan) == [6]
+    assert occurrences(base.zip(other).plan) == [1, 0]
+    assert occurrences(base.repeat(2).union(other).plan) == [2, 1]
+    assert occurrences(ps.mix([base, other], stop="all").plan) == [1, 1]
+    assert occurrences(ps.mix([base, other]).plan) is None
+    assert occurrences(base.limit(3).plan) is None
+    assert occurrences(base.repeat().plan) is None
 
 
 _KILLED = """
@@ -106,7 +106,7 @@ for number, batch in enumerate(loader):
 """
 
 
-def test_a_killed_process_leaves_every_step_it_was_in(tmp_path: Path) -> None:
+def test_a_killed_process_has_written_every_step(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert [step.step for step in ps.ledger(tmp_path)] == list(range(8))
@@ -114,7 +114,7 @@ def test_a_killed_process_leaves_every_step_it_was_in(tmp_path: Path) -> None:
     assert (proof.ok, proof.finished, proof.delivered) == (True, False, 32)
 
 
-def test_files_are_in_order_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_in_order_even_if_the_clock_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = _ds().loader(ledger=tmp_path)
     next(iter(loader))
     state = loader.state_dict()
@@ -128,7 +128,7 @@ def test_files_are_in_order_whatever_the_clock_says(tmp_path: Path, monkeypatch:
     assert proof.finished
 
 
-def test_a_few_bytes_a_sample(tmp_path: Path) -> None:
+def test_a_sample_takes_a_few_bytes(tmp_path: Path) -> None:
     list(numbers([500] * 20).shuffle().batched(64, collate=len).loader(ledger=tmp_path))
     (path,) = tmp_path.glob("*.ledger")
     assert path.stat().st_size / 10_000 < 4.5

@@ -83,7 +83,7 @@ def test_remote_folders_get_the_same_files() -> None:
         FileSet(url, CSV).check_empty()
 
 
-def test_a_folder_that_holds_such_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_files_of_the_same_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old.csv").write_text("")
     with pytest.raises(StorageError, match=r"holds \.csv files already"):
         FileSet(str(tmp_path), CSV).check_empty()

@@ -63,7 +63,7 @@ def test_the_length_and_any_row_can_be_read(dataset: ps.Dataset) -> None:
     ]
 
 
-def test_a_shuffled_epoch_holds_every_row_once(dataset: ps.Dataset) -> None:
+def test_a_shuffled_epoch_has_every_row_once(dataset: ps.Dataset) -> None:
     got = list(dataset.shuffle(50, seed=3))
     assert got != ROWS
     assert sorted(got, key=lambda row: row["id"]) == ROWS

@@ -14,7 +14,7 @@ import penstock as ps
 from penstock.errors import DataError
 from penstock.formats.rows import reader as reader_module
 from penstock.formats.rows.lines import CsvFormat
-from penstock.formats.rows.reader import merge_answers, open_rows
+from penstock.formats.rows.reader import merge_results, open_rows
 from penstock.plan import Fields
 
 
@@ -73,11 +73,11 @@ def test_the_size_of_cached_groups_is_bounded(path: str, monkeypatch: pytest.Mon
     assert [item["x"] for item in items] == index.tolist()
     assert not errors
     assert len(reader._groups._entries) <= 3
-    reader.rest()
+    reader.suspend()
     assert not reader._groups._entries
 
 
-def test_threads_that_want_one_group_wait_for_the_one_that_reads_it(path: str, reads: Counter[int]) -> None:
+def test_threads_that_need_the_same_group_wait_for_one_read(path: str, reads: Counter[int]) -> None:
     reader = open_rows([path], (".csv",), CsvFormat(), None, None)
     located = reader.locate(np.zeros(1024, np.int64), np.arange(1024), Fields())
     got: list[Any] = []
@@ -92,7 +92,7 @@ def test_threads_that_want_one_group_wait_for_the_one_that_reads_it(path: str, r
 
 def test_results_are_merged_in_the_order_of_their_positions() -> None:
     error = DataError("no")
-    items, errors = merge_answers([(np.array([2, 0]), (["c", "a"], {1: error})), (np.array([1]), (["b"], {}))])
+    items, errors = merge_results([(np.array([2, 0]), (["c", "a"], {1: error})), (np.array([1]), (["b"], {}))])
     assert list(items) == ["a", "b", "c"]
     assert errors == {0: error}
-    assert merge_answers([]) == ([], {})
+    assert merge_results([]) == ([], {})

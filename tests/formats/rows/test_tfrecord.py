@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import DataError, PlanError
 from penstock.formats.rows.crc32c import crc32c, masked
-from penstock.formats.rows.tfrecord import example, frame_records, parse_example
+from penstock.formats.rows.tfrecord import encode_example, frame_records, parse_example
 from penstock.plan import Fields
 from penstock.testing import fingerprint
 
@@ -45,7 +45,7 @@ def test_an_example_is_parsed() -> None:
 
 
 def test_an_example_is_encoded_to_the_same_bytes() -> None:
-    assert example({"label": [3, -1], "name": "ab", "x": 0.5}) == encoded_manually()
+    assert encode_example({"label": [3, -1], "name": "ab", "x": 0.5}) == encoded_manually()
 
 
 def test_unpacked_lists_are_parsed() -> None:
@@ -77,7 +77,7 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.text(max_size=5).filter(lambda name: not name.startswith("__")), VALUES, max_size=5))
 def test_examples_round_trip(sample: dict[str, Any]) -> None:
-    assert fingerprint(parse_example(example(sample), Fields())) == fingerprint(sample)
+    assert fingerprint(parse_example(encode_example(sample), Fields())) == fingerprint(sample)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_examples_round_trip(sample: dict[str, Any]) -> None:
 )
 def test_the_error_of_a_value_that_cannot_be_stored_names_its_field(value: Any, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        example({"v": value})
+        encode_example({"v": value})
 
 
 @given(st.binary(max_size=60))
@@ -108,7 +108,7 @@ def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
     """Write a file without ``frame_records``; return the offsets of its records."""
     starts, out = [], b""
     for sample in samples:
-        data = example(sample)
+        data = encode_example(sample)
         length = struct.pack("<Q", len(data))
         starts.append(len(out))
         checksums = [struct.pack("<I", int(masked(np.array([crc32c(part)], np.uint32))[0])) for part in (length, data)]
@@ -119,7 +119,10 @@ def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
 
 def test_framed_records_have_lengths_and_checksums(tmp_path: Path) -> None:
     record_file(tmp_path / "a.tfrecord", SAMPLES)
-    assert b"".join(frame_records([example(sample) for sample in SAMPLES])) == (tmp_path / "a.tfrecord").read_bytes()
+    assert (
+        b"".join(frame_records([encode_example(sample) for sample in SAMPLES]))
+        == (tmp_path / "a.tfrecord").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
@@ -171,7 +174,9 @@ def test_a_truncated_file_fails_at_its_last_record(tmp_path: Path) -> None:
 
 
 def test_the_error_of_a_record_that_is_not_an_example_names_it(tmp_path: Path) -> None:
-    (tmp_path / "a.tfrecord").write_bytes(b"".join(frame_records([example({"a": 1}), random.Random(1).randbytes(30)])))
+    (tmp_path / "a.tfrecord").write_bytes(
+        b"".join(frame_records([encode_example({"a": 1}), random.Random(1).randbytes(30)]))
+    )
     with pytest.raises(DataError, match=r"key: record 1"):
         ps.read_tfrecords(str(tmp_path)).take_all()
 

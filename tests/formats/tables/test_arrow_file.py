@@ -195,12 +195,12 @@ def test_a_file_that_is_cut_off_is_named(form: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_damage_never_crashes_and_names_the_file(form: str, tmp_path: Path) -> None:
     path = write(tmp_path / "x.arrow", make_table(0, 40), form)
-    data, dice = path.read_bytes(), random.Random(3)
+    data, rng = path.read_bytes(), random.Random(3)
     failures = 0
     for _ in range(400 if os.environ.get("PENSTOCK_FULL") else 60):
         bad = bytearray(data)
         for _ in range(3):
-            bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
         path.write_bytes(bad)
         failure = error_of(ps.read_arrow(path).on("serial"))
         failures += failure is not None

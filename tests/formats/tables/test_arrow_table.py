@@ -13,7 +13,7 @@ import torch
 
 from penstock.codecs.features import ClassLabel, Value
 from penstock.errors import DataError
-from penstock.formats.tables.arrow_table import ArrowBatch, frame, joined_table, polars_frame, table_from
+from penstock.formats.tables.arrow_table import ArrowBatch, joined_table, pandas_frame, polars_frame, table_from
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import SHAPE
 
@@ -92,7 +92,7 @@ def test_runs_are_joined_into_one_table() -> None:
 
 def test_tables_become_data_frames() -> None:
     table = table_from([{"a": 1, "b": "x"}, {"a": 2, "b": None}])
-    assert frame(table)["a"].tolist() == [1, 2]
+    assert pandas_frame(table)["a"].tolist() == [1, 2]
     assert polars_frame(table).to_dicts() == table.to_pylist()
     assert ArrowBatch()([{"a": 1}]).to_pydict() == {"a": [1]}
     assert ArrowBatch("pandas")([{"a": 1}])["a"].tolist() == [1]

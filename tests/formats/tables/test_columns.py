@@ -30,39 +30,39 @@ BATCHES = [make_batch(0, 20), make_batch(20, 7), make_batch(27, 13)]
 ROWS = [row for batch in BATCHES for row in ArrowColumns([batch], np.arange(batch.num_rows))]
 
 
-def columns(numbers: list[int]) -> ArrowColumns:
-    """Rows of the three batches by their number in all of them."""
+def make_columns(numbers: list[int]) -> ArrowColumns:
+    """Rows of three batches, numbered across the batches."""
     offsets = np.array([0, 20, 27, 40])
     slot = np.searchsorted(offsets, numbers, "right") - 1
     return ArrowColumns(BATCHES, np.array(numbers, np.int64) - offsets[slot], slot, row_bytes=10)
 
 
-def same(left: Any, right: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     return bool(fingerprint(left) == fingerprint(right))
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_columns_behave_like_a_list_of_their_rows(seed: int) -> None:
-    dice = random.Random(seed)
-    numbers = [dice.randrange(40) for _ in range(dice.randrange(1, 30))]
+    rng = random.Random(seed)
+    numbers = [rng.randrange(40) for _ in range(rng.randrange(1, 30))]
     if seed % 3 == 0:
-        numbers = list(range(dice.randrange(25), 40))
-    held, rows = columns(numbers), [ROWS[i] for i in numbers]
-    assert same(list(held), rows)
-    assert same([held[i] for i in range(-1, len(rows))], [rows[i] for i in range(-1, len(rows))])
-    low, high = sorted(dice.choices(range(len(rows) + 1), k=2))
-    assert same(list(held[low:high]), rows[low:high])
-    which = np.array(dice.choices(range(len(rows)), k=5))
-    assert same(list(pick_rows(held, which)), [rows[i] for i in which])
-    assert same(held.collate(), collate(rows))
-    assert same(list(pickle.loads(pickle.dumps(held[low:high]))), rows[low:high])
+        numbers = list(range(rng.randrange(25), 40))
+    columns, rows = make_columns(numbers), [ROWS[i] for i in numbers]
+    assert is_same(list(columns), rows)
+    assert is_same([columns[i] for i in range(-1, len(rows))], [rows[i] for i in range(-1, len(rows))])
+    low, high = sorted(rng.choices(range(len(rows) + 1), k=2))
+    assert is_same(list(columns[low:high]), rows[low:high])
+    which = np.array(rng.choices(range(len(rows)), k=5))
+    assert is_same(list(pick_rows(columns, which)), [rows[i] for i in which])
+    assert is_same(columns.collate(), collate(rows))
+    assert is_same(list(pickle.loads(pickle.dumps(columns[low:high]))), rows[low:high])
     cuts = [0, low, high, len(rows)]
-    parts = [held[a:b] for a, b in pairwise(cuts) if a < b]
+    parts = [columns[a:b] for a, b in pairwise(cuts) if a < b]
     again = join_columns(parts)
     assert isinstance(again, ArrowColumns)
-    assert same(list(again), rows)
-    assert same(again.collate(), collate(rows))
-    mask = held.mask((col("x") > 11) & ~col("s").is_null())
+    assert is_same(list(again), rows)
+    assert is_same(again.collate(), collate(rows))
+    mask = columns.mask((col("x") > 11) & ~col("s").is_null())
     assert mask is not None
     assert mask.tolist() == [row["x"] > 11 and row["s"] is not None for row in rows]
 
@@ -77,38 +77,38 @@ def test_consecutive_rows_are_joined_without_copying() -> None:
 
 
 def test_columns_of_different_fields_are_joined_as_rows() -> None:
-    left, right = columns([1, 2]), columns([3]).renamed({"x": "x"})
-    assert same(join_columns([left, right]), [*left, *right])
+    left, right = make_columns([1, 2]), make_columns([3]).renamed({"x": "x"})
+    assert is_same(join_columns([left, right]), [*left, *right])
     assert join_columns([left, [{"x": 1}]])[-1] == {"x": 1}
 
 
 def test_fields_are_renamed_and_dropped() -> None:
-    held = columns([3, 30]).renamed({"y": "x", "s": "s"}).renamed({"z": "y"})
-    assert held.names == ("z",)
-    assert list(held) == [{"z": 3}, {"z": 30}]
-    assert held.batch().to_pydict() == {"z": [3, 30]}
-    assert list(held.renamed({})) == [{}, {}]
+    columns = make_columns([3, 30]).renamed({"y": "x", "s": "s"}).renamed({"z": "y"})
+    assert columns.names == ("z",)
+    assert list(columns) == [{"z": 3}, {"z": 30}]
+    assert columns.batch().to_pydict() == {"z": [3, 30]}
+    assert list(columns.renamed({})) == [{}, {}]
 
 
 def test_absent_rows_are_none() -> None:
-    held = ArrowColumns(BATCHES[:1], np.array([4, ABSENT, 6]))
-    assert [row and row["x"] for row in held] == [4, None, 6]
-    assert held.present() is not None
-    assert np.array_equal(held.present(), [0, 2])  # type: ignore[arg-type]
-    again = pickle.loads(pickle.dumps(held))
+    columns = ArrowColumns(BATCHES[:1], np.array([4, ABSENT, 6]))
+    assert [row and row["x"] for row in columns] == [4, None, 6]
+    assert columns.present() is not None
+    assert np.array_equal(columns.present(), [0, 2])  # type: ignore[arg-type]
+    again = pickle.loads(pickle.dumps(columns))
     assert [row and row["x"] for row in again] == [4, None, 6]
-    assert columns([1]).present() is None
+    assert make_columns([1]).present() is None
 
 
-def test_a_comparison_that_arrow_makes_differently_is_left_to_python() -> None:
-    held = columns([1, 2, 3])
-    assert held.mask(col("none") == 1) is None
-    assert held.mask(col("x") == "1") is None
-    assert held.mask(col("s") < 3) is None
-    assert held.mask(col("x") == np.int64(2)) is not None
+def test_a_comparison_that_differs_in_arrow_is_done_in_python() -> None:
+    columns = make_columns([1, 2, 3])
+    assert columns.mask(col("none") == 1) is None
+    assert columns.mask(col("x") == "1") is None
+    assert columns.mask(col("s") < 3) is None
+    assert columns.mask(col("x") == np.int64(2)) is not None
 
 
-def test_a_pickle_holds_only_its_own_rows() -> None:
+def test_a_pickle_has_only_its_own_rows() -> None:
     large = pa.RecordBatch.from_pydict({"x": np.arange(100_000)})
-    held = ArrowColumns([large], np.arange(10))
-    assert len(pickle.dumps(held)) < 2000
+    columns = ArrowColumns([large], np.arange(10))
+    assert len(pickle.dumps(columns)) < 2000

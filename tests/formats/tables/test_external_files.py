@@ -49,7 +49,7 @@ def test_files_are_embedded_under_their_base_names(files: list[str]) -> None:
     assert embed_files(array.slice(1), Image()).to_pylist() == want[1:]
 
 
-def test_a_column_is_embedded_only_if_that_goes_for_all_values(files: list[str]) -> None:
+def test_a_column_is_embedded_only_if_all_its_values_are_readable_files(files: list[str]) -> None:
     external = {"bytes": None, "path": files[0]}
     for other in ({"bytes": b"x", "path": files[1]}, {"bytes": None, "path": None}, None):
         assert embed_files(column([external, other], Image()), Image()) is None

@@ -1,4 +1,4 @@
-"""Real Hugging Face datasets in and out, and a builder like that of a speech corpus on its way to Parquet."""
+"""Real Hugging Face datasets in and out, and a builder like that of a speech corpus written to Parquet."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def hf_dataset(folder: Path) -> datasets.Dataset:
     return dataset
 
 
-def test_rows_come_with_their_bytes_and_are_decoded_by_their_features(hf_dataset: datasets.Dataset) -> None:
+def test_rows_have_their_bytes_and_are_decoded_by_their_features(hf_dataset: datasets.Dataset) -> None:
     ds = ps.from_huggingface(hf_dataset)
     assert len(ds) == ROWS
     raw = ds[5]
@@ -229,7 +229,7 @@ def test_features_are_inferred_or_given() -> None:
         ps.from_items([{"n": 1}] * 1000 + [{"n": "x"}]).to_huggingface()
 
 
-def test_no_samples_make_an_empty_dataset() -> None:
+def test_no_samples_become_an_empty_dataset() -> None:
     assert len(ps.from_items([]).to_huggingface(features={"a": ps.features.Value("int8")})) == 0
 
 

@@ -45,7 +45,7 @@ def test_rows_are_found_by_the_footer(path: Path) -> None:
     assert file.nbytes(0, ("id", "text")) > file.nbytes(0, ("id",)) > 0
 
 
-def test_a_row_group_has_the_columns_in_the_order_asked_for(path: Path) -> None:
+def test_a_row_group_has_the_columns_in_the_requested_order(path: Path) -> None:
     (batch,) = opened(path, ("label", 3), ("lang", None)).decode(2, ("lang", "inner", "label", "id"))
     assert batch.schema.names == ["lang", "inner", "label", "id"]
     assert batch.to_pylist()[1] == {"lang": None, "inner": {"a": 21, "b": [21]}, "label": 3, "id": 21}
@@ -58,7 +58,7 @@ def test_statistics_and_partitions_rule_out_row_groups(path: Path) -> None:
     assert [file.may_match(group, col("text") == "t05") for group in range(4)] == [True, False, False, False]
     assert not file.may_match(0, col("label") == 4)
     assert not file.may_match(0, col("gap") == 1)
-    assert file.may_match(0, col("inner") == 1)  # a nested column has no statistics of its own
+    assert file.may_match(0, col("inner") == 1)  # a nested column has no statistics
     assert file.may_match(0, col("id") > "x")  # not comparable: rows decide
 
 
@@ -130,7 +130,7 @@ def test_an_error_without_text_is_named_by_its_type() -> None:
     assert first_line(MemoryError()) == "MemoryError"
 
 
-def test_a_stamp_tells_contents_apart(path: Path) -> None:
+def test_a_stamp_distinguishes_contents(path: Path) -> None:
     before = local_stamp(str(path), "x")
     path.write_bytes(path.read_bytes() + b"more")
     assert local_stamp(str(path), "x") != before

@@ -27,21 +27,21 @@ NOISE = random.Random(5)
 MEDIA = pa.struct({"bytes": pa.binary(), "path": pa.string()})
 
 
-def random_table(dice: random.Random, rows: int) -> pa.Table:
-    noise = [dice.randbytes(dice.choice([0, 3, 40, 900])) for _ in range(rows)]
+def random_table(rng: random.Random, rows: int) -> pa.Table:
+    noise = [rng.randbytes(rng.choice([0, 3, 40, 900])) for _ in range(rows)]
     return pa.table(
         {
-            "id": pa.array([dice.randrange(1 << 40) for _ in range(rows)], pa.int64()),
+            "id": pa.array([rng.randrange(1 << 40) for _ in range(rows)], pa.int64()),
             "data": pa.array(noise, pa.binary()),
             "text": pa.array([data.hex() if len(data) % 2 else None for data in noise], pa.string()),
-            "v": pa.array([np.zeros(dice.randrange(9)) for _ in range(rows)], pa.list_(pa.float64())),
-            "s": pa.array([{"a": 1, "b": [b"x" * dice.randrange(30)]} for _ in range(rows)]),
+            "v": pa.array([np.zeros(rng.randrange(9)) for _ in range(rows)], pa.list_(pa.float64())),
+            "s": pa.array([{"a": 1, "b": [b"x" * rng.randrange(30)]} for _ in range(rows)]),
         }
     )
 
 
 def write_files(folder: Path, table: pa.Table, cuts: list[int], **options: Any) -> list[Path]:
-    """Write a table that comes in pieces, and return the files."""
+    """Write a table in pieces, and return the files."""
     folder.mkdir()
     writer = TableWriter(str(folder), **options)
     low = 0
@@ -54,35 +54,35 @@ def write_files(folder: Path, table: pa.Table, cuts: list[int], **options: Any) 
 
 @pytest.mark.parametrize("seed", range(200 if os.environ.get("PENSTOCK_FULL") else 8))
 def test_no_file_exceeds_its_maximum_size(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     if seed % 3 == 0:  # so that the bound by size in memory is used too
         monkeypatch.setattr(parquet_writer, "_PAGE_OVERHEAD_BYTES", 0)
         monkeypatch.setattr(parquet_writer, "GROUP_BYTES", 2000)
-    table = random_table(dice, dice.randrange(1, 250))
-    limit = dice.choice([4_000, 9_000, 60_000, 300_000])
-    options = {"max_bytes": limit, "compression": dice.choice(["zstd", "none", "snappy"])}
-    options["max_rows"] = dice.choice([None, 7, 150])
+    table = random_table(rng, rng.randrange(1, 250))
+    limit = rng.choice([4_000, 9_000, 60_000, 300_000])
+    options = {"max_bytes": limit, "compression": rng.choice(["zstd", "none", "snappy"])}
+    options["max_rows"] = rng.choice([None, 7, 150])
     files = write_files(tmp_path / "a", table, [], **options)
     for path in files:
         rows = pq.read_metadata(path).num_rows
         assert path.stat().st_size <= limit or rows == 1
         assert rows <= (options["max_rows"] or rows)
     assert pa.concat_tables(map(pq.read_table, files)).equals(table)
-    cuts = sorted(dice.choices(range(table.num_rows + 1), k=5))
+    cuts = sorted(rng.choices(range(table.num_rows + 1), k=5))
     again = write_files(tmp_path / "b", table, cuts, **options)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in files]
 
 
 def test_files_are_filled(tmp_path: Path) -> None:
-    dice = random.Random(1)
-    table = pa.table({"data": [dice.randbytes(1000) for _ in range(2000)]})
+    rng = random.Random(1)
+    table = pa.table({"data": [rng.randbytes(1000) for _ in range(2000)]})
     files = write_files(tmp_path / "a", table, [], max_bytes=400_000)
     assert [path.stat().st_size > 300_000 for path in files[:-1]] == [True] * (len(files) - 1)
 
 
 def test_a_sample_larger_than_a_file_gets_its_own(tmp_path: Path) -> None:
-    dice = random.Random(1)
-    table = pa.table({"data": [dice.randbytes(n) for n in (10, 50_000, 10, 10)]})
+    rng = random.Random(1)
+    table = pa.table({"data": [rng.randbytes(n) for n in (10, 50_000, 10, 10)]})
     files = write_files(tmp_path / "a", table, [], max_bytes=5_000)
     assert [pq.read_metadata(path).num_rows for path in files] == [1, 1, 2]
 
@@ -121,9 +121,9 @@ def test_an_unknown_compression_is_refused() -> None:
 
 
 def photo(seed: int, side: int = 160) -> bytes:
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     out = io.BytesIO()
-    PIL.Image.fromarray(dice.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(out, "JPEG")
+    PIL.Image.fromarray(rng.integers(0, 256, (side, side, 3), dtype=np.uint8)).save(out, "JPEG")
     return out.getvalue()
 
 

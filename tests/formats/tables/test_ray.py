@@ -12,13 +12,13 @@ from PIL import Image
 
 import penstock as ps
 from penstock.errors import DataError, EngineError, PlanError
-from penstock.formats.tables.ray import BlockMaker, RayReader
+from penstock.formats.tables.ray import RayBlockBuilder, RayReader
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.usefixtures("one_ray"),
+    pytest.mark.usefixtures("shared_ray"),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\..*"),  # Ray uses its own deprecated names
 ]
 
@@ -37,9 +37,9 @@ def make_rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def same(left: Any, right: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
-        return list(left) == list(right) and all(same(left[name], right[name]) for name in left)
+        return list(left) == list(right) and all(is_same(left[name], right[name]) for name in left)
     if isinstance(left, np.ndarray):
         return bool(left.dtype == right.dtype and left.shape == right.shape and (left == right).all())
     return type(left) is type(right) and bool(left == right)
@@ -52,9 +52,9 @@ def test_rows_of_a_ray_dataset_are_samples() -> None:
     ds = ps.from_ray(ray.data.from_items(rows, override_num_blocks=3))
     assert len(ds) == 20  # the rows of its blocks are known
     found = ds.take_all()
-    assert all(same(row, sample) for row, sample in zip(rows, found, strict=True))
+    assert all(is_same(row, sample) for row, sample in zip(rows, found, strict=True))
     assert all(sample[name].flags.writeable for sample in found for name in ("image", "ragged"))
-    assert same(ds[13], rows[13])
+    assert is_same(ds[13], rows[13])
     assert sorted(sample["n"] for sample in ds.shuffle(seed=1).select("n")) == list(range(20))
     assert ds.select("n", "image").take_batch(4)["image"].shape == (4, 2, 3)
 
@@ -112,18 +112,18 @@ def test_arrays_and_images_become_tensors() -> None:
         {"photo": Image.new("RGB", (4, 3)), "tensor": torch.ones(2, 2), "one": np.float32(i), "raw": b"x", "n": i}
         for i in range(3)
     ]
-    block = BlockMaker().block(samples)
+    block = RayBlockBuilder().block(samples)
     kinds = {name: str(kind) for name, kind in zip(block.schema.names, block.schema.types, strict=True)}
     assert "shape=(3, 4, 3), dtype=uint8" in kinds["photo"]
     assert "shape=(2, 2), dtype=float" in kinds["tensor"]
     assert (kinds["one"], kinds["raw"], kinds["n"]) == ("float", "binary", "int64")
-    assert BlockMaker().block([(1, "a"), (2, "b")]).to_pydict() == {"0": [1, 2], "1": ["a", "b"]}
-    assert BlockMaker().block([5]).to_pydict() == {"item": [5]}
+    assert RayBlockBuilder().block([(1, "a"), (2, "b")]).to_pydict() == {"0": [1, 2], "1": ["a", "b"]}
+    assert RayBlockBuilder().block([5]).to_pydict() == {"item": [5]}
 
 
 @pytest.mark.parametrize("other", [np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2), np.float32)])
 def test_arrays_that_ray_would_convert_are_refused(other: Any) -> None:
-    maker = BlockMaker()
-    maker.block([{"image": np.zeros((2, 2), np.uint8)}])
+    builder = RayBlockBuilder()
+    builder.block([{"image": np.zeros((2, 2), np.uint8)}])
     with pytest.raises(DataError, match=r"field 'image' is an array of uint8 of 2 dimensions .*key: b"):
-        maker.block([{"__key__": "b", "image": other}])
+        builder.block([{"__key__": "b", "image": other}])

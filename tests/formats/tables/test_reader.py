@@ -72,7 +72,7 @@ def test_a_length_and_a_sample_need_only_a_footer_and_a_row_group(folder: Path, 
     assert decoded == [("part-2.parquet", 1)]
 
 
-def test_only_the_columns_that_are_asked_for_are_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_requested_columns_are_decoded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     columns: set[tuple[str, ...]] = set()
     decode = ParquetFile.decode
 
@@ -165,8 +165,8 @@ def test_a_reader_pickles_as_its_arguments(folder: Path) -> None:
     assert again.locate(np.array([2]), np.array([1]), Fields()).read()[0][0]["id"] == 26
     with pytest.raises(IndexError, match="row 40 of 40"):
         again.locate(np.array([2]), np.array([40]), Fields())
-    reader.rest()
-    again.rest()
+    reader.suspend()
+    again.suspend()
 
 
 # Damaged files and files that do not match

@@ -51,7 +51,7 @@ def opened(kind: str, proxy: Proxy) -> ps.Dataset:
     return ps.read_parquet(urls, storage=Http(retry=QUICK))
 
 
-def test_every_row_comes_once_despite_faults(kind: str, proxy: Proxy) -> None:
+def test_every_row_is_delivered_once_despite_faults(kind: str, proxy: Proxy) -> None:
     faults: list[dict[str, Any]] = [{"reset_after": 500}, {"status": 503}, {"truncate_after": 99}, {"refuse": True}]
     for skip, fault in enumerate(faults):
         proxy.rule("GET /bucket/table/", skip=2 * skip, **fault)

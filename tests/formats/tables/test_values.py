@@ -98,7 +98,7 @@ CASES: list[tuple[list[Any], pa.DataType]] = [
 
 
 @pytest.mark.parametrize(("values", "kind"), CASES, ids=str)
-def test_a_column_is_what_collating_its_rows_gives(values: list[Any], kind: pa.DataType) -> None:
+def test_a_column_equals_the_collation_of_its_rows(values: list[Any], kind: pa.DataType) -> None:
     array = pa.concat_arrays([pa.array(values[:1], kind), pa.array(values, kind)]).slice(1)
     rows = collate([{"x": value} for value in values_of(array)])["x"]
     assert fingerprint(column_of(array)) == fingerprint(rows)

@@ -1,4 +1,4 @@
-"""Epochs over shards on real servers that fail: every sample comes exactly once, or one error says what happened."""
+"""Epochs over shards on failing real servers: every sample is delivered exactly once, or one error names the fault."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def ports(folder: Path) -> Iterator[dict[str, int]]:
 
 @pytest.mark.parametrize("kind", ["s3", "http"])
 @pytest.mark.parametrize("fault_name", FAULTS)
-def test_an_epoch_is_exact_or_says_what_happened(fault_name: str, kind: str, ports: dict[str, int]) -> None:
+def test_an_epoch_is_exact_or_raises_an_error_that_names_the_fault(
+    fault_name: str, kind: str, ports: dict[str, int]
+) -> None:
     fault, times, message = FAULTS[fault_name]
     started = time.monotonic()
     with Proxy("127.0.0.1", ports[kind]) as proxy:

@@ -49,7 +49,7 @@ def test_a_bad_end_does_not_tear_the_sample_before_it() -> None:
     assert [(key, lost) for key, _, _, _, lost in entries] == [(b"a", False), (b"a", True)]
 
 
-def test_a_run_of_samples_is_what_its_members_one_by_one_are() -> None:
+def test_a_run_of_samples_equals_its_members_pushed_one_by_one() -> None:
     names = [b"%d.%b" % (number, field) for number in range(9) for field in (b"x", b"y")]
     one_by_one, _ = group(*names)
     grouper: Grouper[int] = Grouper()

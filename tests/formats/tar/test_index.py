@@ -200,7 +200,7 @@ def test_checksums_survive_a_round_trip(shard: Path) -> None:
     assert content_of(Index.from_bytes(index.to_bytes())) == content_of(index)
 
 
-def test_checksums_of_another_number_than_the_shard_needs_are_refused(shard: Path) -> None:
+def test_a_wrong_number_of_checksums_is_refused(shard: Path) -> None:
     index = load_index(str(shard)).stamped(Stamp(2 * CELL), np.array([1, 2, 3], np.uint32))
     with pytest.raises(DataError, match="points outside"):
         Index.from_bytes(index.to_bytes())

@@ -75,7 +75,7 @@ def read_all(path: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in sample.items() if name != "__url__"} for sample in found if sample]
 
 
-def test_samples_come_in_the_order_asked_for_across_shards(tmp_path: Path) -> None:
+def test_samples_are_read_in_the_requested_order_across_shards(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{n}.tar", rows(n, 50)) for n in range(5)]
     reader = reader_of(*paths)
     assert reader.counts(scan=False) is None
@@ -157,7 +157,7 @@ def test_more_shards_can_be_read_than_stay_open(tmp_path: Path) -> None:
     assert [located.read()[0][0]["__key__"] for located in all_located] == [f"{n}/1" for n in range(80)]  # type: ignore[index]
 
 
-def test_counts_of_a_manifest_are_taken_without_opening_a_shard(tmp_path: Path) -> None:
+def test_counts_of_a_manifest_are_used_without_opening_a_shard(tmp_path: Path) -> None:
     write_manifest(tmp_path, [ShardEntry("no.tar", 7, 12345, "00")])
     reader = reader_of(tmp_path / "no.tar", counts=np.array([7]))
     assert reader.count(0) == 7

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.tar import TarReader, load_index, samples
+from penstock.formats.tar import TarReader, iter_samples, load_index
 from penstock.formats.tar.index import write_beside
 from penstock.formats.tar.scan import scan
 from penstock.tarstream.raw import RawSample, open_raw
@@ -87,7 +87,7 @@ def from_file(path: Path) -> tuple[list[str], list[tuple[int, DataError]]]:
 
 
 def from_stream(data: bytes, url: str) -> tuple[list[str], list[tuple[int, DataError]]]:
-    rows = list(samples(io.BytesIO(data), url, Everything()))
+    rows = list(iter_samples(io.BytesIO(data), url, Everything()))
     good = [row["__key__"] for row, _ in rows if row is not None]
     return good, [(place, error) for place, (_, error) in enumerate(rows) if error is not None]
 
@@ -211,10 +211,10 @@ CASES = {
         between(member("x", b"0 path=a\n", b"x")), KEYS, [(3, "malformed PAX record")], KEYS[2]
     ),
     "a PAX header of 2 MB": Case(
-        between(member("x", bytes(2 << 20), b"x")), KEYS, [(3, "an extension of 2097152 bytes")], KEYS[2]
+        between(member("x", bytes(2 << 20), b"x")), KEYS, [(3, "an extension header declares 2097152 bytes")], KEYS[2]
     ),
     "a long name of 2 MB": Case(
-        between(member("x", b"a" * (2 << 20), b"L")), KEYS, [(3, "an extension of 2097152 bytes")], KEYS[2]
+        between(member("x", b"a" * (2 << 20), b"L")), KEYS, [(3, "an extension header declares 2097152 bytes")], KEYS[2]
     ),
     "a PAX header without its member": Case(
         GOOD[:-1024] + pax({"path": "x.jpg"}) + END, KEYS, [(6, "has no member")], LAST
@@ -463,7 +463,7 @@ def test_a_missing_shard_is_a_storage_error(tmp_path: Path) -> None:
         load_index(str(tmp_path / "none.tar"))
 
 
-def test_the_index_beside_a_truncated_shard_says_what_is_lost(tmp_path: Path) -> None:
+def test_the_index_beside_a_truncated_shard_shows_which_samples_are_lost(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(GOOD)
     write_beside(str(path), load_index(str(path)))

@@ -28,7 +28,7 @@ def test_a_pattern_needs_exactly_one_number() -> None:
         parse_target("x-%s-%s.tar", None)
 
 
-def test_a_suffix_stands_for_a_compression() -> None:
+def test_a_suffix_selects_a_compression() -> None:
     assert [suffix_compression(name) for name in ("a.tar", "a.tgz", "a.tar.bz2")] == [None, "gz", "bz2"]
 
 

@@ -58,7 +58,7 @@ def test_an_http_folder_is_listed_by_its_manifest(folder: Path) -> None:
         reader = opened(f"http://127.0.0.1:{port}")
         assert len(reader.names) == 3
         (folder / "manifest.json").unlink()
-        with pytest.raises(StorageError, match="cannot be listed by HTTP"):
+        with pytest.raises(StorageError, match="an HTTP folder cannot be listed"):
             opened(f"http://127.0.0.1:{port}")
 
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, cast
 
 import pytest
 
-from penstock.formats.tar import ShardWriter, TarWriter, samples
+from penstock.formats.tar import ShardWriter, TarWriter, iter_samples
 
 
 class Only:
@@ -57,18 +57,18 @@ class Trickle(io.RawIOBase):
 @pytest.mark.parametrize("step", [1009, 70_000])
 def test_a_slow_pipe_yields_all_samples(compress: str | None, step: int) -> None:
     stream = cast(BinaryIO, Trickle(archive(compress), step))
-    found = list(samples(stream, "-", Only()))
+    found = list(iter_samples(stream, "-", Only()))
     assert found == [({**row, "__url__": "-"}, None) for row in ROWS]
     assert list(found[0][0] or {}) == ["__key__", "__url__", "cls", "jpg"]
 
 
-def test_samples_come_before_the_stream_ends() -> None:
+def test_samples_are_yielded_before_the_stream_ends() -> None:
     read, write = os.pipe()
     data = archive()
     with open(read, "rb") as source:
         feeder = threading.Thread(target=os.write, args=(write, data[:4096]))
         feeder.start()
-        stream: Iterator[Any] = samples(source, "-", Only())
+        stream: Iterator[Any] = iter_samples(source, "-", Only())
         assert next(stream)[0]["__key__"] == "k0"
         feeder.join()
         os.close(write)
@@ -77,19 +77,19 @@ def test_samples_come_before_the_stream_ends() -> None:
 
 def test_memory_is_bounded_by_one_sample() -> None:
     trickle = Trickle(archive(), 4096)
-    stream = samples(cast(BinaryIO, trickle), "-", Only())
+    stream = iter_samples(cast(BinaryIO, trickle), "-", Only())
     next(stream)
     assert trickle.consumed <= 300_000
 
 
 def test_unwanted_fields_are_dropped() -> None:
-    found = [row for row, _ in samples(io.BytesIO(archive()), "-", Only("cls"))]
+    found = [row for row, _ in iter_samples(io.BytesIO(archive()), "-", Only("cls"))]
     assert found == [{"cls": row["cls"]} for row in ROWS]
 
 
 def test_a_member_too_large_for_memory_is_refused_and_the_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.formats.tar.walker.MAX_MEMBER", 50_000)
-    found = list(samples(io.BytesIO(archive()), "-", Only()))
+    found = list(iter_samples(io.BytesIO(archive()), "-", Only()))
     assert [n for n, (row, _) in enumerate(found) if row is None] == [17, 18, 19]
     assert "more than 50000 bytes" in str(found[17][1])
     assert found[17][1] is not None
@@ -101,9 +101,9 @@ def test_standard_input_of_a_process_is_read(tmp_path: Path) -> None:
         for row in ROWS:
             writer.write(row)
     program = (
-        "import sys\nfrom penstock.formats.tar import samples\n"
+        "import sys\nfrom penstock.formats.tar import iter_samples\n"
         "class All:\n    def wants(self, name): return True\n"
-        "sys.stdout.write(' '.join(row['__key__'] for row, _ in samples(sys.stdin.buffer, '-', All())))"
+        "sys.stdout.write(' '.join(row['__key__'] for row, _ in iter_samples(sys.stdin.buffer, '-', All())))"
     )
     with open(tmp_path / "a.tar.gz", "rb") as file:
         done = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True)

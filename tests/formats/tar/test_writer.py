@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import ShardEntry, read_manifest
-from penstock.formats.tar import Index, ShardWriter, TarWriter, load_index, samples
+from penstock.formats.tar import Index, ShardWriter, TarWriter, iter_samples, load_index
 from penstock.formats.tar.scan import scan
 from penstock.storage import Memory, NotFound
 
@@ -45,7 +45,7 @@ def write(target: Any, batch: list[dict[str, Any]], **options: Any) -> None:
 
 
 def read(data: bytes) -> list[dict[str, Any] | None]:
-    found = list(samples(io.BytesIO(data), "x", Everything()))
+    found = list(iter_samples(io.BytesIO(data), "x", Everything()))
     assert all(error is None for _, error in found)
     return [row for row, _ in found]
 
@@ -59,7 +59,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_same_samples_give_the_same_bytes_whatever_the_order_of_fields(tmp_path: Path) -> None:
+def test_the_same_samples_are_written_as_the_same_bytes_whatever_the_order_of_fields(tmp_path: Path) -> None:
     expected = rows(5)
     reordered = [dict(reversed(row.items())) for row in expected]
     first, second = io.BytesIO(), io.BytesIO()
@@ -119,8 +119,8 @@ def test_written_samples_are_read_by_us_and_by_tarfile(content_by_key: dict[str,
     assert index.keys() == list(content_by_key)
     assert not index.bad
     with tarfile.open(fileobj=io.BytesIO(target.getvalue())) as archive:
-        theirs = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
-    assert theirs == {
+        read_back = {member.name: archive.extractfile(member).read() for member in archive}  # type: ignore[union-attr]
+    assert read_back == {
         f"{key}.{name}": data for key, content in content_by_key.items() for name, data in content.items()
     }
 
@@ -173,7 +173,7 @@ def test_a_shard_may_be_filled_to_the_last_byte(tmp_path: Path) -> None:
     assert [(entry.samples, entry.bytes) for entry in writer.entries] == [(4, 5120), (4, 5120)]
 
 
-def test_a_sample_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
+def test_a_sample_larger_than_a_shard_gets_its_own_shard(tmp_path: Path) -> None:
     with ShardWriter(tmp_path, max_bytes=4000) as writer:
         for n, size in enumerate([10, 9000, 10]):
             writer.write({"__key__": f"{n}", "txt": bytes(size)})
@@ -200,7 +200,7 @@ def test_max_samples_is_exact(tmp_path: Path) -> None:
     ]
 
 
-def test_a_shard_comes_with_an_index_that_is_trusted_and_a_manifest(tmp_path: Path) -> None:
+def test_a_shard_gets_a_trusted_index_and_a_manifest_entry(tmp_path: Path) -> None:
     with ShardWriter(tmp_path) as writer:
         for row in rows(10):
             writer.write(row)
@@ -372,12 +372,12 @@ def test_webdataset_reads_our_shards(tmp_path: Path) -> None:
     wds = import_module("webdataset")
     expected = rows(7)
     write(tmp_path / "a.tar", expected)
-    theirs = [
+    read_back = [
         {name: value for name, value in row.items() if name not in ("__url__", "__local_path__")}
         for row in wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
     ]
     gc.collect()
-    assert theirs == expected
+    assert read_back == expected
 
 
 def test_tarproc_reads_our_shards(tmp_path: Path) -> None:
@@ -385,11 +385,11 @@ def test_tarproc_reads_our_shards(tmp_path: Path) -> None:
     expected = rows(7)
     write(tmp_path / "a.tar", expected)
     with open(tmp_path / "a.tar", "rb") as file:
-        theirs = [{k: row[k] for k in ("__key__", "cls", "jpg")} for row in reader.tariterator(file)]
-    assert theirs == expected
+        read_back = [{k: row[k] for k in ("__key__", "cls", "jpg")} for row in reader.tariterator(file)]
+    assert read_back == expected
 
 
-def test_a_smaller_set_removes_the_other_shards_of_the_larger_one_before_it(tmp_path: Path) -> None:
+def test_a_smaller_set_removes_the_remaining_shards_of_a_larger_one(tmp_path: Path) -> None:
     (tmp_path / "shard-000007.tar").write_bytes(b"not ours")
     for count in (40, 20):
         with ShardWriter(tmp_path, max_samples=10) as writer:

@@ -5,16 +5,16 @@ from __future__ import annotations
 TOOLS = {
     "cat": "concatenate shards; select samples and fields, rename keys, shuffle",
     "create": "create a shard from a table of fields and files",
-    "first": "write a field of the first sample that meets a condition",
+    "first": "write one field of the first sample that meets a condition",
     "mix": "mix the samples of several sources at random, by weight",
-    "proc": "run a command on every sample, many at a time, over one shard or thousands",
+    "proc": "run a command or a Python function on every sample of one shard or thousands, in parallel",
     "show": "show samples: text, images drawn in the terminal, audio as waveforms",
     "shuffle": "shuffle all samples, however many there are",
     "sort": "sort samples by key or by a field, however many there are",
     "split": "split a stream into shards, with indexes and a manifest",
-    "tsv": "write fields as TSV, CSV, JSON lines or Parquet",
+    "tsv": "write fields as a table: TSV, CSV, JSON lines or Parquet",
 }
-OLD_NAMES = {
+OLD_NAMES = {  # the names of these tools in tarproc, which are installed too
     "tar2tsv": "tsv",
     "tarcat": "cat",
     "tarcreate": "create",

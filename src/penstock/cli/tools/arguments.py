@@ -11,7 +11,7 @@ from penstock.cli.argument_types import count
 
 
 def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare which shards are read, and what happens to unreadable samples."""
+    """Declare the shards that are read, and what happens to unreadable samples."""
     parser.add_argument(
         "inputs",
         nargs="*",
@@ -34,19 +34,25 @@ def add_on_error_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the archive that is written."""
-    parser.add_argument("-o", "--output", default="-", metavar="SHARD", help="a path or URL; - is standard output (-)")
     parser.add_argument(
-        "-z", "--compress", choices=COMPRESSION_SUFFIXES, help="compress (by the extension of the output)"
+        "-o",
+        "--output",
+        default="-",
+        metavar="SHARD",
+        help="the shard to write: a path or URL; - is standard output (-)",
+    )
+    parser.add_argument(
+        "-z", "--compress", choices=COMPRESSION_SUFFIXES, help="compression of the output (by its extension)"
     )
 
 
 def add_selection_arguments(parser: argparse.ArgumentParser, *, count_flags: Sequence[str] = ("-c", "--count")) -> None:
-    """Declare which samples are taken; ``count_flags`` are the names of the option that limits their number."""
+    """Declare which samples are selected; ``count_flags`` are the names of the option that limits their number."""
     parser.add_argument(*count_flags, type=count, metavar="N", help="stop after N samples")
     parser.add_argument(
         "--where",
         metavar="EXPR",
-        help="only samples that meet a condition, such as 'cls == 3 and \"dog\" in txt'",
+        help="select samples that meet a condition, such as 'cls == 3 and \"dog\" in txt'",
     )
 
 
@@ -77,4 +83,4 @@ def field_names(text: str) -> list[str]:
     """
     if names := [name.lower() for name in re.split(r"[\s,;]+", text) if name]:
         return names
-    raise argparse.ArgumentTypeError("no field is named")
+    raise argparse.ArgumentTypeError(f"{text!r} names no field: write names like 'jpg cls'")

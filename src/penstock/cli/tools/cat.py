@@ -1,4 +1,4 @@
-"""``penstock cat`` (``tarcat``, ``tarscat``, ``tarpcat``): concatenate shards."""
+"""``penstock cat`` (``tarcat``, ``tarscat``, ``tarpcat``): concatenate shards, or select samples and fields of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="skip the first N samples",
     )
     parser.add_argument(
-        "--slice", type=sample_slice, metavar="A:B:STEP", help="take samples A up to B, every STEP-th of them"
+        "--slice",
+        type=sample_slice,
+        metavar="A:B:STEP",
+        help="select every STEP-th of the samples from A up to, but not including, B",
     )
     parser.add_argument("-f", "--fields", type=field_names, metavar="FIELDS", help="keep only these fields: 'jpg cls'")
     parser.add_argument("-x", "--drop", type=field_names, metavar="FIELDS", help="drop these fields")
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="shuffle through a buffer of N samples (0: keep the order)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="determines the order (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     default_workers = 8 if parallel else 1
     parser.add_argument(
         "-p",
@@ -54,9 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_count,
         default=default_workers,
         metavar="N",
-        help=f"read N shards at a time, which gives them in any order ({default_workers})",
+        help=f"read N shards at a time; the samples of different shards are then interleaved ({default_workers})",
     )
-    # Braces are always expanded; tarscat has the option.
+    # Braces are always expanded; the option is accepted because tarscat has it.
     parser.add_argument("-b", "--braceexpand", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="print the number of samples at the end")
     parser.epilog = """examples:

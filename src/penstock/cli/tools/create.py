@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+from penstock.cli import counted
 from penstock.cli.argument_types import usage_error
 from penstock.cli.tools.arguments import add_output_arguments
 
@@ -18,30 +19,34 @@ _RECORD_NUMBER = re.compile(r"\{record(:0?\d*d)?\}")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "plan", metavar="PLAN", nargs="?", default="-", help="a TSV or CSV file; - is standard input (-)"
+        "table", metavar="TABLE", nargs="?", default="-", help="a TSV or CSV file; - is standard input (-)"
     )
     parser.add_argument("target", metavar="SHARD", nargs="?", help="the same as -o SHARD")
     add_output_arguments(parser)
     parser.add_argument(
-        "-f", "--delim", metavar="CHAR", help="the character between cells (a comma for .csv, else a tab)"
+        "-f", "--delim", metavar="CHAR", help="the character that separates cells (a comma for .csv, else a tab)"
     )
     parser.add_argument(
         "-k",
         "--key",
         default="{record:09d}",
         metavar="TEMPLATE",
-        help="template of the keys if there is no column __key__ ({record:09d})",
+        help="template of the keys if the table has no column __key__ ({record:09d})",
     )
     parser.add_argument(
-        "-C", "--dir", default="", metavar="FOLDER", help="the folder of the plan's files: a path or URL"
+        "-C",
+        "--dir",
+        default="",
+        metavar="FOLDER",
+        help="the folder of the files that the table names: a path or URL (the current folder)",
     )
-    parser.epilog = """The first line of the plan names the fields. A column 'txt' holds the values of the field txt, a
-column '@jpg' the names of files whose content becomes the field jpg, a column '__key__' the keys.
-Cells of a TSV plan may hold \\t, \\n and \\\\.
+    parser.epilog = """The first line of the table names the fields. A column 'txt' holds the values of the field txt, a
+column '@jpg' the names of files whose content becomes the field jpg, and a column '__key__' the keys.
+Cells of a TSV table may hold \\t, \\n and \\\\.
 
 examples:
   printf '__key__\\t@jpg\\tcls\\ncat1\\tphotos/cat1.jpg\\t3\\n' | penstock create -o cats.tar
-  penstock create plan.csv -C /data/photos -o s3://bucket/cats.tar"""
+  penstock create table.csv -C /data/photos -o s3://bucket/cats.tar"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,16 +57,17 @@ def run(args: argparse.Namespace) -> int:
     if args.target is not None:
         args.output = args.target
     if not _RECORD_NUMBER.search(args.key) or "{" in _RECORD_NUMBER.sub("", args.key):
-        usage_error(f"{args.key!r} is not a template for keys: write it like '{{record:09d}}'")
-    lines = list(_read_plan(args.plan, args.delim))
+        usage_error(f"{args.key!r} is not a template of keys: write the number of a row as in '{{record:09d}}'")
+    lines = list(_read_table(args.table, args.delim))
     if not lines:
-        raise DataError("the plan is empty: its first line must name the fields", args.plan)
+        raise DataError("the table is empty: its first line must name the fields", args.table)
     (_, columns), *rows = lines
-    _check_columns(columns, args.plan)
+    _check_columns(columns, args.table)
     for line, cells in rows:
         if len(cells) != len(columns):
-            raise DataError(f"line {line} has {len(cells)} cells, but the first line has {len(columns)}", args.plan)
-    _check_files(rows, columns, args.dir, args.plan)
+            found = counted(len(cells), "cell")
+            raise DataError(f"line {line} has {found}, but the first line has {len(columns)}", args.table)
+    _check_files(rows, columns, args.dir, args.table)
     with streams.open_output(args) as out:
         for record, (line, cells) in enumerate(rows):
             key = _record_key(args.key, record)
@@ -71,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
                     key = cell
                 elif column.startswith("@"):
                     if cell:  # an empty cell: this sample does not have the field
-                        fields[column[1:]] = _read_file(os.path.join(args.dir, cell), args.plan, line)
+                        fields[column[1:]] = _read_file(os.path.join(args.dir, cell), args.table, line)
                 else:
                     fields[column] = cell.encode("utf-8", "surrogateescape")
             try:
                 out.write_encoded(encode_sample(key, fields))
             except DataError as exc:
-                raise DataError(f"line {line}: {exc.problem}", args.plan, exc.key) from exc
+                raise DataError(f"line {line}: {exc.problem}", args.table, exc.key) from exc
     return 0
 
 
@@ -85,15 +91,15 @@ def _record_key(template: str, record: int) -> str:
     return _RECORD_NUMBER.sub(lambda match: format(record, (match[1] or ":09d")[1:]), template)
 
 
-def _read_plan(plan: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each row of a plan, with the number of its line."""
+def _read_table(table: str, delimiter: str | None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line number and the cells of each row."""
     from penstock.errors import DataError, StorageError
     from penstock.tarstream.table import unescape_tsv
 
-    is_csv = delimiter == "," if delimiter is not None else plan.lower().endswith(".csv")
+    is_csv = delimiter == "," if delimiter is not None else table.lower().endswith(".csv")
     try:
         with ExitStack() as stack:
-            file = sys.stdin if plan == "-" else stack.enter_context(open(plan, newline="", encoding="utf-8-sig"))
+            file = sys.stdin if table == "-" else stack.enter_context(open(table, newline="", encoding="utf-8-sig"))
             if is_csv:
                 reader = csv.reader(file, strict=True)
                 yield from ((reader.line_num, row) for row in reader if row)
@@ -102,25 +108,25 @@ def _read_plan(plan: str, delimiter: str | None) -> Iterator[tuple[int, list[str
                 if text := line.rstrip("\r\n"):
                     yield number, [unescape_tsv(cell) for cell in text.split(delimiter or "\t")]
     except csv.Error as exc:
-        raise DataError(f"the plan is not valid CSV: {exc}", plan) from exc
+        raise DataError(f"the table is not valid CSV: {exc}", table) from exc
     except UnicodeDecodeError as exc:
-        raise DataError("the plan is not UTF-8 text", plan) from exc
+        raise DataError("the table is not UTF-8 text", table) from exc
     except OSError as exc:
-        raise StorageError(f"cannot read the plan: {exc.strerror or exc}", plan) from exc
+        raise StorageError(f"cannot read the table: {exc.strerror or exc}", table) from exc
 
 
-def _check_columns(columns: list[str], plan: str) -> None:
+def _check_columns(columns: list[str], table: str) -> None:
     from penstock.errors import DataError
 
     names = [column.removeprefix("@") for column in columns]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise DataError(f"two columns are named {repeated!r}", plan)
+        raise DataError(f"two columns are named {repeated!r}", table)
     if not [name for name in names if name and name != "__key__"]:
-        raise DataError("the first line names no field", plan)
+        raise DataError("the first line names no field", table)
 
 
-def _check_files(rows: list[tuple[int, list[str]]], columns: list[str], folder: str, plan: str) -> None:
+def _check_files(rows: list[tuple[int, list[str]]], columns: list[str], folder: str, table: str) -> None:
     """Check that all local files exist before anything is written; remote ones are checked when they are read."""
     from penstock.errors import DataError
     from penstock.formats.tar.shard_names import on_disk
@@ -131,14 +137,14 @@ def _check_files(rows: list[tuple[int, list[str]]], columns: list[str], folder: 
         for cell in (cells[position] for position in file_columns if cells[position]):
             path = os.path.join(folder, cell)
             if on_disk(path) and not os.path.isfile(local_path(path)):
-                raise DataError(f"line {line}: there is no file {path!r}", plan)
+                raise DataError(f"line {line}: there is no file {path!r}", table)
 
 
-def _read_file(url: str, plan: str, line: int) -> bytes:
+def _read_file(url: str, table: str, line: int) -> bytes:
     from penstock.errors import StorageError
     from penstock.storage import open_storage
 
     try:
         return b"".join(open_storage(url).stream(url))
     except StorageError as exc:
-        raise StorageError(f"line {line} of {plan}: {exc.problem}", exc.url) from exc
+        raise StorageError(f"line {line} of {table}: {exc.problem}", exc.url) from exc

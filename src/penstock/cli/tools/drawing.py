@@ -1,4 +1,4 @@
-"""Draw values in a terminal: images as half blocks or by its own protocol, audio as waveforms, escaped text."""
+"""Draw fields in a terminal: images as half blocks or by the terminal's protocol, audio as waveforms, escaped text."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _KITTY_CHUNK = 4096  # the most characters of base64 that the protocol allows in
 
 
 def escape(text: str, max_length: int = 0) -> str:
-    """Return a text on one line that cannot control the terminal, cut off at ``max_length`` if that is not 0."""
+    """Escape a text so that it fits on one line and cannot control the terminal; 0 as ``max_length`` means no limit."""
     cut = text if not max_length or len(text) <= max_length else text[: max_length - 1]
     out = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in cut)
     return out + "…" * (cut is not text)
 
 
 def image_protocol() -> str:
-    """Return the best way to draw images on this terminal: its own protocol if it has a known one, else blocks."""
+    """Return how to draw images on this terminal: ``kitty`` or ``iterm`` if it has that protocol, else ``blocks``."""
     if os.environ.get("KITTY_WINDOW_ID") or "kitty" in os.environ.get("TERM", ""):
         return "kitty"
     return "iterm" if os.environ.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm") else "blocks"
@@ -42,7 +42,7 @@ def draw_image(data: bytes, protocol: str, width: int) -> str | None:
             image.draft("RGB", (width * 2, width * 2))
             small = image.convert("RGB")
         small.thumbnail((width, width) if protocol == "blocks" else (width * 8, width * 8))
-    except Exception:  # the other fields are shown although this image is damaged
+    except Exception:  # a damaged image must not hide the other fields
         return None
     return _draw_blocks(small) if protocol == "blocks" else _draw_inline(small, protocol)
 

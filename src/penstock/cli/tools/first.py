@@ -1,4 +1,4 @@
-"""``penstock first`` (``tarfirst``): write a field of the first sample that meets a condition."""
+"""``penstock first`` (``tarfirst``): write one field of the first sample that meets a condition."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="EXPR",
         help="the condition that the sample must meet, such as 'cls == 3 and size(\"jpg\") > 10000'",
     )
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="a path or URL; - is standard output (-)")
-    # The key is always printed; tarfirst has the option.
+    parser.add_argument(
+        "-o", "--output", default="-", metavar="FILE", help="the file to write: a path or URL; - is standard output (-)"
+    )
+    # The key is always printed; the option is accepted because tarfirst has it.
     parser.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
     parser.epilog = """examples:
   penstock first -f cls small.tar
@@ -61,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
                 upload.commit()
         sys.stderr.write(f"{_printable(raw.key)}.{field}\n")
         return 0
-    condition_unmet = " and meets the condition" if condition is not None else ""
-    sys.stderr.write(f"penstock: no sample has one of the fields {', '.join(args.field)}{condition_unmet}\n")
+    samples = "no sample" if condition is None else "no sample that meets the condition"
+    fields = "the field" if len(args.field) == 1 else "any of the fields"
+    sys.stderr.write(f"penstock: {samples} has {fields} {', '.join(args.field)}\n")
     return 1
 
 

@@ -8,6 +8,7 @@ import random
 from importlib import import_module
 from typing import Any
 
+from penstock.cli import counted
 from penstock.cli.argument_types import usage_error
 from penstock.cli.tools.arguments import add_on_error_argument, add_output_arguments, add_selection_arguments
 
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="sources, each a shard, pattern or folder; or one .json or .yaml file that lists them",
+        help="sources, each a shard, a pattern or a folder; or one .json or .yaml file that lists sources",
     )
     parser.add_argument(
         "-w", "--weights", metavar="W,W,...", help="how often each source is chosen, relative to the others (1 each)"
@@ -28,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="first",
         help="stop when the first source is exhausted, or when all are (first)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="determines the order (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices (0)")
     parser.add_argument("--rename", metavar="TEMPLATE", help="rename keys by a template, as in penstock cat")
     add_output_arguments(parser)
     add_selection_arguments(parser)
     add_on_error_argument(parser)
-    parser.epilog = """A file lists sources like this:
+    parser.epilog = """A JSON file lists sources like this; weights are 1 by default:
 {"sources": [{"shards": "a-{00..09}.tar", "weight": 2}, {"shards": "b.tar"}]}
 
 examples:
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     from penstock.tarstream.gather import find_shards, gather_samples, mix_streams
 
     sources, weights = _sources_and_weights(args)
-    on_bad = streams.bad_sample_callback(args)
-    samples = [gather_samples(find_shards(source), on_error=on_bad) for source in sources]
+    on_error = streams.bad_sample_callback(args)
+    samples = [gather_samples(find_shards(source), on_error=on_error) for source in sources]
     mixture = mix_streams(samples, weights, random.Random(args.seed), all=args.stop == "all")
     with streams.open_output(args) as out:
         for encoded in streams.selection(args).encode(mixture):
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
 def _sources_and_weights(args: argparse.Namespace) -> tuple[list[list[str]], list[float]]:
     if len(args.sources) == 1 and args.sources[0].endswith((".json", ".yaml", ".yml")):
         if args.weights is not None:
-            usage_error("the file gives the weights: leave out -w")
+            usage_error(f"-w does not work with {args.sources[0]}: write the weights into the file")
         return _read_mixture(args.sources[0])
     weights = [1.0] * len(args.sources)
     if args.weights is not None:
@@ -67,7 +68,9 @@ def _sources_and_weights(args: argparse.Namespace) -> tuple[list[list[str]], lis
         except ValueError:
             usage_error(f"{args.weights!r} is not a list of weights: write it like 0.7,0.3")
     if len(weights) != len(args.sources):
-        usage_error(f"there are {len(args.sources)} sources, but {len(weights)} weights")
+        usage_error(
+            f"-w has {counted(len(weights), 'weight')} for {counted(len(args.sources), 'source')}: give one for each"
+        )
     _check_weights(weights)
     return [[source] for source in args.sources], weights
 
@@ -101,8 +104,9 @@ def _read_mixture(name: str) -> tuple[list[list[str]], list[float]]:
         ]
         weights = [float(source.get("weight", source.get("probability", 1.0))) for source in sources]
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
-        raise DataError(f"sources must be a list, each with shards and a weight: {exc!r}", name) from exc
+        expected = '{"sources": [{"shards": "a.tar", "weight": 2}, ...]}'
+        raise DataError(f"the mixture is not of the form {expected}: {exc!r}", name) from exc
     if not shards:
-        raise DataError("the mixture lists no source", name)
+        raise DataError("the mixture lists no sources", name)
     _check_weights(weights)
     return shards, weights

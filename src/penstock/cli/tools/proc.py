@@ -1,4 +1,4 @@
-"""``penstock proc`` (``tarproc``): run a command on every sample."""
+"""``penstock proc`` (``tarproc``): run a command or a Python function on every sample."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cli import counted
 from penstock.cli.argument_types import positive_count, seconds, usage_error
 from penstock.cli.tools.arguments import add_input_arguments, add_output_arguments, add_selection_arguments
 
@@ -29,13 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-c",
         "--command",
         metavar="CMD",
-        help="a shell command; it runs in a folder with the sample's files: sample.jpg, sample.cls, ...",
+        help="a shell command, run in a folder with the files of the sample: sample.jpg, sample.cls, ...",
     )
     work.add_argument("-s", "--script", metavar="FILE", help="a file of shell commands")
     work.add_argument(
         "--python",
         metavar="MODULE:FUNCTION",
-        help="a Python function that takes a sample (a dict) and returns one, several or None",
+        help="a Python function that takes a sample (a dict) and returns one sample, several, or None",
     )
     parser.add_argument(
         "--decode", metavar="SPEC", help="with --python: decode samples first, as in read_tar(...).decode(SPEC)"
@@ -57,14 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="abort",
         help="stop at a sample that fails, skip it, or keep it unchanged; ignore means keep (abort)",
     )
-    parser.add_argument("--timeout", type=seconds, metavar="S", help="seconds after which a sample fails")
+    parser.add_argument("--timeout", type=seconds, metavar="S", help="a sample fails if it takes longer than S seconds")
     parser.add_argument("--add-log", metavar="FIELD", help="store the output of the command in this field")
-    parser.add_argument("-q", "--silent", action="store_true", help="show the output of failing commands only")
+    parser.add_argument("-q", "--silent", action="store_true", help="print only the output of commands that fail")
     parser.add_argument(
         "-w",
         "--working-dir",
         metavar="FOLDER",
-        help="where the samples' folders are created (in memory if there is room, else TMPDIR)",
+        help="where the folders of samples are created (in memory if there is room, else TMPDIR)",
     )
     parser.add_argument("--interpreter", metavar="SHELL", help="the shell that runs the commands (bash, else sh)")
     parser.add_argument(
@@ -80,14 +81,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="local",
         help="with {} in the output: where shards are processed (local)",
     )
-    parser.add_argument("--fresh", action="store_true", help="with {} in the output: process existing shards again")
+    parser.add_argument("--fresh", action="store_true", help="with {} in the output: replace output shards that exist")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the number of samples at the end")
     parser.epilog = """The command finds the key of the sample in $PENSTOCK_KEY, its shard in $PENSTOCK_SHARD and its
-number in $PENSTOCK_NUMBER. When it ends, the files sample.* are the sample: a deleted file is a deleted field, a new
-file a new field. A file sample.__key__ holds a new key.
+number in $PENSTOCK_NUMBER. The files sample.* that exist when the command ends are the new sample: a deleted file is a
+deleted field, a new file is a new field. A file sample.__key__ holds the new key.
 
-With {} in the output, every input shard becomes an output shard; {} stands for what the braces of the input stand for.
-Output shards that exist are not made again, so that a run resumes where it was interrupted.
+With {} in the output, every input shard becomes an output shard; {} is replaced by what the braces in the name of the
+input stand for. Output shards that exist are skipped, so that a run resumes where it was interrupted.
 
 examples:
   penstock proc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar
@@ -101,28 +102,30 @@ def run(args: argparse.Namespace) -> int:
     if args.script is not None and not os.path.isfile(args.script):
         usage_error(f"there is no script {args.script!r}")
     if args.decode is not None and args.python is None:
-        usage_error("--decode needs --python: a command gets files as they are")
+        usage_error("--decode needs --python: a command gets the files undecoded")
     if args.python is not None and (args.where or args.count is not None):
-        usage_error("--where and --count do not work with --python: pipe from penstock cat")
+        usage_error("--where and --count do not work with --python: select samples with penstock cat, and pipe them in")
     if "{}" in args.output:
         return _process_shards(args)
     if args.engine != "local":
-        usage_error("--engine ray needs {} in the output: one shard for each shard")
+        usage_error("--engine ray needs {} in the output, so that every input shard becomes an output shard")
     return _process_stream(args)
 
 
 @dataclass(slots=True)
 class _Counts:
+    """How many samples were read, failed, or were dropped because the command left no files."""
+
     samples: int = 0
     failed: int = 0
     emptied: int = 0
 
     def __str__(self) -> str:
-        counts = [f"{self.samples:,} samples"]
+        counts = [counted(self.samples, "sample")]
         if self.failed:
             counts.append(f"{self.failed:,} failed")
         if self.emptied:
-            counts.append(f"{self.emptied:,} left without files")
+            counts.append(f"{self.emptied:,} dropped because no file was left")
         return ", ".join(counts)
 
 
@@ -181,7 +184,7 @@ def _process_samples(args: argparse.Namespace, urls: list[str], counts: _Counts)
 
 
 def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _Counts) -> EncodedSamples | None:
-    """Return what is written for a sample, as ``--on-failure`` says, and report a failure.
+    """Return what is written for a sample; a failure is reported and then treated as ``--on-failure`` says.
 
     Raises:
         StageError: The command failed, and failures abort the run.
@@ -216,7 +219,7 @@ def _shell_command(args: argparse.Namespace) -> ShellCommand:
 
 @dataclass(frozen=True, slots=True)
 class ShardProcessor:
-    """Makes an output shard from an input shard; picklable, so that it can run on other machines."""
+    """Processes one input shard into an output shard; picklable, so that it can run on other machines."""
 
     args: argparse.Namespace
 
@@ -243,7 +246,7 @@ def _process_shards(args: argparse.Namespace) -> int:
     from penstock.cli.tools.shell_command import stop_all
 
     if args.filelist is not None or not args.inputs or "-" in args.inputs:
-        usage_error("with {} in the output, name the shards as arguments: standard input and -T do not work")
+        usage_error("with {} in the output, standard input and -T do not work: name the shards as arguments")
     jobs = shard_jobs.plan_jobs(args.inputs, args.output)
     processor = ShardProcessor(args)
     if args.engine == "ray":
@@ -255,7 +258,7 @@ def _process_shards(args: argparse.Namespace) -> int:
         finally:
             stop_all()
             pool.shutdown(cancel_futures=True)
-    existing = f", {counts.existing:,} existed" if counts.existing else ""
+    existing = f", {counts.existing:,} already existed" if counts.existing else ""
     failed = f", {counts.failed:,} failed" if counts.failed else ""
-    sys.stderr.write(f"penstock: {counts.done:,} shards done{existing}{failed}\n")
+    sys.stderr.write(f"penstock: {counted(counts.done, 'shard')} done{existing}{failed}\n")
     return 1 if counts.failed else 0

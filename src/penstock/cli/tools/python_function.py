@@ -1,4 +1,4 @@
-"""Call a Python function on every sample; the command line names it as ``module:function``."""
+"""Call a Python function, named as ``module:function``, on every sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def import_function(name: str) -> Callable[..., Any]:
     """
     module, _, attribute = name.partition(":")
     if not module or not attribute:
-        raise PlanError(f"{name!r} does not name a function: write it like module:function")
+        raise PlanError(f"{name!r} does not name a function: write MODULE:FUNCTION")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -37,7 +37,7 @@ def import_function(name: str) -> Callable[..., Any]:
     except AttributeError as exc:
         raise PlanError(f"there is no such function: {exc}") from exc
     if not callable(function):
-        raise PlanError(f"{name!r} is not a function")
+        raise PlanError(f"{name!r} is of type {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
 
 
@@ -56,7 +56,7 @@ class SampleFunction:
     keep_failed: bool = False
 
     def __call__(self, sample: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the encoded samples that the function makes from one sample."""
+        """Call the function on a sample and return the encoded results."""
         try:
             returned = import_function(self.name)(dict(sample))
             return [_encode(result, sample) for result in _as_samples(returned, self.name)]
@@ -74,13 +74,14 @@ def _as_samples(returned: Any, name: str) -> Iterable[Any]:
         return (returned,)
     if isinstance(returned, list | tuple | Iterator):
         return returned
-    raise TypeError(f"{name} returned a {type(returned).__name__}: return a sample (a dict), several samples, or None")
+    problem = f"{name} returned a value of type {type(returned).__name__}"
+    raise TypeError(f"{problem}: return a sample (a dict), several samples, or None")
 
 
 def _encode(result: Any, sample: dict[str, Any]) -> dict[str, Any]:
-    """Encode a sample that a function returned; it has the key of the original unless it has its own."""
+    """Encode a sample that a function returned; without a key, it gets that of the original sample."""
     if not isinstance(result, dict):
-        raise TypeError(f"a sample is a dict of fields, not a {type(result).__name__}")
+        raise TypeError(f"a sample must be a dict of fields, not a value of type {type(result).__name__}")
     fields = {name: encode(name, value) for name, value in result.items() if not name.startswith("__")}
     return {"__key__": result.get("__key__", sample["__key__"]), "__url__": sample["__url__"], **fields}
 

@@ -1,6 +1,6 @@
-"""Make one output shard from each input shard, many at a time, on this machine or on a Ray cluster.
+"""Process every input shard into an output shard, several at a time, on this machine or on a Ray cluster.
 
-Output shards that exist are left as they are, so that a run resumes where it was interrupted.
+Output shards that exist are skipped, so that a run resumes where it was interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import PenstockError, PlanError, StorageError
 from penstock.formats.manifest import ShardEntry, read_manifest_at, write_manifest, write_manifest_at
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
-from penstock.storage import braces, exists, local_path, open_storage, redacted
+from penstock.storage import exists, expand_braces, local_path, open_storage, redacted
 from penstock.tarstream.gather import find_shards
 
 PLACEHOLDER = "{}"
@@ -28,7 +28,7 @@ StartJob = Callable[["ShardJob"], Future[ShardEntry]]
 
 @dataclass(frozen=True, slots=True)
 class ShardJob:
-    """An input shard and the output shard that is made from it."""
+    """An input shard, and the output shard that it is processed into."""
 
     source: str
     target: str
@@ -37,11 +37,11 @@ class ShardJob:
 def plan_jobs(inputs: Iterable[str], output: str) -> list[ShardJob]:
     """Return a job for every input shard.
 
-    ``{}`` in the output is what the braces of the input stand for or, without braces, the name of the input shard
-    without its extension.
+    ``{}`` in the output is replaced by what the braces of the input stand for or, without braces, by the name of the
+    input shard without its extension.
 
     Raises:
-        PlanError: Two inputs would become one output, or one would replace itself.
+        PlanError: Two inputs would be written to one output, or an output would replace its input.
         StorageError: Nothing matches an input pattern.
 
     >>> [job.target for job in plan_jobs(["in-{08..09}.tar"], "out-{}.tar")]
@@ -51,9 +51,10 @@ def plan_jobs(inputs: Iterable[str], output: str) -> list[ShardJob]:
     sources: dict[str, str] = {}
     for job in jobs:
         if (other := sources.setdefault(job.target, job.source)) != job.source:
-            raise PlanError(f"{redacted(other)} and {redacted(job.source)} would both become {redacted(job.target)}")
+            both = f"{redacted(other)} and {redacted(job.source)}"
+            raise PlanError(f"{both} would both become {redacted(job.target)}: give them different outputs")
         if job.target == job.source:
-            raise PlanError(f"{redacted(job.source)} would become itself: choose another name")
+            raise PlanError(f"{redacted(job.source)} would be replaced by its output: choose another output")
     return jobs
 
 
@@ -61,7 +62,9 @@ def _expand(pattern: str) -> Iterator[tuple[str, str]]:
     """Yield the shards that match a pattern, each with the part of its name that replaces the placeholder."""
     group = re.search(r"\{[^{}]*(?:\.\.|,)[^{}]*\}", pattern)
     if group is not None and pattern.count("{") == 1 and not re.search(r"[*?\[]", pattern):
-        yield from ((pattern[: group.start()] + part + pattern[group.end() :], part) for part in braces(group[0]))
+        yield from (
+            (pattern[: group.start()] + part + pattern[group.end() :], part) for part in expand_braces(group[0])
+        )
         return
     for url in find_shards([pattern]):
         name = url.rpartition("/")[2]
@@ -71,7 +74,7 @@ def _expand(pattern: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class JobCounts:
-    """How many shards were made, existed already, and failed."""
+    """How many output shards were written, existed already, or failed."""
 
     done: int = 0
     existing: int = 0
@@ -79,10 +82,10 @@ class JobCounts:
 
 
 def run_jobs(jobs: list[ShardJob], start: StartJob, parallel: int, *, fresh: bool = False) -> JobCounts:
-    """Run jobs, ``parallel`` at a time; outputs that exist are left as they are, unless ``fresh``.
+    """Run jobs, ``parallel`` at a time; outputs that exist are skipped, unless ``fresh``.
 
     A shard that fails is reported on standard error and does not stop the others. The manifests of the output folders
-    list all outputs, also those of earlier runs.
+    list all outputs, including those of earlier runs.
 
     Raises:
         StorageError: A storage cannot be reached, or a manifest cannot be written.
@@ -121,7 +124,7 @@ def _finish_job(future: Future[ShardEntry], job: ShardJob, counts: JobCounts, ma
 
 
 class _Manifests:
-    """Collects entries for the manifests of the output folders, and writes them from time to time."""
+    """Collects the manifest entries of the output folders, and writes them every few seconds."""
 
     def __init__(self) -> None:
         self._entries: dict[str, list[ShardEntry]] = {}
@@ -141,7 +144,7 @@ class _Manifests:
             self._written_at = time.monotonic()
 
     def write_all(self) -> None:
-        """Write all entries, also those of existing shards that a killed run did not add to the manifest."""
+        """Write all entries, including those of existing shards that a killed run did not add to the manifest."""
         from penstock.inspection.verify import make_manifest_entry
 
         for folder, targets in self._existing.items():
@@ -181,10 +184,10 @@ def on_ray(process: ProcessShard, cpus: int) -> StartJob:
     Raises:
         MissingExtra: Ray is not installed.
     """
-    from penstock.engines.ray.session import ensure, imported
+    from penstock.engines.ray.session import connect_ray, import_ray
 
-    ensure()
-    ray = imported()
+    connect_ray()
+    ray = import_ray()
     task: Any = ray.remote(max_retries=2)(_ray_task).options(num_cpus=cpus)
 
     def start(job: ShardJob) -> Future[ShardEntry]:
@@ -195,7 +198,7 @@ def on_ray(process: ProcessShard, cpus: int) -> StartJob:
 
 
 def _ray_task(process: ProcessShard, source: str, target: str) -> ShardEntry | PenstockError:
-    """Run a job; return an error of ours as a value, because Ray would wrap what is raised."""
+    """Run a job; return a Penstock error as a value, because Ray would wrap an error that is raised."""
     try:
         return process(source, target)
     except PenstockError as exc:
@@ -203,7 +206,7 @@ def _ray_task(process: ProcessShard, source: str, target: str) -> ShardEntry | P
 
 
 def _unwrap(task: Future[Any]) -> Future[ShardEntry]:
-    """Return a future of the task's entry that raises the error which the task returned."""
+    """Return a future of the entry that a task returns; it raises the error if the task returns one."""
     outer: Future[ShardEntry] = Future()
 
     def on_done(done: Future[Any]) -> None:

@@ -30,21 +30,21 @@ from penstock.formats.tar.walker import MAX_MEMBER
 from penstock.tarstream.raw import RawSample
 
 _SHARED_MEMORY = "/dev/shm"
-_MIN_FREE_MEMORY = 1 << 30  # bytes that must be free there before folders are created in memory
-_LOG_BYTES = 64 << 10  # of a command's output that are kept: the last ones
-_FOLDER_OF_RUN = re.compile(r"penstock-proc-(\d+)-")
+_MIN_FREE_BYTES = 1 << 30  # of shared memory, for folders to be created there
+_LOG_BYTES = 64 << 10  # only the last bytes of a command's output are kept
+_RUN_FOLDER = re.compile(r"penstock-proc-(\d+)-")
 _FILE_NAME = "sample"
 _KEY_FIELD = "__key__"  # a file sample.__key__ that the command writes holds the new key
 
 
 @dataclass(frozen=True, slots=True)
 class ShellCommand:
-    """What is run on every sample.
+    """The command that is run on every sample.
 
     Attributes:
         argv: The program and its arguments.
-        timeout_s: How long it may take; ``None``: as long as it likes.
-        log_field: The field that stores what it printed.
+        timeout_s: How long it may take for one sample; None: no limit.
+        log_field: The field that stores what the command printed; None: not stored.
     """
 
     argv: tuple[str, ...]
@@ -73,7 +73,7 @@ _runners: WeakSet[CommandRunner] = WeakSet()
 
 
 def stop_all() -> None:
-    """Kill all commands that run in this process, whichever thread runs them."""
+    """Kill the running commands of all runners in this process."""
     for runner in list(_runners):
         runner.stop()
 
@@ -83,7 +83,7 @@ def run_on_each(
 ) -> Iterator[CommandResult]:
     """Run the command on samples, ``parallel`` at a time; yield results in the order of the samples or as they finish.
 
-    Closing the iterator kills the commands that run.
+    Closing the iterator kills the running commands.
 
     Raises:
         StorageError: The files of a sample cannot be written.
@@ -116,10 +116,10 @@ def _pop_next(pending: deque[Future[CommandResult]], ordered: bool) -> Future[Co
 class CommandRunner:
     """Runs a command on samples, each in a private folder below a temporary one.
 
-    Leaving the ``with`` block kills the commands that run and removes the temporary folder. Thread-safe.
+    Leaving the ``with`` block kills the running commands and removes the temporary folder. Thread-safe.
 
     Args:
-        command: What is run on every sample.
+        command: The command.
         folder: Where the temporary folder is created; by default in memory if there is room, else in ``TMPDIR``.
 
     Raises:
@@ -148,7 +148,7 @@ class CommandRunner:
         _remove_folder(self._root)
 
     def stop(self) -> None:
-        """Kill all commands that run, and start no others."""
+        """Kill the running commands, and refuse to start others."""
         with self._lock:
             self._stopped = True
             for pid in self._running:
@@ -167,7 +167,7 @@ class CommandRunner:
                 _write_files(folder, raw)
             except OSError as exc:
                 if exc.errno == errno.ENAMETOOLONG:  # the name of a field is too long for a file
-                    return CommandResult(raw, None, b"", f"its fields cannot be files: {exc.strerror}")
+                    return CommandResult(raw, None, b"", f"its fields cannot be written as files: {exc.strerror}")
                 raise StorageError(f"cannot write the files of {raw.key!r}: {exc.strerror}", self._root) from exc
             code, printed = self._run_in(folder, number, raw)
             if self._stopped:  # a command that was killed is not a failure of its sample
@@ -192,7 +192,7 @@ class CommandRunner:
         return f"the command failed with exit code {code}" if code else None
 
     def _run_in(self, folder: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
-        """Run the command in a folder; return its exit code, None after a timeout, and what it printed."""
+        """Run the command in a folder; return its exit code (None after a timeout) and the end of what it printed."""
         variables = {"PENSTOCK_KEY": raw.key, "PENSTOCK_SHARD": raw.shard, "PENSTOCK_NUMBER": str(number)}
         log = os.memfd_create("penstock-proc")
         try:
@@ -228,18 +228,18 @@ class CommandRunner:
         if self._command.timeout_s is None:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             return _exit_code(process.pid)
-        handle = os.pidfd_open(process.pid)
+        fd = os.pidfd_open(process.pid)
         try:
             poll = select.poll()
-            poll.register(handle, select.POLLIN)
+            poll.register(fd, select.POLLIN)
             if not poll.poll(self._command.timeout_s * 1000):
                 return None
         finally:
-            os.close(handle)
+            os.close(fd)
         return _exit_code(process.pid)
 
     def _read_files(self, folder: str, raw: RawSample, printed: bytes) -> EncodedSamples | None:
-        """Read the sample that the command left; None if there is no field."""
+        """Read the sample from the files that the command left; None if there are none."""
         fields: dict[str, bytes] = {}
         key = raw.key
         with os.scandir(folder) as entries:
@@ -252,7 +252,7 @@ class CommandRunner:
             if field == _KEY_FIELD:
                 key = data.decode("utf-8", "surrogateescape").split("\n")[0]
             elif field in fields:
-                raise DataError(f"two files are the field {field!r}")
+                raise DataError(f"two files are the field {field!r}: their names differ only in case")
             elif not (field.startswith("__") and field.endswith("__")):
                 fields[field] = data
         if self._command.log_field is not None:
@@ -270,13 +270,13 @@ def _exit_code(pid: int) -> int:
 def _write_files(folder: str, raw: RawSample) -> None:
     os.mkdir(folder, 0o700)
     for field, data in raw.fields().items():
-        handle = os.open(os.path.join(folder, f"{_FILE_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = os.open(os.path.join(folder, f"{_FILE_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             rest = memoryview(data)
             while rest:
-                rest = rest[os.write(handle, rest) :]
+                rest = rest[os.write(fd, rest) :]
         finally:
-            os.close(handle)
+            os.close(fd)
 
 
 def _read_file(path: str) -> bytes:
@@ -287,21 +287,21 @@ def _read_file(path: str) -> bytes:
     """
     name = os.path.basename(path)
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as exc:
         if exc.errno == errno.ELOOP:
             raise DataError(f"{name!r} is a link, not a file") from exc
         raise
     try:
-        status = os.fstat(handle)
+        status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{name!r} is not a regular file")
         if status.st_size > MAX_MEMBER:  # a sparse file may be larger than memory
             raise DataError(f"{name!r} has more than {MAX_MEMBER} bytes, too many for a field")
-        with open(handle, "rb", buffering=0, closefd=False) as file:
+        with open(fd, "rb", buffering=0, closefd=False) as file:
             return file.readall()
     finally:
-        os.close(handle)
+        os.close(fd)
 
 
 def _remove_folder(folder: str) -> None:
@@ -309,7 +309,7 @@ def _remove_folder(folder: str) -> None:
         shutil.rmtree(folder)
     except FileNotFoundError:
         return
-    except OSError:  # the command has taken away the permissions of a folder
+    except OSError:  # the command has removed the permissions of a folder
         for parent, _, _ in os.walk(folder):
             os.chmod(parent, 0o700)
         shutil.rmtree(folder, ignore_errors=True)
@@ -323,10 +323,10 @@ def _kill_group(group: int) -> None:
 
 
 def _default_parent() -> str:
-    """Return the folder of shared memory if there is room, else the one for temporary files."""
+    """Return the folder in shared memory if there is room, else the one for temporary files."""
     try:
         free = os.statvfs(_SHARED_MEMORY)
-        if free.f_bavail * free.f_frsize >= _MIN_FREE_MEMORY and os.access(_SHARED_MEMORY, os.W_OK):
+        if free.f_bavail * free.f_frsize >= _MIN_FREE_BYTES and os.access(_SHARED_MEMORY, os.W_OK):
             return _SHARED_MEMORY
     except OSError:
         pass
@@ -334,10 +334,10 @@ def _default_parent() -> str:
 
 
 def _remove_stale_folders(parent: str) -> None:
-    """Remove the folders that killed runs of this user have left."""
+    """Remove the folders that killed runs of this user left behind."""
     try:
         with os.scandir(parent) as entries:
-            folders = [(entry, match[1]) for entry in entries if (match := _FOLDER_OF_RUN.match(entry.name))]
+            folders = [(entry, match[1]) for entry in entries if (match := _RUN_FOLDER.match(entry.name))]
         for entry, pid in folders:
             if not os.path.exists(f"/proc/{pid}") and entry.stat(follow_symlinks=False).st_uid == os.getuid():
                 _remove_folder(entry.path)

@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draw",
         choices=("auto", "blocks", "kitty", "iterm", "none"),
         default="auto",
-        help="how images are drawn; auto chooses by the terminal, and none for a pipe (auto)",
+        help="how images and audio are drawn; auto draws what the terminal can show, and nothing to a pipe (auto)",
     )
     parser.add_argument(
         "--width",
         type=positive_count,
         metavar="N",
-        help=f"columns of an image (the width of the terminal, at most {_MAX_WIDTH})",
+        help=f"width of images, in columns (the width of the terminal, at most {_MAX_WIDTH})",
     )
     parser.add_argument(
         "--json",
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text_start(data: bytes, max_bytes: int) -> str:
-    """Return the start of a text, or nothing if the data is not UTF-8 text."""
+    """Return the start of a text; empty if the data is not UTF-8 text."""
     start = data[:max_bytes]
     try:
         text = start.decode()

@@ -1,4 +1,4 @@
-"""``penstock shuffle``: shuffle all samples."""
+"""``penstock shuffle``: shuffle all samples, by sorting them by a hash of their keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_input_arguments(parser)
     add_output_arguments(parser)
     add_selection_arguments(parser)
-    parser.add_argument("--seed", type=int, default=0, help="determines the order (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     add_temporary_folder_argument(parser)
     parser.set_defaults(by="key", type="shuffle", reverse=False)
     parser.epilog = "example:\n  penstock shuffle --seed 7 'train-*.tar' | penstock split -n 10000 -o shuffled"

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser)
     add_selection_arguments(parser)
     parser.add_argument(
-        "-s", "-k", "--by", "--sortkey", default="key", metavar="FIELD", help="sort by this field (key)"
+        "-s", "-k", "--by", "--sortkey", default="key", metavar="FIELD", help="sort by this field, or by the key (key)"
     )
     parser.add_argument(
         "-S",
@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="text",
         help="how values are compared; shuffle: by a hash of the key (text)",
     )
-    parser.add_argument("-r", "--reverse", action="store_true", help="largest first")
-    parser.add_argument("--seed", type=int, default=0, help="determines the order of a shuffle (0)")
+    parser.add_argument("-r", "--reverse", action="store_true", help="sort in descending order")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     add_temporary_folder_argument(parser)
     parser.epilog = """examples:
   penstock sort unsorted.tar -o sorted.tar

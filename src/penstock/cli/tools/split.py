@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         default="shards",
         metavar="NAME",
-        help="NAME gives NAME-000000.tar, ...; or a folder, which ends in a slash, or a pattern with %%06d or "
-        "{shard:06d} (shards)",
+        help="NAME writes NAME-000000.tar, ...; NAME/ writes into a folder; in a pattern, %%06d or {shard:06d} is the "
+        "number of the shard (shards)",
     )
     parser.add_argument(
         "-n",
@@ -53,14 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--no-manifest", action="store_true", help="do not write a manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON line per shard")
-    parser.add_argument("-v", "--verbose", action="store_true", help="print each shard as it appears")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print each shard when it is written")
     parser.epilog = """examples:
   tar -cf - --sort=name -C /data/imagenet train | penstock split -s 1e9 -o imagenet_train --maxshards 2
   penstock cat 'raw-*.tar' | penstock split -n 10000 -o s3://bucket/train/"""
 
 
 def shard_pattern(name: str) -> str:
-    """Return the %-pattern of the shards' names for a name, a folder or a pattern.
+    """Return the %-pattern of shard names that the value of ``--output`` stands for.
 
     >>> shard_pattern("train"), shard_pattern("out/"), shard_pattern("a-{shard:04d}.tar")
     ('train-%06d.tar', 'out/shard-%06d.tar', 'a-%04d.tar')
@@ -109,13 +109,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _cut(runs: Iterator[RawRun], fits: Callable[[int, int], bool]) -> Iterator[EncodedSamples]:
-    """Yield as many samples at once as fit into the open shard; if none fits, the one that starts the next shard."""
+    """Yield as many samples at once as fit into the open shard; if none fits, the first sample of the next shard."""
     for raw_run in runs:
         start = 0
         while start < len(raw_run):
             rest = raw_run.slice(start, len(raw_run))
             counts = range(1, len(rest) + 1)
             fitting = bisect_left(counts, True, key=lambda count: not fits(count, rest.nbytes(count)))
-            taken = max(fitting, 1)
-            start += taken
-            yield from rest.slice(0, taken).encode()
+            stop = start + max(fitting, 1)
+            yield from raw_run.slice(start, stop).encode()
+            start = stop

@@ -1,4 +1,4 @@
-"""What the arguments of a tool mean: the samples it reads, the samples it selects, and the archive it writes."""
+"""Turn the arguments of a tar tool into the samples it reads, the selection it makes, and the archive it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.tarstream.stream_writer import STDOUT, StreamWriter, open_stream_w
 
 # glibc raises its mmap threshold, and with it the free memory that it keeps, to the size of the largest mapped block
 # that was freed, up to 32 MB. Otherwise every buffer of a stream is mapped and touched afresh, a third of the time that
-# copying a pipe takes. The pages of this block are never touched.
+# copying a pipe takes. Allocating and freeing this block raises the threshold; its pages are never touched.
 _MALLOC_THRESHOLD_BYTES = 30 << 20
 
 
@@ -37,7 +37,7 @@ def shard_urls(args: argparse.Namespace) -> list[str]:
     elif not names:
         names = [STDIN]
     if not names:
-        usage_error(f"{args.filelist} lists no shard")
+        usage_error(f"{args.filelist} lists no shard: write one name per line")
     if STDIN in names and sys.stdin.isatty():
         usage_error("there is nothing to read: name shards, or pipe one in")
     return find_shards(names)
@@ -52,7 +52,7 @@ def _read_filelist(name: str) -> list[str]:
 
 
 def read_samples(args: argparse.Namespace, workers: int = 1, mapped: bool = False) -> Iterator[RawSample]:
-    """Iterate over the samples that a tool reads; ``mapped`` pays off where most of their bytes are not looked at.
+    """Return an iterator over the samples that a tool reads; ``mapped`` is faster if most of their bytes are not used.
 
     Raises:
         StorageError: A shard cannot be read.
@@ -62,7 +62,7 @@ def read_samples(args: argparse.Namespace, workers: int = 1, mapped: bool = Fals
 
 
 def read_runs(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[RawRun]:
-    """Iterate over runs of adjacent samples, for a tool that copies them unchanged.
+    """Return an iterator over runs of adjacent samples, for a tool that copies samples unchanged.
 
     Raises:
         StorageError: A shard cannot be read.
@@ -72,7 +72,7 @@ def read_runs(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -
 
 
 def bad_sample_callback(args: argparse.Namespace) -> gather.ErrorHandler:
-    """Return what is called with the error of a sample that cannot be read, as ``--on-error`` says."""
+    """Return the function to call with the error of an unreadable sample: ``--on-error`` raises or skips it."""
     return _report_skipped if args.on_error == "skip" else raise_error
 
 
@@ -81,7 +81,7 @@ def _report_skipped(error: DataError) -> None:
 
 
 def selection(args: argparse.Namespace) -> Selection:
-    """Return which samples and fields a tool selects; options that it does not have select everything.
+    """Return the samples and fields that a tool selects; options that the tool does not have select everything.
 
     Raises:
         SystemExit: With 2 if a condition or template cannot be parsed.
@@ -125,10 +125,10 @@ def open_output(args: argparse.Namespace) -> Iterator[StreamWriter]:
 
 @contextmanager
 def write_errors_name(target: str) -> Iterator[None]:
-    """Name the target in system errors that name no file, such as that of a full disk.
+    """Turn system errors that name no file, such as that of a full disk, into errors that name the target.
 
     Raises:
-        StorageError: Instead of such an error.
+        StorageError: The target cannot be written.
     """
     try:
         yield
@@ -144,7 +144,7 @@ def refuse_terminal(output: str) -> None:
     """Exit with a usage error if binary output would go to a terminal.
 
     Raises:
-        SystemExit: With 2.
+        SystemExit: With 2 if standard output is the output and a terminal.
     """
     if output == STDOUT and sys.stdout.isatty():
         usage_error("refusing to write binary data to a terminal: name a file with -o, or pipe the output")

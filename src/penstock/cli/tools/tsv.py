@@ -1,4 +1,4 @@
-"""``penstock tsv`` (``tar2tsv``): write fields as a table."""
+"""``penstock tsv`` (``tar2tsv``): write fields as a table: TSV, CSV, JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.tarstream.table import WriteBytes
 
 _FORMATS = ("tsv", "csv", "jsonl", "parquet")
-_BUFFER_BYTES = 1 << 20  # of a table on its way to a storage
+_BUFFER_BYTES = 1 << 20  # written to a storage at once
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-F", "--format", choices=_FORMATS, help="format to write (by the extension of the output, else tsv)"
     )
-    parser.add_argument("-o", "--output", default="-", metavar="FILE", help="a path or URL; - is standard output (-)")
+    parser.add_argument(
+        "-o", "--output", default="-", metavar="FILE", help="the file to write: a path or URL; - is standard output (-)"
+    )
     parser.add_argument("--nokey", "--no-key", action="store_true", help="leave out the column __key__")
     parser.add_argument("--noheader", "--no-header", action="store_true", help="leave out the line of column names")
     parser.add_argument("--json", action="store_true", help="the same as --format jsonl")
-    parser.epilog = """TSV writes a tab, a newline and a backslash as \\t, \\n and \\\\; CSV is quoted as usual.
-JSON lines write a value that is not text as {"base64": ...}.
+    parser.epilog = """In TSV, a tab, a newline and a backslash are \\t, \\n and \\\\; CSV is quoted as usual.
+In JSON lines, a value that is not text is {"base64": ...}.
 
 examples:
   penstock tsv -f cls small.tar
@@ -49,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     format = "jsonl" if args.json else args.format or _format_of(args.output)
     columns = tables.parse_columns(args.fields) if args.fields else ()
     if args.fields and not columns:
-        usage_error("no field is named")
+        usage_error(f"{args.fields!r} names no field: write names like 'jpg;png cls'")
     if format == "parquet":
         streams.refuse_terminal(args.output)
     table: tables.SampleTable | None = None

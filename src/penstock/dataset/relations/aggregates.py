@@ -1,7 +1,7 @@
-"""Running aggregates of each group's values: on columns while the values are numbers or text, else one by one.
+"""Running aggregates of the values of each group: on columns if the values are numbers or text, else one by one.
 
 Sums are added from left to right, so neither the block size nor the memory limit changes a result. Missing values are
-ignored; the result of a group that has no other values is missing.
+ignored; a group that has no other values has a missing result.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Aggregate(ABC):
 
     @abstractmethod
     def add(self, numbers: I64, groups: int, column: Any) -> None:
-        """Add values, an Arrow array or a list; ``numbers`` has the group of each value, less than ``groups``."""
+        """Add values, an Arrow array or a list; ``numbers`` has the group number of each value, below ``groups``."""
 
     @abstractmethod
     def result(self) -> Any:
-        """Return a value for each group: an Arrow array, or a list."""
+        """Return the result of each group: an Arrow array, or a list."""
 
     @property
     @abstractmethod
@@ -60,7 +60,7 @@ class Sum(Aggregate):
 
     def add(self, numbers: I64, groups: int, column: Any) -> None:
         self._grow(groups)
-        numbers, column = present(numbers, column)
+        numbers, column = without_missing(numbers, column)
         self.count += np.bincount(numbers, minlength=groups)
         kind = _kind(column)
         if kind == "int" and self._float is None and self._plain is None:
@@ -69,14 +69,14 @@ class Sum(Aggregate):
             start = np.zeros(groups) if self._float is None else self._float
             self._float = left_to_right(start, numbers, _floats(column))
         else:
-            self._add_plain(numbers, values_list(column))
+            self._add_plain(numbers, as_list(column))
 
     def _grow(self, groups: int) -> None:
         new = groups - len(self.count)
         if new <= 0:
             return
         self.count, self._high, self._low = (
-            np.concatenate([own, np.zeros(new, np.int64)]) for own in (self.count, self._high, self._low)
+            np.concatenate([array, np.zeros(new, np.int64)]) for array in (self.count, self._high, self._low)
         )
         if self._float is not None:
             self._float = np.concatenate([self._float, np.zeros(new)])
@@ -122,7 +122,7 @@ class Sum(Aggregate):
 
 
 class Mean(Sum):
-    """The sum divided by the number of values."""
+    """The mean: the sum divided by the number of values."""
 
     how = "mean"
 
@@ -139,7 +139,7 @@ class Mean(Sum):
 
 
 class Std(Aggregate):
-    """The sample standard deviation (n - 1), from differences to each group's first value: one pass is enough."""
+    """The sample standard deviation (n - 1), computed in one pass from differences to the first value of each group."""
 
     def __init__(self, field: str) -> None:
         super().__init__(field)
@@ -153,14 +153,14 @@ class Std(Aggregate):
         return 32 * len(self._count)
 
     def add(self, numbers: I64, groups: int, column: Any) -> None:
-        numbers, column = present(numbers, column)
+        numbers, column = without_missing(numbers, column)
         try:
             values = _floats(column) if _kind(column) else np.array([float(value) for value in column])
         except (TypeError, ValueError, OverflowError) as exc:
-            raise not_numbers("std", self.field, values_list(column), exc) from exc
+            raise not_numbers("std", self.field, as_list(column), exc) from exc
         new = groups - len(self._count)
         self._first, self._sum, self._squares = (
-            np.concatenate([own, np.zeros(new)]) for own in (self._first, self._sum, self._squares)
+            np.concatenate([array, np.zeros(new)]) for array in (self._first, self._sum, self._squares)
         )
         before = np.concatenate([self._count, np.zeros(new, np.int64)])
         first_at = np.full(groups, -1, np.int64)
@@ -195,23 +195,23 @@ class Extreme(Aggregate):
 
     @property
     def nbytes(self) -> int:
-        own = 0 if self._column is None else int(self._column.nbytes)
-        return own + len(self._nan) + (100 * len(self._plain) if self._plain is not None else 0)
+        column_bytes = 0 if self._column is None else int(self._column.nbytes)
+        return column_bytes + len(self._nan) + (100 * len(self._plain) if self._plain is not None else 0)
 
     def add(self, numbers: I64, groups: int, column: Any) -> None:
         self._nan = np.concatenate([self._nan, np.zeros(groups - len(self._nan), bool)])
         if self._plain is not None:
             self._plain += [None] * (groups - len(self._plain))
-        numbers, column = present(numbers, column)
+        numbers, column = without_missing(numbers, column)
         numbers, column = self._without_nan(numbers, column)
         same_type = not isinstance(column, list) and (self._column is None or self._column.type == column.type)
         if same_type and self._plain is None:
             self._add_column(numbers, groups, column)
             return
         if self._plain is None:
-            self._plain = [None] * groups if self._column is None else values_list(self._column)
+            self._plain = [None] * groups if self._column is None else as_list(self._column)
             self._plain += [None] * (groups - len(self._plain))
-        self._add_plain(numbers, values_list(column))
+        self._add_plain(numbers, as_list(column))
 
     def _without_nan(self, numbers: I64, column: Any) -> tuple[I64, Any]:
         mask = _not_nan(column)
@@ -250,7 +250,7 @@ class Extreme(Aggregate):
     def result(self) -> Any:
         if self._plain is None and self._column is not None and not self._nan.any():
             return self._column
-        best = values_list(self._column) if self._plain is None and self._column is not None else self._plain or []
+        best = as_list(self._column) if self._plain is None and self._column is not None else self._plain or []
         best = best + [None] * (len(self._nan) - len(best))
         return [math.nan if b is None and nan else b for b, nan in zip(best, self._nan.tolist(), strict=True)]
 
@@ -266,18 +266,18 @@ AGGREGATES: dict[str, Callable[[str], Aggregate]] = {
 
 def not_numbers(how: str, field: str, values: Sequence[Any], exc: Exception, wanted: str = "numbers") -> DataError:
     """Return the error for values that cannot be aggregated."""
-    kinds = sorted({type(value).__name__ for value in values})[:3]
-    return DataError(f"{how} needs {wanted}, but field {field!r} has {' and '.join(kinds)}: {exc}")
+    types = sorted({type(value).__name__ for value in values})[:3]
+    return DataError(f"{how} needs {wanted}, but field {field!r} has {' and '.join(types)}: {exc}")
 
 
 def left_to_right(start: F64, numbers: I64, values: F64) -> F64:
-    """Return ``start`` with all values of each group added one after the other."""
+    """Return ``start`` plus the values of each group, added one after the other."""
     groups = len(start)
     which = np.concatenate([np.arange(groups), numbers])
     return np.bincount(which, np.concatenate([start, values]), groups).astype(np.float64, copy=False)  # in order
 
 
-def present(numbers: I64, column: Any) -> tuple[I64, Any]:
+def without_missing(numbers: I64, column: Any) -> tuple[I64, Any]:
     """Return the group numbers and the values without those that are missing."""
     if isinstance(column, list):
         mask = np.array([value is not None for value in column], bool)
@@ -308,6 +308,7 @@ def _not_nan(column: Any) -> npt.NDArray[np.bool_] | None:
 
 
 def _kind(column: Any) -> str | None:
+    """Return ``"int"`` or ``"float"`` for a column of such numbers, else ``None``."""
     if isinstance(column, list):
         return None
     import pyarrow as pa
@@ -326,7 +327,7 @@ def _floats(column: Any) -> F64:
     return column.to_numpy(zero_copy_only=False).astype(np.float64)  # type: ignore[no-any-return]
 
 
-def values_list(column: Any) -> list[Any]:
+def as_list(column: Any) -> list[Any]:
     """Return a column as a list of Python values."""
     if isinstance(column, list):
         return column

@@ -1,4 +1,4 @@
-"""A summary of each field in a few numbers."""
+"""``describe()``: a summary of each field in one row."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.describe import type_of
-from penstock.dataset.relations.aggregates import AGGREGATES, Aggregate, present, values_list
+from penstock.dataset.relations.aggregates import AGGREGATES, Aggregate, as_list, without_missing
 from penstock.dataset.relations.groups import chunks
 from penstock.dataset.relations.key_values import arrow_column
 from penstock.errors import DataError
 from penstock.plan import Columns
 
-_HOWS = ("mean", "std", "min", "max")
+_OF_NUMBERS = ("mean", "std", "min", "max")
+_OF_TEXT = ("min", "max")
 
 
 @dataclass(slots=True)
 class _FieldSummary:
-    """The summary of one field so far."""
+    """The running summary of one field."""
 
     name: str
     type: str | None = None
@@ -30,23 +31,21 @@ class _FieldSummary:
 
     def add(self, items: Sequence[Any]) -> None:
         found = _field(items, self.name)
-        numbers, found = present(np.zeros(len(items), np.int64), found)
+        numbers, found = without_missing(np.zeros(len(items), np.int64), found)
         self.missing += len(items) - len(numbers)
         first, self.count = not self.count, self.count + len(numbers)
         if not len(numbers):
             return
         if first:
-            sample = values_list(found[:1])[0]
+            sample = as_list(found[:1])[0]
             self.type = type_of(sample)
-            hows = _HOWS if isinstance(sample, int | float) else _HOWS[2:] if isinstance(sample, str) else ()
-            self.aggregates = {how: AGGREGATES[how](self.name) for how in hows}
+            computed = _OF_NUMBERS if isinstance(sample, int | float) else _OF_TEXT if isinstance(sample, str) else ()
+            self.aggregates = {how: AGGREGATES[how](self.name) for how in computed}
         for aggregate in self.aggregates.values():
             aggregate.add(numbers, 1, found)
 
     def row(self) -> dict[str, Any]:
-        results = {
-            how: values_list(self.aggregates[how].result())[0] if how in self.aggregates else None for how in _HOWS
-        }
+        results = dict.fromkeys(_OF_NUMBERS) | {how: as_list(a.result())[0] for how, a in self.aggregates.items()}
         return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **results}
 
 

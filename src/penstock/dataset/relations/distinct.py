@@ -1,4 +1,4 @@
-"""Distinct values of a field, and the first sample of each value."""
+"""``unique`` and ``distinct``: the distinct values of a field, and the first sample of each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.relations.aggregates import values_list
+from penstock.dataset.relations.aggregates import as_list
 from penstock.dataset.relations.groups import MAX_SPILL_DEPTH, SpillPartitions, chunks
 from penstock.dataset.relations.key_values import columns_of, compacted, order_of
 from penstock.dataset.relations.keys import UNKNOWN_KEY, Numbering
@@ -20,11 +20,11 @@ from penstock.plan import Columns, pick_rows
 
 
 def unique(runs: Iterable[Sequence[Any]], field: str, memory: int) -> list[Any]:
-    """Return the distinct values of a field in the order of their first sample."""
+    """Return the distinct values of a field in the order of their first occurrence."""
     known = Numbering((field,), "unique")
     for items in chunks(runs, known, memory):
         known.of(items)
-    return values_list(known.values()[0]) if len(known) else []
+    return as_list(known.values()[0]) if len(known) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Distinct:
         deferred: list[SpillPartitions] = []
         for items in self._firsts(runs, memory, 0, deferred):
             buffer.add(items)
-        if deferred:  # all of these come after the samples that are in the buffer already
+        if deferred:  # their positions are after those of all samples in the buffer
             for piece in sort(self._deferred(deferred[0], memory, 1), _by_position, memory):
                 buffer.add(_without_position(piece))
         return buffer.pieces()
@@ -53,7 +53,7 @@ class Distinct:
     def _firsts(
         self, runs: Iterable[Sequence[Any]], memory: int, depth: int, deferred: list[SpillPartitions]
     ) -> Iterator[Sequence[Any]]:
-        """Yield the first sample of each value while values fit into memory; later ones are added to ``deferred``."""
+        """Yield the first sample of each value; once the values fill the memory, add unknown ones to ``deferred``."""
         known = Numbering(self.fields, "distinct")
         seen = 0
         for items in chunks(runs, known, memory):
@@ -108,7 +108,7 @@ def _firsts(numbers: I64, low: int, high: int) -> I64:
 
 
 def _names(items: Sequence[Any]) -> tuple[str, ...]:
-    """Return the fields of the first sample, without those that say where it comes from."""
+    """Return the fields of the first sample, without those like ``__key__``."""
     first = items.names if isinstance(items, Columns) else items[0]
     if not isinstance(first, dict | tuple) or not first:
         raise DataError(f"distinct needs samples with fields, not {type(first).__name__}")
@@ -119,11 +119,10 @@ def _check_names(items: Sequence[Any], names: tuple[str, ...]) -> None:
     """Check that all samples have these fields.
 
     Raises:
-        DataError: a sample has other fields.
+        DataError: A sample has different fields.
     """
-    found = [items.names] if isinstance(items, Columns) else items
-    for own in found:
-        if not {*names} <= {*own} or any(name not in names and not name.startswith("__") for name in own):
+    for fields in [items.names] if isinstance(items, Columns) else items:
+        if not {*names} <= {*fields} or any(name not in names and not name.startswith("__") for name in fields):
             raise DataError(
-                f"distinct: samples have other fields than {', '.join(map(repr, names))}; name the fields to compare"
+                f"distinct: samples differ in their fields ({', '.join(map(repr, names))}); name the fields to compare"
             )

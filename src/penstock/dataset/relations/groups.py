@@ -1,4 +1,4 @@
-"""Groups of samples: aggregated as they come; samples of groups beyond the memory limit are spilled to the disk."""
+"""``groupby``: aggregates samples as they are read; groups beyond the memory limit are spilled to disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from penstock.dataset.relations.aggregates import AGGREGATES, Aggregate, values_list
+from penstock.dataset.relations.aggregates import AGGREGATES, Aggregate, as_list
 from penstock.dataset.relations.key_values import (
     arrow_column,
     columns_of,
@@ -22,21 +22,21 @@ from penstock.dataset.relations.key_values import (
 )
 from penstock.dataset.relations.keys import UNKNOWN_KEY, Numbering, dictionary_encoded
 from penstock.dataset.relations.sort import SampleBuffer, piece_bytes, sort, write_pieces
-from penstock.dataset.relations.source import fields_of, whole
+from penstock.dataset.relations.source import select_fields, summarized
 from penstock.dataset.relations.spill import SpillFile, size_of
 from penstock.errors import PlanError
 from penstock.order import I64
 from penstock.plan import Plan, pick_rows
 
 _Of = TypeVar("_Of")
-MAX_SPILL_DEPTH = 8  # levels of spilling, each 16 times finer: more values than this do not fit on a disk
-_PARTITIONS = 16  # into which spilled samples are hashed; each may be spilled again
-_ROWS, _BYTES = 1 << 17, 1 << 25  # joined before they are aggregated
-_GROWTH = 4  # join at least this many rows per known group: every call costs time for all groups
+MAX_SPILL_DEPTH = 8  # levels of spilling, each 16 times finer: 4 billion partitions
+_PARTITIONS = 16  # of spilled samples, by hash; each may be partitioned again
+_ROWS, _BYTES = 1 << 17, 1 << 25  # the minimum size of a chunk
+_GROWTH = 4  # rows in a chunk per known group, at least: every call costs time for all groups
 
 
 def chunks(runs: Iterable[Sequence[Any]], known: Numbering | None, memory: int) -> Iterator[Sequence[Any]]:
-    """Yield runs joined into larger chunks, so that the cost of a call pays off."""
+    """Yield runs joined into larger chunks, to amortise the cost of a call per chunk."""
     held: list[Sequence[Any]] = []
     rows = size = 0
     for run in runs:
@@ -60,12 +60,12 @@ class SpillPartitions:
     held: list[list[Sequence[Any]]] = field(default_factory=lambda: [[] for _ in range(_PARTITIONS)])
 
     def add(self, items: Sequence[Any], hashes: I64) -> None:
-        """Spill samples."""
+        """Spill samples to the partitions of their hashes."""
         for part in range(_PARTITIONS):
-            own = np.flatnonzero(hashes % _PARTITIONS == part)
-            if len(own):
+            rows = np.flatnonzero(hashes % _PARTITIONS == part)
+            if len(rows):
                 held = self.held[part]
-                held.append(compacted(pick_rows(items, own)))
+                held.append(compacted(pick_rows(items, rows)))
                 if sum(map(size_of, held)) > piece_bytes(self.memory):
                     self._write(part)
 
@@ -95,7 +95,7 @@ class Aggregated:
         results = ["count"] if self.how == "count" else [f"{name}_{self.how}" for name in self.of]
         if clash := [name for name in results if name in self.fields]:
             raise PlanError(
-                f"{self.describe()} adds a field {clash[0]!r}, which it also groups by: rename that field first"
+                f"{self.describe()} adds a field {clash[0]!r}, which it also groups by; rename that field first"
             )
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
@@ -136,7 +136,7 @@ class Aggregated:
         return as_rows(named)
 
     def _lists(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        """Return rows with the values of each group in a list; each single group must fit into memory."""
+        """Return rows with the values of each group in a list; a single group must fit into memory."""
         buffer = SampleBuffer(memory)
         open_group: Sequence[Any] = []
         for piece in sort(runs, self._order, memory):
@@ -155,7 +155,7 @@ class Aggregated:
         columns = [arrow_column(items, name, "groupby") for name in self.fields]
         if all(array is not None for array in columns):
             codes = [dictionary_encoded(array)[0] for array in columns]
-            new[1:] = np.logical_or.reduce([own[1:] != own[:-1] for own in codes])
+            new[1:] = np.logical_or.reduce([code[1:] != code[:-1] for code in codes])
         else:
             keys = zip(*(map(hashable, values_at(items, name, "groupby")) for name in self.fields), strict=True)
             new[1:] = [key != before for before, key in pairwise(keys)]
@@ -180,7 +180,7 @@ class Aggregated:
 def _spill_unknown(
     partitions: SpillPartitions, items: Sequence[Any], numbers: I64, known: Numbering, depth: int
 ) -> tuple[Sequence[Any], I64]:
-    """Spill the samples of groups that are not known, and return the others with the numbers of their groups."""
+    """Spill the samples of unknown groups, and return the others with their group numbers."""
     unknown = np.flatnonzero(numbers == UNKNOWN_KEY)
     if len(unknown):
         spilled = pick_rows(items, unknown)
@@ -206,9 +206,9 @@ def _int_array(values: I64) -> Any:
 
 
 def as_rows(named: dict[str, Any]) -> Sequence[Any]:
-    """Return named columns as rows; they stay columns if all of them are Arrow arrays."""
+    """Return named columns as samples: as columns if all are Arrow arrays, else as dicts."""
     if any(isinstance(array, list | np.ndarray) for array in named.values()):
-        lists = [array.tolist() if isinstance(array, np.ndarray) else values_list(array) for array in named.values()]
+        lists = [array.tolist() if isinstance(array, np.ndarray) else as_list(array) for array in named.values()]
         return [dict(zip(named, row, strict=True)) for row in zip(*lists, strict=True)]
     import pyarrow as pa
 
@@ -217,42 +217,42 @@ def as_rows(named: dict[str, Any]) -> Sequence[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Groups(Generic[_Of]):
-    """Samples grouped by fields; each method returns a dataset with a row for each value, sorted by it."""
+    """Samples grouped by fields; each method returns a dataset of one row per group, sorted by these fields."""
 
     plan: Plan
     make_dataset: Callable[[Plan], _Of]
     fields: tuple[str, ...]
 
     def count(self) -> _Of:
-        """``{field: value, "count": n}``."""
+        """Return rows of ``{field: value, "count": n}``."""
         return self._rows("count")
 
     def sum(self, *fields: str) -> _Of:
-        """``{field: value, "x_sum": ...}`` for each of ``fields``."""
+        """Return rows of ``{field: value, "x_sum": ...}``, with a sum for each of ``fields``."""
         return self._rows("sum", fields)
 
     def mean(self, *fields: str) -> _Of:
-        """``{field: value, "x_mean": ...}``."""
+        """Return rows of ``{field: value, "x_mean": ...}``."""
         return self._rows("mean", fields)
 
     def min(self, *fields: str) -> _Of:
-        """``{field: value, "x_min": ...}``; NaN only if a group has no other value."""
+        """Return rows of ``{field: value, "x_min": ...}``; NaN only if a group has no other value."""
         return self._rows("min", fields)
 
     def max(self, *fields: str) -> _Of:
-        """``{field: value, "x_max": ...}``; NaN only if a group has no other value."""
+        """Return rows of ``{field: value, "x_max": ...}``; NaN only if a group has no other value."""
         return self._rows("max", fields)
 
     def std(self, *fields: str) -> _Of:
-        """``{field: value, "x_std": ...}``, the sample standard deviation (n - 1); NaN for a single value."""
+        """Return rows of ``{field: value, "x_std": ...}``: the sample standard deviation (n - 1), NaN of one value."""
         return self._rows("std", fields)
 
     def list(self, *fields: str) -> _Of:
-        """``{field: value, "x_list": [...]}``, with the values in the order of the samples."""
+        """Return rows of ``{field: value, "x_list": [...]}``, with the values in the order of the samples."""
         return self._rows("list", fields)
 
     def _rows(self, how: str, fields: tuple[str, ...] = ()) -> _Of:
         if how != "count" and not fields:
             raise PlanError(f"{how}() needs field names, as in groupby({self.fields[0]!r}).{how}('x')")
-        read = fields_of(self.plan, *self.fields, *fields)
-        return self.make_dataset(whole(read, Aggregated(self.fields, how, fields)))
+        read = select_fields(self.plan, *self.fields, *fields)
+        return self.make_dataset(summarized(read, Aggregated(self.fields, how, fields)))

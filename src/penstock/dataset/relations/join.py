@@ -1,4 +1,4 @@
-"""Joins samples with those of another plan block by block, so that order and states are kept."""
+"""``join``: joins each block with the samples of another plan, so that order and states are kept."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from penstock.dataset.relations.spill import PiecesReader, SpillFile, size_of
 from penstock.errors import DataError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64, fold_into
-from penstock.plan import EVERYTHING, Block, Context, FlatMap, Place, Plan, fault
+from penstock.plan import EVERYTHING, Block, Context, FlatMap, Place, Plan, sample_error
 
-_MAX_ROWS = 1 << 16  # that a block is joined into at once; above it, samples are joined one by one
+_MAX_ROWS = 1 << 16  # of a block that is joined at once; a larger result is built sample by sample
 
 
 @dataclass(frozen=True, slots=True)
-class How:
-    """How samples are joined: by which fields, whether as a left join, and with which suffix for clashing names."""
+class JoinOptions:
+    """The fields to compare, whether it is a left join, and the suffix for names that both sides have."""
 
     on: tuple[str, ...]
     left: bool = False
     suffix: str | None = None
 
 
-class Side:
-    """The samples of the right side: collected when the first sample is joined, once in every process that joins.
+class RightSide:
+    """The samples of the right side, collected when the first sample is joined, once in every process that joins.
 
-    Samples beyond the memory limit are spilled to a temporary file; the positions of each key's samples stay in memory.
+    Samples beyond the memory limit are spilled to a temporary file; the keys and the positions of their samples stay in
+    memory.
     """
 
-    def __init__(self, plan: Plan, how: How) -> None:
+    def __init__(self, plan: Plan, how: JoinOptions) -> None:
         self._plan, self._how = plan, how
         self._lock = threading.Lock()
         self._index: _RightIndex | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Side, (self._plan, self._how)
+        return RightSide, (self._plan, self._how)
 
     def index(self) -> _RightIndex:
         """Return the collected samples; the first call runs the plan."""
@@ -56,18 +57,18 @@ class Side:
 
 @dataclass(slots=True)
 class _RightIndex:
-    """The samples of the right side, found by the number of their key."""
+    """The samples of the right side, indexed by the number of their key."""
 
-    how: How
+    how: JoinOptions
     known: Numbering
     reader: PiecesReader
     order: I64  # the samples, sorted by the number of their key, then by position
     edges: I64  # where each key begins in ``order``
-    names: tuple[str, ...]  # their fields, without those of the key and those that begin with __
+    names: tuple[str, ...]  # of the fields, without those of the key and those that begin with __
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
-    def of(cls, plan: Plan, how: How) -> _RightIndex:
+    def of(cls, plan: Plan, how: JoinOptions) -> _RightIndex:
         known = Numbering(how.on, "join")
         memory = memory_of(plan)
         held: list[Sequence[Any]] = []
@@ -94,7 +95,7 @@ class _RightIndex:
         return cls(how, known, PiecesReader(pieces), np.argsort(found, kind="stable"), edges, tuple(names))
 
     def matches(self, items: Sequence[Any]) -> tuple[I64, I64]:
-        """Return pairs of left and right samples; on the right ``UNKNOWN_KEY`` for a left sample without a partner."""
+        """Return pairs of left and right samples; on the right, ``UNKNOWN_KEY`` for a left sample without a match."""
         number = self._numbers(items)
         counts = np.where(number < 0, 0, self.edges[number + 1] - self.edges[number]) if len(self.known) else 0 * number
         rows = np.maximum(counts, 1) if self.how.left else counts
@@ -118,12 +119,15 @@ class _RightIndex:
             return self.known.of(items, False)
 
     def rows(self, right: I64) -> Sequence[Any]:
-        """Return samples of the right side."""
+        """Return samples of the right side by position."""
         return self.reader.read(right, EVERYTHING)
 
 
 def _as_types(columns: Sequence[Any], kinds: Sequence[Any]) -> list[Any] | None:
-    """Return the columns in these types if no value changes: integers of other widths, text with other offsets."""
+    """Return the columns cast to these types, or ``None`` if a value would change.
+
+    Integers may differ in width, text and bytes in the width of their offsets.
+    """
     import pyarrow as pa
 
     types, out = pa.types, []
@@ -137,25 +141,25 @@ def _as_types(columns: Sequence[Any], kinds: Sequence[Any]) -> list[Any] | None:
             return None
         try:
             out.append(array.cast(kind))
-        except pa.ArrowInvalid:  # a number beyond the range of the type has no partner; Python compares it
+        except pa.ArrowInvalid:  # a number is out of range: values are compared in Python
             return None
     return out
 
 
 def _names(items: Sequence[Any], on: Sequence[str]) -> list[str]:
     names: dict[str, None] = {}
-    for own in [items.names] if isinstance(items, ArrowColumns) else items:
-        if isinstance(own, dict | tuple):
-            names.update(dict.fromkeys(own))
+    for fields in [items.names] if isinstance(items, ArrowColumns) else items:
+        if isinstance(fields, dict | tuple):
+            names.update(dict.fromkeys(fields))
     return [name for name in names if name not in on and not name.startswith("__")]
 
 
 @dataclass(frozen=True)
 class Join(FlatMap):
-    """``join(other, on)``."""
+    """``join(other, on)``: adds the fields of the right side to each sample."""
 
-    side: Side
-    how: How
+    side: RightSide
+    how: JoinOptions
 
     @property
     def name(self) -> str:
@@ -167,7 +171,7 @@ class Join(FlatMap):
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """Return a DataError that names shard and key."""
-        return fault(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
+        return sample_error(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         return self._joined
@@ -186,10 +190,10 @@ class Join(FlatMap):
         return {new: row.get(old) for old, new in self._renamed(names, sample).items()}
 
     def _renamed(self, names: Sequence[str], left: Any) -> dict[str, str]:
-        """Return the fields of the right side with their names in the result.
+        """Return the name in the result of each field of the right side.
 
         Raises:
-            DataError: both sides have a field, and there is no suffix.
+            DataError: Both sides have a field, and there is no suffix.
         """
         clash = [name for name in names if name in left]
         if clash and self.how.suffix is None:
@@ -197,32 +201,34 @@ class Join(FlatMap):
         return {name: f"{name}{self.how.suffix}" if name in clash else name for name in names}
 
     def run(self, block: Block, ctx: Context) -> Block:
-        """Join the block at once; sample by sample if a sample is wrong, or if the result is very large."""
-        joined = self._at_once(block)
+        """Join the block at once, or sample by sample if a sample is wrong or the result is very large."""
+        joined = self._join_at_once(block)
         return super().run(block, ctx) if joined is None else joined
 
     def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
-        """Yield the same in blocks of bounded size."""
-        joined = self._at_once(block)
+        """Yield the joined block; a very large one in blocks of bounded size."""
+        joined = self._join_at_once(block)
         if joined is not None:
             yield joined
         else:
             yield from super().parts(block, ctx)
 
-    def _at_once(self, block: Block) -> Block | None:
+    def _join_at_once(self, block: Block) -> Block | None:
+        """Return the joined block; ``None`` if a sample is wrong, or if the result is very large."""
         items = block.items
-        columns = [items.names] if isinstance(items, ArrowColumns) else items
-        if not len(items) or any(not isinstance(own, dict | tuple) or not {*self.how.on} <= {*own} for own in columns):
+        field_sets = [items.names] if isinstance(items, ArrowColumns) else items
+        on = {*self.how.on}
+        if not len(items) or any(not isinstance(fields, dict | tuple) or not on <= {*fields} for fields in field_sets):
             return None
         index = self.side.index()
         left, right = index.matches(items)
         if len(left) > _MAX_ROWS or (
-            self.how.suffix is None and any(name in own for name in index.names for own in columns)
+            self.how.suffix is None and any(name in fields for name in index.names for fields in field_sets)
         ):
             return None
         found = right[right >= 0]
         rows = index.rows(found if len(found) else np.arange(min(1, index.reader.count(0))))
-        number = np.full(len(right), UNKNOWN_KEY, np.int64)  # of each partner in ``rows``
+        number = np.full(len(right), UNKNOWN_KEY, np.int64)  # the position of each match in ``rows``
         number[right >= 0] = np.arange(len(found))
         joined: Sequence[Any]
         if isinstance(items, ArrowColumns) and isinstance(rows, ArrowColumns):
@@ -238,9 +244,9 @@ class Join(FlatMap):
     ) -> list[Any]:
         samples, others = list(items), list(rows)
         out = []
-        for own, partner in zip(left.tolist(), number.tolist(), strict=True):
-            other = {} if partner == UNKNOWN_KEY else others[partner]
-            out.append({**samples[own], **self._merged(names, other, samples[own])})
+        for position, match in zip(left.tolist(), number.tolist(), strict=True):
+            sample, other = samples[position], {} if match == UNKNOWN_KEY else others[match]
+            out.append({**sample, **self._merged(names, other, sample)})
         return out
 
     def _join_columns(self, items: ArrowColumns, rows: ArrowColumns, number: I64, names: Sequence[str]) -> ArrowColumns:

@@ -1,4 +1,4 @@
-"""The positions of values in a large set of distinct values: built once, looked up with a column at a time."""
+"""An index of a large set of distinct values: built once, then queried with a column at a time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KeyIndex:
         hashes = hashes_of(found)[valid]
         order = np.argsort(hashes)
         self._positions, self._hashes = valid[order], hashes[order]
-        # Two texts with the same hash: practically never; then Arrow looks up the values.
+        # Two texts with the same hash practically never occur; then Arrow looks up the values.
         self._ambiguous = bool((self._hashes[1:] == self._hashes[:-1]).any())
         bits = max(1, len(valid).bit_length())
         self._shift = np.uint64(64 - bits)
@@ -67,7 +67,7 @@ class KeyIndex:
         return found
 
     def _verified(self, array: Any, found: I64) -> I64:
-        """Return the positions, with -1 where the text at a position is another one with the same hash."""
+        """Return the positions, with -1 where the text at a position is a different one with the same hash."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

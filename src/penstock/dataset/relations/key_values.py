@@ -1,4 +1,4 @@
-"""Values of fields as keys: which are equal, and how they sort; columns by Arrow, other values one by one."""
+"""Values of fields as keys: equality and sort order; columns are compared by Arrow, other values one by one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.plan import Columns
 
 @cache
 def has_arrow() -> bool:
-    """Whether pyarrow is installed; without it, values are processed one by one."""
+    """Return whether pyarrow is installed; without it, values are processed one by one."""
     try:
         import pyarrow.compute
     except ImportError:
@@ -31,7 +31,7 @@ def value_of(sample: Any, field: str, verb: str) -> Any:
     """Return the value of a field of a sample.
 
     Raises:
-        DataError: the sample does not have the field.
+        DataError: The sample does not have the field.
     """
     if not isinstance(sample, dict):
         raise DataError(f"{verb} needs samples with fields, not {type(sample).__name__}")
@@ -45,18 +45,18 @@ def _no_field(field: str, have: Any, verb: str, url: Any = None, key: Any = None
 
 
 def values_at(items: Sequence[Any], field: str, verb: str) -> list[Any]:
-    """Return the values of a field of many samples.
+    """Return the values of a field, sample by sample.
 
     Raises:
-        DataError: a sample does not have the field.
+        DataError: A sample does not have the field.
     """
     if isinstance(items, Columns):
         check_field(items, field, verb)
-        own = items.renamed({field: field})
-        if isinstance(own, ArrowColumns) and own.present() is None:
-            batch = own.batch()
+        column = items.renamed({field: field})
+        if isinstance(column, ArrowColumns) and column.present() is None:
+            batch = column.batch()
             return values_of(batch.column(0), shape_of(batch.schema.field(0)))
-        return [sample[field] for sample in own]
+        return [sample[field] for sample in column]
     return [value_of(sample, field, verb) for sample in items]
 
 
@@ -64,7 +64,7 @@ def check_field(items: Columns, field: str, verb: str) -> None:
     """Check that columns have a field.
 
     Raises:
-        DataError: there is no such field.
+        DataError: The field does not exist.
     """
     if field not in items.names:
         raise _no_field(field, items.names, verb)
@@ -84,7 +84,7 @@ def hashable(value: Any) -> Hashable:
     return value
 
 
-def rank(value: Any) -> tuple[Any, ...]:
+def sort_key(value: Any) -> tuple[Any, ...]:
     """Return the sort key of a value: numbers first, then other values by type, then ``None`` and NaN."""
     plain_value = hashable(value)
     if plain_value is None or plain_value is math.nan:
@@ -94,11 +94,11 @@ def rank(value: Any) -> tuple[Any, ...]:
     return (
         1,
         type(plain_value).__name__,
-        tuple(map(rank, plain_value)) if isinstance(plain_value, tuple) else plain_value,
+        tuple(map(sort_key, plain_value)) if isinstance(plain_value, tuple) else plain_value,
     )
 
 
-_KINDS: dict[type, str] = {bool: "bool_", int: "int64", float: "float64", str: "string", bytes: "binary"}
+_ARROW_TYPES: dict[type, str] = {bool: "bool_", int: "int64", float: "float64", str: "string", bytes: "binary"}
 
 
 def arrow_column(items: Sequence[Any], field: str, verb: str) -> Any:
@@ -107,7 +107,7 @@ def arrow_column(items: Sequence[Any], field: str, verb: str) -> Any:
     No value is converted. Returns ``None`` for other values, which must be compared one by one.
 
     Raises:
-        DataError: a sample does not have the field.
+        DataError: A sample does not have the field.
     """
     if isinstance(items, ArrowColumns):
         check_field(items, field, verb)
@@ -120,10 +120,10 @@ def arrow_column(items: Sequence[Any], field: str, verb: str) -> Any:
     values = values_at(items, field, verb)
     kinds = {*map(type, values)} - {type(None)}
     kind = kinds.pop() if len(kinds) == 1 else None
-    if kind not in _KINDS:
+    if kind not in _ARROW_TYPES:
         return None
     try:
-        return pa.array(values, getattr(pa, _KINDS[kind])())
+        return pa.array(values, getattr(pa, _ARROW_TYPES[kind])())
     except (pa.ArrowException, OverflowError, UnicodeError):  # integers beyond 64 bits, text with lone surrogates
         return None
 
@@ -145,8 +145,8 @@ def order_of(items: Sequence[Any], fields: Sequence[str], descending: Sequence[b
         return _order_of_columns(columns, descending)
     order = list(range(len(items)))
     for field, down in reversed(list(zip(fields, descending, strict=True))):
-        ranks = [rank(value) for value in values_at(items, field, verb)]
-        order.sort(key=ranks.__getitem__, reverse=down)
+        keys = [sort_key(value) for value in values_at(items, field, verb)]
+        order.sort(key=keys.__getitem__, reverse=down)
     return np.array(order, np.int64)
 
 
@@ -182,7 +182,7 @@ def _missing(array: Any) -> Any:
 
 
 def columns_of(table: Any) -> ArrowColumns:
-    """Return a table as samples."""
+    """Return a table as columns of samples."""
     import pyarrow as pa
 
     batches = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
@@ -192,7 +192,7 @@ def columns_of(table: Any) -> ArrowColumns:
 
 
 def compacted(items: Sequence[Any]) -> Sequence[Any]:
-    """Return the same samples in their own memory: columns no longer refer to batches with other rows."""
+    """Return the samples in separate memory: columns no longer refer to batches with other rows."""
     return gathered([items]) if isinstance(items, ArrowColumns) and len(items) else list(items)
 
 

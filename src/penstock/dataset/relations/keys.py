@@ -1,4 +1,4 @@
-"""Numbers the values of fields: equal values have one number, and each new value gets the next number."""
+"""Numbers the values of fields: equal values have the same number, and each new value gets the next one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.formats.tables.values import values_of
 from penstock.order import I64
 
 UNKNOWN_KEY = -1
-_SLOT = 120  # bytes that a dict takes for a value, besides the value
+_SLOT = 120  # bytes of a dict entry, without the value
 
 
 class Keys(Protocol):
-    """The values that have numbers so far."""
+    """The values that have been numbered."""
 
     @property
     def nbytes(self) -> int:
@@ -37,7 +37,7 @@ class Keys(Protocol):
 
 
 class Numbering:
-    """Numbers the values of some fields of samples; on columns as long as each field has one type."""
+    """Numbers the values of some fields of samples; works on columns as long as each field has one type."""
 
     def __init__(self, fields: Sequence[str], verb: str) -> None:
         self.fields, self._verb = tuple(fields), verb
@@ -83,7 +83,7 @@ class _DistinctValues:
 
     def __init__(self) -> None:
         self.found: Any = None
-        self._index: KeyIndex | None = None  # of the values that were found when it was built
+        self._index: KeyIndex | None = None  # may lack values that were added after it was built
 
     def __len__(self) -> int:
         return 0 if self.found is None else len(self.found)
@@ -113,20 +113,20 @@ class _DistinctValues:
         return np.full(len(array), UNKNOWN_KEY, np.int64) if self.found is None else self.index().numbers(array)
 
     def index(self) -> KeyIndex:
-        """Return an index of the values that were found so far."""
+        """Return an index of all values found so far."""
         if self._index is None or len(self._index) != len(self.found):
             self._index = KeyIndex(self.found)
         return self._index
 
 
 def dictionary_encoded(array: Any) -> tuple[I64, Any]:
-    """Return for each value its number among the distinct values, and these in the order in which they first occur."""
+    """Return each value's number among the distinct values, and the distinct values in order of first occurrence."""
     found = _without_negative_zero(array).dictionary_encode(null_encoding="encode")
     return found.indices.to_numpy().astype(np.int64), found.dictionary
 
 
 def _without_negative_zero(array: Any) -> Any:
-    """Replace -0.0 by 0.0, which is equal and has other bits."""
+    """Replace -0.0 by 0.0, which is equal but has different bits."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -134,7 +134,7 @@ def _without_negative_zero(array: Any) -> Any:
 
 
 class ColumnKeys:
-    """Values in Arrow columns: each field is numbered by itself, then the pairs of these numbers."""
+    """Values in Arrow columns: the values of each field are numbered, then the pairs of these numbers."""
 
     def __init__(self, kinds: Sequence[Any]) -> None:
         self.kinds = list(kinds)
@@ -160,7 +160,7 @@ class ColumnKeys:
         return found
 
     def freeze(self) -> None:
-        """Build the indexes: until values are added again, several threads may ask for numbers."""
+        """Build the indexes, so that several threads may look up numbers until values are added again."""
         for values in self._columns + self._pairs:
             if values.found is not None:
                 values.index()
@@ -170,7 +170,7 @@ class ColumnKeys:
         for array in columns:
             codes, values = dictionary_encoded(array)
             hashes.append(_hashes(values_of(values), salt)[codes])
-        return _combined(hashes)
+        return _combined_hashes(hashes)
 
     def values(self) -> list[Any]:
         import pyarrow as pa
@@ -192,11 +192,11 @@ def _hashes(values: Sequence[Any], salt: int) -> I64:
     return np.fromiter(hashes, np.int64, len(values))
 
 
-def _combined(hashes: Sequence[I64]) -> I64:
+def _combined_hashes(hashes: Sequence[I64]) -> I64:
     """Combine the hashes of several fields."""
     total = np.zeros(len(hashes[0]), np.int64)
-    for own in hashes:
-        total = total * 31 + own
+    for field_hashes in hashes:
+        total = total * 31 + field_hashes
     return total & 0x7FFFFFFF
 
 
@@ -237,7 +237,7 @@ class PlainKeys:
         return np.array(out, np.int64)
 
     def hashes(self, columns: Sequence[Any], salt: int) -> I64:
-        return _combined([_hashes(values, salt) for values in columns])
+        return _combined_hashes([_hashes(values, salt) for values in columns])
 
     def values(self) -> list[Any]:
         return list(self._values)

@@ -1,4 +1,4 @@
-"""Sorting by value: in memory, or in sorted runs on the disk that are merged."""
+"""``sort``: in memory, or by merging sorted runs on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.dataset.relations.spill import SpillFile, size_of
 from penstock.order import I64
 from penstock.plan import pick_rows
 
-_MERGE_WIDTH = 16  # runs that are merged at a time: one piece of each is in memory
+_MERGE_WIDTH = 16  # runs merged at a time: one piece of each is in memory
 _COPIES = 3  # in memory while sorting: the samples, their order, and the sorted samples
 RowOrder = Callable[[Sequence[Any]], I64]
 
@@ -41,7 +41,7 @@ class Sorted:
 
 
 def sort(runs: Iterable[Sequence[Any]], order: RowOrder, memory: int) -> Sequence[Sequence[Any]]:
-    """Sort samples; returns them in pieces, in memory or in a spill file."""
+    """Return samples sorted, in pieces, in memory or in a spill file."""
     held: list[Sequence[Any]] = []
     size, limit = 0, max(1, memory // _COPIES)
     file: SpillFile | None = None
@@ -65,7 +65,7 @@ def sort(runs: Iterable[Sequence[Any]], order: RowOrder, memory: int) -> Sequenc
 def _merge_pass(
     file: SpillFile, sorted_runs: list[list[int]], order: RowOrder, max_bytes: int
 ) -> tuple[SpillFile, list[list[int]]]:
-    """Merge runs into fewer and longer ones, in a new file."""
+    """Merge runs into fewer, longer ones in a new file."""
     out, longer = SpillFile(), []
     for low in range(0, len(sorted_runs), _MERGE_WIDTH):
         pieces: list[int] = []
@@ -125,22 +125,22 @@ class SampleBuffer:
 def merge_runs(file: SpillFile, runs: Sequence[Sequence[int]], order: RowOrder) -> Iterator[Sequence[Any]]:
     """Merge sorted runs, each given as the numbers of its pieces; equal samples keep the order of the runs.
 
-    The current pieces of all runs are sorted together. The result is final up to the last sample of the piece that ends
-    first, among the runs that have more pieces.
+    The current pieces of all runs are sorted together. The result is final up to the end of the piece that ends first
+    among the runs that have more pieces.
     """
     left = [list(reversed(numbers)) for numbers in runs]
     held: list[Sequence[Any]] = [[] for _ in runs]
     while True:
-        held = [file[more.pop()] if more and not len(own) else own for own, more in zip(held, left, strict=True)]
-        live = [number for number, own in enumerate(held) if len(own)]
+        held = [file[more.pop()] if more and not len(piece) else piece for piece, more in zip(held, left, strict=True)]
+        live = [number for number, piece in enumerate(held) if len(piece)]
         if not live:
             return
         edges = np.cumsum([0, *(len(held[number]) for number in live)])
         items = gathered([held[number] for number in live])
         found = order(items)
-        rank = np.empty_like(found)
-        rank[found] = np.arange(len(found))
-        ends = [int(rank[edges[i + 1] - 1]) for i, number in enumerate(live) if left[number]]
+        sorted_at = np.empty_like(found)
+        sorted_at[found] = np.arange(len(found))
+        ends = [int(sorted_at[edges[i + 1] - 1]) for i, number in enumerate(live) if left[number]]
         until = min(ends) + 1 if ends else len(found)
         yield pick_rows(items, found[:until])
         rest = np.sort(found[until:])

@@ -1,4 +1,4 @@
-"""A source computed from all samples of another plan, which runs to its end when the source is first read."""
+"""A source computed from all samples of another plan, which runs completely when the source is first read."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Summary(Protocol):
     """Computes rows from all samples of a plan."""
 
     def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        """Return rows in pieces, computed from runs of samples; what exceeds ``memory`` bytes is spilled."""
+        """Return rows in pieces, computed from runs of samples; spills samples beyond ``memory`` bytes."""
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
-        """Return the features of the rows, given those of the samples."""
+        """Return the features of the rows, given the features of the samples."""
 
     def describe(self) -> str:
-        """Return the call as the user wrote it."""
+        """Return the method call as the user wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A source that runs another plan to its end when it is opened, and reads the rows that a summary computes."""
+class SummarySource:
+    """A source that runs another plan completely when it is opened, and reads the rows that a summary computes."""
 
     plan: Plan
     summary: Summary
@@ -48,10 +48,11 @@ class Whole:
         """Run the plan.
 
         Raises:
-            StorageError: the temporary file cannot be written.
+            PlanError: The plan has no end.
+            StorageError: The temporary file cannot be written.
         """
         program = Program(self.plan)
-        program.check_end()
+        program.check_finite()
         with closing(runs_of(self.plan, program)) as runs:
             pieces = self.summary(runs, memory_of(self.plan))
         return PiecesReader(pieces, self.summary.typed(_features(program)))
@@ -61,7 +62,7 @@ class Whole:
 
 
 def _features(program: Program) -> dict[str, Any]:
-    """Return the features of the samples; none if the sources declare different ones."""
+    """Return the features of the samples; empty if the sources declare different ones."""
     try:
         return program.features()
     except PlanError:
@@ -69,7 +70,7 @@ def _features(program: Program) -> dict[str, Any]:
 
 
 def runs_of(plan: Plan, program: Program | None = None) -> Generator[Sequence[Any], None, None]:
-    """Yield the samples of a plan in runs of consecutive ones."""
+    """Yield the samples of a plan in runs of consecutive samples."""
     with closing(start_run(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
         yield from (run for run in runs if len(run))
 
@@ -82,19 +83,19 @@ def memory_of(plan: Plan) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
 
 
-def whole(plan: Plan, summary: Summary) -> Plan:
-    """Return a plan that reads a summary of all samples of another; engine, seed and error policy are kept.
+def summarized(plan: Plan, summary: Summary) -> Plan:
+    """Return a plan that reads a summary of all samples of ``plan``, with the same engine, seed and error policy.
 
     Raises:
-        PlanError: the plan is cut for several ranks.
+        PlanError: The plan is cut for several ranks.
     """
     if plan.cut is not None and plan.cut.world > 1:
         raise PlanError(
             f"{summary.describe()} needs the whole stream, but the dataset is cut for {plan.cut.world} ranks"
         )
-    return Plan(Whole(plan, summary), (), plan.seed, None, None, plan.errors, plan.engine)
+    return Plan(SummarySource(plan, summary), (), plan.seed, None, None, plan.errors, plan.engine)
 
 
-def fields_of(plan: Plan, *names: str) -> Plan:
-    """Return the plan reduced to these fields, unless its items are not samples."""
+def select_fields(plan: Plan, *names: str) -> Plan:
+    """Return the plan reduced to these fields; a plan of batches or other items is returned as it is."""
     return plan.then(Select(tuple(dict.fromkeys(names)))) if plan.commutes else plan

@@ -14,19 +14,20 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.rows.reader import Answer, distinct, merge_answers
+from penstock.formats.rows.reader import ReadResult, distinct, merge_results
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
-from penstock.plan import Columns, Fields, pick_rows, weight
+from penstock.plan import Columns, Fields, estimate_nbytes, pick_rows
 
+_DICT_BYTES = 300  # of a dict and the objects in it, without their data
 _OPEN_PIECES = 4  # cached by a reader: most callers read from front to back
 
 
 class SpillFile(Sequence[Sequence[Any]]):
-    """Pieces of samples in an unnamed temporary file, which vanishes with this object, or when the process is killed.
+    """Pieces of samples in an unnamed temporary file, which is removed with this object or when the process is killed.
 
-    Safe to read from several threads. Columns are stored in Arrow's format, other samples with pickle, which only loads
-    what this process has written.
+    Safe to read from several threads. Columns are stored in Arrow's format, other samples as pickle; only this
+    process can write to the file, so unpickling is safe.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class SpillFile(Sequence[Sequence[Any]]):
         """Write a piece, and return its number.
 
         Raises:
-            StorageError: the file cannot be written.
+            StorageError: The file cannot be written.
         """
         data = pickle.dumps(items, protocol=5)
         try:
@@ -69,7 +70,7 @@ class SpillFile(Sequence[Sequence[Any]]):
         while size > 0:
             part = os.pread(self._file, size, begin)
             if not part:
-                raise StorageError("the temporary file is shorter than it was written", tempfile.gettempdir())
+                raise StorageError("the temporary file is shorter than what was written to it", tempfile.gettempdir())
             parts.append(part)
             begin, size = begin + len(part), size - len(part)
         return pickle.loads(parts[0] if len(parts) == 1 else b"".join(parts))
@@ -86,20 +87,20 @@ def _failed(exc: OSError) -> StorageError:
 
 
 def size_of(items: Sequence[Any]) -> int:
-    """Estimate the size of samples in memory; of a list, some samples are measured."""
+    """Estimate the size of samples in memory; for a list, from some of the samples."""
     if isinstance(items, ArrowColumns):
         return int(items.nbytes) + 8 * len(items)
     if not len(items):
         return 0
     sampled = [items[i] for i in range(0, len(items), max(1, len(items) // 8))]
-    item_bytes = sum(weight(item) + 300 for item in sampled) / len(sampled)  # 300: a dict and the objects in it
+    item_bytes = sum(estimate_nbytes(item) + _DICT_BYTES for item in sampled) / len(sampled)
     return int(item_bytes * len(items))
 
 
 class PiecesReader:
     """Reads pieces of samples, in memory or in a spill file, as one shard; safe to use from several threads."""
 
-    in_memory = True  # the samples are in the memory or in a file of this process only
+    in_memory = True  # in the memory, or in a file, of this process only
 
     def __init__(self, pieces: Sequence[Sequence[Any]], features: dict[str, Any] | None = None) -> None:
         self.names = ["items"]
@@ -141,12 +142,12 @@ class PiecesReader:
     def read(self, index: I64, fields: Fields) -> Sequence[Any]:
         """Return samples by number; dicts are copies."""
         slot = np.searchsorted(self._edges, index, "right") - 1
-        parts: list[tuple[I64, Answer]] = []
+        parts: list[tuple[I64, ReadResult]] = []
         for number in distinct(slot):
             positions = np.flatnonzero(slot == number)
             found = pick_rows(self._piece(number), index[positions] - self._edges[number])
             parts.append((positions, (_copied(found, fields), {})))
-        return merge_answers(parts)[0]
+        return merge_results(parts)[0]
 
     def _piece(self, number: int) -> Sequence[Any]:
         if not self._spilled:
@@ -162,7 +163,7 @@ class PiecesReader:
 
 
 def _copied(items: Sequence[Any], fields: Fields) -> Sequence[Any]:
-    """Return samples that the caller may change; columns are reduced to the wanted fields."""
+    """Return samples that the caller may modify; columns are reduced to the wanted fields."""
     if isinstance(items, Columns):
         wanted = {name: name for name in items.names if fields.wants(name)}
         return items if len(wanted) == len(items.names) else items.renamed(wanted)
@@ -170,7 +171,7 @@ def _copied(items: Sequence[Any], fields: Fields) -> Sequence[Any]:
 
 
 class LocatedPieces:
-    """Samples of pieces, not read yet."""
+    """Located samples of a ``PiecesReader``, not read yet."""
 
     __slots__ = ("_fields", "_index", "_reader", "nbytes")
 

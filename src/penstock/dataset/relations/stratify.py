@@ -1,4 +1,4 @@
-"""``train_test_split(stratify=...)``: the same share of the samples of every value of a field."""
+"""``train_test_split(stratify=...)``: the same share of samples for every value of a field."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from penstock.dataset.relations.key_values import hashable, value_of
-from penstock.dataset.relations.source import fields_of
+from penstock.dataset.relations.source import select_fields
 from penstock.engines import DELIVERED, INDEX, KIND, LEAF, SHARD, Program, Run
 from penstock.order import I64, fold_into, name_hashes
 from penstock.plan import Exclude, Identity, Plan
 
 
 class Strata:
-    """The two sides of a split; computed on first use, which reads the field of every sample."""
+    """The two sides of a split, computed on first use from the field of every sample."""
 
     def __init__(self, plan: Plan, name: str, share: float, seed: int) -> None:
         self._args = (plan, name, share, seed)
@@ -29,7 +29,7 @@ class Strata:
         return Strata, self._args
 
     def sides(self) -> tuple[list[Identity], list[Identity]]:
-        """Return the samples for training and those for testing."""
+        """Return the samples of the train side and of the test side."""
         with self._lock:
             if self._sides is None:
                 self._sides = self._compute()
@@ -37,10 +37,10 @@ class Strata:
 
     def _compute(self) -> tuple[list[Identity], list[Identity]]:
         plan, name, share, seed = self._args
-        program = Program(replace(fields_of(plan, name), cut=None))
+        program = Program(replace(select_fields(plan, name), cut=None))
         order = program.order(0)
         tables: list[I64] = []
-        run = Run(program, order, 0, program.start(order, None), witness=lambda table, items: tables.append(table))
+        run = Run(program, order, 0, program.start(order, None), on_delivered=lambda table, items: tables.append(table))
         with closing(iter(run)) as items:  # type: ignore[type-var]
             values = [hashable(value_of(item, name, "train_test_split")) for item in items]
         found = np.concatenate([np.zeros((len(tables[0]), 0), np.int64), *tables], axis=1) if tables else None
@@ -73,17 +73,17 @@ def _sides(
 
 @dataclass(frozen=True, slots=True)
 class Stratified(Exclude):
-    """One side of the split: the order without the samples of the other."""
+    """One side of the split: the order without the samples of the other side."""
 
     strata: Strata | None = field(default=None)
     test: bool = False
-    said: str = ""
+    call: str = ""
 
-    def settle(self) -> Exclude:
-        """Return the same stage with the samples of the other side listed."""
+    def resolve(self) -> Exclude:
+        """Return a stage that excludes the samples of the other side by name."""
         assert self.strata is not None
         train, test = self.strata.sides()
         return Exclude(tuple(train if self.test else test), self.first, self.until)
 
     def describe(self) -> str:
-        return f"{self.said}[{int(self.test)}]"
+        return f"{self.call}[{int(self.test)}]"

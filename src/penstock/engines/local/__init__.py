@@ -1,1 +1,1 @@
-"""The local engine: pools of threads and processes."""
+"""The local engine: runs segments in pools of threads and processes."""

@@ -1,6 +1,6 @@
 """Encode blocks and errors for another process.
 
-A block travels without its origin: the origin stays with the run, and the worker queries it when it needs it.
+A block is sent without its origin: the origin stays with the run, and the worker queries it if necessary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def decode_block(encoded: tuple[Any, ...], origin: Origin) -> Block:
 
 
 def encode_error(error: BaseException) -> EncodedError:
-    """Encode an error and its causes: as text, and as a pickle where it survives the round trip."""
+    """Encode an error and its causes: as text, and as a pickle if it can be unpickled."""
     chain: EncodedError = []
     current: BaseException | None = error
     while current is not None:
@@ -57,7 +57,7 @@ def _pickle_error(error: BaseException) -> bytes | None:
 def decode_error(chain: EncodedError) -> Exception:
     """Return the error with its chain of causes; the worker's tracebacks become notes.
 
-    An error that could not be pickled comes back as a ``RuntimeError`` with its text.
+    An error that could not be pickled is returned as a ``RuntimeError`` with its text.
     """
     last: Exception | None = None
     for data, text, trace in reversed(chain):
@@ -80,7 +80,7 @@ def _unpickle_error(data: bytes) -> Exception | None:
 
 @dataclass(slots=True)
 class RemoteOrigin:
-    """The origin of a block whose run is in another process; it sends each question to the run."""
+    """The origin of a block whose run is in another process; it sends each query to the run."""
 
     query: OriginQuery
 
@@ -118,9 +118,9 @@ def answer_origin_query(origin: Origin, kind: str, slot: int | None, number: int
 
     Args:
         origin: The origin of the block that the worker is working on.
-        kind: ``"slot"`` for the leaves and keys of an operand, ``"place"`` for the place of a sample.
-        slot: The number of the operand; ``None`` asks for the place of an input of the block itself.
-        number: The input whose place is asked for.
+        kind: ``"slot"`` for the leaves and keys of an operand, ``"place"`` for the location of a sample.
+        slot: The number of the operand; ``None`` for an input of the block itself.
+        number: The input whose location is requested.
     """
     if kind == "slot":
         assert slot is not None
@@ -130,7 +130,7 @@ def answer_origin_query(origin: Origin, kind: str, slot: int | None, number: int
 
 
 def raise_startup_error(encoded: EncodedError, action: str) -> NoReturn:
-    """Raise the error because of which a worker process could not start.
+    """Raise the error that kept a worker process from starting.
 
     Raises:
         PenstockError: The error itself, if it is one of Penstock's.

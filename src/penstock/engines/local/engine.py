@@ -2,8 +2,8 @@
 
 The intended behaviour:
 - success: every block is delivered; all threads and processes have ended before the iteration does;
-- failure: what comes before the failing sample is delivered, then its error is raised and the workers end;
-- a worker process dies: it is replaced and its block is done again; the stream does not change;
+- failure: the samples before the failing one are delivered, then its error is raised and the workers end;
+- a worker process dies: it is replaced and its block is processed again; the stream does not change;
 - close, Ctrl-C or a forgotten iterator: no new block begins, the blocks in progress are finished and discarded, and the
   workers end. A thread that does not return from a user's function is named in the log and left as a daemon; a process
   is killed.
@@ -24,8 +24,8 @@ from functools import partial
 from typing import Any
 
 from penstock.engines.cursor import Start
-from penstock.engines.devices import shared_out, with_moves
-from penstock.engines.flow import WIDE, WIDE_BYTES, BlockSizer, Each, Find, SizeLimit, flow
+from penstock.engines.devices import assign_devices, with_device_copies
+from penstock.engines.flow import COLUMN_BLOCK_BYTES, COLUMN_BLOCK_ROWS, BlockSizer, Each, Locate, SizeLimit, flow
 from penstock.engines.local.heartbeat import Heartbeat
 from penstock.engines.local.monitor import Monitor
 from penstock.engines.local.pool import (
@@ -42,37 +42,40 @@ from penstock.engines.local.pool import (
 from penstock.engines.local.process_proxy import ProcessPayload
 from penstock.engines.local.worker_proxy import RemoteWorkerProxy, SegmentPayload
 from penstock.engines.meter import Meter, Meters
-from penstock.engines.program import ANY, Program, Segment, prepare, run_segment
+from penstock.engines.program import DEFAULT_RESOURCES, Program, Segment, prepare, run_segment
 from penstock.errors import EngineError, StageError
 from penstock.order import Order
-from penstock.plan import Block, Context, Place, size_in_bytes, weight
+from penstock.plan import Block, Context, Place, estimate_nbytes, size_in_bytes
 
 MAX_READY_BLOCKS = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY_BYTES = 1_000_000_000  # for blocks in progress, by default
-INLINE_BLOCK_BYTES = 1_000_000  # raw bytes of a block that no other thread waits for
-POOL_BLOCK_BYTES = 2_000_000  # raw bytes of a block that a worker reads: passing one on costs 0.4 ms, whatever its size
+INLINE_BLOCK_BYTES = 1_000_000  # stored bytes of a block that no other thread waits for
+POOL_BLOCK_BYTES = 2_000_000  # stored bytes of a block that a worker reads: passing on any block costs 0.4 ms
 OUTPUT_BLOCK_BYTES = 4_000_000  # bytes that a block may grow to: two per worker are in progress, and four wait
 FIRST_BLOCK_SAMPLES = 4  # samples of a block until their cost is known
 MAX_THREADS = 32  # of a pool without ``workers=``: most threads wait for something
-MAX_THREADS_SHARED = 4  # the same, where other processes run the same plan beside this one
+MAX_THREADS_SHARED = 4  # the same, if other processes run the same plan at the same time
 
 
 def run(
     program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
 ) -> Iterator[Block]:
-    """Run a plan from ``start`` on, and return its finished blocks.
+    """Run a plan from ``start``, and return an iterator over its finished blocks.
 
     Raises:
-        EngineError: A stage asks for something this machine does not have, or cannot be sent to a process.
+        EngineError: A stage requests devices that this machine does not have, or cannot be sent to a process.
     """
     options = program.plan.engine
     segments = [segment for level in program.levels for segment in level.segments]
-    if not any(segment.heavy for segment in segments):
-        sizer = BlockSizer(most=WIDE, nbytes=WIDE_BYTES) if program.columnar else BlockSizer(nbytes=INLINE_BLOCK_BYTES)
+    if not any(segment.needs_pool for segment in segments):
+        sizer = BlockSizer(max_stored_bytes=INLINE_BLOCK_BYTES)
+        if program.columnar:
+            sizer = BlockSizer(max_samples=COLUMN_BLOCK_ROWS, max_stored_bytes=COLUMN_BLOCK_BYTES)
         return flow(program, order, epoch, start, _inline(program, epoch, meters), sizer, meters)
     sharers = options.get("sharers", 1)
-    if sharers > 1 and all(segment.resources in (None, ANY) for segment in segments):
-        sizer = BlockSizer(count=1, most=FIRST_BLOCK_SAMPLES)  # as small as for a pool: the consumer waits for each
+    if sharers > 1 and all(segment.resources in (None, DEFAULT_RESOURCES) for segment in segments):
+        # As small as for a pool: the consumer waits for each block.
+        sizer = BlockSizer(count=1, max_samples=FIRST_BLOCK_SAMPLES)
         return flow(program, order, epoch, start, _inline(program, epoch, meters, sizer), sizer, meters)
     cores = max(1, (options.get("cpus") or available_cores()) // sharers)
     requested = options.get("memory")
@@ -89,7 +92,7 @@ def available_cores() -> int:
 
 @dataclass(slots=True)
 class PoolSpec:
-    """The pool of a segment: how many workers it has, of which kind, and on which devices."""
+    """The pool of a segment: the number of its workers, their kind, and their devices."""
 
     segment: Segment
     min_workers: int
@@ -107,25 +110,25 @@ class PoolSpec:
 def _pool_specs(
     program: Program, segments: list[Segment], epoch: int, cores: int, sharers: int, devices: Any
 ) -> dict[int, PoolSpec]:
-    """Return the pool of every heavy segment, by the ``id`` of the segment.
+    """Return the pool of every segment that needs one, by the ``id`` of the segment.
 
     Raises:
         EngineError: There are too few devices, or a function cannot be sent to a process.
     """
-    shares = shared_out(segments, devices)
+    devices_by_segment = assign_devices(segments, devices)
     pool_specs = {}
     for number, segment in enumerate(segments):
-        if not segment.heavy:
+        if not segment.needs_pool:
             continue
         assert segment.resources is not None
-        moving, share = with_moves(segment), shares.get(number, ["cpu"])
+        copying, pool_devices = with_device_copies(segment), devices_by_segment.get(number, ["cpu"])
         processes = segment.resources.on == "processes"
         min_workers, max_workers, initial = _worker_bounds(segment.resources.workers, cores, sharers, processes)
-        if number in shares:
-            max_workers = len(share)
+        if number in devices_by_segment:
+            max_workers = len(pool_devices)
             initial = max_workers if segment.resources.workers is None else min(initial, max_workers)
-        payload = ProcessPayload.of(moving, program.contexts(moving, epoch)) if processes else None
-        pool_specs[id(segment)] = PoolSpec(moving, min_workers, max_workers, initial, share, payload)
+        payload = ProcessPayload.of(copying, program.contexts(copying, epoch)) if processes else None
+        pool_specs[id(segment)] = PoolSpec(copying, min_workers, max_workers, initial, pool_devices, payload)
     return pool_specs
 
 
@@ -140,7 +143,7 @@ def _worker_bounds(
 
 
 def _inline(program: Program, epoch: int, meters: Meters, sizer: BlockSizer | None = None) -> Each:
-    """Return what runs segments in the calling thread; ``sizer`` learns from what the first segments cost."""
+    """Return a function that runs segments in the calling thread; ``sizer`` learns from the cost of the first level."""
 
     def each(blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         meter = Meter(segment.describe(), "inline")
@@ -165,7 +168,7 @@ def _run_inline(
                 meter.blocks += 1
                 meter.items += len(part)
                 if limit is not None:
-                    limit.measured(part.inputs - part.begin, time.perf_counter() - begun, weight(part.items))
+                    limit.adjust(part.inputs - part.begin, time.perf_counter() - begun, estimate_nbytes(part.items))
                 yield part
                 begun, cpu = time.perf_counter(), time.thread_time()
     finally:
@@ -217,10 +220,12 @@ class PooledRun:
     pool_specs: dict[int, PoolSpec]
     pools: list[Pool] = field(default_factory=list)
     sizer: BlockSizer = field(
-        default_factory=lambda: BlockSizer(count=1, nbytes=POOL_BLOCK_BYTES, large=OUTPUT_BLOCK_BYTES)
+        default_factory=lambda: BlockSizer(
+            count=1, max_stored_bytes=POOL_BLOCK_BYTES, max_output_bytes=OUTPUT_BLOCK_BYTES
+        )
     )
     first_block_samples: int = FIRST_BLOCK_SAMPLES
-    locate: Find | None = None  # replaces the lookup of samples in the driver, where workers do it
+    locate: Locate | None = None  # replaces ``program.locate``, if workers locate the samples they read
     channel: Channel = field(default_factory=lambda: Channel(lambda: MAX_READY_BLOCKS))
     driver: threading.Thread | None = None
     monitor: Monitor | None = None
@@ -228,10 +233,10 @@ class PooledRun:
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
         """Yield the finished blocks; closing the iterator ends the run."""
-        self.sizer.least = self._preferred_rows()
-        self.sizer.most = 1 if self.strict else self.first_block_samples
+        self.sizer.min_samples = self._preferred_rows()
+        self.sizer.max_samples = 1 if self.strict else self.first_block_samples
         if self.program.columnar:
-            self.sizer.ceiling = WIDE
+            self.sizer.ceiling = COLUMN_BLOCK_ROWS
         live_runs.add(self)
         try:
             self.monitor = Monitor(self.cores, self.meters)
@@ -250,7 +255,7 @@ class PooledRun:
 
     def _next(self) -> Block | None:
         if os.getpid() != self.pid:
-            raise EngineError("an iterator cannot continue in a forked process; iterate over the dataset there")
+            raise EngineError("an iterator cannot continue in a forked process: create a new one there")
         try:
             received = self.channel.get()
         except Closed:
@@ -263,7 +268,7 @@ class PooledRun:
     def close(self) -> None:
         """End everything that this run started."""
         live_runs.discard(self)
-        if os.getpid() != self.pid:  # a fork has none of the threads, and their locks in whatever state they were
+        if os.getpid() != self.pid:  # a fork has none of the threads, and their locks may be held
             return
         self.channel.close()
         if self.monitor is not None:
@@ -281,21 +286,22 @@ class PooledRun:
         return [] if thread is None or thread is threading.current_thread() else [thread]
 
     def _preferred_rows(self) -> int:
-        """Return the largest number of rows that a stage would like to see at once."""
-        return max((placed.stage.prefers for placed in self.program.arrangement.body), default=1)
+        """Return the largest number of rows that a stage processes in one call."""
+        return max((placed.stage.preferred_rows for placed in self.program.arrangement.body), default=1)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
-        """Run a segment on the blocks in a pool; a segment that is not heavy, in the driver."""
-        if not segment.heavy:
+        """Run a segment on the blocks in its pool, or in the driver if it needs no pool."""
+        if not segment.needs_pool:
             return _inline(self.program, self.epoch, self.meters)(blocks, segment)
         spec = self.pool_specs[id(segment)]
         on = spec.payload.on if spec.payload is not None else "threads"
         meter = Meter(segment.describe(), on, spec.min_workers, spec.max_workers, spec.initial_workers)
         self.meters.segments.append(meter)
         bound = _MemoryBound(meter, self._memory_share(), self.strict)
-        self.sizer.large = min(self.sizer.large, max(1, bound.max_bytes // (2 * spec.initial_workers)))
+        block_bytes = max(1, bound.max_bytes // (2 * spec.initial_workers))
+        self.sizer.max_output_bytes = min(self.sizer.max_output_bytes, block_bytes)
         self.channel.capacity = bound.max_ready
-        # Behind a group stage the items are different ones: their cost says nothing about blocks of the source.
+        # After a group stage, the cost of a block says nothing about blocks of the source.
         limit = self.sizer.limit() if any(segment is other for other in self.program.levels[0].segments) else None
         make_proxy = partial(self._make_proxy, spec, bound, limit)
         pool = Pool(segment.stages[-1].stage.name, spec.initial_workers, make_proxy, meter, self.meters)
@@ -320,7 +326,7 @@ class PooledRun:
         return RemoteWorkerProxy(payload, device, meter, self.meters, number)
 
     def _memory_share(self) -> int:
-        """Return what one pool may hold of the memory; the blocks that wait for the consumer have a share too."""
+        """Return the share of the memory for one pool; the blocks that wait for the consumer have a share too."""
         return self.memory // (len(self.pool_specs) + 1)
 
 
@@ -348,14 +354,14 @@ class ThreadWorkerProxy:
         self.block = job if self.has_timeout and isinstance(job, Block) else None
         parts = run_segment(self.segment, self.contexts, job) if isinstance(job, Block) else job
         try:
-            done, again = next(parts)
+            done, more_parts = next(parts)
         finally:
             if self.has_timeout:
                 self.heartbeat.clear()
             retried = sum(ctx.retried for ctx in self.contexts)
             self.meter.retries += retried - self.retried
             self.retried = retried
-        return done, parts if again else None
+        return done, parts if more_parts else None
 
     def cpu_seconds(self) -> float:
         return time.thread_time()
@@ -389,11 +395,11 @@ class _MeasuringProxy:
     def __call__(self, job: BlockJob) -> BlockResult:
         begun = time.perf_counter()
         done, parts = self.proxy(job)
-        nbytes = weight(done.items)
+        nbytes = estimate_nbytes(done.items)
         self.bound.add(nbytes)
         self.bound.meter.nbytes += nbytes
         if self.limit is not None:
-            self.limit.measured(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
+            self.limit.adjust(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
         return done, parts
 
     def cpu_seconds(self) -> float:
@@ -410,7 +416,7 @@ class _MeasuringProxy:
 
 
 def _drive(chain: Iterator[Block], channel: Channel) -> None:
-    """Pull the chain into the channel until it ends or the consumer leaves."""
+    """Move the blocks of the chain into the channel until it ends or the consumer is gone."""
     try:
         for block in chain:
             channel.put(block)
@@ -418,9 +424,9 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
                 break
             del block
         channel.put(None)
-    except Closed:  # usually the consumer has left; but if a pool was closed, the consumer must not wait forever
+    except Closed:  # usually the consumer is gone; but if a pool was closed, the consumer must not wait forever
         with suppress(Closed):
-            channel.put(EngineError("the run was ended while it was being read"))
+            channel.put(EngineError("the run was closed while it was being read"))
     except BaseException as exc:  # raised in the consumer, whatever it is
         with suppress(Closed):
             channel.put(exc)

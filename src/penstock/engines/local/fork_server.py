@@ -1,10 +1,10 @@
 """The fork server: a fresh interpreter that loads what the workers of a pool need, and forks them.
 
-It is started beside the user's program, not forked from it, so it has none of the program's threads and locks and not
-its main module; of the user's code it runs only imports. A fork takes milliseconds and shares the memory of all that
-is loaded.
+It is started next to the user's program, not forked from it, so it has none of the program's threads and locks, and not
+its main module; of the user's code it runs only imports. A fork takes milliseconds and shares the memory of everything
+that is loaded.
 
-When the run is gone, however it ended, the fork server ends too, because its connection does, and its workers are
+When the run is gone, however it ended, the connection is closed, so the fork server ends too, and its workers are
 killed with it.
 """
 
@@ -33,8 +33,8 @@ from penstock.engines.local.transport import Connection
 from penstock.errors import EngineError
 
 _STOP_TIMEOUT_S = 5.0
-_CHECK_S = 1.0  # how often a fork server checks that its run exists: a fork of the run may hold the connection open
-_PR_SET_PDEATHSIG = 1  # of prctl: send me a signal when my parent dies
+_CHECK_S = 1.0  # interval at which a fork server checks that its run exists: a fork of the run may keep the connection
+_PR_SET_PDEATHSIG = 1  # prctl option: send this process a signal when its parent dies
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 # Blocks of large arrays come and go: memory that malloc returns to the system is faulted in again every time.
 _MALLOC_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
@@ -46,11 +46,11 @@ class ForkServer:
     """The run's side of a fork server. Thread-safe."""
 
     def __init__(self, payload: bytes, threads: int) -> None:
-        """Nothing is started before the first fork.
+        """Prepare a fork server, which is started by the first fork.
 
         Args:
             payload: What workers need, pickled.
-            threads: How many threads the libraries of one worker may use.
+            threads: The number of threads that the libraries of one worker may use.
         """
         self._payload, self._threads = payload, threads
         self._lock = threading.RLock()
@@ -85,9 +85,9 @@ class ForkServer:
                     socket.send_fds(connection.sock, [b"."], [fd, heartbeat_fd])
                     return int(connection.recv())
                 except (EOFError, OSError) as exc:
-                    how = self._reap()
+                    ending = self._reap()
                     if attempt or self._aborted:
-                        raise EngineError(f"worker processes cannot be started: {how or exc}") from exc
+                        raise EngineError(f"worker processes cannot be started: {ending or exc}") from exc
         raise AssertionError("unreachable")
 
     def exit_code(self, pid: int) -> int | None:
@@ -119,7 +119,7 @@ class ForkServer:
             process.kill()
 
     def _started(self) -> Connection:
-        """Return the connection to the fork server, which is started if need be."""
+        """Return the connection to the fork server, which is started if necessary."""
         if self._aborted:
             raise EOFError
         if self._connection is not None:
@@ -143,7 +143,7 @@ class ForkServer:
         return connection
 
     def _reap(self) -> str:
-        """Forget a fork server that has died, and return how it ended."""
+        """Clean up after a fork server that has died, and return how it ended."""
         process, connection, self._process, self._connection = self._process, self._connection, None, None
         if connection is not None:
             connection.close()
@@ -184,7 +184,7 @@ def _spawn(fd: int, threads: int) -> subprocess.Popen[bytes]:
 
 
 def serve_forks(fd: int, run_pid: int, worker_main: WorkerMain) -> None:
-    """Be the fork server: load the payload, then fork workers until the run says stop, or is gone.
+    """Run as the fork server: load the payload, then fork workers until the run sends a stop message or is gone.
 
     Args:
         fd: The socket whose other end is the run's ``ForkServer``.
@@ -203,7 +203,7 @@ def serve_forks(fd: int, run_pid: int, worker_main: WorkerMain) -> None:
             return
         connection.send(("ready",))
         gc.collect()
-        gc.freeze()  # else the garbage collector would write to, and so copy, the pages that workers share
+        gc.freeze()  # otherwise the garbage collector would write to, and so copy, the pages that workers share
         _fork_on_request(connection, run_pid, payload, worker_main)
     except (EOFError, OSError):
         os._exit(1)
@@ -265,7 +265,7 @@ def _become_worker(
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Make this process end with the fork server, even if that is killed, and whatever this process is doing."""
+    """Make this process end with the fork server, even if that is killed, whatever this process is doing."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -281,7 +281,7 @@ def _watch_parent(parent: int) -> None:
 
 
 def _reseed() -> None:
-    """Seed the global random generators, so that those of workers differ as those of separate programs do."""
+    """Seed the global random generators, so that workers draw different numbers, as separate programs do."""
     random.seed()
     np.random.seed()
     if (torch := sys.modules.get("torch")) is not None:

@@ -1,4 +1,4 @@
-"""A record of the item that a worker is working on: the worker writes it for every item, any process can read it."""
+"""Heartbeat: which item a worker is working on, written by the worker for every item and readable by any process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _IDLE = -1
 
 
 class Heartbeat:
-    """The stage and the input that a worker is at, and since when.
+    """The stage and the input that a worker is working on, and since when.
 
-    In shared memory it is read across processes: the monotonic clock is the same for all processes of a machine.
+    In shared memory it can be read by other processes: the monotonic clock is the same for all processes of a machine.
     """
 
     def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:

@@ -36,7 +36,7 @@ class _Watched:
 
 
 class Monitor:
-    """Watches the pools of a run in a thread of its own, which is started only if there is something to decide."""
+    """Watches the pools of a run in a separate thread, which is started only if there is something to decide."""
 
     def __init__(self, cores: float, meters: Meters) -> None:
         self.thread: threading.Thread | None = None
@@ -71,4 +71,4 @@ class Monitor:
                 watched.pool.resize(size)
                 if watched.timeout_s is not None:
                     watched.pool.fail_overdue(watched.timeout_s)
-            self._meters.tell("tick")
+            self._meters.notify("tick")

@@ -18,11 +18,11 @@ from penstock.plan import Block
 log = logging.getLogger(__name__)
 
 WORKER_JOIN_TIMEOUT_S = 5.0  # how long a close waits for a worker that is inside a user's function
-ABORT_TIMEOUT_S = 1.0  # how long it waits before it ends a worker that can be ended
+ABORT_TIMEOUT_S = 1.0  # how long it waits before it kills a worker that can be killed
 
 
 BlockParts = Iterator[tuple[Block, bool]]  # the parts of one block, each with whether another one follows
-BlockJob = Block | BlockParts  # a block to begin with, or the remaining parts of one that was begun
+BlockJob = Block | BlockParts  # a block to start, or the remaining parts of a block that was started
 BlockResult = tuple[Block, BlockParts | None]  # a finished part, and the remaining ones
 _Task = tuple[BlockJob, "Future[BlockResult]"]
 
@@ -32,7 +32,7 @@ class Closed(Exception):
 
 
 class ReassignJob(Exception):
-    """A worker is gone and its replacement may take long: another worker must continue ``job``."""
+    """A worker is gone and replacing it may take long: another worker must continue ``job``."""
 
     def __init__(self, job: BlockJob) -> None:
         super().__init__(job)
@@ -49,7 +49,7 @@ class WorkerProxy(Protocol):
         """Get ready before the first block, so that no block waits for a worker that is starting."""
 
     def __call__(self, job: BlockJob) -> BlockResult:
-        """Work on a block until its first part is done, or on the next part of a block."""
+        """Process a block until its first part is finished, or process the next part of a block."""
 
     def cpu_seconds(self) -> float:
         """Return the processor time used so far."""
@@ -85,7 +85,7 @@ class _Stopwatch:
 
 
 class Pool:
-    """A number of daemon threads, each with a worker proxy of its own; the number can change while they work."""
+    """Daemon threads, each with its own worker proxy; their number can change while they work."""
 
     def __init__(
         self, name: str, workers: int, make_proxy: Callable[[int], WorkerProxy], meter: Meter, meters: Meters
@@ -94,10 +94,10 @@ class Pool:
 
         Args:
             name: Part of the names of the threads.
-            workers: How many threads to start with.
+            workers: The initial number of threads.
             make_proxy: Creates the proxy of a worker from its number, which is reused once the worker is gone.
             meter: Counts what this pool does.
-            meters: Those of the run, with its observer.
+            meters: The meters of the run, with its observer.
         """
         self.awaiting_input = _Stopwatch()
         self.meter = meter
@@ -107,7 +107,7 @@ class Pool:
         self._lock = threading.RLock()  # reentrant: the garbage collector may close the run from any line of a worker
         self._threads: dict[int, threading.Thread] = {}
         self._proxies: dict[int, WorkerProxy] = {}
-        self._leaving = 0
+        self._ending = 0
         self._current: dict[int, Future[BlockResult]] = {}  # the block that each worker is working on
         self._abandoned: set[int] = set()  # workers that hang and are no longer waited for
         self._busy_s, self._busy_until = 0.0, time.perf_counter()  # worker-seconds of work until that moment
@@ -137,17 +137,17 @@ class Pool:
             if error is not None and future is not None and not future.done():
                 self._abandoned.add(number)
                 self.meter.timeouts += 1
-                self._meters.tell("timeout", self.meter, worker=number, problem=str(error))
+                self._meters.notify("timeout", self.meter, worker=number, problem=str(error))
                 with suppress(InvalidStateError):  # the worker has finished at this very moment
                     future.set_exception(error)
 
     @property
     def size(self) -> int:
-        """The number of workers, without those that are about to leave."""
-        return len(self._threads) - self._leaving
+        """The number of workers, without those that are about to end."""
+        return len(self._threads) - self._ending
 
     def resize(self, workers: int) -> None:
-        """Set the number of workers; a surplus worker leaves once it has nothing to do."""
+        """Set the number of workers; a surplus worker ends once it is idle."""
         with self._lock:
             if self._closed:
                 return
@@ -159,12 +159,12 @@ class Pool:
                 self._threads[number] = thread
                 thread.start()
             while self.size > workers:
-                self._leaving += 1
+                self._ending += 1
                 self._tasks.put(None)
             if not self.meter.sizes or self.meter.sizes[-1][1] != workers:
                 self.meter.workers = workers
                 self.meter.sizes.append((self._meters.seconds, workers))
-                self._meters.tell("workers", self.meter, items=workers)
+                self._meters.notify("workers", self.meter, items=workers)
 
     def submit(self, job: BlockJob) -> Future[BlockResult]:
         """Queue a block, or the next part of one.
@@ -176,7 +176,7 @@ class Pool:
         with self._lock:
             if not self._closed:
                 self._tasks.put((job, future))
-            if self._closed:  # a job behind the stop markers would never be taken
+            if self._closed:  # a job queued after the stop markers would never be processed
                 raise Closed
         return future
 
@@ -185,7 +185,7 @@ class Pool:
         return thread in self._threads.values()
 
     def _work(self, number: int) -> None:
-        """Run worker ``number``: take tasks until a stop marker comes."""
+        """Run worker ``number``: process tasks until it receives a stop marker."""
         startup_error = self._create_proxy(number)
         while (task := self._next_task()) is not None:
             job, future = task
@@ -202,16 +202,16 @@ class Pool:
             except ReassignJob as exc:
                 reassigned = True
                 self._resubmit(exc.job, future)
-            except BaseException as exc:  # raised where the block is waited for
+            except BaseException as exc:  # raised where the result is awaited
                 self._resolve(future, exc)
             self._set_current(number, None)
             del task, job, future  # an idle worker holds no samples
             if reassigned:
                 startup_error = self._prepare(self._proxies[number])
-        self._leave(number)
+        self._end(number)
 
     def _create_proxy(self, number: int) -> BaseException | None:
-        """Create a worker's proxy; return the error if that fails, to be raised where a block is waited for."""
+        """Create a worker's proxy; return the error if that fails, to be raised where a result is awaited."""
         try:
             proxy = self._proxies[number] = self._make_proxy(number)
         except BaseException as exc:
@@ -257,7 +257,7 @@ class Pool:
         proxy = self._proxies[number]
         begun, cpu = time.perf_counter(), proxy.cpu_seconds()
         try:
-            done = proxy(job)
+            result = proxy(job)
         finally:
             took, used = time.perf_counter() - begun, proxy.cpu_seconds() - cpu
             with self._lock:
@@ -265,13 +265,13 @@ class Pool:
                 self.meter.cpu += used
         with self._lock:
             self.meter.blocks += 1
-            self.meter.inputs += done[0].inputs - done[0].begin
-            self.meter.items += len(done[0])
-            self.meter.skips += len(done[0].skips)
-        self._meters.tell("block", self.meter, worker=number, took=took, items=len(done[0]))
-        return done
+            self.meter.inputs += result[0].inputs - result[0].begin
+            self.meter.items += len(result[0])
+            self.meter.skips += len(result[0].skips)
+        self._meters.notify("block", self.meter, worker=number, took=took, items=len(result[0]))
+        return result
 
-    def _leave(self, number: int) -> None:
+    def _end(self, number: int) -> None:
         proxy = self._proxies.pop(number, None)
         try:
             if proxy is not None:
@@ -281,10 +281,10 @@ class Pool:
         with self._lock:
             if not self._closed:
                 self._threads.pop(number, None)
-                self._leaving -= 1
+                self._ending -= 1
 
     def stop(self) -> None:
-        """Accept no more blocks and begin none that are queued."""
+        """Accept no more blocks, and start none of those that are queued."""
         with self._lock:
             self._closed = True
             for _ in self._threads:
@@ -309,7 +309,7 @@ class Pool:
 
 
 def map_ordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], int]) -> Iterator[Block]:
-    """Yield what the pool makes of the blocks, in their order; at most ``max_pending()`` are in progress."""
+    """Yield the pool's results for the blocks, in order; at most ``max_pending()`` blocks are in progress."""
     pending: deque[Future[BlockResult]] = deque()
     for block in _timed_input(blocks, pool):
         pending.append(pool.submit(block))
@@ -334,7 +334,7 @@ def _timed_input(blocks: Iterator[Block], pool: Pool) -> Iterator[Block]:
 
 
 def _take_first(pending: deque[Future[BlockResult]], pool: Pool) -> Block:
-    """Return the first result; the next part of its block takes its place, and begins before the result is used."""
+    """Remove and return the first result, after queueing the next part of its block in its place."""
     block, rest = _wait_for(pending.popleft(), pool)
     if rest is not None:
         pending.appendleft(pool.submit(rest))
@@ -342,7 +342,7 @@ def _take_first(pending: deque[Future[BlockResult]], pool: Pool) -> Block:
 
 
 def map_unordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], int]) -> Iterator[Block]:
-    """Yield what the pool makes of the blocks, as they are finished; the parts of one block stay together."""
+    """Yield the pool's results for the blocks as they are finished; the parts of one block stay together."""
     finished: SimpleQueue[Future[BlockResult]] = SimpleQueue()
     pending = 0
     for block in _timed_input(blocks, pool):
@@ -378,9 +378,9 @@ def _wait_for(future: Future[BlockResult], pool: Pool) -> BlockResult:
         if future.done():
             return future.result()
         begun = time.perf_counter()
-        done = future.result()
+        result = future.result()
         pool.meter.awaited += time.perf_counter() - begun
-        return done
+        return result
     except CancelledError:
         raise Closed from None
 
@@ -434,11 +434,11 @@ class Channel:
 
 
 def join_all(threads: list[threading.Thread], pools: list[Pool]) -> None:
-    """Wait until everything has ended; log the threads that are stuck in a user's function and leave them."""
+    """Wait until all threads have ended; log those that are stuck in a user's function, and abandon them."""
     until = time.monotonic() + WORKER_JOIN_TIMEOUT_S
     stuck = [name for pool in pools for name in pool.join(until)]
-    for thread in threads:  # they may wait for the stuck ones
+    for thread in threads:  # they may be waiting for the stuck ones
         thread.join(0.1 if stuck else max(0.0, until - time.monotonic()))
     stuck = stuck or [thread.name for thread in threads if thread.is_alive()]
     if stuck:
-        log.warning("threads left behind, still inside a function: %s", ", ".join(stuck))
+        log.warning("threads left behind, still inside a user's function: %s", ", ".join(stuck))

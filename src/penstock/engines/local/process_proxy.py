@@ -1,4 +1,4 @@
-"""Worker processes as the run sees them: started, sent blocks, watched, ended."""
+"""The run's side of a worker process: start it, send it blocks, check its time limit, end it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import Context, Origin, PlacedStage, Resources
 
-_POLL_S = 0.05  # shortest interval between two checks of a worker's time limit
+_POLL_S = 0.05  # the shortest interval between two checks of a worker's time limit
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessPayload:
-    """What the worker processes of a segment need: its stages, pickled once for all, and its limits."""
+    """What the worker processes of a segment need: its stages, pickled once for all of them, and its limits."""
 
     local_stages: list[tuple[PlacedStage, Context]]  # reading: the files that it maps stay mapped in this process
     stages: list[PlacedStage]
@@ -68,16 +68,16 @@ class ProcessPayload:
 
 
 def check_sendable(placed: PlacedStage) -> None:
-    """Require that a stage can be sent to another process.
+    """Check that a stage can be sent to another process.
 
     Raises:
-        EngineError: It cannot.
+        EngineError: The stage cannot be sent.
     """
     try:
         dumps(placed)
     except Exception as exc:
         problem = f"{placed.stage.describe()} cannot be sent to a worker process: {exc}"
-        raise EngineError(f"{problem}; with on='threads' nothing has to be sent") from exc
+        raise EngineError(f"{problem}; use on='threads', where nothing is sent") from exc
 
 
 class WorkerProcess:
@@ -152,11 +152,11 @@ class WorkerProcess:
         return None if current is None else current[0]
 
     def _death(self, when: str) -> WorkerDied:
-        """Wait for the process, which has ended, and return an error that says how it ended."""
+        """Wait for the process, which is ending, and return an error with its exit status or signal."""
         self._connection.close()
         code = self._wait()
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
-        return WorkerDied(f"its worker process ended {when}: {how}")
+        ending = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit status {code}"
+        return WorkerDied(f"its worker process ended {when}: {ending}")
 
     def kill(self) -> None:
         if self._exit_code is None:

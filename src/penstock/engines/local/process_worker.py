@@ -1,4 +1,4 @@
-"""What runs inside a worker process: it runs one segment's stages on the blocks it is sent."""
+"""The code of a worker process: it runs one segment's stages on the blocks that it receives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run_fork_server(fd: int, run_pid: int) -> None:
 def _run_worker(
     sock: socket.socket, heartbeat_fd: int, payload: tuple[list[PlacedStage], list[Context]], device: Any
 ) -> None:
-    """Construct the functions, then work on blocks until the run says stop, or is gone."""
+    """Construct the functions, then process blocks until the run sends a stop message or is gone."""
     stages, contexts = payload
     heartbeat = Heartbeat(mmap.mmap(heartbeat_fd, HEARTBEAT_BYTES))
     os.close(heartbeat_fd)
@@ -51,7 +51,7 @@ def _work(connection: Connection, heartbeat: Heartbeat, segment: Segment, contex
         connection.send(message)
         return connection.recv()
 
-    in_progress: dict[int, Any] = {}  # the parts still to come, by the number of the block
+    in_progress: dict[int, Any] = {}  # the remaining parts, by the number of the block
     while True:
         try:
             kind, number, encoded = connection.recv()
@@ -64,11 +64,11 @@ def _work(connection: Connection, heartbeat: Heartbeat, segment: Segment, contex
             in_progress[number] = run_segment(segment, contexts, decode_block(encoded, RemoteOrigin(query)))
         del encoded
         try:
-            part, again = next(in_progress[number])
+            part, more_parts = next(in_progress[number])
             heartbeat.clear()
-            if not again:
+            if not more_parts:
                 del in_progress[number]
-            _send_part(connection, part, again, segment, contexts)
+            _send_part(connection, part, more_parts, segment, contexts)
             del part  # an idle worker holds no samples
         except (EOFError, OSError, SystemExit):
             raise
@@ -78,16 +78,18 @@ def _work(connection: Connection, heartbeat: Heartbeat, segment: Segment, contex
             connection.send(("raise", encode_error(exc)))
 
 
-def _send_part(connection: Connection, part: Block, again: bool, segment: Segment, contexts: list[Context]) -> None:
+def _send_part(
+    connection: Connection, part: Block, more_parts: bool, segment: Segment, contexts: list[Context]
+) -> None:
     counts = (time.process_time(), sum(ctx.retried for ctx in contexts))
     try:
-        connection.send(("done", encode_block(part), again, counts))
+        connection.send(("done", encode_block(part), more_parts, counts))
     except CannotSend:  # because of one of the items
-        connection.send(("done", encode_block(without_unsendable(part, segment, contexts)), again, counts))
+        connection.send(("done", encode_block(without_unsendable(part, segment, contexts)), more_parts, counts))
 
 
 def without_unsendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:
-    """Return a block without the items that cannot be pickled; they fail in the last stage like any other."""
+    """Return a block without the items that cannot be pickled; these fail in the last stage, like any failing item."""
     stage, ctx = segment.stages[-1].stage, contexts[-1]
     kept: list[int] = []
     for number, item in enumerate(part.items):

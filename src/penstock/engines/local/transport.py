@@ -1,9 +1,9 @@
 """Send objects between two processes: small messages by socket, large ones by shared memory.
 
-A message lies in a region of memory that both ends have mapped: a table of buffers, the pickle, the buffers. The
-socket carries only the number of the region. The receiver unpickles views of the region; when the last of them is gone
-its next message says so, and the sender fills the region again: no copy, no fresh pages. Regions have no name, so
-nothing is left behind however a process ends.
+A message is written to a region of memory that both ends have mapped: a table of buffers, the pickle, the buffers. The
+socket carries only the number of the region. The receiver unpickles views of the region; when the last view is gone,
+the receiver's next message returns the region, and the sender fills it again: no copy, no fresh pages. Regions have no
+name, so nothing remains however a process ends.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-MAX_INLINE_BYTES = 16_384  # a message up to this size goes through the socket itself
-MIN_BUFFER_BYTES = 2_048  # a smaller buffer is cheaper inside the pickle, and does not keep a region from being reused
-MAX_LEASES = 8  # regions whose contents may be in use at the other end; beyond, the receiver copies
+MAX_INLINE_BYTES = 16_384  # a message up to this size is sent through the socket itself
+MIN_BUFFER_BYTES = 2_048  # a smaller buffer is cheaper inside the pickle, and does not delay the reuse of a region
+MAX_LEASES = 8  # regions whose contents may be in use at the receiver; beyond, the receiver copies
 _ALIGNMENT = 64
 _MIN_REGION_BYTES = 1 << 20
 _HEADER = struct.Struct("<qqqqqq")  # region (-1: inline), its capacity, bytes of the pickle, buffers, freed, dropped
@@ -54,7 +54,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
-    """Whether a numpy array holds everything there is to know about the tensor."""
+    """Return whether a numpy array can represent the tensor completely."""
     return bool(
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
@@ -74,7 +74,7 @@ def dumps(obj: Any) -> bytes:
 
 
 def memory_file(size: int) -> int:
-    """Return the descriptor of a new file without a name, in memory where the system supports it."""
+    """Return the descriptor of a new file without a name, in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("penstock", os.MFD_CLOEXEC)
     else:
@@ -94,7 +94,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._own: dict[int, mmap.mmap] = {}  # regions that this end fills
-        self._idle: list[int] = []  # those of them whose contents the other end has let go of
+        self._idle: list[int] = []  # own regions whose contents the other end no longer uses
         self._created = 0
         self._dropped: list[int] = []
         self._received: dict[int, mmap.mmap] = {}  # regions that the other end fills
@@ -127,7 +127,7 @@ class Connection:
             best = min(fits, key=lambda number: len(self._own[number]))
             self._idle.remove(best)
             return best, None
-        if self._idle:  # they have become too small
+        if self._idle:  # all of them are too small
             self._dropped += self._idle
             for number in self._idle:
                 self._own.pop(number).close()
@@ -202,7 +202,7 @@ class Connection:
         if copied or not buffers:
             self._freed.append(region)
         else:
-            # The lease is on an array: whatever numpy makes of a buffer keeps the array it was sliced from alive.
+            # The lease is on the array: every numpy view of a buffer keeps the array that it was sliced from alive.
             freed = self._freed
             self._leases[region] = weakref.ref(whole, lambda _: freed.append(region))
         return _loads(whole[16 * buffer_count : 16 * buffer_count + length].data, buffers)
@@ -213,7 +213,7 @@ class Connection:
 
 
 def pack_object(obj: Any) -> PackedBytes:
-    """Return an object as one run of bytes: its pickle, then its large buffers.
+    """Return an object as one array of bytes: its pickle, then its large buffers.
 
     For transports other than ``Connection``, such as Ray's object store.
 
@@ -278,7 +278,7 @@ def _loads(data: memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _in_band(buffer: pickle.PickleBuffer, large: list[memoryview]) -> bool:
-    """Return whether a buffer goes into the pickle; one that is too large for that is added to ``large``."""
+    """Return whether a buffer is stored inside the pickle; a larger one is added to ``large`` instead."""
     raw = buffer.raw()
     if raw.nbytes < MIN_BUFFER_BYTES:
         return True

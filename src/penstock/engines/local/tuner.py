@@ -1,19 +1,19 @@
-"""Decide how many workers each pool should have, from what the pools measured.
+"""Decide how many workers each pool should have, from measurements of the pools.
 
-Nothing here has a clock or a thread: the monitor reads its meters every ``TICK_S``, calls ``Tuner.tick`` and resizes
-the pools to the answer. The rules:
+Nothing here has a clock or a thread: the monitor reads the meters every ``TICK_S``, calls ``Tuner.tick`` and resizes
+the pools as it returns. The rules:
 
-- **Grow.** While the consumer waits, a pool is a bottleneck if nearly all of its workers are busy and it is waited
-  for, or is the last such pool. The bottleneck that is waited for most gets more workers: twice as many if they mostly
-  wait for something, half as many again if they compute, and never more than there are cores for.
-- **Try.** Growth is a trial, one at a time. It has paid off once the rate of the run has risen beyond doubt. If another
-  pool has become the bottleneck by then, the trial continues with that pool too, as the gain may need both. Workers
-  that cost next to nothing double again before the rate is certain.
+- **Grow.** While the consumer waits, a pool is a bottleneck if nearly all of its workers are busy and later stages
+  wait for it, or if it is the last such pool. The most awaited bottleneck gets more workers: twice as many if they
+  mostly wait, half as many again if they compute, and never more than there are cores for.
+- **Try.** Growth is a trial; there is one trial at a time. It has paid off once the rate of the run has risen beyond
+  doubt. If another pool has become the bottleneck by then, the trial continues with that pool too, as the gain may need
+  both. Workers that cost next to nothing double again before the rate is certain.
 - **Undo.** If the rate has not risen, the whole trial is undone: behind the interpreter lock or a full network, more
-  workers are useless. Its pools are left alone, each time twice as long, unless their rate rises by itself, because
-  then the trial says nothing about the run as it is now. If nothing is a bottleneck any longer, the pools keep their
-  workers.
-- **Shrink.** Half of the workers that were idle for two seconds leave, but only so many that the others stay less busy
+  workers are useless. Its pools are not resized for a while, twice as long each time, unless their rate rises by
+  itself: then the trial says nothing about the run as it is now. If nothing is a bottleneck any longer, the pools keep
+  their workers.
+- **Shrink.** Half of the workers that were idle for two seconds end, but only so many that the others stay less busy
   than a pool that would grow, so that the size does not oscillate.
 """
 
@@ -28,27 +28,27 @@ TICK_S = 0.1
 
 SMOOTHING = 0.3  # the weight of the newest tick: about the last half second counts
 SETTLE_TICKS = 3  # until the smoothed readings show a change
-WAITING_SHARE = 0.1  # of the time: from here on a wait is more than noise
-FULL_SHARE = 0.85  # of busy workers, from which on a pool could use more
+WAITING_SHARE = 0.1  # of the time: a shorter wait is noise
+FULL_SHARE = 0.85  # of busy workers, from which a pool could use more workers
 CALM_SHARE = 0.75  # of busy workers, up to which a pool may shrink: far enough below FULL_SHARE not to grow again
-COMPUTE_CORES = 0.3  # cores used by a busy worker, from which on it does more than wait
+COMPUTE_CORES = 0.3  # cores used by a busy worker, from which it does more than wait
 CHEAP_CORES = 0.25  # cores used by a whole pool, up to which more workers cost next to nothing
 MIN_GAIN_SHARE = 0.2  # of what a growth could add to the rate: the part that it must add
-MIN_GAIN = 0.08  # of the rate itself: less cannot be told from noise
+MIN_GAIN = 0.08  # of the rate itself: a smaller gain cannot be distinguished from noise
 DOUBT_ERRORS = 2.5  # standard errors within which a difference of rates is not decided yet
 MIN_FINISHED_TICKS = 3  # ticks in which something was finished, for a rate to be certain
-RECENT_TICKS = 40  # that a rate looks back, or more if less was finished
-WARMUP_TICKS = (2, 30)  # until new threads, new processes do work: processes import what they need first
+RECENT_TICKS = 40  # over which a rate is measured, or more if too little was finished
+WARMUP_TICKS = (2, 30)  # until new threads and new processes do work: processes import their modules first
 MAX_TRIAL_TICKS = 50  # until an undecided trial ends
 HISTORY_TICKS = 600  # the same if next to nothing is finished
-MIN_IDLE_WORKERS = 1.5  # from which on one worker is superfluous
-IDLE_TICKS = 20  # until superfluous workers leave
-PAUSE_TICKS = (50, 6400)  # that a pool is left alone after a growth that did not pay off: the first, the longest
+MIN_IDLE_WORKERS = 1.5  # from which one worker is superfluous
+IDLE_TICKS = 20  # until superfluous workers end
+PAUSE_TICKS = (50, 6400)  # without resizing a pool after a growth that did not pay off: the first and the longest pause
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one pool did during the last tick."""
+    """The measurements of one pool during the last tick."""
 
     workers: int  # the current size, including workers that are still starting
     min_workers: int
@@ -56,7 +56,7 @@ class Reading:
     processes: bool
     busy: float  # mean number of workers inside stages
     cpu: float  # mean number of cores that they used
-    awaited: float  # share of the tick in which everything behind this pool waited for it
+    awaited: float  # share of the tick in which everything after this pool waited for it
     rate: float  # inputs finished per second
 
 
@@ -91,13 +91,13 @@ class _Rate:
 
 @dataclass(slots=True)
 class _PoolState:
-    """What the tuner remembers of one pool."""
+    """What the tuner remembers about one pool."""
 
     busy: float = 0.0
     cpu: float = 0.0
     awaited: float = 0.0
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_TICKS))  # since a pool last grew
-    silent_ticks: int = 0  # since it last finished something
+    silent_ticks: int = 0  # since the pool last finished something
     idle_ticks: int = 0
     pause_ticks: int = PAUSE_TICKS[0]
     paused_until: int = 0  # the tick
@@ -125,7 +125,7 @@ class _PoolState:
         return math.ceil(self.busy * len(self.rates) / max(1, sum(rate > 0 for rate in self.rates)))
 
     def refuse(self, now: int) -> None:
-        """Leave the pool alone for a while."""
+        """Pause the growth of the pool, each time twice as long."""
         self.paused_until, self.refused_at = now + self.pause_ticks, self.rate
         self.pause_ticks = min(2 * self.pause_ticks, PAUSE_TICKS[1])
 
@@ -190,7 +190,7 @@ class Tuner:
         ]
 
     def _bottlenecks(self, readings: Sequence[Reading]) -> list[int]:
-        """Return the pools that hold up the run, the one that is waited for most first."""
+        """Return the pools that limit the run, the most awaited one first."""
         if self._waited < WAITING_SHARE:
             return []
         pools = self._pools
@@ -227,7 +227,7 @@ class Tuner:
         pool = self._pools[number]
         trial.sizes.setdefault(number, sizes[number])
         trial.warmup_ticks = max(trial.warmup_ticks, WARMUP_TICKS[readings[number].processes], pool.round_ticks)
-        pool.cpu += more * pool.cores_per_worker  # reserved at once, so that these cores are not given away twice
+        pool.cpu += more * pool.cores_per_worker  # reserved at once, so that these cores are not assigned twice
         pool.busy += more
         trial.age = 0
         sizes[number] += more
@@ -274,17 +274,17 @@ class Tuner:
                 pool.idle_ticks = 0
 
     def _growth(self, number: int, reading: Reading) -> tuple[int, float]:
-        """Return how many more workers the pool should get, and for how many more there are cores."""
+        """Return the number of workers to add to the pool, and the number of additional workers that have cores."""
         cores = self._pools[number].cores_per_worker
         free = max(0.0, self._cores - sum(pool.cpu for pool in self._pools))
         fitting = free / cores if cores else math.inf
         more = reading.workers if cores < COMPUTE_CORES else max(1, reading.workers // 2)
         more = max(0, min(more, reading.max_workers - reading.workers))
-        # The last new worker must find at least a quarter of the cores it could use, or it is not worth a trial.
+        # The last new worker must have at least a quarter of the cores that it could use, or it is not worth a trial.
         return more if more <= fitting else min(more, int(fitting + 0.75)), fitting
 
     def _reference_pool(self) -> _PoolState:
-        """Return the pool whose rate is the run's: the last one, or the last one that anything reaches.
+        """Return the pool whose rate is the run's: the last one, or the last one that receives blocks.
 
         Earlier pools run ahead of the run while the queues between them fill.
         """

@@ -1,7 +1,7 @@
-"""The run's side of a remote worker: it sends blocks, replaces a worker that dies, and redoes the worker's block.
+"""The run's side of a remote worker: sends blocks, replaces a worker that dies, and repeats the worker's block.
 
-A block whose worker dies or hangs is done again. When that happens twice its items are done one at a time, so that the
-item to blame is known and fails alone, by the plan's policy on errors.
+A block whose worker dies or hangs is processed again. If that happens twice, its items are processed one at a time, so
+that the item that causes it is known and fails alone, by the plan's error policy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.engines.meter import Meter, Meters
 from penstock.errors import EngineError, PenstockError, StageError
 from penstock.plan import Block, Context, Origin, PlacedStage
 
-MAX_ATTEMPTS = 2  # of a block, and then of each of its items alone
+MAX_ATTEMPTS = 2  # for a block, and then for each of its items alone
 
 
 class WorkerDied(Exception):
@@ -33,11 +33,11 @@ class WorkerStuck(WorkerDied):
 
 
 class WorkerLost(WorkerDied):
-    """A worker is gone through no fault of the block it had: it died over another one, or with its machine."""
+    """A worker is gone, but its current block did not cause it: it died with another block, or with its machine."""
 
 
 class ProxyClosed(Exception):
-    """The proxy that began with ``block`` is closed, after it delivered ``delivered`` of the block's parts."""
+    """The proxy that started ``block`` is closed, after it delivered ``delivered`` of the block's parts."""
 
     def __init__(self, block: Any, delivered: int) -> None:
         self.block, self.delivered = block, delivered
@@ -53,9 +53,9 @@ class RemoteWorker(Protocol):
         """Wait until the worker has constructed its functions.
 
         Raises:
-            WorkerDied: It ended before that.
-            EngineError: It cannot be started, or cannot construct its functions.
-            StageError: The constructor of one of them fails.
+            WorkerDied: The worker ended before that.
+            EngineError: The worker cannot be started, or cannot construct its functions.
+            StageError: The constructor of a function fails.
         """
 
     def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
@@ -65,12 +65,12 @@ class RemoteWorker(Protocol):
             A part of a block, encoded, and whether another one follows.
 
         Raises:
-            WorkerDied: It died, or was killed because it took too long.
-            CannotSend: The message or the reply cannot be pickled, or not unpickled at the other end.
+            WorkerDied: The worker died, or was killed because it took too long.
+            CannotSend: The message or the reply cannot be pickled, or cannot be unpickled at the other end.
         """
 
     def current_stage(self) -> int | None:
-        """Return the number of the stage that the worker is at, or was at when it ended; ``None`` if unknown."""
+        """Return the number of the stage that the worker runs, or ran when it ended; ``None`` if unknown."""
 
     def kill(self) -> None:
         """End the worker at once; a pending request raises ``WorkerDied``."""
@@ -111,7 +111,7 @@ class SegmentPayload(Protocol):
         """Start a worker.
 
         Raises:
-            EngineError: It cannot be started.
+            EngineError: The worker cannot be started.
         """
 
 
@@ -126,9 +126,9 @@ class RemoteWorkerProxy:
     number: int
     _worker: RemoteWorker | None = None
     _aborted: bool = False  # the run is over
-    _closed: bool = False  # its thread is gone; another proxy that continues one of its blocks starts again
-    _past_cpu_s: float = 0.0  # used by workers that are gone
-    _last_stage: int | None = None  # where the last of them was
+    _closed: bool = False  # its thread has ended; a proxy that continues one of its blocks starts the block again
+    _past_cpu_s: float = 0.0  # used by earlier workers
+    _last_stage: int | None = None  # the last stage that an earlier worker ran
     _lock: threading.Lock = field(default_factory=threading.Lock)  # other threads may continue its blocks
     _numbers: Iterator[int] = field(default_factory=count)
 
@@ -143,11 +143,11 @@ class RemoteWorkerProxy:
     def __call__(self, job: BlockJob) -> BlockResult:
         parts = self._parts(self._run_local_stages(job)) if isinstance(job, Block) else job
         try:
-            done, again = next(parts)
+            done, more_parts = next(parts)
         except ProxyClosed as exc:
             parts = self._parts(exc.block, exc.delivered)
-            done, again = next(parts)
-        return done, parts if again else None
+            done, more_parts = next(parts)
+        return done, parts if more_parts else None
 
     def cpu_seconds(self) -> float:
         return self._past_cpu_s + (self._worker.cpu_s if self._worker is not None else 0.0)
@@ -171,7 +171,7 @@ class RemoteWorkerProxy:
         return None
 
     def _run_local_stages(self, block: Block) -> Block:
-        if block.inputs:  # else it only marks the end of a part
+        if block.inputs:  # otherwise it only marks the end of a part
             for placed, ctx in self.payload.local_stages:
                 block = placed.stage.run(block, ctx)
         return block
@@ -203,7 +203,7 @@ class RemoteWorkerProxy:
         yield self._one_by_one(block), False
 
     def _remote_parts(self, block: Block) -> BlockParts:
-        """Send a block to the worker and yield the parts that come back."""
+        """Send a block to the worker and yield the parts that it returns."""
         number = next(self._numbers)
         outer, block.more = block.more, False
         try:
@@ -211,11 +211,11 @@ class RemoteWorkerProxy:
         finally:
             block.more = outer
         while True:
-            part, again = decode_block(reply[0], block.origin), reply[1]
+            part, more_parts = decode_block(reply[0], block.origin), reply[1]
             del reply
-            part.more = again or (outer and part.error is None)
-            yield part, again
-            if not again:
+            part.more = more_parts or (outer and part.error is None)
+            yield part, more_parts
+            if not more_parts:
                 return
             del part
             _, reply = self._request(worker, block.origin, "next", number, None)
@@ -223,7 +223,7 @@ class RemoteWorkerProxy:
     def _request(
         self, worker: RemoteWorker | None, origin: Origin, *message: Any
     ) -> tuple[RemoteWorker, tuple[tuple[Any, ...], bool]]:
-        """Send a message to ``worker``, or to any, which is started if need be.
+        """Send a message to ``worker``; if it is ``None``, to the current worker, which is started if necessary.
 
         Raises:
             WorkerLost: ``worker`` was replaced; the new one does not have the block.
@@ -281,14 +281,14 @@ class RemoteWorkerProxy:
         stuck = isinstance(exc, WorkerStuck)
         self.meter.timeouts += stuck
         self.meter.deaths += not stuck
-        self.meters.tell("timeout" if stuck else "death", self.meter, worker=self.number, problem=str(exc))
+        self.meters.notify("timeout" if stuck else "death", self.meter, worker=self.number, problem=str(exc))
 
     def _blamed_stage(self) -> Any:
         stages = self.payload.stages
         return stages[-1 if self._last_stage is None else self._last_stage].stage
 
     def _one_by_one(self, block: Block) -> Block:
-        """Do a block item by item: an item that ends its worker every time fails like any other."""
+        """Process a block item by item: an item that ends its worker every time fails like any failing item."""
         done: list[Block] = []
         for item, value in enumerate(block.items):
             alone = block.keep([item], [value])
@@ -304,7 +304,7 @@ class RemoteWorkerProxy:
             if part.error is not None:
                 block.inputs, block.error, block.more = part.inputs, part.error, False
                 break
-        out = block.become([item for part in done for item in part.items])
+        out = block.with_items([item for part in done for item in part.items])
         out.keys = np.concatenate([block.keys[:0], *(part.keys for part in done)])
         none = np.zeros(0, np.int64)
         out.owner = np.concatenate([none, *(none if part.owner is None else part.owner for part in done)])
@@ -313,7 +313,7 @@ class RemoteWorkerProxy:
         return out
 
     def _run_alone(self, alone: Block) -> Block:
-        """Do a block of one item, and join its parts."""
+        """Process a block of one item, and join its parts."""
         for attempt in range(MAX_ATTEMPTS):
             try:
                 parts = [part for part, _ in self._remote_parts(alone)]
@@ -323,7 +323,7 @@ class RemoteWorkerProxy:
             except WorkerDied:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
-        out = parts[-1].become([item for part in parts for item in part.items])
+        out = parts[-1].with_items([item for part in parts for item in part.items])
         out.keys = np.concatenate([part.keys for part in parts])
         out.owner = np.concatenate([part.owner for part in parts if part.owner is not None])
         out.begin = alone.begin

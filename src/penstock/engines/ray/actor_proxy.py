@@ -1,8 +1,8 @@
-"""Actors as the run sees them: started, sent blocks, replaced when they or their nodes die.
+"""The run's side of an actor: start it, send it blocks, replace it when it or its node dies.
 
-Where the worker reads its samples itself, a block is sent as a few numbers. It comes back in two objects: a small
-one with the fields of the block, and its items, packed, which stay in the cluster's object store until they are
-needed. An actor of the next segment fetches them from there; the run fetches those of the last segment.
+If the worker reads its samples itself, a block is sent as a few numbers. It is returned as two objects: a small one
+with the fields of the block, and its packed items, which stay in the cluster's object store until they are needed. An
+actor of the next segment fetches them from there; the run fetches those of the last segment.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from penstock.engines.local.worker_proxy import ProxyClosed, RemoteWorkerProxy, 
 from penstock.engines.program import Segment
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
 from penstock.engines.ray.origin_codec import DeferredSamples, encode_origin
-from penstock.engines.ray.placement import Need, Node, granted
-from penstock.engines.ray.session import imported
+from penstock.engines.ray.placement import Need, Node, grant_workers
+from penstock.engines.ray.session import import_ray
 from penstock.engines.read_stage import Finder, Read, Span
 from penstock.plan import Block, Context, Origin, PlacedStage
 
 log = logging.getLogger("penstock")
 
-_CHECK_S = 5.0  # how often a worker that waits for its place in the cluster is checked
+_CHECK_S = 5.0  # interval at which a worker that waits for resources of the cluster is checked
 _CHECKS_BEFORE_WARNING = 6
 
 
@@ -45,32 +45,32 @@ class StoredItems(Sequence[Any]):
     def __init__(self, ref: Any, length: int, nbytes: int, data: PackedBytes | None) -> None:
         self.ref, self.length, self.nbytes = ref, length, nbytes
         self.data = data  # the object of ``ref``, if it is mapped in this process
-        self.recompute: Callable[[], StoredItems] | None = None  # after the object is lost
+        self.recompute: Callable[[], StoredItems] | None = None  # called if the object is lost
         self._items: Sequence[Any] | None = None
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, which: Any) -> Any:
-        return self.fetch()[which]
+    def __getitem__(self, selection: Any) -> Any:
+        return self.fetch()[selection]
 
     def fetch(self) -> Sequence[Any]:
-        """Return the items.
+        """Return the items, fetched from the object store.
 
         Raises:
-            CannotSend: They cannot be unpickled here.
+            CannotSend: The items cannot be unpickled here.
         """
         if self._items is None:
-            data = imported().get(self.ref) if self.data is None else self.data
+            data = import_ray().get(self.ref) if self.data is None else self.data
             self._items, self.data = unpack_object(data), None
         return self._items
 
 
 class LazyObjectRef:
-    """An object that is put in the cluster's object store when its reference is first asked for.
+    """An object that is put in the cluster's object store when its reference is first requested.
 
-    What Ray imports for the first ``put`` takes longer than to request an actor; so actors are requested first, and
-    start meanwhile.
+    The imports of Ray's first ``put`` take longer than requesting an actor, so actors are requested first and start
+    meanwhile.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -82,7 +82,7 @@ class LazyObjectRef:
         """Return the reference of the object in the store."""
         with self._lock:
             if self._ref is None:
-                self._ref = imported().put(self._make())
+                self._ref = import_ray().put(self._make())
             return self._ref
 
 
@@ -111,7 +111,7 @@ class ActorPayload:
     slots: int
     need: Need
     cpus: float
-    is_last: bool  # no other segment in the cluster continues with its items
+    is_last: bool  # no other segment in the cluster processes its items
     nodes: Callable[[], list[Node]]
     pool: Pool | None = None
     on: ClassVar[str] = "actors"
@@ -130,7 +130,7 @@ class ActorPayload:
         slots: int,
         is_last: bool,
     ) -> ActorPayload:
-        """Make the payload of a segment; ``read_locally``: its samples are read in this process.
+        """Return the payload of a segment; with ``read_locally``, its samples are read in this process.
 
         Raises:
             EngineError: A function cannot be sent to another process.
@@ -154,7 +154,7 @@ class ActorPayload:
 
     @property
     def timeout_s(self) -> float | None:
-        """The time that one item may take."""
+        """The maximum time for one item."""
         return self.segment.resources.timeout_s if self.segment.resources else None
 
     def acquire(self) -> None:
@@ -171,13 +171,13 @@ class ActorPayload:
         return Actor(self)
 
     def take_idle(self) -> Any | None:
-        """Return an idle actor that another run has left, or ``None``."""
+        """Return an idle actor of an earlier run, or ``None``."""
         return _idle_actors.take(self.kind(), self.cpus)
 
     def new_actor(self) -> Any:
-        """Return a new actor, which may have to wait for its place in the cluster."""
+        """Return a new actor, which may have to wait for resources of the cluster."""
         if self._actor_class is None:
-            self._actor_class = imported().remote(ActorWorker)
+            self._actor_class = import_ray().remote(ActorWorker)
         resources = {"num_cpus": self.cpus, "num_gpus": self.need.gpus, "memory": self.need.memory or None}
         # Spread over all nodes, and never inside the placement group of a caller that is an actor itself.
         actor_class = self._actor_class.options(
@@ -191,7 +191,7 @@ class ActorPayload:
 
     def kind(self) -> tuple[Any, ...]:
         """Return what actors must have in common to be interchangeable: their cluster, job and requested resources."""
-        context = imported().get_runtime_context()
+        context = import_ray().get_runtime_context()
         return context.gcs_address, context.get_job_id(), self.need.cpus, self.need.gpus, self.need.memory
 
     def load_into(self, actor: Any) -> Any:
@@ -205,7 +205,7 @@ class Actor:
 
     def __init__(self, payload: ActorPayload) -> None:
         """Take an idle actor, or request a new one."""
-        self._ray = imported()
+        self._ray = import_ray()
         self._payload = payload
         self._node: str | None = None
         self.cpu_s = 0.0
@@ -232,9 +232,9 @@ class Actor:
         for check in count(1):
             if self._ray.wait([ready], timeout=_CHECK_S)[0]:
                 break
-            granted([self._payload.need], self._payload.nodes(), 1.0)
+            grant_workers([self._payload.need], self._payload.nodes(), 1.0)
             if check == _CHECKS_BEFORE_WARNING:
-                log.warning("%s: a worker is still waiting for its place in the cluster", self._payload.need.name)
+                log.warning("%s: a worker is still waiting for resources of the cluster", self._payload.need.name)
         reply: tuple[str, Any] = self._ray.get(ready)
         return reply
 
@@ -276,23 +276,23 @@ class Actor:
             raise decode_error(fields[0])
         if kind == "unreadable":
             raise CannotSend(fields[0])
-        encoded, again, (self.cpu_s, self.retried), length, nbytes = fields
+        encoded, more_parts, (self.cpu_s, self.retried), length, nbytes = fields
         data = self._ray.get(ref) if self._payload.is_last else None
-        return (StoredItems(ref, length, nbytes, data), *encoded), again
+        return (StoredItems(ref, length, nbytes, data), *encoded), more_parts
 
     def current_stage(self) -> int | None:
-        """Return ``None``: it is not known of an actor that is gone."""
+        """Return ``None``: it is unknown for an actor."""
         return None
 
     def _death(self, exc: Exception, when: str, seconds: float = 0.0) -> WorkerDied:
-        """Kill the actor and return an error that says what became of it."""
+        """Kill the actor and return an error that says why it ended."""
         self.kill()
         timeout_s = self._payload.timeout_s
         if timeout_s is not None and seconds > timeout_s:
             return WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
         alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
         if self._node is not None and self._node not in alive:
-            return NodeLost(f"its node of the cluster died {when}")
+            return NodeLost(f"its cluster node died {when}")
         reason = " ".join(str(exc).split())
         return WorkerDied(f"its worker process ended {when}: {reason}")
 
@@ -301,7 +301,7 @@ class Actor:
             self._ray.kill(self._actor)
 
     def close(self) -> None:
-        """Let the actor clean up, then keep it for a moment in case another run wants it; kill it if that fails."""
+        """Let the actor clean up, then keep it briefly for another run; kill it if that fails."""
         try:
             self._ray.get(self._actor.stop.remote(), timeout=ABORT_TIMEOUT_S)
             self._payload.keep_idle(self._actor)
@@ -310,11 +310,11 @@ class Actor:
 
 
 class _IdleActors:
-    """Idle actors of this process, for reuse by later runs; an actor that is not taken soon ends by itself."""
+    """Idle actors of this process, for reuse by later runs; an actor that is not reused soon ends by itself."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._actors: list[tuple[tuple[Any, ...], float, float, Any]] = []  # kind, cores, until when, the actor
+        self._actors: list[tuple[tuple[Any, ...], float, float, Any]] = []  # kind, cores, expiry, actor
 
     def put(self, kind: tuple[Any, ...], cpus: float, actor: Any) -> None:
         with self._lock:
@@ -339,19 +339,19 @@ class _IdleActors:
             self._actors = [entry for entry, use in zip(self._actors, usable, strict=True) if use]
         for *_, actor in unusable:
             with suppress(Exception):  # it has ended by itself
-                imported().kill(actor)
+                import_ray().kill(actor)
 
 
 _idle_actors = _IdleActors()
 
 
 def release_idle(payloads: Iterable[ActorPayload]) -> None:
-    """Give back the resources of idle actors, except those that ``payloads`` can use."""
+    """Kill idle actors to free their resources, except those that ``payloads`` can use."""
     _idle_actors.release([(payload.kind(), payload.cpus) for payload in payloads])
 
 
 class NodeLost(WorkerLost):
-    """A worker's node is gone, and there may be no place for another worker."""
+    """A worker's node is gone, and there may be no resources for another worker."""
 
 
 def is_unread(origin: Origin, items: Any) -> bool:
@@ -366,14 +366,14 @@ class ActorWorkerProxy(RemoteWorkerProxy):
     payload: ActorPayload
 
     def _parts(self, block: Block, delivered: int = 0) -> BlockParts:
-        """Yield the parts of a block; if its node dies, pass it to another worker, as a new one may take long."""
+        """Yield the parts of a block; if its node dies, another worker continues: a new one may start slowly."""
         number = delivered
         try:
-            for part, again in RemoteWorkerProxy._parts(self, block, delivered):
+            for part, more_parts in RemoteWorkerProxy._parts(self, block, delivered):
                 if isinstance(part.items, StoredItems):
                     part.items.recompute = partial(_recompute, self.payload, block, number)
                 number += 1
-                yield part, again
+                yield part, more_parts
         except _NodeGone:
             raise ReassignJob(_restarted_parts(block, number)) from None
 
@@ -384,27 +384,27 @@ class ActorWorkerProxy(RemoteWorkerProxy):
             raise _NodeGone from None
 
     def _one_by_one(self, block: Block) -> Block:
-        """Do a block item by item; read it in this process if that is still to be done."""
+        """Process a block item by item; if its samples are unread, read them in this process first."""
         if is_unread(block.origin, block.items):
             reading = next((p, c) for p, c in zip(self.payload.stages, self.payload.contexts, strict=True))
             block = reading[0].stage.run(block, reading[1])
         elif isinstance(block.items, StoredItems):
-            block = block.become(block.items.fetch())
+            block = block.with_items(block.items.fetch())
         return RemoteWorkerProxy._one_by_one(self, block)
 
 
 class _NodeGone(Exception):
-    """Passes a ``NodeLost`` by the retries of ``RemoteWorkerProxy``, which catch every ``WorkerDied``."""
+    """Carries a ``NodeLost`` past the retries of ``RemoteWorkerProxy``, which catch every ``WorkerDied``."""
 
 
 def _restarted_parts(block: Block, delivered: int) -> BlockParts:
-    """Return parts that make the next worker begin with the block anew."""
+    """Return parts that make the next worker start the block again."""
     raise ProxyClosed(block, delivered)
     yield
 
 
 def _recompute(payload: ActorPayload, block: Block, number: int) -> StoredItems:
-    """Return the items of part ``number`` of a block, which is done again."""
+    """Process a block again, and return the items of its part ``number``."""
     assert payload.pool is not None
     part, rest = payload.pool.submit(block).result()
     for _ in range(number):

@@ -1,4 +1,4 @@
-"""What runs inside an actor: it runs a segment's stages on the blocks it is sent."""
+"""The code of an actor: it runs a segment's stages on the blocks that it receives."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from penstock.plan import Block, Context, PlacedStage
 
 IDLE_TIMEOUT_S = 6.0  # how long an actor waits for another run: a new one takes a second or two to start
 _CHECK_S = 0.5
-_CHECKS_PER_TIMEOUT = 10  # how often the time spent on an item is checked before it exceeds the limit
+_CHECKS_PER_TIMEOUT = 10  # checks of the time spent on an item before it exceeds the limit
 
 ActorReply = tuple[bytes, PackedBytes | None]  # the fields of a block and its items
 
@@ -38,7 +38,7 @@ class ActorWorker:
         self._finder: Finder | None = None
         self._heartbeat = Heartbeat()
         self._timeout_s: float | None = None
-        self._idle_since: float | None = time.monotonic()  # None while it belongs to a run
+        self._idle_since: float | None = time.monotonic()  # None while a run uses it
         self._in_progress: dict[int, Iterator[tuple[Block, bool]]] = {}
         threading.Thread(target=self._watch, name="penstock watch", daemon=True).start()
 
@@ -48,9 +48,9 @@ class ActorWorker:
         Args:
             refs: References to the pickled stages and contexts and, if this actor reads samples, to the sources. They
                 are fetched here rather than passed as arguments, so that a failure can be reported.
-            path: Where the run finds its modules.
-            folder: The working directory of the run, at which relative paths begin; that of a node may differ.
-            timeout_s: The time that one item may take.
+            path: The module search path of the run.
+            folder: The working directory of the run, for relative paths; that of a node may differ.
+            timeout_s: The maximum time for one item.
 
         Returns:
             ``("ready", node id)``, or ``("raise", encoded error)``.
@@ -65,7 +65,7 @@ class ActorWorker:
             payload, *finders = ray.get(refs)
             self._finder = finders[0] if finders else None
             self._stages, self._contexts = self._construct(payload)
-        except BaseException as exc:  # belongs to the run
+        except BaseException as exc:  # raised by the run
             return "raise", encode_error(exc)
         return "ready", ray.get_runtime_context().get_node_id()
 
@@ -79,16 +79,16 @@ class ActorWorker:
         return stages, contexts
 
     def work(self, kind: str, number: int, encoded: bytes | None, items: PackedBytes | None) -> ActorReply:
-        """Begin with block ``number`` (``"run"``) or continue it (``"next"``), and return its next part."""
+        """Start block ``number`` (``"run"``) or continue it (``"next"``), and return its next part."""
         try:
             if kind == "run":
                 assert encoded is not None
                 self._in_progress[number] = self._begin(encoded, items)
             del items
-            part, again = next(self._in_progress[number])
-            if not again:
+            part, more_parts = next(self._in_progress[number])
+            if not more_parts:
                 del self._in_progress[number]
-            return self._reply(part, again)
+            return self._reply(part, more_parts)
         except SystemExit:
             raise
         except CannotSend as exc:
@@ -110,7 +110,7 @@ class ActorWorker:
             steps = [step for step in steps if not isinstance(step[0].stage, Read)]
         return run_segment(Segment([placed for placed, _ in steps]), [ctx for _, ctx in steps], block)
 
-    def _reply(self, part: Block, again: bool) -> ActorReply:
+    def _reply(self, part: Block, more_parts: bool) -> ActorReply:
         try:
             items = pack_object(part.items)
         except CannotSend:  # because of one of the items
@@ -118,7 +118,7 @@ class ActorWorker:
             items = pack_object(part.items)
         counts = (time.process_time(), sum(ctx.retried for ctx in self._contexts))
         encoded = encode_block(part)[1:]
-        return dumps(("done", encoded, again, counts, len(part), items.nbytes)), items
+        return dumps(("done", encoded, more_parts, counts, len(part), items.nbytes)), items
 
     def stop(self) -> None:
         """Release everything that belongs to the run, and wait for another one for ``IDLE_TIMEOUT_S``."""
@@ -129,7 +129,7 @@ class ActorWorker:
         self._idle_since = time.monotonic()
 
     def _watch(self) -> None:
-        """End the process when it has been idle, or at one item, for too long."""
+        """End the process when it has been idle, or has worked on one item, for too long."""
         while True:
             limit, since = self._timeout_s, self._idle_since
             time.sleep(_CHECK_S if limit is None else min(_CHECK_S, limit / _CHECKS_PER_TIMEOUT))
@@ -148,7 +148,7 @@ class ActorWorker:
             ray.get_runtime_context().current_actor.exit_if_idle.remote()
 
     def exit_if_idle(self) -> None:
-        """End the actor, unless a run has taken it in the meantime."""
+        """End the actor, unless a run has started to use it in the meantime."""
         import ray.actor
 
         if self._idle_since is None:

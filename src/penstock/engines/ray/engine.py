@@ -1,10 +1,10 @@
-"""The Ray engine: a pool of actors for each segment; the order, and stages that see several items, run in this process.
+"""The Ray engine: a pool of actors for each segment; the order and group stages run in this process.
 
 The intended behaviour is that of the local engine, with these differences:
-- a node dies: its blocks are done again on other nodes; the stream does not change;
+- a node dies: its blocks are processed again on other nodes; the stream does not change;
 - a request that no node can meet is refused before the first sample;
 - close, Ctrl-C or a forgotten iterator: actors are asked to end, and killed a second later, in the middle of a block
-  if need be. Ray keeps running, unless this process started it and ends.
+  if necessary. Ray keeps running, unless this process started it and ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import Start
-from penstock.engines.devices import with_moves
+from penstock.engines.devices import with_device_copies
 from penstock.engines.flow import BlockSizer
 from penstock.engines.local import engine as local
 from penstock.engines.local.engine import PooledRun, PoolSpec
@@ -28,8 +28,8 @@ from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
 from penstock.engines.ray.actor_proxy import ActorPayload, ActorWorkerProxy, SharedSources, fetch_items, release_idle
 from penstock.engines.ray.origin_codec import DeferredSamples
-from penstock.engines.ray.placement import Need, Node, granted, total_cores
-from penstock.engines.ray.session import ensure, imported
+from penstock.engines.ray.placement import Need, Node, grant_workers, total_cores
+from penstock.engines.ray.session import connect_ray, import_ray
 from penstock.engines.read_stage import Finder, Read
 from penstock.errors import EngineError
 from penstock.order import I64, Order, Refs
@@ -37,26 +37,26 @@ from penstock.plan import Block, Resources, size_in_bytes
 
 ACTOR_FIRST_BLOCK_SAMPLES = 32  # samples of a block until their cost is known
 BLOCK_SECONDS = 0.25  # of work on a block: the round trip to an actor takes 3 ms
-RAW_BLOCK_BYTES = 8_000_000  # bytes of a block before it is worked on
+RAW_BLOCK_BYTES = 8_000_000  # stored bytes of a block
 STORE_SHARE = 0.5  # of the cluster's object store, for blocks in progress
-MAX_SHARED_BYTES = 50_000_000  # of in-memory samples that may be sent to every worker, to be read beside others
+MAX_SHARED_BYTES = 50_000_000  # of in-memory samples that may be sent to every worker, next to stored samples
 
 
 def run(
     program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
 ) -> Iterator[Block]:
-    """Run a plan from ``start`` on; one that only reads runs in the caller's thread and needs no Ray.
+    """Run a plan from ``start``, and return its finished blocks; a plan that only reads runs here, without Ray.
 
     Raises:
-        EngineError: The cluster does not have what a stage asks for, or a function cannot be sent to it.
+        EngineError: The cluster lacks the resources that a stage requests, or a function cannot be sent to it.
     """
     options = program.plan.engine
     if options.get("sharers", 1) > 1:
         raise EngineError("a worker of a torch DataLoader cannot run a plan on Ray; use ds.loader(), or num_workers=0")
     segments = [segment for level in program.levels for segment in level.segments]
-    if not any(segment.heavy for segment in segments):
+    if not any(segment.needs_pool for segment in segments):
         return local.run(program, order, epoch, start, meters, ordered=ordered)
-    ensure(options.get("address"))
+    connect_ray(options.get("address"))
     _close_runs_before_ray()
     cluster = _Cluster.now(options.get("cpus"))
     pool_specs, sources = _pool_specs(program, order, segments, epoch, cluster)
@@ -72,7 +72,7 @@ def run(
         requested is not None,
         meters,
         pool_specs,
-        sizer=BlockSizer(nbytes=RAW_BLOCK_BYTES, seconds=BLOCK_SECONDS, ceiling=2048),
+        sizer=BlockSizer(max_stored_bytes=RAW_BLOCK_BYTES, max_seconds=BLOCK_SECONDS, ceiling=2048),
         first_block_samples=ACTOR_FIRST_BLOCK_SAMPLES,
     )
     if sources is not None:
@@ -85,14 +85,14 @@ class _Cluster:
     """The resources of the cluster at one moment."""
 
     nodes: list[Node]
-    spare: float  # cores that no other run of this process has taken
+    spare: float  # cores that no other run of this process uses
     store_bytes: float
     inside: bool  # this process is an actor or a task of the cluster
 
     @staticmethod
     def now(cpus: int | None) -> _Cluster:
         """Return the resources of the cluster that this process is connected to, of which it may use ``cpus``."""
-        ray = imported()
+        ray = import_ray()
         nodes = _nodes()
         held = sum(live_run.held_cpus for live_run in local.live_runs if isinstance(live_run, _RayRun))
         spare = total_cores(nodes) - held
@@ -107,7 +107,7 @@ class _Cluster:
 
 def _nodes() -> list[Node]:
     """Return the resources of the living nodes, and what an autoscaler could add."""
-    ray = imported()
+    ray = import_ray()
     nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
     try:
         addable = ray._private.state.state.get_max_resources_from_cluster_config()
@@ -119,33 +119,33 @@ def _nodes() -> list[Node]:
 def _pool_specs(
     program: Program, order: Order | None, segments: list[Segment], epoch: int, cluster: _Cluster
 ) -> tuple[dict[int, PoolSpec], SharedSources | None]:
-    """Return the pool of every heavy segment, by the ``id`` of the segment; and the sources, if actors read them.
+    """Return the pool of every segment that needs one, by the segment's ``id``; and the sources, if actors read them.
 
     Raises:
-        EngineError: The cluster does not have what a stage asks for, or a function cannot be sent to it.
+        EngineError: The cluster lacks the resources that a stage requests, or a function cannot be sent to it.
     """
-    moving_segments = [with_moves(segment) if segment.heavy else segment for segment in segments]
-    sources = None if order is None or not segments[0].heavy else _shared_sources(program.finder)
+    copying_segments = [with_device_copies(segment) if segment.needs_pool else segment for segment in segments]
+    sources = None if order is None or not segments[0].needs_pool else _shared_sources(program.finder)
     last_segments = {id(level.segments[-1]) for level in program.levels if level.segments}
     first_level = set(map(id, program.levels[0].segments))
     pools = []
-    for segment, moving in zip(segments, moving_segments, strict=True):
-        if segment.heavy:
+    for segment, copying in zip(segments, copying_segments, strict=True):
+        if segment.needs_pool:
             own_sources = sources if id(segment) in first_level else None
-            read_locally = own_sources is None and any(isinstance(placed.stage, Read) for placed in moving.stages)
-            contexts = program.contexts(moving, epoch)
+            read_locally = own_sources is None and any(isinstance(placed.stage, Read) for placed in copying.stages)
+            contexts = program.contexts(copying, epoch)
             is_last = id(segment) in last_segments
             slots = program.arrangement.slots
-            payload = ActorPayload.of(moving, contexts, own_sources, read_locally, slots, is_last)
-            payload.need, payload.nodes = _need(moving), _nodes
-            pools.append((segment, moving, payload))
-    grants = granted([payload.need for _, _, payload in pools], cluster.nodes, cluster.spare)
+            payload = ActorPayload.of(copying, contexts, own_sources, read_locally, slots, is_last)
+            payload.need, payload.nodes = _need(copying), _nodes
+            pools.append((segment, copying, payload))
+    grants = grant_workers([payload.need for _, _, payload in pools], cluster.nodes, cluster.spare)
     pool_specs = {}
-    for (segment, moving, payload), grant in zip(pools, grants, strict=True):
-        # A caller that is an actor may hold the last core itself; its workers would wait for that core forever.
+    for (segment, copying, payload), grant in zip(pools, grants, strict=True):
+        # A caller that is an actor may hold the last core itself; its workers would wait for it forever.
         payload.cpus = 0.0 if cluster.inside and payload.need.cpus is None else grant.cpus
         workers = (grant.min_workers, grant.max_workers, grant.initial_workers)
-        pool_specs[id(segment)] = PoolSpec(moving, *workers, [None], payload)
+        pool_specs[id(segment)] = PoolSpec(copying, *workers, [None], payload)
     release_idle(payload for _, _, payload in pools)
     return pool_specs, sources
 
@@ -190,14 +190,14 @@ class _SizeEstimate:
         while chain is not None:
             for leaf in np.unique(chain.leaf).tolist():
                 if leaf >= 0:
-                    at = np.flatnonzero(chain.leaf == leaf)
-                    nbytes[at] += self.mean_bytes[leaf][chain.shard[at]]
+                    indices = np.flatnonzero(chain.leaf == leaf)
+                    nbytes[indices] += self.mean_bytes[leaf][chain.shard[indices]]
             chain = chain.pair
         return DeferredSamples(refs, self.finder, nbytes)
 
 
 def _mean_bytes(reader: Any) -> I64:
-    """Return the mean size of a sample of each shard; 0 where finding out would take long."""
+    """Return the mean size of a sample in each shard; 0 if measuring it would take long."""
     counts = reader.counts(scan=False)
     if counts is None or getattr(reader, "remote", False):
         return np.zeros(len(reader.names), np.int64)
@@ -212,7 +212,7 @@ class _RayRun(PooledRun):
 
     @property
     def held_cpus(self) -> float:
-        """The cores that the workers of this run count as."""
+        """The number of cores that the workers of this run reserve."""
         payloads = [(spec.max_workers, spec.payload) for spec in self.pool_specs.values()]
         return sum(workers * payload.cpus for workers, payload in payloads if isinstance(payload, ActorPayload))
 
@@ -233,7 +233,7 @@ _registered: list[bool] = []
 
 
 def _close_runs_before_ray() -> None:
-    """Register, once, that open runs are closed before Ray is when the process exits."""
+    """Make sure that open runs are closed before Ray when the process exits; later calls do nothing."""
     if not _registered:
         _registered.append(True)
         atexit.register(local.close_all)

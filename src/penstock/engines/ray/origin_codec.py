@@ -1,4 +1,4 @@
-"""Encode the origin of a block for a worker of a cluster, which cannot query the run."""
+"""Encode the origin of a block for a worker on a cluster, which cannot query the run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.plan import Located, Origin, Place
 
 @dataclass(slots=True)
 class DeferredSamples:
-    """Samples that the process which reads them also locates; implements ``Located``."""
+    """Samples that are located by the process that reads them; implements ``Located``."""
 
     refs: Refs
     finder: Finder
@@ -32,7 +32,7 @@ class DeferredSamples:
 
 @dataclass(slots=True)
 class EncodedOrigin:
-    """An origin that knows only what errors and branches ask for."""
+    """An origin that knows only the locations and slots of its samples, for errors and branches."""
 
     places: list[Place]
     slots: list[EncodedSlot]
@@ -64,7 +64,7 @@ class EncodedSlot:
 
 @dataclass(frozen=True, slots=True)
 class OriginRefs:
-    """The references of samples: all that a worker with the sources needs to locate and name them."""
+    """References to samples: all that a worker needs to locate the samples in its sources and to name them."""
 
     refs: Refs
     padding: bool
@@ -75,9 +75,9 @@ def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int
 
     Args:
         origin: The origin.
-        inputs: How many samples the block has.
+        inputs: The number of samples of the block.
         finder: The sources that the worker has; ``None`` if it has none.
-        slots: How many operands of a zip a sample has.
+        slots: The number of zip operands of a sample.
     """
     if isinstance(origin, Span) and finder is not None:
         return OriginRefs(origin.refs, origin.padding)
@@ -92,7 +92,7 @@ def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int
 
 
 def decode_origin(encoded: OriginRefs | EncodedOrigin, finder: Finder | None, unread: bool) -> Origin:
-    """Return the origin that was encoded; if its samples are ``unread``, with their locations."""
+    """Return the origin that ``encode_origin`` encoded; if its samples are ``unread``, with the samples located."""
     if isinstance(encoded, EncodedOrigin):
         return encoded
     assert finder is not None

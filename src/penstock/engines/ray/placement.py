@@ -9,34 +9,34 @@ from penstock.errors import EngineError
 
 Node = dict[str, float]  # the resources of a node: CPU, GPU, memory
 
-_MIN_CPUS = 0.01  # that a worker counts as, unless there is nothing left
+_MIN_CPUS = 0.01  # the smallest share of a core that a worker reserves, unless no core is free
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The workers that a segment asks for."""
+    """The workers that a segment requests."""
 
     name: str
     min_workers: int = 1
     max_workers: int | None = None  # None: as many as fit
-    cpus: float | None = None  # per worker; None: a core, or less where there are too few
+    cpus: float | None = None  # per worker; None: a core, or less if there are too few
     gpus: float = 0
     memory: float = 0
 
     def per_worker(self, default_cpus: float) -> Node:
-        """Return the resources of one worker, which counts as ``default_cpus`` if it does not ask for cores."""
+        """Return the resources of one worker, which reserves ``default_cpus`` if it does not request cores."""
         cpus = default_cpus if self.cpus is None else self.cpus
         return {"CPU": cpus, "GPU": self.gpus, "memory": self.memory}
 
     def describe(self) -> str:
-        """Return what one worker asks for, as arguments of a stage."""
+        """Return what one worker requests, as arguments of a stage."""
         requested = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
         return ", ".join(f"{name}={value:g}" for name, value in requested if value) or "a core"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The workers that a segment gets, and the cores that each of them counts as."""
+    """The workers that a segment gets, and the cores that each of them reserves."""
 
     min_workers: int
     max_workers: int
@@ -44,20 +44,20 @@ class Grant:
     cpus: float
 
 
-def granted(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> list[Grant]:
+def grant_workers(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> list[Grant]:
     """Divide a cluster among segments.
 
-    Workers that ask for cores, devices or memory get them, or nothing starts. A worker that asks for nothing counts as
-    one core while there are enough, and as less otherwise: stages that only set a number of workers never wait for one
+    Workers that request cores, devices or memory get them, or nothing starts. A worker that requests nothing reserves
+    one core while there are enough, and less otherwise: stages that only set a number of workers never wait for one
     another.
 
     Args:
-        needs: What the segments ask for, in the order of the stream.
+        needs: What the segments request, in the order of the stream.
         nodes: The resources of each node.
-        spare: The cores that no other run has taken.
+        spare: The cores that no other run uses.
 
     Raises:
-        EngineError: The cluster does not have what is asked for; the message says what it has.
+        EngineError: The cluster lacks the requested resources; the message states what it has.
     """
     for need in needs:
         if not any(_fits(need.per_worker(0), node) for node in nodes):
@@ -79,11 +79,11 @@ def granted(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> list[
 
 
 def _default_cpus(needs: Sequence[Need], nodes: Sequence[Node], spare: float) -> float:
-    """Return what a worker that does not ask for cores counts as."""
+    """Return the cores that a worker reserves if it does not request any."""
     elastic = [need for need in needs if need.cpus is None]
-    taken = sum(need.min_workers * need.cpus for need in needs if need.cpus is not None)
+    requested = sum(need.min_workers * need.cpus for need in needs if need.cpus is not None)
     wanted = sum(need.min_workers if need.max_workers is not None else 1 for need in elastic)
-    free = max(0.0, min(spare, total_cores(nodes)) - taken)
+    free = max(0.0, min(spare, total_cores(nodes)) - requested)
     return min(1.0, int(free / max(1, wanted) / _MIN_CPUS) * _MIN_CPUS)
 
 
@@ -97,7 +97,7 @@ def _fits(resources: Node, node: Node) -> bool:
 
 
 def _place(counts: Sequence[tuple[Need, int]], nodes: Sequence[Node], default_cpus: float) -> list[Node] | None:
-    """Place that many workers of each segment; return what is left of the nodes, or ``None`` if they do not fit."""
+    """Place that many workers of each segment; return the free resources, or ``None`` if the workers do not fit."""
     free = [dict(node) for node in nodes]
     largest_first = sorted(counts, key=lambda pair: (-pair[0].gpus, -(pair[0].cpus or 0), -pair[0].memory))
     for need, workers in largest_first:
@@ -119,7 +119,7 @@ def _take(resources: Node, free: list[Node]) -> bool:
 
 
 def _grow(needs: Sequence[Need], free: list[Node], default_cpus: float, cores: float) -> list[int]:
-    """Return the maximum number of workers of each segment; they are added in turn while they fit."""
+    """Return the maximum number of workers of each segment; workers are added segment by segment while they fit."""
     counts = [need.min_workers for need in needs]
     limits = [max(need.min_workers, int(cores)) if need.max_workers is None else need.max_workers for need in needs]
     growing = set(range(len(needs)))

@@ -13,21 +13,21 @@ from penstock.errors import EngineError, MissingExtra
 
 log = logging.getLogger("penstock")
 
-STORE_BYTES = 1_000_000_000  # shared memory of a Ray that is started here: for blocks in transit, not datasets
+STORE_BYTES = 1_000_000_000  # object store of a Ray that is started here: for blocks in transit, not for datasets
 _MAX_STORE_SHARE = 0.5  # of the free shared memory
 _lock = threading.Lock()
 _CONNECT_TIMEOUT_S = 10.0
 _connected: list[int] = []  # the process that was last seen connected; a fork of it is not
-_attached: list[str] = []  # the address it attached to: Ray knows its cluster by another name
+_attached: list[str] = []  # the address that it attached to: Ray knows the cluster by another name
 
 
-def ensure(address: str | None = None) -> None:
+def connect_ray(address: str | None = None) -> None:
     """Connect this process to Ray, so that the caller can use ``ray``.
 
     A process that is connected (a script that called ``ray.init``, a worker of Ray Train) stays as it is. Otherwise it
     attaches to ``address`` (``"auto"``: any Ray on this machine; ``"host:6379"``; ``"ray://host:10001"``) or, without
-    an address, to the cluster of ``RAY_ADDRESS`` or of ``ray start``. Only if there is none, Ray is started on this
-    machine, with a line in the log; it ends with the process. A Ray that was not started here is never ended.
+    an address, to the cluster of ``RAY_ADDRESS`` or of ``ray start``. If there is no cluster, Ray is started on this
+    machine, with a line in the log, and ends with the process. A Ray that was not started here is never stopped.
     Thread-safe; a second call does nothing.
 
     Raises:
@@ -35,7 +35,7 @@ def ensure(address: str | None = None) -> None:
         EngineError: The cluster cannot be reached, the process is connected to another cluster, or it was forked from
             a process that is connected.
     """
-    ray = imported()
+    ray = import_ray()
     with _lock:
         if _connected and _connected[0] != os.getpid():
             raise EngineError("a forked process cannot use its parent's connection to Ray; use on('local') in it")
@@ -50,7 +50,7 @@ def ensure(address: str | None = None) -> None:
         _connected[:] = [os.getpid()]
 
 
-def imported() -> Any:
+def import_ray() -> Any:
     """Import ``ray`` and return it.
 
     Raises:
@@ -64,16 +64,19 @@ def imported() -> Any:
 
 
 def _check_address(ray: Any, address: str | None) -> None:
-    """Refuse an address that differs from the one this process is connected to, where they can be compared."""
+    """Reject an address that differs from the one this process is connected to, if they can be compared."""
     if address in (None, "auto", "local", *_attached):
         return
     current = _attached[0] if _attached else ray.get_runtime_context().gcs_address
     if current != address and (_attached or not str(address).startswith("ray://")):
-        raise EngineError(f"address={address!r}: this process is already connected to the Ray at {current}")
+        raise EngineError(
+            f"address={address!r}: this process is already connected to the Ray at {current}; "
+            "use that address, or call ray.shutdown() first"
+        )
 
 
 def _has_cluster() -> bool:
-    """Return whether Ray's own rules lead to a running cluster."""
+    """Return whether Ray would find a running cluster by itself."""
     if os.environ.get("RAY_ADDRESS"):
         return True
     from ray._private.utils import read_ray_address
@@ -95,7 +98,7 @@ def _attach(ray: Any, address: str | None) -> None:
 
 
 def _check_listens(address: str) -> None:
-    """Refuse an address where nothing listens: Ray itself would try it for two minutes."""
+    """Reject an address where nothing listens: Ray itself would try to connect for two minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal()):
         return  # an address of another kind, which only Ray understands

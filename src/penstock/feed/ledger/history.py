@@ -1,8 +1,8 @@
-"""The sessions of a ledger, and which of their steps count: those that led to where things stand.
+"""The sessions of a ledger, and which of their steps count.
 
-A session is one rank's way through an epoch, or the rest of one. It says what it goes on from: nothing, its own
-earlier session, or the sessions of all ranks of another world. Where a later session goes on from an earlier step, what
-the earlier one did after that step was done again and does not count.
+A session is one rank's run of an epoch, or of the rest of one. It names its parents, from which it resumed: none, an
+earlier session of the same rank, or the sessions of all ranks of another world. If a session resumed from an earlier
+step of its parent, the later steps of the parent were repeated and do not count.
 """
 
 from __future__ import annotations
@@ -17,114 +17,128 @@ from typing import Any
 
 from penstock.engines import ITEM, KIND, PASSED
 from penstock.errors import StorageError
-from penstock.feed.ledger.records import BEGIN, END, STEPS, Steps, contents, read_steps, read_words
+from penstock.feed.ledger.records import BEGIN, END, STEPS, StepsRecord, decode_fields, decode_steps, iter_contents
 from penstock.feed.ledger.writer import LEDGER_SUFFIX
 from penstock.order import I64
 
-EVER = 1 << 62  # a step that never comes
+NO_LIMIT = 1 << 62  # greater than the number of any step
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One rank's way through an epoch, or the rest of one."""
+    """One rank's run of an epoch, or of the rest of one.
 
-    facts: dict[str, Any]
+    Attributes:
+        fields: The fields of its first record, see ``LedgerWriter.begin``.
+        data: The file.
+        offsets: Where the contents of its records of steps begin in the file.
+        lengths: The lengths of these contents.
+        end_step: The step after its last one; None if it did not reach the end of the epoch.
+        retracted: A step that was recorded after ``end_step`` was not delivered.
+    """
+
+    fields: dict[str, Any]
     data: memoryview
-    offsets: array[int] = field(default_factory=lambda: array("Q"))  # where the records of steps lie
+    offsets: array[int] = field(default_factory=lambda: array("Q"))
     lengths: array[int] = field(default_factory=lambda: array("I"))
-    ended: int | None = None  # the step behind the last, when the epoch ended
-    held: bool = False  # what was noted behind it was not delivered after all
+    end_step: int | None = None
+    retracted: bool = False
 
     @property
     def name(self) -> str:
-        """What states and later sessions call it."""
-        return str(self.facts["session"])
+        """The name by which states and later sessions refer to it."""
+        return str(self.fields["session"])
 
     @property
     def rank(self) -> int:
-        """Its rank."""
-        return int(self.facts["rank"])
+        """The rank."""
+        return int(self.fields["rank"])
 
     @property
     def epoch(self) -> tuple[str, int]:
-        """Its dataset and epoch."""
-        return str(self.facts["dataset"]), int(self.facts["epoch"])
+        """The dataset and the epoch."""
+        return str(self.fields["dataset"]), int(self.fields["epoch"])
 
     @property
-    def age(self) -> tuple[int, str]:
-        """What sorts sessions by when they began."""
-        return int(self.facts["clock"]), self.name
+    def sort_key(self) -> tuple[int, str]:
+        """A key that sorts sessions by the time at which they began."""
+        return int(self.fields["clock"]), self.name
 
     def parents(self) -> list[tuple[str, int] | None]:
-        """The sessions it goes on from, each with the step it had come to."""
-        return [None if parent is None else (str(parent[0]), int(parent[1])) for parent in self.facts["parents"]]
+        """Return the names of the sessions from which it resumed, each with the next step at that time."""
+        return [None if parent is None else (str(parent[0]), int(parent[1])) for parent in self.fields["parents"]]
 
-    def records(self) -> Iterator[Steps]:
-        """Its steps, as they were written."""
-        for at, length in zip(self.offsets, self.lengths, strict=True):
-            yield read_steps(self.data[at : at + length])
+    def records(self) -> Iterator[StepsRecord]:
+        """Yield its records of steps in the order in which they were written."""
+        for offset, length in zip(self.offsets, self.lengths, strict=True):
+            yield decode_steps(self.data[offset : offset + length])
 
 
 @dataclass(frozen=True, slots=True)
-class Torn:
-    """A file that cannot be read to its end: a crash cut off its last record, or it is damaged."""
+class TornFile:
+    """A file that cannot be read to its end: its last record was cut off by a crash, or is damaged.
+
+    Attributes:
+        file: The name of the file.
+        nbytes: The number of bytes at its end that are ignored.
+    """
 
     file: str
-    nbytes: int  # that are left out
+    nbytes: int
 
 
-def load(folder: Path) -> tuple[list[Session], list[Torn]]:
-    """Read the sessions of all files.
+def load_sessions(folder: Path) -> tuple[list[Session], list[TornFile]]:
+    """Read the sessions of all files in a folder.
 
     Raises:
-        StorageError: there is no ledger, or a file cannot be read.
+        StorageError: There is no ledger, or a file cannot be read.
     """
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(LEDGER_SUFFIX))
         if not names:
             raise StorageError("there is no ledger in this folder", str(folder))
         sessions: list[Session] = []
-        torn: list[Torn] = []
+        torn: list[TornFile] = []
         for name in names:
-            data = _mapped(folder / name)
-            whole = _sessions(data, sessions)
-            torn += [Torn(name, len(data) - whole)] if whole < len(data) else []
+            data = _map_file(folder / name)
+            end = _read_sessions(data, sessions)
+            torn += [TornFile(name, len(data) - end)] if end < len(data) else []
     except StorageError:
         raise
     except OSError as exc:
         raise StorageError(f"the ledger cannot be read: {exc.strerror or exc}", str(folder)) from exc
-    return sorted(sessions, key=lambda session: session.age), torn
+    return sorted(sessions, key=lambda session: session.sort_key), torn
 
 
-def _mapped(path: Path) -> memoryview:
+def _map_file(path: Path) -> memoryview:
     with path.open("rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if os.path.getsize(path) else b"")
 
 
-def _sessions(data: memoryview, into: list[Session]) -> int:
-    """Add a file's sessions; say up to where it is whole."""
-    whole = 0
+def _read_sessions(data: memoryview, sessions: list[Session]) -> int:
+    """Append the sessions of a file to ``sessions``, and return where its last whole record ends."""
+    end = 0
     session: Session | None = None
-    for whole, content in contents(data):
-        kind = bytes(content[:1])
-        if kind == BEGIN:
-            session = Session(read_words(content), data)
-            into.append(session)
-        elif session is not None and kind == STEPS:
-            session.offsets.append(whole - len(content))
+    for end, content in iter_contents(data):
+        record_type = bytes(content[:1])
+        if record_type == BEGIN:
+            session = Session(decode_fields(content), data)
+            sessions.append(session)
+        elif session is not None and record_type == STEPS:
+            session.offsets.append(end - len(content))
             session.lengths.append(len(content))
-        elif session is not None and kind == END:
-            facts = read_words(content)
-            session.ended, session.held = int(facts["step"]), bool(facts["held"])
-    return whole
+        elif session is not None and record_type == END:
+            fields = decode_fields(content)
+            session.end_step, session.retracted = int(fields["step"]), bool(fields["held"])
+    return end
 
 
-def by_epoch(sessions: Iterable[Session]) -> dict[tuple[str, int], list[Session]]:
-    """The sessions by dataset and epoch, but for those from before the run went back to an earlier epoch."""
+def group_by_epoch(sessions: Iterable[Session]) -> dict[tuple[str, int], list[Session]]:
+    """Group sessions by dataset and epoch, without those that were discarded by a return to an earlier epoch."""
     found: dict[tuple[str, int], list[Session]] = {}
-    lowest: dict[tuple[Any, ...], int] = {}  # the lowest epoch that came later: of a rank, and of a world
-    for session in sorted(sessions, key=lambda session: session.age, reverse=True):
-        (dataset, epoch), world = session.epoch, session.facts["world"]
+    lowest: dict[tuple[Any, ...], int] = {}  # the lowest epoch of later sessions, by rank and by world
+    for session in sorted(sessions, key=lambda session: session.sort_key, reverse=True):
+        (dataset, epoch), world = session.epoch, session.fields["world"]
         others = [low for key, low in lowest.items() if key[:2] == ("world", dataset) and key[2] != world]
         if epoch <= min([*others, lowest.get(("rank", dataset, session.rank), epoch)]):
             found.setdefault(session.epoch, []).insert(0, session)
@@ -134,68 +148,78 @@ def by_epoch(sessions: Iterable[Session]) -> dict[tuple[str, int], list[Session]
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """Steps of a session: those before ``until`` count."""
+class CountedSteps:
+    """The steps of a session that count: those before ``until``."""
 
     session: Session
     until: int
 
-    def tables(self) -> Iterator[tuple[Steps, I64]]:
-        """The records with the samples that count: of steps that do not, those that give nothing whoever asks."""
+    def tables(self) -> Iterator[tuple[StepsRecord, I64]]:
+        """Yield each record with its samples that count.
+
+        Samples that give no output count in every step, since they never give one.
+        """
         for record in self.session.records():
             rows = record.table()
-            if record.first + record.many > self.until:
+            if record.first + record.count > self.until:
                 rows = rows[:, (rows[ITEM] < self.until - record.first) | (rows[KIND] == PASSED)]
             yield record, rows
 
-    def beyond(self) -> Iterator[I64]:
-        """The samples of steps that do not count."""
+    def void_tables(self) -> Iterator[I64]:
+        """Yield the samples of steps that do not count."""
         for record in self.session.records():
-            if record.first + record.many > self.until:
+            if record.first + record.count > self.until:
                 rows = record.table()
                 yield rows[:, rows[ITEM] >= self.until - record.first]
 
-    def gaps(self) -> Iterator[int]:
-        """Steps that should be there and are not."""
-        due = int(self.session.facts["step"])
+    def lost_steps(self) -> Iterator[int]:
+        """Yield the steps that should be in the ledger and are not."""
+        due = int(self.session.fields["step"])
         for record in self.session.records():
-            if record.many and record.first < self.until:
+            if record.count and record.first < self.until:
                 yield from range(due, record.first)
-                due = max(due, record.first + record.many)
-        last = self.until if self.session.ended is None else min(self.until, self.session.ended)
-        if last < EVER:
-            yield from range(due, last)
+                due = max(due, record.first + record.count)
+        end = self.until if self.session.end_step is None else min(self.until, self.session.end_step)
+        if end < NO_LIMIT:
+            yield from range(due, end)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What counts of one epoch, and what does not."""
+    """What counts of one epoch, and what does not.
 
-    stretches: list[Stretch]
-    void: list[Session]  # done again from the beginning, or given up
-    heads: dict[int, Session]  # the last session of each rank
+    Attributes:
+        counted: The steps that count, by session.
+        void: The sessions of which nothing counts: they were started over, or abandoned.
+        heads: The last session of each rank.
+        world: The number of ranks of the last session.
+    """
+
+    counted: list[CountedSteps]
+    void: list[Session]
+    heads: dict[int, Session]
     world: int
 
     @property
     def ended(self) -> bool:
-        """Whether every rank that came is at the end of the epoch."""
-        return all(head.ended is not None for head in self.heads.values())
+        """Whether every rank that has a session reached the end of the epoch."""
+        return all(head.end_step is not None for head in self.heads.values())
 
-    def unknown(self) -> list[Session]:
-        """The sessions that count and go on from something the ledger does not have."""
-        known = {stretch.session.name for stretch in self.stretches}
-        counted = [stretch.session for stretch in self.stretches]
+    def with_unknown_parents(self) -> list[Session]:
+        """Return the sessions that count and resumed from something that is not in the ledger."""
+        counted = [steps.session for steps in self.counted]
+        known = {session.name for session in counted}
         return [s for s in counted if any(parent is None or parent[0] not in known for parent in s.parents())]
 
 
-def history(sessions: Iterable[Session]) -> History:
-    """Tell which steps of one epoch's sessions count."""
-    ordered = sorted(sessions, key=lambda session: session.age)
+def trace_history(sessions: Iterable[Session]) -> History:
+    """Follow the sessions of one epoch back from the last session of each rank, to find which steps count."""
+    ordered = sorted(sessions, key=lambda session: session.sort_key)
     known = {session.name: session for session in ordered}
     roots = {session.name: _root(session, known) for session in ordered}
     latest = ordered[-1]
-    heads = {s.rank: s for s in ordered if roots[s.name] == roots[latest.name]}  # of each rank the latest
-    until: dict[str, int] = {head.name: EVER for head in heads.values()}
+    heads = {s.rank: s for s in ordered if roots[s.name] == roots[latest.name]}  # the latest of each rank
+    until: dict[str, int] = {head.name: NO_LIMIT for head in heads.values()}
     waiting = list(heads.values())
     while waiting:
         for parent in waiting.pop().parents():
@@ -204,22 +228,22 @@ def history(sessions: Iterable[Session]) -> History:
                 if step > until.get(name, -1):
                     until[name] = step
                     waiting.append(known[name])
-    ends = {name: s.ended if s.held and s.ended is not None else EVER for name, s in known.items()}
-    stretches = [Stretch(known[name], min(step, ends[name])) for name, step in until.items()]
-    stretches.sort(key=lambda stretch: stretch.session.age)
+    ends = {name: s.end_step if s.retracted and s.end_step is not None else NO_LIMIT for name, s in known.items()}
+    counted = [CountedSteps(known[name], min(step, ends[name])) for name, step in until.items()]
+    counted.sort(key=lambda steps: steps.session.sort_key)
     void = [session for session in ordered if session.name not in until]
-    return History(stretches, void, heads, int(latest.facts["world"]))
+    return History(counted, void, heads, int(latest.fields["world"]))
 
 
 def _root(session: Session, known: dict[str, Session]) -> tuple[Any, ...]:
-    """What ranks that belong together have in common: how the epoch was dealt out to them."""
+    """Return what the ranks of one run have in common: how the epoch was cut for them."""
     seen = set()
-    while session.facts["how"] == "own" and session.name not in seen:
+    while session.fields["how"] == "own" and session.name not in seen:
         seen.add(session.name)
         parent = session.parents()[0]
         if parent is None or parent[0] not in known:
             break
         session = known[parent[0]]
-    facts = session.facts
-    parents = tuple(sorted(map(str, facts["parents"]))) if facts["how"] == "recut" else ()
-    return facts["how"], facts["world"], facts["cut"], parents
+    fields = session.fields
+    parents = tuple(sorted(map(str, fields["parents"]))) if fields["how"] == "recut" else ()
+    return fields["how"], fields["world"], fields["cut"], parents

@@ -1,4 +1,4 @@
-"""The ledger as it is read: what was in every step, and the proof that every sample came exactly once."""
+"""Reads a ledger: the samples of every step, and the proof that every sample came exactly once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import numpy as np
 
 from penstock.engines import COLUMNS, DROPPED, INDEX, ITEM, KIND, LEAF, PASSED, POSITION, SHARD, Program
 from penstock.errors import PlanError, StorageError
-from penstock.feed.ledger.history import History, Stretch, by_epoch, history, load
-from penstock.feed.ledger.proof import Examination, Names, Proof, Sample
+from penstock.feed.ledger.history import CountedSteps, History, group_by_epoch, load_sessions, trace_history
+from penstock.feed.ledger.proof import EpochCheck, Proof, Sample, ShardNames
 from penstock.order import I64
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What every rank got in one step of an epoch."""
+    """The samples of one step of an epoch, by rank."""
 
     epoch: int
     step: int
@@ -34,14 +34,14 @@ class Step:
 
 
 class Ledger:
-    """The ledger in a folder, as it stood when it was opened; iterating gives every step that counts."""
+    """The ledger in a folder, as it was when it was opened; iterating yields every step that counts."""
 
     def __init__(self, folder: Path) -> None:
-        """Made by ``ledger``."""
+        """Use ``ps.ledger`` to create one."""
         self.folder = folder
-        self._sessions, self._torn = load(folder)
-        self._epochs = by_epoch(self._sessions)
-        self._names: dict[str, Names] = {}
+        self._sessions, self._torn = load_sessions(folder)
+        self._epochs = group_by_epoch(self._sessions)
+        self._names: dict[str, ShardNames] = {}
 
     @property
     def epochs(self) -> list[int]:
@@ -49,105 +49,108 @@ class Ledger:
         return sorted({epoch for _, epoch in self._epochs})
 
     def verify(self, dataset: Any = None, *, most: int = 1000) -> Proof:
-        """Add up every epoch.
+        """Check every epoch.
 
         Args:
-            dataset: The dataset, for plans with ``limit``, ``mix``, ``exclude`` or a split: without it what is missing
-                there is told by its position. Nothing of it is read but how many samples its shards hold.
-            most: How many samples of a kind to name; all are counted.
+            dataset: The dataset, for plans with ``limit``, ``mix``, ``exclude`` or a split: without it, their missing
+                samples are identified by position only. Nothing but the counts of its shards is read.
+            most: How many samples each list names; counts include all of them.
 
         Raises:
-            StorageError: a file is missing.
+            StorageError: A file is missing.
         """
         proof = Proof([], [], [], [], [], list(self._torn))
         program = None if dataset is None else Program(dataset.plan)
-        for (name, epoch), sessions in sorted(self._epochs.items(), key=lambda item: (item[1][0].age, item[0][1])):
-            later = any(other == name and number > epoch for other, number in self._epochs)
-            find = None if program is None or not _is(program, name) else _finder(program)
-            found = Examination(history(sessions), self._named(name), later, most, find).run()
-            report, *lists = found
-            proof.epochs.append(report)
-            for whole, part in zip((proof.missing, proof.repeated, proof.lost, proof.dropped), lists, strict=True):
-                whole += part  # type: ignore[operator]
+        epochs = sorted(self._epochs.items(), key=lambda item: (item[1][0].sort_key, item[0][1]))
+        for (name, epoch), sessions in epochs:
+            has_later_epoch = any(other == name and number > epoch for other, number in self._epochs)
+            find = None if program is None or not _is_named(program, name) else _sample_finder(program)
+            check = EpochCheck(trace_history(sessions), self._shard_names(name), has_later_epoch, most, find)
+            counts, missing, repeated, lost, dropped = check.run()
+            proof.epochs.append(counts)
+            proof.missing.extend(missing)
+            proof.repeated.extend(repeated)
+            proof.lost.extend(lost)
+            proof.dropped.extend(dropped)
         return proof
 
     def step(self, step: int, epoch: int | None = None, rank: int | None = None) -> Step:
-        """What was in the batches of a step: in the last epoch unless one is given, of all ranks unless one is given.
+        """Return the samples of a step: by default of the last epoch, and of all ranks.
 
         Raises:
-            PlanError: there is no such epoch or step.
+            PlanError: There is no such epoch or step.
         """
-        past, names, which = self._history(epoch)
+        history, names, found_epoch = self._history(epoch)
         ranks: dict[int, list[Sample]] = {}
-        for stretch in past.stretches:
-            if step < stretch.until and rank in (None, stretch.session.rank):
-                for record in stretch.session.records():
-                    if record.first <= step < record.first + record.many:
+        for steps in history.counted:
+            if step < steps.until and rank in (None, steps.session.rank):
+                for record in steps.session.records():
+                    if record.first <= step < record.first + record.count:
                         rows = record.table()
-                        ranks[stretch.session.rank] = _shown(rows[:, rows[ITEM] == step - record.first], names)
+                        ranks[steps.session.rank] = _delivered(rows[:, rows[ITEM] == step - record.first], names)
         if not ranks:
-            asked = "" if rank is None else f" of rank {rank}"
-            raise PlanError(f"step={step}: epoch {which} has no such step{asked} in {self.folder}")
-        return Step(which, step, dict(sorted(ranks.items())))
+            of_rank = "" if rank is None else f" of rank {rank}"
+            raise PlanError(f"step={step}: epoch {found_epoch} has no such step{of_rank} in {self.folder}")
+        return Step(found_epoch, step, dict(sorted(ranks.items())))
 
     def __iter__(self) -> Iterator[Step]:
         for epoch in self.epochs:
             yield from self.steps(epoch)
 
     def steps(self, epoch: int | None = None) -> Iterator[Step]:
-        """The steps of an epoch (the last one unless given), in order.
+        """Yield the steps of an epoch, by default of the last one, in order.
 
         Raises:
-            PlanError: there is no such epoch.
+            PlanError: There is no such epoch.
         """
-        past, names, which = self._history(epoch)
-        rows = heapq.merge(*(_by_step(stretch) for stretch in past.stretches), key=lambda row: row[:2])
+        history, names, found_epoch = self._history(epoch)
+        rows = heapq.merge(*(_by_step(steps) for steps in history.counted), key=lambda row: row[:2])
         for step, found in groupby(rows, key=lambda row: row[0]):
-            yield Step(which, step, {rank: _shown(table, names) for _, rank, table in found})
+            yield Step(found_epoch, step, {rank: _delivered(table, names) for _, rank, table in found})
 
-    def _history(self, epoch: int | None) -> tuple[History, Names, int]:
-        """What counts of an epoch: of the dataset that came to it last, if there are several."""
-        able = [key for key in self._epochs if epoch in (None, key[1])]
-        if not able:
+    def _history(self, epoch: int | None) -> tuple[History, ShardNames, int]:
+        """Return the history, the shard names and the number of an epoch: of the dataset that began it last."""
+        keys = [key for key in self._epochs if epoch in (None, key[1])]
+        if not keys:
             raise PlanError(f"epoch={epoch}: {self.folder} has epochs {', '.join(map(str, self.epochs)) or 'none'}")
-        dataset, which = max(able, key=lambda key: self._epochs[key][-1].age)
-        return history(self._epochs[dataset, which]), self._named(dataset), which
+        dataset, found_epoch = max(keys, key=lambda key: self._epochs[key][-1].sort_key)
+        return trace_history(self._epochs[dataset, found_epoch]), self._shard_names(dataset), found_epoch
 
-    def _named(self, dataset: str) -> Names:
+    def _shard_names(self, dataset: str) -> ShardNames:
         if dataset not in self._names:
             path = self.folder / f"dataset-{dataset}.json"
             try:
                 sources = json.loads(path.read_text())["sources"]
             except (OSError, ValueError, KeyError) as exc:
                 raise StorageError(f"the ledger's list of shards cannot be read: {exc}", str(path)) from exc
-            self._names[dataset] = Names([s["names"] for s in sources], [s["counts"] for s in sources])
+            self._names[dataset] = ShardNames([s["names"] for s in sources], [s["counts"] for s in sources])
         return self._names[dataset]
 
 
 def ledger(folder: str | os.PathLike[str]) -> Ledger:
-    """Open the ledger that loaders wrote with ``ledger=folder``; it may still grow.
+    """Open the ledger that loaders wrote with ``ledger=folder``; they may still be writing.
 
     Raises:
-        StorageError: there is none, or it cannot be read.
+        StorageError: There is no ledger, or it cannot be read.
     """
     return Ledger(Path(folder))
 
 
-def _shown(rows: I64, names: Names) -> list[Sample]:
+def _delivered(rows: I64, names: ShardNames) -> list[Sample]:
     return names.samples(rows[:, (rows[KIND] != PASSED) & (rows[KIND] != DROPPED)])
 
 
-def _by_step(stretch: Stretch) -> Iterator[tuple[int, int, I64]]:
-    for record, rows in stretch.tables():
-        for number in range(min(record.many, stretch.until - record.first)):
-            yield record.first + number, stretch.session.rank, rows[:, rows[ITEM] == number]
+def _by_step(steps: CountedSteps) -> Iterator[tuple[int, int, I64]]:
+    for record, rows in steps.tables():
+        for number in range(min(record.count, steps.until - record.first)):
+            yield record.first + number, steps.session.rank, rows[:, rows[ITEM] == number]
 
 
-def _is(program: Program, name: str) -> bool:
-    return f"{program.identity(counts=True)}-{program.seed}" == name
+def _is_named(program: Program, dataset: str) -> bool:
+    return f"{program.identity(counts=True)}-{program.seed}" == dataset
 
 
-def _finder(program: Program) -> Callable[[int, I64], I64]:
+def _sample_finder(program: Program) -> Callable[[int, I64], I64]:
     def find(epoch: int, positions: I64) -> I64:
         refs = program.order(epoch).at(positions)
         rows = np.zeros((COLUMNS, len(positions)), np.int64)

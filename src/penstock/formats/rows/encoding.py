@@ -87,8 +87,8 @@ class AsCsv(RowStage):
     def frame(self, rows: list[Any], first: Any) -> list[bytes]:
         for names, _ in rows:
             if names != first[0]:
-                own, expected = ", ".join(names), ", ".join(first[0])
-                raise ValueError(f"a sample has the fields {own}, but the first sample has {expected}")
+                found, expected = ", ".join(names), ", ".join(first[0])
+                raise ValueError(f"a sample has the fields {found}, but the first sample has {expected}")
         return [line for _, line in rows]
 
 
@@ -150,7 +150,7 @@ class AsExample(RowStage):
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Return the function from a sample to its record."""
-        return lambda sample: tfrecord.example(_fields(sample))
+        return lambda sample: tfrecord.encode_example(_fields(sample))
 
     def frame(self, rows: list[Any], first: Any) -> list[bytes]:
         return tfrecord.frame_records(rows)

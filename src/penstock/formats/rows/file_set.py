@@ -18,7 +18,7 @@ from penstock.storage.protocol import scheme
 
 _COMPRESSED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _UPLOAD_CHUNK_BYTES = 1 << 20
-_DUE = 64 << 20  # bytes written after which another checkpoint is worth its cost
+_CHECKPOINT_BYTES = 64 << 20  # bytes written after which another checkpoint is worth its cost
 _JOURNAL = "journal.json"
 
 
@@ -27,7 +27,7 @@ class FileSet:
 
     ``url`` is a file if it ends in one of ``suffixes``, else a folder with files named ``00000-of-00010`` and the first
     suffix. The files are hidden drafts until ``publish`` renames them. Leaving the context before that removes the
-    drafts, unless ``note`` wrote a checkpoint: then ``take_up`` resumes from it in a later run.
+    drafts, unless ``write_checkpoint`` was called: then a later run can ``resume`` from the checkpoint.
 
     Not thread-safe. Two processes must not write to one ``url`` at the same time.
 
@@ -81,7 +81,7 @@ class FileSet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self._file is not None:
             self._file.close()
         if self._has_checkpoint:
@@ -129,26 +129,29 @@ class FileSet:
         os.fsync(self._file.fileno())
 
     @property
-    def due(self) -> bool:
+    def checkpoint_due(self) -> bool:
         """Whether enough has been written since the last checkpoint for another: a file, or 64 MiB of one."""
         files, nbytes = self._at_checkpoint
-        return self.on_disk and (len(self._sizes) > files + 1 or sum(self._sizes) > nbytes + _DUE)
+        return self.on_disk and (len(self._sizes) > files + 1 or sum(self._sizes) > nbytes + _CHECKPOINT_BYTES)
 
-    def note(self, more: Mapping[str, Any]) -> None:
-        """Write a checkpoint: the rows written so far, and ``more``, which ``take_up`` returns to the caller."""
+    def write_checkpoint(self, details: Mapping[str, Any]) -> None:
+        """Write a checkpoint: the rows written so far, and ``details``, which ``resume`` returns.
+
+        ``details["what"]`` identifies what is written; ``resume`` compares it.
+        """
         self._sync()
         self._at_checkpoint = max(0, len(self._sizes) - 1), sum(self._sizes)
-        self._write_journal({**more, "rows": self.rows, "sizes": self._sizes, "head": self.head.decode("latin-1")})
+        self._write_journal({**details, "rows": self.rows, "sizes": self._sizes, "head": self.head.decode("latin-1")})
         self._has_checkpoint = True
 
     def _write_journal(self, journal: Mapping[str, Any]) -> None:
         replace_file(self.drafts / _JOURNAL, json.dumps(journal, separators=(",", ":")).encode())
 
-    def take_up(self, what: str) -> dict[str, Any] | None:
-        """Resume from the checkpoint of a run that noted the same ``what``.
+    def resume(self, what: str) -> dict[str, Any] | None:
+        """Resume from the checkpoint of an earlier run that wrote the same ``what``.
 
         Returns:
-            What that run noted; ``None`` if there is no such checkpoint or its drafts are not complete.
+            The details of the checkpoint; ``None`` if there is no such checkpoint or its drafts are not complete.
         """
         try:
             journal: dict[str, Any] = json.loads((self.drafts / _JOURNAL).read_bytes())

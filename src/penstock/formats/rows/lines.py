@@ -1,4 +1,4 @@
-"""The formats of lines: text, JSON lines and CSV. Arrow parses the rows of a block in one call."""
+"""Line-based formats: text, JSON lines and CSV. Arrow parses the rows of a block in one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.codecs.features import Value, arrow_type
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.formats.rows.reader import Answer, FileBytes, RowFile
+from penstock.formats.rows.reader import FileBytes, ReadResult, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.formats.rows.row_scan import (
     ROWS_PER_OFFSET,
@@ -36,12 +36,12 @@ _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class TextLayout:
+class TextFormat:
     """Every line is a sample, also an empty one: ``{"text": line}``, strict UTF-8, without its newline."""
 
     scan_key = "text"
     columnar = False
-    call, suffixes, cheap = "read_text", (".txt", ".text", ".log"), True
+    function_name, suffixes, cheap = "read_text", (".txt", ".text", ".log"), True
 
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
         return scan_lines(data, _bom_bytes(data), find_line_ends, True, problem)
@@ -52,7 +52,7 @@ class TextLayout:
     def key(self, file: RowFile, row: int) -> str:
         return f"line {row + 1}"
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> Answer:
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> ReadResult:
         if not fields.wants("text"):
             return [{} for _ in rows], {}
         samples: list[Any] = []
@@ -79,7 +79,7 @@ class _ArrowParsed(ABC):
     def key(self, file: RowFile, row: int) -> str:
         return f"line {line_number(file, row, self.find_ends, False)}"
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> Answer:
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> ReadResult:
         parse = self.parser(file, fields, schema)
         byte_range = aligned_range(file.offsets, rows)
         batch = None if byte_range is None else _try_parse(parse, file.data[byte_range], len(rows))[0]
@@ -190,7 +190,7 @@ class CsvFormat(_ArrowParsed):
     names: tuple[str, ...] | None = None
     types: tuple[tuple[str, str], ...] = ()
 
-    call, suffixes = "read_csv", (".csv", ".tsv", ".txt")
+    function_name, suffixes = "read_csv", (".csv", ".tsv", ".txt")
 
     @property
     def scan_key(self) -> str:
@@ -282,13 +282,13 @@ def _csv_type(inferred: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLayout(_ArrowParsed):
+class JsonFormat(_ArrowParsed):
     """A line is a JSON object, and a sample."""
 
     types: tuple[tuple[str, str], ...] = ()
 
     scan_key = "json"
-    call, suffixes = "read_json", (".jsonl", ".json", ".ndjson")
+    function_name, suffixes = "read_json", (".jsonl", ".json", ".ndjson")
     find_ends = staticmethod(find_line_ends)
 
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
@@ -357,7 +357,7 @@ def _arrow(module: str) -> tuple[Any, Any]:
     return pyarrow, getattr(pyarrow, module)
 
 
-def csv_layout(delimiter: str, names: Iterable[str] | None, types: Mapping[str, str] | None) -> CsvFormat:
+def csv_format(delimiter: str, names: Iterable[str] | None, types: Mapping[str, str] | None) -> CsvFormat:
     """Return the CSV format for the arguments of ``read_csv``.
 
     Raises:
@@ -368,10 +368,10 @@ def csv_layout(delimiter: str, names: Iterable[str] | None, types: Mapping[str, 
     columns = None if names is None else tuple(names)
     if isinstance(names, str) or (columns is not None and not all(isinstance(name, str) for name in columns)):
         raise PlanError(f"names={names!r}: give a list of names, one for each column")
-    return CsvFormat(delimiter, columns, types_of(types))
+    return CsvFormat(delimiter, columns, column_types(types))
 
 
-def types_of(types: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def column_types(types: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     """Check the ``types`` argument and return its items.
 
     Raises:

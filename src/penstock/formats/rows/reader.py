@@ -1,4 +1,4 @@
-"""Read rows of files as samples: any row of any file, found by the offsets of rows, read when its block is due.
+"""Reads rows of files as samples: any row of any file, found by row offsets, and read when its block is processed.
 
 A ``RowFormat`` says what a row is: a line of text, JSON or CSV, or a record. A worker reads exactly the rows of its
 block, so many workers can read one large file.
@@ -28,12 +28,12 @@ from penstock.formats.rows.row_offsets import RowOffsets, read_cached_offsets, w
 from penstock.order import I64
 from penstock.plan import Fields, Resources, join_columns, pick_rows
 from penstock.plan.values import Workers
-from penstock.storage import Cache, Storage, expand, local_path, open_storage, redacted, relative
-from penstock.storage.cache import through
+from penstock.storage import Cache, Storage, expand, local_path, open_storage, redacted, relative_names
+from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import scheme
 
 FileBytes = mmap.mmap | bytes
-Answer = tuple[Sequence[Any], dict[int, DataError]]  # the samples, and by position the errors of those that failed
+ReadResult = tuple[Sequence[Any], dict[int, DataError]]  # the samples, and by position the errors of those that failed
 
 _OPEN_FILES = 32  # a window reads 16 files at once, and the next window may have begun
 _GROUP_ROWS, _GROUP_BYTES = 8192, 1 << 20  # rows that are read together if many of them are wanted soon
@@ -59,7 +59,7 @@ class RowFormat(Protocol):
         """Whether ``read`` returns columns, which any number of readers may share."""
 
     @property
-    def call(self) -> str:
+    def function_name(self) -> str:
         """The name of the function that reads such files, such as ``"read_csv"``."""
 
     @property
@@ -84,7 +84,7 @@ class RowFormat(Protocol):
             DataError: The file has no valid schema.
         """
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> Answer:
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> ReadResult:
         """Read rows, in the requested order."""
 
     def key(self, file: RowFile, row: int) -> str:
@@ -118,7 +118,7 @@ class RowsSource:
 
     def describe(self) -> str:
         shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
-        return f"{self.row_format.call}({shown}{', ...' if len(self.patterns) > 3 else ''})"
+        return f"{self.row_format.function_name}({shown}{', ...' if len(self.patterns) > 3 else ''})"
 
 
 def open_rows(
@@ -139,8 +139,8 @@ def open_rows(
     for url, path in zip(urls, paths, strict=True):
         if scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such file", url)
-    cached_storage = through(cache, paths, storage)
-    return RowsReader([redacted(url) for url in urls], relative(paths), paths, row_format, cached_storage)
+    cached_storage = wrap_with_cache(cache, paths, storage)
+    return RowsReader([redacted(url) for url in urls], relative_names(paths), paths, row_format, cached_storage)
 
 
 class RowsReader:
@@ -176,10 +176,10 @@ class RowsReader:
         """Whether the first or the last file is on another machine."""
         return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Stop fetching, and free the cached groups."""
         fetcher, self._fetcher = self._fetcher, Fetcher()
-        fetcher.rest()
+        fetcher.stop()
         self._groups.clear()
 
     def counts(self, scan: bool) -> I64 | None:
@@ -247,7 +247,7 @@ class RowsReader:
         limit = min(_GROUP_ROWS, _GROUP_BYTES // max(1, self._mean_row_bytes(shard)))
         return max(1, limit // interval) * interval
 
-    def read(self, shard: int, rows: I64, group: I64, fields: Fields) -> Answer:
+    def read(self, shard: int, rows: I64, group: I64, fields: Fields) -> ReadResult:
         """Read rows of one file, each with its group, or alone where ``group`` is -1."""
         parts = []
         for number in distinct(group):
@@ -258,16 +258,17 @@ class RowsReader:
             key = (shard, number, fields.only, fields.excluded, fields.meta)
             items, errors = self._groups.get(key, partial(self._read_group, shard, number, fields))
             rows_in_group = rows[positions] - number * self._group_rows(shard)
-            own = {n: errors[row] for n, row in enumerate(rows_in_group.tolist()) if row in errors} if errors else {}
-            parts.append((positions, (pick_rows(items, rows_in_group), own)))
-        return merge_answers(parts)
+            numbered = enumerate(rows_in_group.tolist()) if errors else ()
+            row_errors = {n: errors[row] for n, row in numbered if row in errors}
+            parts.append((positions, (pick_rows(items, rows_in_group), row_errors)))
+        return merge_results(parts)
 
-    def _read_group(self, shard: int, number: int, fields: Fields) -> Answer:
+    def _read_group(self, shard: int, number: int, fields: Fields) -> ReadResult:
         size = self._group_rows(shard)
         end = min((number + 1) * size, self._offsets_of(shard).readable_rows)
         return self._read_rows(shard, np.arange(number * size, end), fields)
 
-    def _read_rows(self, shard: int, rows: I64, fields: Fields) -> Answer:
+    def _read_rows(self, shard: int, rows: I64, fields: Fields) -> ReadResult:
         """Read exactly these rows; the error of a file that cannot be read at all is the error of each row."""
         try:
             file = self.file(shard)
@@ -280,7 +281,7 @@ class RowsReader:
             return [None] * len(rows), dict.fromkeys(range(len(rows)), exc)
         lost = np.flatnonzero(~is_readable)
         errors = dict.fromkeys(range(len(lost)), DataError(file.offsets.problem, file.url))
-        return merge_answers([(good, result), (lost, ([None] * len(lost), errors))])
+        return merge_results([(good, result), (lost, ([None] * len(lost), errors))])
 
     def _common_schema(self) -> Any:
         """Return the schema of all files, inferred once from the first file that has rows."""
@@ -377,13 +378,13 @@ class LocatedRows:
             self.reader, self.shard[sel], self.index[sel], self.group[sel], self.fields, self.nbytes[sel]
         )
 
-    def read(self) -> Answer:
+    def read(self) -> ReadResult:
         parts = []
         for number in distinct(self.shard):
             positions = np.flatnonzero(self.shard == number)
             result = self.reader.read(number, self.index[positions], self.group[positions], self.fields)
             parts.append((positions, result))
-        return merge_answers(parts)
+        return merge_results(parts)
 
 
 def distinct(values: I64) -> list[int]:
@@ -393,7 +394,7 @@ def distinct(values: I64) -> list[int]:
     return np.unique(values).tolist()  # type: ignore[no-any-return]
 
 
-def merge_answers(parts: Sequence[tuple[I64, Answer]]) -> Answer:
+def merge_results(parts: Sequence[tuple[I64, ReadResult]]) -> ReadResult:
     """Merge results into one; each comes with the positions of its items in the merged result."""
     if not parts:
         return [], {}
@@ -413,12 +414,12 @@ class _GroupCache:
     """The most recently used groups, up to a total size; a group is read once, however many threads want it."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[Any, Future[Answer]] = OrderedDict()
+        self._entries: OrderedDict[Any, Future[ReadResult]] = OrderedDict()
         self._sizes: dict[Any, int] = {}  # of the groups that have been read
         self._nbytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Any, read: Callable[[], Answer]) -> Answer:
+    def get(self, key: Any, read: Callable[[], ReadResult]) -> ReadResult:
         """Return the group for ``key``: from the cache, from another thread that is reading it, or by ``read``."""
         with self._lock:
             future = self._entries.get(key)

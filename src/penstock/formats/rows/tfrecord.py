@@ -11,7 +11,7 @@ import numpy as np
 
 from penstock.errors import DataError
 from penstock.formats.rows.crc32c import crc32c_of, masked
-from penstock.formats.rows.reader import Answer, FileBytes, RowFile
+from penstock.formats.rows.reader import FileBytes, ReadResult, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
 from penstock.plan import Fields, is_tensor
@@ -33,14 +33,14 @@ _LARGE_VARINT = "the tf.train.Example is damaged: an integer has more than 64 bi
 
 
 @dataclass(frozen=True, slots=True)
-class TfRecordLayout:
+class TfRecordFormat:
     """A record is a sample; fields named in ``lists`` are lists even if they hold one value."""
 
     lists: tuple[str, ...] = ()
 
     scan_key = "tfrecord"
     columnar = False
-    call, suffixes, cheap = "read_tfrecords", TFRECORD_SUFFIXES, False
+    function_name, suffixes, cheap = "read_tfrecords", TFRECORD_SUFFIXES, False
 
     def scan(self, data: FileBytes, problem: str | None) -> RowOffsets:
         """Step from length to length; if a record is damaged or truncated, the rest counts as one damaged record."""
@@ -67,7 +67,7 @@ class TfRecordLayout:
     def key(self, file: RowFile, row: int) -> str:
         return f"record {row}"
 
-    def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> Answer:
+    def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> ReadResult:
         records, checksums = _find_records(file, rows)
         is_damaged = masked(crc32c_of(records)) != np.array(checksums, np.uint32)
         samples: list[Any] = []
@@ -235,7 +235,7 @@ def _parse_varints(data: bytes) -> I64:
     return values.view(np.int64)
 
 
-def example(sample: Mapping[str, Any]) -> bytes:
+def encode_example(sample: Mapping[str, Any]) -> bytes:
     """Return a sample as a ``tf.train.Example``: numbers, bytes, text, and lists or one-dimensional arrays of them.
 
     Fields named ``__like_this__`` are left out.

@@ -8,8 +8,8 @@ from penstock.lazy import lazy
 
 if TYPE_CHECKING:
     from penstock.formats.tables.arrow_table import ArrowBatch as ArrowBatch
-    from penstock.formats.tables.arrow_table import frame as frame
     from penstock.formats.tables.arrow_table import joined_table as joined_table
+    from penstock.formats.tables.arrow_table import pandas_frame as pandas_frame
     from penstock.formats.tables.arrow_table import polars_frame as polars_frame
     from penstock.formats.tables.arrow_table import table_from as table_from
     from penstock.formats.tables.source import ParquetSource as ParquetSource

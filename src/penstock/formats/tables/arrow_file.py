@@ -1,4 +1,4 @@
-"""One file in Arrow's IPC format, a file or a stream, and its record batches.
+"""One file in Arrow's IPC format, in its file or stream variant, and its record batches.
 
 A message is a length, metadata as a FlatBuffers table, and a body. The file format lists its messages in a footer; the
 stream format is walked from message to message. The bodies of a local file are mapped, not read. Of a remote file, the
@@ -117,7 +117,7 @@ class ArrowFile:
         return max(1, (message.stop - message.start) * len(names) // max(1, len(self.file_schema)))
 
     def may_match(self, group: int, where: Condition) -> bool:
-        """Whether the partition columns leave it possible that a row of a record batch meets the condition."""
+        """Return whether the partition columns leave it possible that a row of a record batch meets the condition."""
         rows = self.messages[self._batches[group]].rows
         extents = {
             name: Extent(value, value, rows if value is None else 0, rows)
@@ -133,8 +133,8 @@ class ArrowFile:
         """Return the rows of a record batch; views of the mapped file if it is local and not compressed.
 
         Raises:
-            DataError: the record batch is damaged.
-            StorageError: the file is gone, or has changed since its messages were listed.
+            DataError: The record batch is damaged.
+            StorageError: The file is gone, or has changed since its messages were listed.
         """
         import pyarrow as pa
 
@@ -183,8 +183,8 @@ def open_arrow(url: str, path: str, storage: Storage | None, partition: Partitio
     """List the messages of a file.
 
     Raises:
-        DataError: the file is not an Arrow file, is cut off, or is damaged.
-        StorageError: the file does not exist or cannot be read.
+        DataError: The file is not an Arrow file, is cut off, or is damaged.
+        StorageError: The file does not exist or cannot be read.
     """
     import pyarrow as pa
 
@@ -222,7 +222,7 @@ def _list_file(source: _LocalBytes | _RemoteBytes, size: int) -> tuple[int, list
     """Return the offset of the footer of a file, and the messages that the footer lists.
 
     Raises:
-        ValueError: the footer is missing or damaged, or lists something that is not a message.
+        ValueError: The footer is missing or damaged, or lists something that is not a message.
     """
     trailer = bytes(memoryview(source.read(max(0, size - 10), size)))
     start = size - 10 - int.from_bytes(trailer[:4], "little")
@@ -236,7 +236,7 @@ def _list_file(source: _LocalBytes | _RemoteBytes, size: int) -> tuple[int, list
         offset < _FILE_START or head_bytes < 8 or body_bytes < 0 or offset + head_bytes + body_bytes > start
         for _, offset, head_bytes, body_bytes in blocks
     ):
-        raise ValueError("its footer lists a message that lies outside the file")
+        raise ValueError("its footer lists a message outside the file")
     if isinstance(source, _RemoteBytes):
         with ThreadPoolExecutor(CONNECTIONS, "penstock footers") as pool:
             heads = list(pool.map(lambda block: source.read(block[1], block[1] + block[2]), blocks))
@@ -247,7 +247,7 @@ def _list_file(source: _LocalBytes | _RemoteBytes, size: int) -> tuple[int, list
         view = memoryview(head)
         message, _ = _parse(view[8 if int.from_bytes(view[:4], "little") == _CONTINUATION else 4 :], offset)
         if message.kind != kind:
-            raise ValueError(f"the message at byte {offset} is not of the kind that the footer says")
+            raise ValueError(f"the message at byte {offset} is not of the type that the footer gives")
         stop = offset + head_bytes + body_bytes
         messages.append(_Message(kind, offset, stop, message.rows, message.compressed))
     return start, messages
@@ -268,7 +268,7 @@ def _list_stream(source: _LocalBytes | _RemoteBytes, size: int) -> list[_Message
     """Return all messages of a stream up to its end-of-stream marker.
 
     Raises:
-        ValueError: the marker is missing, or something in the stream is not a message.
+        ValueError: The marker is missing, or something in the stream is not a message.
     """
     offset = 0
     messages: list[_Message] = []

@@ -1,4 +1,4 @@
-"""Samples as Arrow tables, and those as data frames of pandas and polars."""
+"""Samples as Arrow tables, and Arrow tables as pandas and polars data frames."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def table_from(items: Sequence[Any], features: Mapping[str, Feature] | None = No
     dimension keep their shape in the field's metadata. Tensors are stored as arrays, PIL images as the bytes of a file.
 
     Raises:
-        DataError: a sample is not a dict, or the values of a field do not fit into one column.
+        DataError: A sample is not a dict, or the values of a field do not fit into one column.
     """
     import pyarrow as pa
 
@@ -105,7 +105,7 @@ def _array_column(name: str, values: list[Any], arrays: list[Any]) -> tuple[pa.F
 
 @dataclass(frozen=True, slots=True)
 class ArrowBatch:
-    """A collate function that makes a ``pyarrow.Table`` or a ``pandas.DataFrame`` of a batch."""
+    """A collate function that turns a batch into a ``pyarrow.Table`` or a ``pandas.DataFrame``."""
 
     kind: Literal["arrow", "pandas"] = "arrow"
 
@@ -116,10 +116,10 @@ class ArrowBatch:
 
     def __call__(self, items: Sequence[Any]) -> Any:
         table = table_from(items)
-        return table if self.kind == "arrow" else frame(table)
+        return table if self.kind == "arrow" else pandas_frame(table)
 
 
-def frame(table: pa.Table) -> Any:
+def pandas_frame(table: pa.Table) -> Any:
     """Return the table as a pandas data frame.
 
     Raises:
@@ -148,7 +148,7 @@ def joined_table(runs: Iterable[Sequence[Any]]) -> pa.Table:
     """Return one table of the samples of all runs.
 
     Raises:
-        DataError: a sample is not a dict, or the values of a field do not fit into one column.
+        DataError: A sample is not a dict, or the values of a field do not fit into one column.
         MissingExtra: pyarrow is not installed.
     """
     require_arrow("to_arrow")

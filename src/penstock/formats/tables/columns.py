@@ -139,9 +139,9 @@ class ArrowColumns(Columns):
         return ArrowColumns(batches, row, np.concatenate(slots), self._fields, self._row_bytes)
 
     def same_schema(self, other: ArrowColumns) -> bool:
-        """Whether the other rows have the same fields of the same types."""
-        own, their = self._batches[0].schema, other._batches[0].schema
-        return self._fields == other._fields and (own is their or own.equals(their))
+        """Return whether the other rows have the same fields of the same types."""
+        schema, other_schema = self._batches[0].schema, other._batches[0].schema
+        return self._fields == other._fields and (schema is other_schema or schema.equals(other_schema))
 
     def present(self) -> I64 | None:
         return np.flatnonzero(self._row >= 0) if len(self._row) and int(self._row.min()) < 0 else None
@@ -241,10 +241,10 @@ class ArrowColumns(Columns):
             return _concat([column[number].slice(first, count) for number, first, count in runs])
         if not (parts := self._rows_by_batch()):
             return column[0].take(pa.array(self._row))
-        back = np.empty_like(self._row)
-        back[np.concatenate([positions for _, positions in parts])] = np.arange(len(back))
-        taken = [column[number].take(pa.array(self._row[positions])) for number, positions in parts]
-        return _concat(taken).take(pa.array(back))
+        inverse = np.empty_like(self._row)
+        inverse[np.concatenate([positions for _, positions in parts])] = np.arange(len(inverse))
+        by_batch = [column[number].take(pa.array(self._row[positions])) for number, positions in parts]
+        return _concat(by_batch).take(pa.array(inverse))
 
 
 def _gather(views: list[Any], row: I64, parts: list[tuple[int, I64]]) -> Any:
@@ -297,7 +297,7 @@ def _evaluate_condition(where: Condition, arrays: Mapping[str, pa.Array]) -> pa.
 
     if isinstance(where, Compare):
         array = arrays[where.field]
-        return getattr(pc, _COMPARISONS[where.how])(array, _scalar(where.value, array.type))
+        return getattr(pc, _COMPARISONS[where.op])(array, _scalar(where.value, array.type))
     if isinstance(where, IsIn):
         array = arrays[where.field]
         wanted = pa.array([_scalar(value, array.type).as_py() for value in where.values], array.type)
@@ -317,7 +317,7 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     """Return the value as an Arrow scalar if it fits the type of its column.
 
     Raises:
-        TypeError: the value is of another type, which Arrow compares differently than Python does.
+        TypeError: The value is of another type, which Arrow compares differently than Python does.
     """
     import pyarrow as pa
 
@@ -360,7 +360,7 @@ def _evaluate(expression: Expression, arrays: Mapping[str, Any]) -> Any:
     """Return the values of an expression as an Arrow array, or as a scalar if they are constant.
 
     Raises:
-        _PythonOnlyError: only Python can compute them.
+        _PythonOnlyError: Only Python can compute them.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -376,15 +376,15 @@ def _evaluate(expression: Expression, arrays: Mapping[str, Any]) -> Any:
         raise _PythonOnlyError
     left, right = (_widened(_evaluate(side, arrays)) for side in (expression.left, expression.right))
     floating = any(pa.types.is_floating(side.type) for side in (left, right))
-    if expression.how == "/" or floating:
+    if expression.op == "/" or floating:
         left, right = _as_float(left), _as_float(right)
-    if expression.how == "/":
+    if expression.op == "/":
         if pc.any(pc.equal(right, 0.0)).as_py():  # Python raises, and the error belongs to single samples
             raise _PythonOnlyError
         return pc.divide(left, right)
-    if expression.how not in _ARITHMETIC:
+    if expression.op not in _ARITHMETIC:
         raise _PythonOnlyError
-    return getattr(pc, _ARITHMETIC[expression.how])(left, right)
+    return getattr(pc, _ARITHMETIC[expression.op])(left, right)
 
 
 def _widened(value: Any) -> Any:

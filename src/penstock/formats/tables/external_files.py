@@ -10,7 +10,7 @@ from penstock.codecs.features import Sequence as ListOf
 
 
 def has_media(feature: Feature) -> bool:
-    """Whether values of this feature are images or audio, or contain some."""
+    """Return whether values of this feature are images or audio, or contain some."""
     if isinstance(feature, ListOf):
         return has_media(feature.feature)
     if isinstance(feature, Struct):
@@ -19,7 +19,7 @@ def has_media(feature: Feature) -> bool:
 
 
 def has_external_files(array: Any, feature: Feature) -> bool:
-    """Whether a column has values with a path and without bytes."""
+    """Return whether a column has values with a path and without bytes."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -61,7 +61,7 @@ def read_external_file(path: str) -> bytes:
     """Return the bytes of a local file, or of any path that Hugging Face datasets can open.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: The file cannot be read.
     """
     try:
         with open(path, "rb", buffering=0) as local:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from penstock.blobs.draft import partial_path
-from penstock.codecs.feature_codecs import store_sample, stored, told_by
+from penstock.codecs.feature_codecs import infer_features, store_sample, stored
 from penstock.codecs.features import (
     Feature,
     Features,
@@ -33,7 +33,7 @@ from penstock.formats.tables.values import values_of
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
 from penstock.plan.values import Workers
-from penstock.storage.protocol import own
+from penstock.storage.protocol import per_process
 
 _BATCH_ROWS = 1000  # samples of one record batch that is written
 _SAVED_FILES = ("dataset_dict.json", "state.json")  # one of them is in each folder that save_to_disk wrote
@@ -65,9 +65,9 @@ class HuggingFaceSource:
         """Load the dataset, if it is given by name or folder.
 
         Raises:
-            MissingExtra: the package datasets is not installed.
-            PlanError: the dataset has several splits, and none is chosen.
-            StorageError: the dataset cannot be loaded.
+            MissingExtra: The package datasets is not installed.
+            PlanError: The dataset has several splits, and none is chosen.
+            StorageError: The dataset cannot be loaded.
         """
         dataset = _load(self.dataset, self.split) if isinstance(self.dataset, str) else self.dataset.value
         if _is_builder(dataset):
@@ -87,11 +87,11 @@ def check_dataset(dataset: Any) -> None:
     """Check that an object can be read as a Hugging Face dataset.
 
     Raises:
-        PlanError: the object is neither a dataset nor a builder, or has a transform.
+        PlanError: The object is neither a dataset nor a builder, or has a transform.
     """
     if _is_builder(dataset):
         return
-    if not readable(dataset):
+    if not is_huggingface_dataset(dataset):
         raise PlanError(
             f"from_huggingface needs a dataset, a builder, a folder or a name, not {type(dataset).__name__}"
         )
@@ -99,8 +99,8 @@ def check_dataset(dataset: Any) -> None:
         raise PlanError("the dataset has a transform: remove it with with_format(None), and pass its function to map()")
 
 
-def readable(candidate: Any) -> bool:
-    """Whether an object is a Hugging Face dataset or builder."""
+def is_huggingface_dataset(candidate: Any) -> bool:
+    """Return whether an object is a Hugging Face dataset or builder."""
     return (
         _is_builder(candidate)
         or _is_table(candidate)
@@ -121,7 +121,7 @@ def _load(name: str, split: str | None) -> Any:
     saved = [os.path.join(name, file) for file in _SAVED_FILES if os.path.exists(os.path.join(name, file))]
     times = [os.stat(path).st_mtime_ns for path in saved]
     key = ("huggingface", os.path.abspath(name) if saved else name, split, *times)
-    return own(key, lambda: _load_split(name, split, saved))
+    return per_process(key, lambda: _load_split(name, split, saved))
 
 
 def _load_split(name: str, split: str | None, saved: Sequence[str]) -> Any:
@@ -298,7 +298,7 @@ class BuilderReader:
         """Return the arguments of ``_generate_examples`` for the chosen split, downloading its files.
 
         Raises:
-            PlanError: the builder has several splits and none is chosen, or not the chosen one.
+            PlanError: The builder has several splits and none is chosen, or not the chosen one.
         """
         datasets, builder = _datasets(), self._builder
         manager = datasets.DownloadManager(
@@ -315,7 +315,7 @@ class BuilderReader:
         return arguments
 
 
-def collected(
+def to_huggingface_dataset(
     samples: Iterable[Any],
     known: Mapping[str, Feature],
     given: Mapping[str, Feature] | None,
@@ -330,15 +330,15 @@ def collected(
         path: A file, which appears under this name when it is complete.
 
     Raises:
-        DataError: a sample does not match the features.
-        MissingExtra: the package datasets is not installed.
-        StorageError: the file cannot be written.
+        DataError: A sample does not match the features.
+        MissingExtra: The package datasets is not installed.
+        StorageError: The file cannot be written.
     """
     datasets = _datasets()
     rows = enumerate(_fields(sample) for sample in samples)
     first = list(islice(rows, _BATCH_ROWS))
     try:
-        features = dict(given) if given is not None else told_by((sample for _, sample in first), known)
+        features = dict(given) if given is not None else infer_features((sample for _, sample in first), known)
     except ValueError as exc:
         raise DataError(str(exc)) from exc
     hf_features = datasets.Features.from_dict(described(features))

@@ -103,7 +103,7 @@ class ParquetFile:
         return [schema.column(leaf).path.partition(".")[0] for leaf in range(len(schema))]
 
     def may_match(self, group: int, where: Condition) -> bool:
-        """Whether the statistics of a row group leave it possible that one of its rows meets the condition."""
+        """Return whether the statistics of a row group leave it possible that one of its rows meets the condition."""
         try:
             return where.possible({name: self._extent(group, name) for name in where.fields()})
         except TypeError:
@@ -131,8 +131,8 @@ class ParquetFile:
         """Return the rows of a row group, in as few batches as Arrow can hold them.
 
         Raises:
-            DataError: the row group is damaged.
-            StorageError: the file is gone, or has changed since its footer was read.
+            DataError: The row group is damaged.
+            StorageError: The file is gone, or has changed since its footer was read.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -201,8 +201,8 @@ def open_parquet(url: str, path: str, storage: Storage | None, partition: Partit
     """Read the footer of a file.
 
     Raises:
-        DataError: the file is not a Parquet file, is cut off, or has a damaged footer.
-        StorageError: the file does not exist or cannot be read.
+        DataError: The file is not a Parquet file, is cut off, or has a damaged footer.
+        StorageError: The file does not exist or cannot be read.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -236,7 +236,7 @@ def local_stamp(path: str, url: str) -> TableStamp:
     """Return the current stamp of a local file.
 
     Raises:
-        StorageError: the file does not exist or cannot be read.
+        StorageError: The file does not exist or cannot be read.
     """
     try:
         status = os.stat(path)
@@ -249,7 +249,7 @@ def remote_stamp(path: str, storage: Storage) -> TableStamp:
     """Return the current stamp of a remote file.
 
     Raises:
-        StorageError: the file does not exist, or the server does not report its size.
+        StorageError: The file does not exist, or the server does not report its size.
     """
     info = storage.info(path)
     if info.size is None:
@@ -278,7 +278,7 @@ class RemoteFile(io.RawIOBase):
         """Fetch the ranges; those that are close together in one request.
 
         Raises:
-            StorageError: a range cannot be read, or the file has changed.
+            StorageError: A range cannot be read, or the file has changed.
         """
         self._url, self._storage, self._stamp = url, storage, stamp
         self._position = 0

@@ -1,9 +1,9 @@
-"""Tables into Parquet files of bounded size.
+"""Writes tables to Parquet files of bounded size.
 
-A row group ends where its rows reach a number of bytes, whatever tables they came in, so the same rows give the same
-files. The writer knows before it writes a row group whether the file stays within its bound: from the size of the group
-in memory while there is room, and near the bound by encoding the group in memory first. Binary values that do not
-compress, such as JPEG images, are stored uncompressed: the first row group decides once which columns these are.
+A row group ends where its rows reach a number of bytes, however the rows are split into tables, so the same rows give
+the same files. The writer knows before it writes a row group whether the file stays within its bound: from the size of
+the group in memory while there is room, and near the bound by encoding the group in memory first. Binary values that do
+not compress, such as JPEG images, are stored uncompressed: the first row group decides once which columns these are.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _WRITE_BATCH = 1024  # values between two checks whether a page is full; fewer w
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A complete file."""
+class WrittenFile:
+    """A complete Parquet file."""
 
     path: str
     rows: int
@@ -143,7 +143,7 @@ def _leaf_arrays(array: Any) -> Iterator[Any]:
 
 
 def _compresses(leaf: Any) -> bool:
-    """Whether compression makes the first values smaller; assumed of all columns but those of large binary values."""
+    """Return whether compression makes the first values smaller; only large binary values are tested."""
     import pyarrow as pa
 
     if not (pa.types.is_binary(leaf.type) or pa.types.is_large_binary(leaf.type)):
@@ -185,7 +185,7 @@ class TableWriter:
         schema: pa.Schema | None = None,
         layout: ParquetLayout | None = None,
         start: int = 0,
-        finished: Callable[[Written], object] = lambda _: None,
+        finished: Callable[[WrittenFile], object] = lambda _: None,
         describe: Callable[[pa.Schema], pa.Schema] = lambda schema: schema,
     ) -> None:
         self._folder, self._max_bytes, self._max_rows = folder, max_bytes, max_rows or (1 << 62)
@@ -200,8 +200,8 @@ class TableWriter:
         """Append rows.
 
         Raises:
-            DataError: the columns do not match those of earlier rows.
-            OSError: the folder cannot be written.
+            DataError: The columns do not match those of earlier rows.
+            OSError: The folder cannot be written.
         """
         if table.num_rows:
             self._pending.append(table)
@@ -213,8 +213,8 @@ class TableWriter:
         """Write the pending rows and complete the last file.
 
         Raises:
-            DataError: the columns of the pending rows do not match those of earlier rows.
-            OSError: the folder cannot be written.
+            DataError: The columns of the pending rows do not match those of earlier rows.
+            OSError: The folder cannot be written.
         """
         if rows := sum(map(len, self._sizes)):
             self._write_group(self._take(rows))
@@ -310,7 +310,7 @@ def _check_lists(tables: Iterable[pa.Table]) -> None:
     """Check that lists and arrays of a field have one type and shape; Arrow would convert them silently.
 
     Raises:
-        DataError: types or shapes differ.
+        DataError: Types or shapes differ.
     """
     first_fields: dict[str, pa.Field] = {}
     for field in (field for table in tables for field in table.schema):
@@ -327,7 +327,7 @@ def _check_lists(tables: Iterable[pa.Table]) -> None:
 
 
 def _is_untyped(kind: Any) -> bool:
-    """Whether all values are null or empty lists, so that their type is not known."""
+    """Return whether all values are null or empty lists, so that their type is not known."""
     import pyarrow as pa
 
     return bool(pa.types.is_null(kind) or (is_list(kind) and _is_untyped(kind.value_type)))
@@ -346,7 +346,7 @@ class _OpenFile:
         self.rows = 0
 
     def fits(self, group: pa.Table) -> bool:
-        """Whether the file stays within ``max_bytes`` with one more row group."""
+        """Return whether the file stays within ``max_bytes`` with one more row group."""
         return sum(self._bound(group)) <= self._room()
 
     def _room(self) -> int:
@@ -361,7 +361,7 @@ class _OpenFile:
         return self._last_bound[1]
 
     def _encoded_size(self, group: pa.Table) -> tuple[int, int]:
-        """Return the same from encoding the row group: slower, but exact."""
+        """Return the same two sizes by encoding the row group: slower than an estimate, but close to exact."""
         data, metadata = self._layout.encode(group)
         chunks = [metadata.row_group(0).column(leaf) for leaf in range(metadata.num_columns)]
         pages = sum(chunk.total_compressed_size for chunk in chunks)
@@ -374,14 +374,14 @@ class _OpenFile:
         self._writer.write_table(group, row_group_size=max(1, group.num_rows))
         self.rows += group.num_rows
 
-    def close(self) -> Written:
+    def close(self) -> WrittenFile:
         """Complete the file and sync it to the disk."""
         self._writer.close()
         self._sink.flush()
         os.fsync(self._sink.fileno())
         nbytes = self._sink.tell()
         self._sink.close()
-        return Written(self._path, self.rows, nbytes)
+        return WrittenFile(self._path, self.rows, nbytes)
 
     def drop(self) -> None:
         """Close the file as it is; the caller does not publish it."""
@@ -412,7 +412,7 @@ def _footer_bound(group: pa.Table) -> int:
 
 
 def row_sizes(table: pa.Table) -> I64:
-    """Estimate the bytes of each row's values; a row has the same size in whatever table it comes."""
+    """Estimate the bytes of each row's values; a row has the same size in every table."""
     out = np.zeros(table.num_rows, np.int64)
     for column in table.columns:
         start = 0

@@ -48,7 +48,7 @@ def require_ray(purpose: str) -> Any:
 
 
 def is_ray_dataset(candidate: Any) -> bool:
-    """Whether an object is a Ray dataset; does not import Ray."""
+    """Return whether an object is a Ray dataset; does not import Ray."""
     return type(candidate).__module__.startswith("ray.data.") and hasattr(candidate, "iter_internal_ref_bundles")
 
 
@@ -72,7 +72,7 @@ class RaySource:
     random_access = False
 
     def __init__(self, dataset: Any, workers: Any = None, blocks: RayBlocks | None = None) -> None:
-        # The dataset is referenced even after it has run: while it lives, Ray can rebuild the blocks of a lost node.
+        # Referenced even after it has run, so that Ray can rebuild the blocks of a lost node.
         self._dataset, self._blocks, self.workers = dataset, blocks, workers
         self._lock = threading.Lock()
 
@@ -156,8 +156,8 @@ class RayReader:
         """Return the rows of a block, from the cache or from the object store.
 
         Raises:
-            EngineError: this process was forked from one that is connected to Ray.
-            StorageError: the block is lost.
+            EngineError: This process was forked from one that is connected to Ray.
+            StorageError: The block is lost.
         """
         with self._lock:
             if shard in self._cache:
@@ -283,8 +283,8 @@ class LocatedRayRows:
 # -- To Ray
 
 
-class BlockMaker:
-    """Makes blocks of a Ray dataset: a column for each field, arrays and images as tensors.
+class RayBlockBuilder:
+    """Builds blocks of a Ray dataset: a column for each field, arrays and images as tensors.
 
     Arrays of one field may differ in shape, but not in type or number of dimensions: Ray would convert them. A sample
     without a field has a null in its column. The fields of a tuple are named ``"0"``, ``"1"`` and so on; an item that
@@ -298,7 +298,7 @@ class BlockMaker:
         """Return a block of these samples.
 
         Raises:
-            DataError: a field has arrays of several types or numbers of dimensions.
+            DataError: A field has arrays of several types or numbers of dimensions.
         """
         from ray.data.block import BlockAccessor
 
@@ -341,7 +341,7 @@ class BlockMaker:
 def _mixed_arrays(name: str, expected: tuple[Any, int], found: tuple[Any, int], sample: dict[str, Any]) -> DataError:
     kinds = [f"{dtype} of {ndim} dimensions" for dtype, ndim in (expected, found)]
     problem = f"field {name!r} is an array of {kinds[0]} in one sample and of {kinds[1]} in this one; a Ray column "
-    advice = 'holds one kind: convert them in map(), as decode("rgb8") does for images, or filter() them'
+    advice = 'holds one of these: convert the arrays in map(), as decode("rgb8") does for images, or filter() them'
     return DataError(problem + advice, sample.get("__url__"), sample.get("__key__"))
 
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files by number: found through the footers, decoded a row group at a time when due."""
+"""Rows of Parquet and Arrow files by number: found through the footers, decoded one row group at a time."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class ParquetReader:
         """Return the number of rows of each file; reads the footers that are not known yet, several at a time.
 
         Raises:
-            DataError: a file is damaged, or not in the expected format.
-            StorageError: a file cannot be read.
+            DataError: A file is damaged, or not in the expected format.
+            StorageError: A file cannot be read.
         """
         missing = [shard for shard in range(len(self._paths)) if shard not in self._files]
         if len(missing) > 1:
@@ -110,8 +110,8 @@ class ParquetReader:
         """Return a file, opened on first use.
 
         Raises:
-            DataError: the file is damaged, or not in the expected format.
-            StorageError: the file cannot be read.
+            DataError: The file is damaged, or not in the expected format.
+            StorageError: The file cannot be read.
         """
         file = self._files.get(shard)
         if file is None:
@@ -120,7 +120,7 @@ class ParquetReader:
             file = self._files[shard] = self._opener(url, path, storage, self._partitions[shard])
         return file
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Stop decoding ahead and end the threads; the next ``locate`` starts them again."""
         self._cache.release()
 
@@ -128,9 +128,9 @@ class ParquetReader:
         """Find many rows at once, in any order, and start decoding their row groups.
 
         Raises:
-            DataError: a file is damaged, or its columns differ from those of the first file.
-            StorageError: a file cannot be read.
-            IndexError: a row number is out of range.
+            DataError: A file is damaged, or its columns differ from those of the first file.
+            StorageError: A file cannot be read.
+            IndexError: A row number is out of range.
         """
         slot, row = np.zeros(len(index), np.int64), np.empty(len(index), np.int64)
         nbytes = np.ones(len(index), np.int64)
@@ -176,7 +176,7 @@ class ParquetReader:
         for number, (lowest, highest) in row_ranges.items():
             offsets = self.file(number).row_offsets
             first, last = (int(group) - 1 for group in np.searchsorted(offsets, (lowest, highest), "right"))
-            first_needed[number] = first - 1  # the one before may hold a few rows that are still to come
+            first_needed[number] = first - 1  # the one before may hold a few rows that are still to be read
             if highest - offsets[last] > (offsets[last + 1] - offsets[last]) * _PREFETCH_FROM:
                 ahead += self._next_groups(number, highest, fields)[:1]
         upcoming = [key for key in ahead if key.shard in row_ranges]
@@ -210,7 +210,7 @@ class ParquetReader:
         """Return the columns to decode, after checking them against those of the first file.
 
         Raises:
-            DataError: a column is missing, is of another type, or is not in the first file.
+            DataError: A column is missing, is of another type, or is not in the first file.
         """
         first, file = self.file(0).schema, self.file(shard)
         names = tuple(name for name in (self._columns or first.names) if fields.wants(name))
@@ -259,7 +259,7 @@ class ParquetReader:
 
 
 def _is_sequential(shard: I64, index: I64) -> bool:
-    """Whether rows are asked for from front to back at one step width; too few rows do not show it."""
+    """Return whether rows are requested front to back in steps of one width; false for too few rows to tell."""
     if len(index) < _FEW_ROWS:
         return False
     steps, moves = np.diff(index), np.diff(shard)
@@ -295,7 +295,7 @@ class LocatedGroupRows:
         """Return the rows as columns, and by number the errors of those whose row group cannot be decoded.
 
         Raises:
-            StorageError: a file is gone or has changed, or its storage does not answer.
+            StorageError: A file is gone or has changed, or its storage does not answer.
         """
         row, slot = self.row, self.slot
         batches: list[Any] = []

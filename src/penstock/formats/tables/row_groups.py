@@ -37,8 +37,8 @@ class PendingGroup:
         """Return the rows, waiting for them if necessary.
 
         Raises:
-            DataError: the row group cannot be decoded.
-            StorageError: the file cannot be read.
+            DataError: The row group cannot be decoded.
+            StorageError: The file cannot be read.
         """
         try:
             return self.future.result()
@@ -77,7 +77,7 @@ class RowGroupCache:
         Args:
             keys: The row groups that are needed now; they are returned even if they exceed ``max_bytes``.
             upcoming: The row groups that are needed next; they are started as far as ``max_bytes`` allows.
-            evict_others: Evict all other row groups, since a sequential reader does not come back to them.
+            evict_others: Evict all other row groups, since a sequential reader does not need them again.
             first_needed: For each shard, the first row group that is still needed; those before it are evicted.
         """
         with self._lock:

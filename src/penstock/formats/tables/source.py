@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.codecs.features import features_of
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
-from penstock.formats.files import find
+from penstock.formats.files import find_files
 from penstock.formats.tables.arrow_file import open_arrow
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.parquet_file import Partition, open_parquet
@@ -21,8 +21,8 @@ from penstock.formats.tables.reader import FileOpener, ParquetReader
 from penstock.formats.tables.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Resources
-from penstock.storage import Cache, Storage, braces, local_path, redacted, relative
-from penstock.storage.cache import through
+from penstock.storage import Cache, Storage, expand_braces, local_path, redacted, relative_names
+from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import scheme
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ParquetSource:
 
     random_access = False
     columnar = True
-    verb: ClassVar[str] = "read_parquet"
+    function_name: ClassVar[str] = "read_parquet"
     suffixes: ClassVar[tuple[str, ...]] = PARQUET_SUFFIXES
 
     def __post_init__(self) -> None:
@@ -82,21 +82,21 @@ class ParquetSource:
 
         Raises:
             MissingExtra: pyarrow is not installed.
-            StorageError: there are no files, or a numbered set of files is incomplete.
+            StorageError: There are no files, or a numbered set of files is incomplete.
         """
-        require_arrow(self.verb)
-        paths = _visible(find(self.patterns, self.suffixes, self.storage), self.patterns)
+        require_arrow(self.function_name)
+        paths = _visible(find_files(self.patterns, self.suffixes, self.storage), self.patterns)
         _check_sets([path for path in paths if path not in self.patterns])
         remote = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
         return ParquetReader(
             [redacted(path) for path in paths],
-            relative(paths),
+            relative_names(paths),
             paths,
             self.columns,
             partitions_of(paths),
             workers or (_REMOTE_WORKERS if remote else len(os.sched_getaffinity(0))),
-            through(self.cache, paths, self.storage),
+            wrap_with_cache(self.cache, paths, self.storage),
             self._opener(),
         )
 
@@ -106,14 +106,14 @@ class ParquetSource:
     def describe(self) -> str:
         shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
         more = ", ..." if len(self.patterns) > 3 else ""
-        return f"{self.verb}({shown}{more}{f', columns={list(self.columns)}' if self.columns else ''})"
+        return f"{self.function_name}({shown}{more}{f', columns={list(self.columns)}' if self.columns else ''})"
 
 
 @dataclass(frozen=True, slots=True)
 class ArrowSource(ParquetSource):
     """Files in Arrow's IPC format, as files or as streams."""
 
-    verb: ClassVar[str] = "read_arrow"
+    function_name: ClassVar[str] = "read_arrow"
     suffixes: ClassVar[tuple[str, ...]] = ARROW_SUFFIXES
 
     def _opener(self) -> FileOpener:
@@ -126,9 +126,11 @@ def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
     Files that the user named are kept.
 
     Raises:
-        StorageError: no file is left.
+        StorageError: No file is left.
     """
-    given = [local_path(path) if scheme(path) == "file" else path for pattern in patterns for path in braces(pattern)]
+    given = [
+        local_path(path) if scheme(path) == "file" else path for pattern in patterns for path in expand_braces(pattern)
+    ]
     roots = [f"{path.rstrip('/')}/" for path in given]
 
     def is_hidden(path: str) -> bool:
@@ -146,7 +148,7 @@ def _check_sets(paths: Sequence[str]) -> None:
     """Check that sets of files named ``00000-of-00003`` are complete: an incomplete one is an unfinished write.
 
     Raises:
-        StorageError: a file of a set is missing.
+        StorageError: A file of a set is missing.
     """
     sets: dict[tuple[str, str, str, str], set[int]] = {}
     for path in paths:
@@ -169,7 +171,7 @@ def partitions_of(paths: Sequence[str]) -> list[Partition]:
     a column of integers, else one of text.
 
     Raises:
-        DataError: the folders of the files name different columns.
+        DataError: The folders of the files name different columns.
     """
     texts = [_partition_texts(path) for path in paths]
     for path, own in zip(paths, texts, strict=True):
@@ -274,12 +276,12 @@ class LocatedTableRows:
         return self.rows, {}
 
 
-def table_of(given: Any) -> pa.Table:
-    """Return a table or record batch as a table of plain types, as if it was read from a file.
+def plain_table(given: Any) -> pa.Table:
+    """Return a table or record batch as a table of plain types, as if it had been read from a file.
 
     Raises:
         MissingExtra: pyarrow is not installed.
-        PlanError: the argument is neither a table nor a record batch.
+        PlanError: The argument is neither a table nor a record batch.
     """
     require_arrow("from_arrow")
     import pyarrow as pa

@@ -61,7 +61,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def castable(source: pa.DataType, target: pa.DataType) -> bool:
-    """Whether the two types hold the same values in different storage; a null type casts to every type."""
+    """Return whether the two types hold the same values in different storage; a null type casts to every type."""
     import pyarrow as pa
 
     types = pa.types
@@ -88,7 +88,7 @@ def cast_like(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def values_of(array: pa.Array, shape: Sequence[int] | None = None) -> list[Any]:
-    """Return one Python value per row; numpy arrays among them are copies that the caller may change."""
+    """Return one Python value per row; numpy arrays are copies that the caller may change."""
     import pyarrow as pa
 
     array, types = plain(array), pa.types
@@ -122,14 +122,14 @@ def column_of(array: pa.Array, shape: Sequence[int] | None = None) -> Any:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether the type is an integer, floating-point or boolean type, which numpy has too."""
+    """Return whether the type is an integer, floating-point or boolean type, which numpy has too."""
     import pyarrow as pa
 
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether the type is a list type; a map is not."""
+    """Return whether the type is a list type; a map is not."""
     import pyarrow as pa
 
     types = pa.types

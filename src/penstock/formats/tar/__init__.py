@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.formats.tar.located import LocatedTar as LocatedTar
     from penstock.formats.tar.reader import TarReader as TarReader
     from penstock.formats.tar.scan import load_index as load_index
-    from penstock.formats.tar.walker import samples as samples
+    from penstock.formats.tar.walker import iter_samples as iter_samples
     from penstock.formats.tar.writer import ShardWriter as ShardWriter
     from penstock.formats.tar.writer import TarWriter as TarWriter
 else:

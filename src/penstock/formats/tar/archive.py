@@ -18,7 +18,7 @@ from penstock.errors import DataError
 BLOCK = 512  # bytes; headers take one block, data is padded to whole blocks
 ZEROS = bytes(BLOCK)
 END_MARKER = bytes(2 * BLOCK)
-MAX_PADDING = 64 << 20  # bytes after the end marker; more than any tape needs is reported instead of read
+MAX_PADDING = 64 << 20  # bytes after the end marker, more than any tape needs; a longer padding is not read to its end
 
 # Member types, as in the header's typeflag.
 _REGULAR_TYPES = frozenset(b"0\x007")
@@ -62,7 +62,7 @@ def parse_number(field: bytes) -> int:
 
 
 def checksum_holds(head: bytes) -> bool:
-    """Tell whether a header block matches its checksum, computed from unsigned or (old tars) signed bytes."""
+    """Return whether a header block matches its checksum, computed from unsigned or (old tars) signed bytes."""
     own = head[148:156]
     try:
         declared = parse_number(own)
@@ -76,7 +76,7 @@ def checksum_holds(head: bytes) -> bool:
 
 
 def compression_of(head: bytes) -> str | None:
-    """Recognise the compression of an archive by its first block; a valid tar header is never taken for one."""
+    """Recognise the compression of an archive by its first block; a valid tar header is never mistaken for one."""
     return None if len(head) >= BLOCK and checksum_holds(head[:BLOCK]) else detect(head)
 
 
@@ -108,7 +108,7 @@ class Extensions:
 
     @property
     def orphaned(self) -> bool:
-        """Whether records for one member are waiting for it."""
+        """Whether records for a member have been read, but not the member."""
         return self.pending and self.records != self._global
 
     def add(self, typeflag: int, body: bytes) -> None:
@@ -142,7 +142,7 @@ class Extensions:
 
 
 def has_relevant_records(body: bytes) -> bool:
-    """Tell whether a PAX header may affect how its member is read; most only hold precise times."""
+    """Return whether a PAX header may affect how its member is read; most only hold precise times."""
     return b"path=" in body or b"size=" in body or b"GNU.sparse." in body
 
 
@@ -238,7 +238,7 @@ def _read_extension(
     source: HeaderStream[ValueT], extensions: Extensions, typeflag: int, size: int, offset: int
 ) -> Halt | None:
     if size > _MAX_EXTENSION:
-        return Halt(f"damaged header at offset {offset}: an extension of {size} bytes", recoverable=True)
+        return Halt(f"damaged header at offset {offset}: an extension header declares {size} bytes", recoverable=True)
     body = source.take(padded(size))
     if len(body) < size:
         return Halt(truncated_member(size, offset, source.offset))
@@ -264,8 +264,8 @@ def truncated_archive(offset: int, total: int) -> str:
 
 def truncated_member(size: int, offset: int, total: int) -> str:
     """Return the message for a member of ``size`` bytes, its header at ``offset``, in an archive of ``total`` bytes."""
-    left = max(total - offset - BLOCK, 0)
-    return f"truncated: the member at offset {offset} declares {size} bytes, {left} are left"
+    remaining = max(total - offset - BLOCK, 0)
+    return f"truncated: the member at offset {offset} declares {size} bytes, {remaining} are left"
 
 
 def orphaned_extension(offset: int) -> str:
@@ -275,7 +275,7 @@ def orphaned_extension(offset: int) -> str:
 
 def trailing_bytes(offset: int) -> str:
     """Return the message for data after the end marker at ``offset``."""
-    problem = "bytes follow the end marker, as in concatenated archives: only the first was read"
+    problem = "bytes follow the end marker, as in concatenated archives: only the first archive was read"
     return f"{problem}; it ends at offset {offset}"
 
 

@@ -1,4 +1,4 @@
-"""Which members of an archive form a sample, and where losses stand among them.
+"""Groups the members of an archive into samples, and gives every loss a position among them.
 
 Both readers group members here, the scan of a file and the front-to-back walk over a stream, so that a shard gives the
 same samples and the same losses either way.
@@ -13,7 +13,7 @@ from penstock.formats.tar.archive import ValueT
 
 LOST_RANGE = b""  # in place of a member's name: samples were lost here
 BAD_END = b"\0"  # in place of a member's name: the archive ends, and something is wrong with its end
-_SOURCE_FIELD = "__source__"  # tarproc's tools note here where a sample came from: it is not a field
+_SOURCE_FIELD = "__source__"  # tarproc's tools record here where a sample came from: it is not a field
 _MIN_RUN = 4  # fewer samples than these are quicker to group one by one
 _RETRY_AFTER = 64  # members after which a run is looked for again
 
@@ -22,7 +22,7 @@ SampleEntry = tuple[bytes, tuple[str, ...], list[ValueT], str | None, bool]
 
 
 class Grouper(Generic[ValueT]):
-    """Joins consecutive members with one key into a sample, and gives every loss a place.
+    """Joins consecutive members with the same key into a sample, and gives every loss a position.
 
     A sample next to damage may have lost fields. It counts as complete only if an earlier sample of the shard had
     exactly the same set of fields; otherwise the entry that stands for the loss covers it too.
@@ -66,7 +66,7 @@ class Grouper(Generic[ValueT]):
     def push_run(
         self, names: list[bytes], values: Sequence[ValueT], at: int
     ) -> tuple[list[bytes], tuple[str, ...], list[ValueT]] | None:
-        """Add many samples at once, where all that follow are complete and have the fields of the open one.
+        """Add several samples at once, if all of them are complete and have the fields of the open sample.
 
         Args:
             names: Names of members.
@@ -94,12 +94,12 @@ class Grouper(Generic[ValueT]):
         if keys is None:
             self._no_run_before = at + _RETRY_AFTER  # mixed shards: do not compare all remaining names for each sample
             return None
-        taken = [*self._sample.values(), *values[at:last]]
+        run_values = [*self._sample.values(), *values[at:last]]
         done = [self._key, *keys[:-1]]
         self._raw_key = self._key = keys[-1]
         self._last_good_key = done[-1]
         self._sample = dict(zip(kind, values[last:stop], strict=True))
-        return done, kind, taken
+        return done, kind, run_values
 
     def _new_keys(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:
         """Return the keys of the names if they are samples with these endings and with clean, new keys; else None."""
@@ -121,8 +121,8 @@ class Grouper(Generic[ValueT]):
 
     def finish(self) -> list[SampleEntry[ValueT]]:
         """Return the remaining entries, after the last member."""
-        left = self._close(torn=False) if self._raw_key else []
-        return left if self._loss is None else [*left, self._lost_entry()]
+        entries = self._close(torn=False) if self._raw_key else []
+        return entries if self._loss is None else [*entries, self._lost_entry()]
 
     def _push_other(self, name: bytes, problem: str | None) -> list[SampleEntry[ValueT]]:
         """Add a loss, or a member that belongs to no sample."""

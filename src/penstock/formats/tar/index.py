@@ -1,4 +1,4 @@
-"""The index of a shard, which says where each sample lies: its value, its file format, and its places on disk."""
+"""The index of a shard, which records where each sample is: the value, its file format, and where it is stored."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.blobs import stamp as cache
 from penstock.blobs.checksums import CELL, U32
 from penstock.blobs.draft import replace_file
-from penstock.blobs.stamp import Stamp, cached_path
+from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError
-from penstock.storage import Storage, open_storage
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 
 INDEX_SUFFIX = ".index"
-_FAMILY = "index"
+_CACHE_FAMILY = "index"
 _NO_STAMP = Stamp()
 _MAGIC = b"PSTKIX02"
 _MAGIC_V1 = b"PSTKIX01"  # without checksums
@@ -42,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Index:
-    """Where the fields of every sample of one shard lie, in arrays without a Python object per sample.
+    """The locations of the fields of every sample of one shard, in arrays without a Python object per sample.
 
     A sample that cannot be read is an entry too, without fields and with its reason in ``bad``: the other samples keep
     their numbers, and a loss is counted where it happened.
@@ -108,7 +106,7 @@ class Index:
         return replace(self, stamp=stamp, checksums=np.zeros(0, np.uint32) if checksums is None else checksums)
 
     def expecting(self, count: int | None, source: str) -> Index:
-        """Return an index of ``count`` samples, for a shard that is known to have had as many.
+        """Return an index of ``count`` samples, for a shard that is known to have had that many.
 
         Missing samples become bad entries, after the last loss or else at the end. Entries for lost ranges are dropped
         while all samples are there without them. The index of a shard that holds more good samples than ``count`` is
@@ -320,22 +318,10 @@ def write_beside(path: str, index: Index) -> None:
     replace_file(Path(path + INDEX_SUFFIX), index.to_bytes())
 
 
-def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
-    """Remove shards and their indexes; missing ones are ignored.
-
-    Raises:
-        StorageError: A file cannot be removed.
-    """
-    target = open_storage(folder, storage)
-    for name in names:
-        target.delete(f"{folder}/{name}")
-        target.delete(f"{folder}/{name}{INDEX_SUFFIX}")
-
-
 def read_cached_index(path: str, stamp: Stamp) -> Index | None:
     """Return the cached index of a shard; None if there is none or the shard has changed since."""
     try:
-        index = _read(cached_path(_FAMILY, os.path.abspath(path)), path)
+        index = _read(cached_path(_CACHE_FAMILY, os.path.abspath(path)), path)
     except RuntimeError:
         return None
     return index if index is not None and index.stamp == stamp else None
@@ -343,7 +329,7 @@ def read_cached_index(path: str, stamp: Stamp) -> Index | None:
 
 def write_cached_index(path: str, index: Index) -> None:
     """Cache the index of a shard for the next run; a cache that cannot be written is not an error."""
-    cache.write_cached(_FAMILY, os.path.abspath(path), index.to_bytes())
+    write_cached(_CACHE_FAMILY, os.path.abspath(path), index.to_bytes())
 
 
 def _read(file: Path, shard: str) -> Index | None:

@@ -26,7 +26,7 @@ class OpenShard:
         url: What the shard is called in samples and errors.
         index: Its index.
         content: Its bytes.
-        released: Up to where its pages have been given back to the system.
+        released: The offset up to which its pages have been given back to the system.
     """
 
     url: str
@@ -48,7 +48,7 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatedTar:
-    """Where samples lie, in the order in which they were asked for.
+    """The locations of samples, in the order in which they were requested.
 
     Safe to read from any thread. Holds mapped files, so it cannot leave its process.
 
@@ -64,7 +64,7 @@ class LocatedTar:
         _stop: For each field, where they end.
         _keys: For each sample, where its key begins and ends in the index's text; None if keys are not wanted.
         _with_url: Whether ``__url__`` is wanted.
-        _ascending: Whether samples lie in the order in which they will be read, so that pages before them can go.
+        _ascending: Whether samples are read in the order in which they are stored, so that pages can be released.
     """
 
     nbytes: I64
@@ -172,7 +172,7 @@ class LocatedTar:
 
 
 def _per_row(values: list[Any], slots: list[int]) -> Any:
-    """Return the value of each row's shard; an endless ``repeat`` if all rows lie in one shard."""
+    """Return the value of each row's shard; an endless ``repeat`` if all rows are in one shard."""
     return repeat(values[slots[0]]) if slots.count(slots[0]) == len(slots) else list(map(values.__getitem__, slots))
 
 

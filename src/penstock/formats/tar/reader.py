@@ -1,4 +1,4 @@
-"""Tar shards read by sample number: many samples are located at once, and read when their block is due."""
+"""Tar shards read by sample number: samples are located in batches, and read when their block is processed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may h
 class TarReader:
     """Locates and reads the samples of tar shards by number.
 
-    Opens a shard when one of its samples is first asked for, and keeps the 32 most recently used open. Safe to use
+    Opens a shard when one of its samples is first requested, and keeps the 32 most recently used open. Safe to use
     from several threads; pickles as its arguments.
 
     Args:
         urls: What the shards are called in samples and errors.
         names: What they are called in the dataset's identity.
         paths: Where they are: local paths or URLs.
-        counts: How many samples each has, if manifests say so for all.
+        counts: The number of samples of each shard, if manifests list all of them.
         limits: How large compressed shards may become.
         storage: The storage of URLs; None: chosen by their schemes.
         manifests: The manifests of remote folders, as far as they have been read.
@@ -96,7 +96,7 @@ class TarReader:
         return self._index_counts[shard]
 
     def countable(self) -> bool:
-        """Tell whether all counts can be had without fetching a whole shard; fetches the indexes of remote shards."""
+        """Return whether all counts can be found without fetching whole shards; fetches indexes of remote shards."""
         if self._manifest_counts is not None or not self.remote:
             return True
         unknown = [
@@ -117,7 +117,7 @@ class TarReader:
         return remote_index(url, open_storage(url, self._storage))
 
     def sizes(self) -> list[int]:
-        """Return the file sizes: those in the manifest, else those in the storage; -1 if it does not know.
+        """Return the file sizes: those in the manifest, else those that the storage reports; -1 if it reports none.
 
         Raises:
             StorageError: A shard is missing.
@@ -136,21 +136,21 @@ class TarReader:
         """Whether a shard is not a file of this machine."""
         return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Stop prefetching and close remote shards; later reads open them again."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, Fetcher()
             remote = [shard for shard, open_ in self._open.items() if isinstance(open_.content.bytes, PrefetchedBytes)]
             for shard in remote:
                 del self._open[shard]
-        fetcher.rest()
+        fetcher.stop()
 
     def key(self, shard: int, index: int) -> str:
         """Return the key of a sample.
 
         Raises:
             StorageError: The shard cannot be read.
-            IndexError: The shard has fewer samples.
+            IndexError: The shard has no sample of this number.
         """
         found = self._shard(shard).index
         if not 0 <= index < found.samples:
@@ -168,7 +168,7 @@ class TarReader:
         Raises:
             StorageError: A shard cannot be read, or changed while it was being read.
             DataError: A shard does not hold what its manifest says.
-            IndexError: A shard has fewer samples.
+            IndexError: A shard has no sample of one of these numbers.
         """
         few = len(self._paths) < 1 << 15  # 16-bit numbers are sorted by radix, five times as fast
         order = np.argsort(shard.astype(np.int16) if few else shard, kind="stable")
@@ -282,7 +282,7 @@ class TarReader:
             if shard in self._open:  # another thread was faster
                 return self._open[shard]
             opened = OpenShard(self._urls[shard], index, content)
-            if isinstance(content.bytes, PrefetchedBytes) and content.bytes.fetcher.over:
+            if isinstance(content.bytes, PrefetchedBytes) and content.bytes.fetcher.stopped:
                 return opened
             self._open[shard] = opened
             evicted = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
@@ -292,13 +292,13 @@ class TarReader:
 
 
 def _is_sequential(order: I64, shard: I64, index: I64) -> bool:
-    """Tell whether samples are asked for front to back, shard after shard; ``order`` sorts them by shard."""
+    """Return whether samples are requested front to back, shard after shard; ``order`` sorts them by shard."""
     inside = np.diff(index) > 0
     return bool((np.diff(order) == 1).all() and (inside | (np.diff(shard) != 0)).all())
 
 
 class _Locator:
-    """Collects where samples lie, shard by shard."""
+    """Collects the locations of samples, shard by shard."""
 
     def __init__(self, count: int, fields: FieldFilter, ascending: bool) -> None:
         self._fields = fields
@@ -316,7 +316,7 @@ class _Locator:
         self._keys = (np.zeros(count, np.int64), np.zeros(count, np.int64)) if keys else None
 
     def add(self, shard: OpenShard, places: I64, rows: I64) -> None:
-        """Locate the samples ``rows`` of a shard, asked for at ``places``, and prefetch them from a remote one."""
+        """Locate the samples ``rows`` of a shard, requested at ``places``, and prefetch them from a remote one."""
         index = shard.index
         self._slot[places] = len(self._shards)
         self._shards.append(shard)
@@ -343,19 +343,19 @@ class _Locator:
         self._starts.append(start)
         self._stops.append(start + size)
         if isinstance(shard.content.bytes, PrefetchedBytes):
-            shard.content.bytes.want(start, start + size, ascending=self._ascending)
+            shard.content.bytes.announce(start, start + size, ascending=self._ascending)
         self._kind[places] = self._kinds.setdefault(fields, len(self._kinds))
         self._first[places] = np.arange(len(rows)) * len(wanted) + self._members
         self._nbytes[places] = size.reshape(len(rows), len(wanted)).sum(axis=1)
         self._members += len(members)
 
     def holds(self, shard: OpenShard) -> bool:
-        """Tell whether samples of a shard were added."""
+        """Return whether samples of a shard were added."""
         return any(shard is other for other in self._shards)
 
     def located(self, index: I64) -> LocatedTar:
         """Return all samples added; ``index`` holds their numbers in their shards."""
-        none = np.zeros(0, np.int64)
+        empty = np.zeros(0, np.int64)
         return LocatedTar(
             self._nbytes,
             self._shards,
@@ -364,8 +364,8 @@ class _Locator:
             list(self._kinds),
             self._kind,
             self._first,
-            np.concatenate([none, *self._starts]),
-            np.concatenate([none, *self._stops]),
+            np.concatenate([empty, *self._starts]),
+            np.concatenate([empty, *self._stops]),
             self._keys,
             self._fields.wants("__url__"),
             self._ascending,

@@ -46,13 +46,13 @@ def open_remote(
         fetcher: Fetches its bytes.
         expected: The number of samples in the manifest; missing ones become bad entries.
         sha256: The checksum in the manifest.
-        mapped: Whether the content is wanted; without, it is returned only if the shard had to be fetched.
+        mapped: Whether to return the content; if false, it is returned only if the shard had to be fetched.
         limits: How large a compressed shard may become.
         known: An index loaded before.
 
     Raises:
         StorageError: The shard cannot be read.
-        DataError: Its checksum is not the one in the manifest.
+        DataError: The checksum of the shard is not the one in the manifest.
     """
     if not mapped and (index := known or remote_index(url, storage)) is not None:
         return index.expecting(expected, "the manifest"), None
@@ -83,7 +83,7 @@ def _look_up(url: str, storage: Storage) -> tuple[str | None, Info]:
 
 
 def _readable_by_ranges(index: Index, info: Info) -> bool:
-    """Tell whether the offsets in the index are offsets in the object: it is not compressed and has the same size."""
+    """Return whether the offsets in the index are offsets in the object: it is not compressed and has the same size."""
     return info.ranges and info.size is not None and index.shard_size == info.size == index.content_size
 
 
@@ -91,7 +91,7 @@ def remote_index(url: str, storage: Storage) -> Index | None:
     """Fetch the index beside a shard; None if there is no valid one.
 
     Raises:
-        StorageError: The storage cannot tell whether there is one.
+        StorageError: The storage cannot determine whether there is an index.
     """
     data = read_object(storage, index_url(url), optional=True)
     if data is None:
@@ -135,7 +135,7 @@ def _write_all(chunks: Iterator[bytes], file: IO[bytes], url: str) -> str:
         try:
             file.write(chunk)
         except OSError as exc:
-            problem = f"cannot keep the shard in {tempfile.gettempdir()}: {exc.strerror or exc}"
+            problem = f"cannot write the shard to {tempfile.gettempdir()}: {exc.strerror or exc}"
             raise StorageError(problem, redacted(url)) from exc
     file.flush()
     return sha256.hexdigest()

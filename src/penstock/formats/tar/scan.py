@@ -82,7 +82,7 @@ def open_shard(
         path: A local file.
         expected: The number of samples in the manifest; missing ones become bad entries.
         shard: What to call the shard in errors; its path by default.
-        mapped: Whether the content is wanted; without, it is returned only if the shard had to be scanned.
+        mapped: Whether to return the content; if false, it is returned only if the shard had to be scanned.
         limits: How large a compressed shard may become.
         known: An index loaded before, used if the file has not changed since.
 
@@ -175,9 +175,9 @@ class _SampleCollector:
                 self.push(names[at], rows[at])
                 at += 1
                 continue
-            keys, kind, taken = run
+            keys, kind, run_rows = run
             self._builder.add_all(keys, kind)
-            self._rows += taken
+            self._rows += run_rows
             at += len(keys) * len(kind)
 
     def index(self, walk: _HeaderWalk) -> Index:
@@ -197,7 +197,7 @@ class _SampleCollector:
 
 
 class _HeaderWalk:
-    """Walks from header to header, with a table of where the data of members lies.
+    """Walks from header to header and records where the data of each member is.
 
     ``batches`` steps over many ordinary members at once; ``read_member`` steps over anything else.
     """
@@ -217,8 +217,8 @@ class _HeaderWalk:
 
     def table(self) -> tuple[I64, I64]:
         """Return the start and the size of each member's data, by row."""
-        none = np.zeros(0, np.int64)
-        return np.concatenate([none, *self._starts]), np.concatenate([none, *self._sizes])
+        empty = np.zeros(0, np.int64)
+        return np.concatenate([empty, *self._starts]), np.concatenate([empty, *self._sizes])
 
     def take(self, size: int) -> bytes:
         found = self._content[self.offset : self.offset + size]
@@ -270,7 +270,7 @@ class _HeaderWalk:
             yield _member_names(heads[chosen]), base, int(folders.sum())
 
     def _guess(self) -> tuple[I64, I64]:
-        """Return the offsets and sizes of the next members, as if all were ordinary; checked afterwards, together."""
+        """Return where the next members are if all of them are ordinary: offsets and sizes, for the caller to check."""
         if self._pattern is not None:
             return self._guess_repeating(self._pattern)
         if self._dense:
@@ -293,20 +293,20 @@ class _HeaderWalk:
         return np.array(offsets, np.int64), np.array(sizes[: len(offsets)], np.int64)
 
     def _guess_repeating(self, pattern: I64) -> tuple[I64, I64]:
-        """Do the same where sizes repeat: for all members at once, up to the first that breaks the pattern."""
+        """Guess where sizes repeat: all members at once, up to the first that breaks the pattern."""
         steps = np.tile(pattern, -(-self._headers_ahead // len(pattern)))
         places = self.offset // BLOCK + np.cumsum(steps) - steps
         places = places[places < len(self._blocks)]
         digits = self._blocks[places, 124:135] - np.uint8(48)
         sizes = (digits.astype(np.float64) @ _SIZE_WEIGHTS).astype(np.int64)
         fine: Bools = np.all(digits <= 7, axis=1)
-        alike = fine & (_blocks_taken(sizes) == steps[: len(places)])
+        alike = fine & (_block_counts(sizes) == steps[: len(places)])
         good = len(places) if alike.all() else int(alike.argmin())
         good += good < len(places) and bool(fine[good])  # the one that breaks it is still where it was expected
         return places[:good] * BLOCK, sizes[:good]
 
     def _guess_dense(self) -> tuple[I64, I64]:
-        """Do the same where headers are close: parse the size in every block as if it were a header."""
+        """Guess where headers are close together: parse the size in every block as if the block were a header."""
         at = self.offset // BLOCK
         stop = at + self._headers_ahead * _DENSE_BLOCKS
         digits = np.ascontiguousarray(self._blocks[at:stop, 124:135]) - np.uint8(48)
@@ -323,7 +323,7 @@ class _HeaderWalk:
         return (chosen + at) * BLOCK, sizes[chosen]
 
     def _classify(self, heads: U8, offsets: I64, sizes: I64) -> tuple[Bools, Bools]:
-        """Tell which headers belong to ordinary members, and which are valid but can be ignored."""
+        """Return which headers belong to ordinary members, and which are valid but can be ignored."""
         kinds = heads[:, 156]
         fine = _checksums_hold(heads) & (heads[:, 135] < 33) & (offsets + BLOCK + sizes <= self.total)
         member = fine & ((kinds == ord("0")) | (kinds == 0))
@@ -362,17 +362,17 @@ class _HeaderWalk:
         return False
 
 
-def _blocks_taken(sizes: I64) -> I64:
+def _block_counts(sizes: I64) -> I64:
     """Return the number of blocks that members of these sizes take, headers included."""
     return 1 + (sizes + BLOCK - 1) // BLOCK
 
 
 def _repeating_blocks(sizes: I64) -> I64 | None:
     """Return the period in the blocks that members take, if they repeat every few members."""
-    taken = _blocks_taken(sizes)
+    blocks = _block_counts(sizes)
     for period in range(1, 9):
-        if len(taken) >= 4 * period and bool((taken[period:] == taken[:-period]).all()):
-            return taken[-period:]
+        if len(blocks) >= 4 * period and bool((blocks[period:] == blocks[:-period]).all()):
+            return blocks[-period:]
     return None
 
 
@@ -389,7 +389,7 @@ def _member_names(heads: U8) -> list[bytes]:
 
 
 def _checksums_hold(heads: U8) -> Bools:
-    """Tell for many header blocks at once whether their checksums are right."""
+    """Return for many header blocks at once whether their checksums are right."""
     own = heads[:, 148:156]
     total = heads.sum(axis=1, dtype=np.uint32).astype(np.int64) - own.sum(axis=1, dtype=np.int64) + 8 * 32
     digits = (own >= 48) & (own <= 55)

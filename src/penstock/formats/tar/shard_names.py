@@ -30,7 +30,7 @@ def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:
 
 
 def on_disk(url: str) -> bool:
-    """Tell whether a URL is a local path, which is written without going through a storage."""
+    """Return whether a URL is a local path, which is written without going through a storage."""
     return scheme(url) == "file"
 
 

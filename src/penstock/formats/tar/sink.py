@@ -36,8 +36,8 @@ class HashingSink(io.RawIOBase):
 
     Attributes:
         nbytes: The number of bytes written.
-        sha256: Their SHA-256.
-        checksums: The CRC-32 of every MiB of them.
+        sha256: The SHA-256 of all bytes written.
+        checksums: The CRC-32 of every MiB written.
     """
 
     def __init__(self, draft: Draft, hash_thread: Submit) -> None:
@@ -73,8 +73,8 @@ class HashingSink(io.RawIOBase):
                 for chunk in run.chunks():
                     self.write(chunk)
 
-    def _hash_range(self, range: FileRange) -> None:
-        for chunk in range.chunks(self._buffer):
+    def _hash_range(self, file_range: FileRange) -> None:
+        for chunk in file_range.chunks(self._buffer):
             self._hash(chunk)
 
     def _hash(self, data: bytes | memoryview) -> None:
@@ -89,9 +89,9 @@ class OpenFileDraft:
         self._file = file
 
     def write(self, data: bytes | memoryview) -> None:
-        left = memoryview(data)
-        while left:
-            left = left[self._file.write(left) :]
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
 
     def publish(self) -> None:
         """Do nothing: the bytes are where they belong."""

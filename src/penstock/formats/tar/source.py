@@ -16,11 +16,11 @@ from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.formats.tar.walker import samples
+from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources
-from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted, relative
-from penstock.storage.cache import through
+from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted, relative_names
+from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import check_storage, scheme
 
 
@@ -36,7 +36,7 @@ class TarSource:
         cache: Keeps remote shards on disk.
 
     Raises:
-        PlanError: The storage or the cache is not one.
+        PlanError: ``storage`` is not a storage, or ``cache`` is not a ``Cache``.
     """
 
     patterns: tuple[str, ...]
@@ -63,7 +63,7 @@ class TarSource:
         return None if self.workers is None else Resources(self.workers)
 
     def open(self) -> TarReader | StdinReader:
-        """List the shards and return their reader; shards in a manifest are not touched.
+        """List the shards and return their reader; shards that a manifest lists are not opened.
 
         Raises:
             StorageError: A shard is missing, or a folder cannot be listed.
@@ -73,12 +73,14 @@ class TarSource:
         patterns = [url for pattern in self.patterns for url in self._resolve_http_folder(pattern)]
         urls = expand(patterns, TAR_SUFFIXES, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
-        storage = through(self.cache, paths, self.storage)
+        storage = wrap_with_cache(self.cache, paths, self.storage)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
         counts = _known_counts(urls, paths, manifests)
         self._check_folders(set(paths), manifests)
         remote = {folder: manifest for folder, manifest in manifests.items() if scheme(folder) != "file"}
-        return TarReader([redacted(url) for url in urls], relative(paths), paths, counts, self.limits, storage, remote)
+        return TarReader(
+            [redacted(url) for url in urls], relative_names(paths), paths, counts, self.limits, storage, remote
+        )
 
     def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
         """Check that each folder holds every shard in its manifest."""
@@ -98,9 +100,9 @@ class TarSource:
         if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(TAR_SUFFIXES):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage)
             if manifest is None:
-                raise StorageError(
-                    "a folder cannot be listed by HTTP, and there is no manifest in it", redacted(pattern)
-                )
+                problem = "an HTTP folder cannot be listed, and this one has no manifest"
+                advice = "write out the shard names, as in a-{000..146}.tar"
+                raise StorageError(f"{problem}; {advice}", redacted(pattern))
             return [f"{pattern.rstrip('/')}/{entry.name}" for entry in manifest.shards]
         return [pattern]
 
@@ -136,4 +138,4 @@ class StdinReader:
     """Reads standard input once, front to back."""
 
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
-        return samples(sys.stdin.buffer, STDIN, fields)
+        return iter_samples(sys.stdin.buffer, STDIN, fields)

@@ -32,7 +32,7 @@ from penstock.formats.tar.archive import (
 from penstock.formats.tar.grouper import BAD_END, LOST_RANGE, Grouper, SampleEntry
 
 MemberSpan = tuple[int, int, int, int]
-"""Where a member lies in its archive: the offset of its first header, the offset and size of its data, and the offset
+"""Where a member is in its archive: the offset of its first header, the offset and size of its data, and the offset
 after its padding."""
 SampleRun = tuple[list[str], tuple[str, ...], list[ValueT]]
 """Consecutive samples with the same fields: their keys, their fields, and the values of all their members in order."""
@@ -55,15 +55,15 @@ class ArchiveBuffer:
 
     Attributes:
         data: The bytes in memory.
-        base: Where they begin in the archive.
-        size: How many they are.
+        base: The offset in the archive at which ``data`` begins.
+        size: The size of ``data``.
         offset: Where the next read begins, in the archive.
         begin: Where the extension headers or the header of the next member begin.
         exact: Whether each member can be copied with its headers alone, without records for all members.
         problem: Why the stream ends early, if it is damaged.
         max_member: The size up to which members are kept.
         first_needed: Returns the offset from which on the archive must stay in memory.
-        wanted: Tells by its name whether the data of a member will be read.
+        wanted: Returns whether the data of a member will be read, given the member's name.
     """
 
     def __init__(self, data: bytes | mmap.mmap, chunks: Iterator[bytes] | None = None) -> None:
@@ -113,7 +113,7 @@ class ArchiveBuffer:
         return found
 
     def drops(self, size: int, name: bytes) -> bool:
-        """Tell whether the data of a member is skipped without being kept: it is too large, or large and unwanted."""
+        """Return whether the data of a member is skipped without being kept: it is too large, or large and unwanted."""
         return size > self.max_member or (size > _CHUNK and self._chunks is not None and not self.wanted(name))
 
     def value(self, size: int, name: bytes) -> MemberSpan | None:
@@ -128,15 +128,15 @@ class ArchiveBuffer:
         return begin, body, size, self.offset
 
     def _skip(self, size: int) -> MemberSpan | None:
-        left = padded(size)
-        while left > 0:
+        remaining = padded(size)
+        while remaining > 0:
             self.begin = self.offset
-            took = len(self.take(min(left, _CHUNK)))
-            left -= took
-            if not took:
+            skipped = len(self.take(min(remaining, _CHUNK)))
+            remaining -= skipped
+            if not skipped:
                 break
         self.begin = self.offset
-        return None if left > padded(size) - size else (self.begin, _DROPPED, size, self.begin)
+        return None if remaining > padded(size) - size else (self.begin, _DROPPED, size, self.begin)
 
     def resync(self) -> bool:
         self.take(-self.offset % BLOCK)
@@ -151,12 +151,12 @@ class ArchiveBuffer:
 
     def only_zeros(self) -> bool:
         """Read up to the most padding allowed and tell whether it is all zeros; stops at the first byte that is not."""
-        left = MAX_PADDING
-        while left > 0 and (found := self.take(min(left, _CHUNK))):
+        remaining = MAX_PADDING
+        while remaining > 0 and (found := self.take(min(remaining, _CHUNK))):
             self.begin = self.offset
             if found.strip(b"\0"):
                 return False
-            left -= len(found)
+            remaining -= len(found)
         return True
 
     def release(self) -> None:
@@ -177,9 +177,9 @@ def archive_chunks(stream: BinaryIO, limits: ArchiveLimits = LIMITS) -> Iterator
     Raises:
         OSError: The stream cannot be read.
         DataError: The compressed stream is damaged or exceeds the limits.
-        MissingExtra: It is compressed by zstd and zstandard is not installed.
+        MissingExtra: The archive is compressed by zstd and zstandard is not installed.
     """
-    read = getattr(stream, "read1", stream.read)  # read() would wait until all bytes asked for have come
+    read = getattr(stream, "read1", stream.read)  # read() would wait until all requested bytes have arrived
     head = b""
     while len(head) < BLOCK and (more := read(BLOCK - len(head))):
         head += more
@@ -223,20 +223,20 @@ class ArchiveWalker(Generic[ValueT]):
 
         Raises:
             OSError: The archive cannot be read.
-            MissingExtra: It is compressed by zstd and zstandard is not installed.
+            MissingExtra: The archive is compressed by zstd and zstandard is not installed.
         """
         grouper, buffer, extensions = self._grouper, self.buffer, Extensions()
         while True:
             if not extensions.pending:
-                yield from self._ordinary()
+                yield from self._plain_members()
             item = read_member(buffer, extensions)
             if isinstance(item, Halt):
                 if item.problem is None:
-                    yield from self._checked(self._ending(extensions))
+                    yield from self._runs_or_errors(self._end_losses(extensions))
                     break
                 buffer.mark_consumed()
                 loss = item.problem if item.recoverable else buffer.problem or item.problem
-                yield from self._checked(self._lost(LOST_RANGE, loss))
+                yield from self._runs_or_errors(self._lost(LOST_RANGE, loss))
                 extensions.clear()
                 if not item.recoverable or not buffer.resync():
                     break
@@ -245,24 +245,24 @@ class ArchiveWalker(Generic[ValueT]):
                 if span[2] > buffer.max_member:
                     problem = problem or f"the member has more than {buffer.max_member} bytes, too many for a stream"
                 buffer.exact = buffer.exact and not extensions.pending  # records for all members are not copied
-                yield from self._checked(grouper.push(name, self._values([name], [span])[0], problem))
-        yield from self._checked(grouper.finish())
+                yield from self._runs_or_errors(grouper.push(name, self._values([name], [span])[0], problem))
+        yield from self._runs_or_errors(grouper.finish())
 
     def _values(self, names: list[bytes], spans: list[MemberSpan]) -> list[ValueT]:
         value = self._value
         return cast("list[ValueT]", spans) if value is None else list(map(value, names, spans))
 
-    def _ordinary(self) -> Iterator[SampleRun[ValueT] | DataError]:
+    def _plain_members(self) -> Iterator[SampleRun[ValueT] | DataError]:
         """Walk over members with plain headers, up to the first that needs :func:`read_member`."""
         buffer = self.buffer
         while True:
-            names, spans, needed = self._headers()
-            yield from self._grouped(names, self._values(names, spans))
+            names, spans, needed = self._read_headers()
+            yield from self._group(names, self._values(names, spans))
             buffer.release()
             if needed is None or not buffer.load(buffer.offset, needed):
                 return
 
-    def _headers(self) -> tuple[list[bytes], list[MemberSpan], int | None]:
+    def _read_headers(self) -> tuple[list[bytes], list[MemberSpan], int | None]:
         """Step over the members with plain headers that are in memory.
 
         Returns:
@@ -275,12 +275,12 @@ class ArchiveWalker(Generic[ValueT]):
         needed: int | None = BLOCK
         while (at := offset - base) + BLOCK <= stop and len(names) < self._headers_ahead:
             head = data[at : at + BLOCK]
-            size = _size(head[124:136])
+            size = _parse_size(head[124:136])
             if (
                 not 0 <= size <= most
                 or head[156] not in _PLAIN_TYPES
                 or head[345]
-                or adler32(head) & 0xFFFF != _sum(head[148:156])
+                or adler32(head) & 0xFFFF != _expected_adler(head[148:156])
             ):
                 needed = None
                 break
@@ -297,18 +297,18 @@ class ArchiveWalker(Generic[ValueT]):
         self._headers_ahead = min(2 * self._headers_ahead, _MAX_HEADERS)
         return names, spans, needed
 
-    def _grouped(self, names: list[bytes], values: list[ValueT]) -> Iterator[SampleRun[ValueT] | DataError]:
+    def _group(self, names: list[bytes], values: list[ValueT]) -> Iterator[SampleRun[ValueT] | DataError]:
         at = 0
         while at < len(names):
             if (run := self._grouper.push_run(names, values, at)) is None:
-                yield from self._checked(self._grouper.push(names[at], values[at]))
+                yield from self._runs_or_errors(self._grouper.push(names[at], values[at]))
                 at += 1
                 continue
-            keys, kind, taken = run
-            yield [key.decode("utf-8", "surrogateescape") for key in keys], kind, taken
-            at += len(taken)
+            keys, kind, run_values = run
+            yield [key.decode("utf-8", "surrogateescape") for key in keys], kind, run_values
+            at += len(run_values)
 
-    def _ending(self, extensions: Extensions) -> list[SampleEntry[ValueT]]:
+    def _end_losses(self, extensions: Extensions) -> list[SampleEntry[ValueT]]:
         """Read what follows the end marker; anything but padding is a loss."""
         buffer, out = self.buffer, []
         end, orphaned = buffer.offset - BLOCK, extensions.orphaned
@@ -326,14 +326,14 @@ class ArchiveWalker(Generic[ValueT]):
     def _lost(self, kind: bytes, problem: str) -> list[SampleEntry[ValueT]]:
         return self._grouper.push(kind, cast(ValueT, None), problem)
 
-    def _checked(self, entries: list[SampleEntry[ValueT]]) -> Iterator[SampleRun[ValueT] | DataError]:
+    def _runs_or_errors(self, entries: list[SampleEntry[ValueT]]) -> Iterator[SampleRun[ValueT] | DataError]:
         for key, kind, values, problem, _ in entries:
             name = key.decode("utf-8", "surrogateescape")
             yield ([name], kind, values) if problem is None else DataError(problem, self.shard, name or None)
 
 
 @lru_cache(1 << 12)
-def _size(field: bytes) -> int:
+def _parse_size(field: bytes) -> int:
     """Return the size in a header; -1 if it is not in plain digits."""
     try:
         return int(field[:11], 8) if field[:11].isdigit() and field[11] <= 32 else -1
@@ -342,7 +342,7 @@ def _size(field: bytes) -> int:
 
 
 @lru_cache(1 << 12)
-def _sum(field: bytes) -> int:
+def _expected_adler(field: bytes) -> int:
     """Return the low half of the Adler-32 of a header with this checksum: 1 + the sum of its bytes, modulo 65,521."""
     try:
         plain = field[:6].isdigit() and field[6] <= 32
@@ -355,16 +355,16 @@ class FieldFilter(Protocol):
     """Chooses the fields that are read of a sample."""
 
     def wants(self, name: str) -> bool:
-        """Tell whether a field (or ``__key__``, ``__url__``) is wanted."""
+        """Return whether a field (or ``__key__``, ``__url__``) is wanted."""
 
 
-def samples(
+def iter_samples(
     stream: BinaryIO, url: str, fields: FieldFilter, limits: ArchiveLimits = LIMITS
 ) -> Iterator[tuple[dict[str, Any] | None, DataError | None]]:
     """Yield the samples of an archive, compressed or not, as they arrive.
 
-    They are those that reading the same bytes from a file yields, in the same order. Memory is bounded by the
-    largest sample and a few chunks.
+    Reading the same bytes from a file yields the same samples in the same order. Memory is bounded by the largest
+    sample and a few chunks.
 
     Args:
         stream: The archive; its ``read(n)`` may return fewer bytes, none only at the end.
@@ -377,7 +377,7 @@ def samples(
 
     Raises:
         OSError: The stream cannot be read.
-        MissingExtra: It is compressed by zstd and zstandard is not installed.
+        MissingExtra: The archive is compressed by zstd and zstandard is not installed.
     """
     buffer = ArchiveBuffer(b"", archive_chunks(stream, limits))
 

@@ -35,7 +35,6 @@ from penstock.formats.tar.archive import (
     member_header,
 )
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, IndexBuilder, write_beside
-from penstock.formats.tar.index import remove_shards as remove_shards
 from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compression
 from penstock.formats.tar.sink import HashingSink, OpenFileDraft, file_size
 from penstock.storage import Storage, local_path, open_storage, redacted
@@ -69,7 +68,7 @@ class TarWriter:
         url: The path or URL; None for an open file.
         samples: The number of samples written.
         nbytes: The size of the archive so far, uncompressed.
-        entry: What a manifest says about the archive, once it has been published.
+        entry: The manifest entry of the archive, once it has been published.
 
     Raises:
         PlanError: The compression is unknown.
@@ -116,7 +115,7 @@ class TarWriter:
     def _open_draft(self, target: Any) -> Draft:
         if self.url is None:
             return OpenFileDraft(cast(BinaryIO, target))
-        if self._storage is not None:  # the index of a shard that is replaced must go before the shard does
+        if self._storage is not None:  # an old index must not outlive the shard that is replaced
             return UploadDraft(self._storage.put(self.url), partial(self._storage.delete, self.url + INDEX_SUFFIX))
         path = Path(local_path(self.url))
         return FileDraft(path, partial(path.with_name(path.name + INDEX_SUFFIX).unlink, missing_ok=True))
@@ -297,14 +296,14 @@ class ShardWriter:
         compress: "gz", "zst", "bz2" or "xz"; names get the suffix. By default the target's suffix decides.
         encode: Turns a field's name and value into bytes; by default as in ``TarWriter``.
         start: The number of the first shard.
-        manifest: Whether to write the manifest on closing; ``entries`` holds what it says.
+        manifest: Whether to write the manifest on closing; ``entries`` has its content in any case.
         storage: The storage of a URL; by default its scheme decides.
         background: Whether to write, hash and publish in background threads; a failure there is raised by a later call.
         published: Called for every shard that has appeared, in order, with its entry and its note (see ``write``).
 
     Attributes:
         folder: The folder of the shards.
-        entries: What a manifest says about the shards published so far.
+        entries: The manifest entries of the shards published so far.
 
     Raises:
         PlanError: A limit is not positive, the compression is unknown, or the target is not a valid pattern.
@@ -327,7 +326,7 @@ class ShardWriter:
     ) -> None:
         url = os.fspath(target)
         if (max_bytes is not None and max_bytes <= 0) or (max_samples is not None and max_samples <= 0):
-            raise PlanError("max_bytes and max_samples must be positive")
+            raise PlanError(f"max_bytes={max_bytes!r}, max_samples={max_samples!r}: each must be above 0, or None")
         if compress is not None and compress not in COMPRESSION_SUFFIXES:
             raise PlanError(f"unknown compression {compress!r}: use one of {', '.join(COMPRESSION_SUFFIXES)}")
         self._on_disk = on_disk(url)
@@ -399,7 +398,7 @@ class ShardWriter:
         return self._name if self._single else None
 
     def fits(self, samples: int, nbytes: int) -> bool:
-        """Tell whether samples fit into the open shard, or into a new one if none is open; one sample always does."""
+        """Return whether samples fit into the open shard, or into a new one if none is open; one sample always does."""
         have, size = (self._open.samples, self._open.nbytes) if self._open is not None else (0, 0)
         if have + samples <= 1:
             return True
@@ -472,6 +471,18 @@ class ShardWriter:
         self.entries.append(entry)
         if self._published is not None:
             self._published(entry, note)
+
+
+def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
+    """Remove shards and their indexes; missing ones are ignored.
+
+    Raises:
+        StorageError: A file cannot be removed.
+    """
+    target = open_storage(folder, storage)
+    for name in names:
+        target.delete(f"{folder}/{name}")
+        target.delete(f"{folder}/{name}{INDEX_SUFFIX}")
 
 
 def _ending(field: str, key: str) -> bytes:

@@ -1,0 +1,93 @@
+"""Aggregates of groups are what a plain loop computes, on rows, on columns and spilled."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.errors import DataError
+from tests.dataset.relations.conftest import EXAMPLES, ROWS, datasets, groups, in_groups, same, tables
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("sum", sum),
+        ("mean", statistics.fmean),
+        ("min", min),
+        ("max", max),
+        ("std", statistics.stdev),
+        ("list", list),
+    ],
+)
+def test_aggregates_of_several_fields_are_those_of_a_plain_loop(how: str, expected: Any) -> None:
+    got = getattr(ps.from_items(ROWS).groupby("k"), how)("x", "y").take_all()
+    for row, (k, rows) in zip(got, groups().items(), strict=True):
+        assert row["k"] == k
+        for name in ("x", "y"):
+            assert row[f"{name}_{how}"] == pytest.approx(expected([sample[name] for sample in rows]))
+
+
+def test_the_standard_deviation_of_one_value_is_nan() -> None:
+    (row,) = ps.from_items([{"k": 1, "x": 5}]).groupby("k").std("x").take_all()
+    assert math.isnan(row["x_std"])
+
+
+def deviation(given: list[Any]) -> float:
+    if len(given) < 2 or any(math.isnan(value) for value in given):
+        return math.nan
+    mean = math.fsum(given) / len(given)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in given) / (len(given) - 1))
+
+
+def extreme(best: Callable[..., Any]) -> Callable[[list[Any]], Any]:
+    return lambda given: best([v for v in given if v == v], default=math.nan)
+
+
+EXPECTED: dict[str, Callable[[list[Any]], Any]] = {
+    "sum": sum,
+    "mean": lambda given: sum(given) / len(given),
+    "min": extreme(min),
+    "max": extreme(max),
+    "std": deviation,
+}
+
+
+@settings(max_examples=EXAMPLES, deadline=None)
+@given(tables(), st.sampled_from(sorted(EXPECTED)), st.sampled_from([("k",), ("k", "j")]))
+def test_aggregates_are_those_of_a_plain_loop(rows: list[dict[str, Any]], how: str, fields: tuple[str, ...]) -> None:
+    want = []
+    for group in in_groups(rows, fields):
+        given = [row["x"] for row in group if row["x"] is not None]
+        if how == "std" and given and max(map(abs, given)) > 2**50:
+            return  # differences of such numbers lose all their digits
+        want.append({**{f: group[0][f] for f in fields}, f"x_{how}": EXPECTED[how](given) if given else None})
+    for ds in datasets(rows):
+        assert same(getattr(ds.groupby(*fields), how)("x").take_all(), want)
+
+
+def test_sums_do_not_depend_on_where_blocks_end() -> None:
+    x = np.random.default_rng(0).normal(size=4000) * 10.0 ** np.arange(-10, 10).repeat(200)
+    ds = ps.from_arrow(pa.table({"k": np.arange(4000) % 3, "x": x}))
+    want = [sum(x[k::3].tolist()) if k else float(np.add.accumulate(x[::3])[-1]) for k in range(3)]
+    sums = [row["x_sum"] for row in ds.groupby("k").sum("x")]
+    assert sums == pytest.approx(want)
+    small_batches = pa.Table.from_batches(pa.table({"k": np.arange(4000) % 3, "x": x}).to_batches(max_chunksize=7))
+    assert [row["x_sum"] for row in ps.from_arrow(small_batches).groupby("k").sum("x").on("serial")] == sums
+    assert [row["x_sum"] for row in ps.from_arrow(small_batches).on("local", memory=1).groupby("k").sum("x")] == sums
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "std", "min"])
+def test_values_that_are_not_numbers_are_named(how: str) -> None:
+    rows: list[dict[str, Any]] = [{"k": 1, "x": "a"}, {"k": 1, "x": 2}]
+    with pytest.raises(DataError, match=f"{how} needs .*'x' has int and str"):
+        getattr(ps.from_items(rows).groupby("k"), how)("x").take_all()

@@ -1,0 +1,33 @@
+"""``describe()`` summarises every field."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+
+
+def test_describe_summarises_every_field() -> None:
+    rows = [
+        {"x": 1, "s": "b", "v": np.zeros(2)},
+        {"x": 4, "s": None, "v": np.ones(2)},
+        {"x": None, "s": "a", "v": None},
+    ]
+    got = {row["field"]: row for row in ps.from_items(rows).describe()}
+    summary = {
+        "type": "int",
+        "count": 2,
+        "missing": 1,
+        "mean": 2.5,
+        "std": pytest.approx(2.1213203),
+        "min": 1,
+        "max": 4,
+    }
+    assert got["x"] == {"field": "x", **summary}
+    assert (got["s"]["min"], got["s"]["max"], got["s"]["mean"], got["s"]["missing"]) == ("a", "b", None, 1)
+    assert (got["v"]["count"], got["v"]["type"], got["v"]["min"]) == (2, "array<float64>[2]", None)
+    table = pa.table({"x": [1, 4, None], "s": ["b", None, "a"]})
+    assert ps.from_arrow(table).describe().take_all() == [got["x"], got["s"]]
+    assert [row["field"] for row in ps.from_items(rows).describe("s")] == ["s"]
