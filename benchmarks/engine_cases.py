@@ -1,6 +1,6 @@
-"""What is measured of the local engine: the cost of a hop, processes beside a DataLoader, pools, the first sample.
+"""Cases of the local engine: the overhead of a pool, processes and a DataLoader, pool sizes, the first sample.
 
-``python engine_cases.py CASE ROW`` measures one row once, as ``cases.py`` does for the others.
+``python engine_cases.py CASE ROW`` measures one row once, see ``cases.py``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import data
 import work
-from cases import Case, Result, Row, Task, main
+from cases import Case, Measure, Result, Row, Task, main
 from data import FULL, QUICK, Sizes
-from watching import watched_memory
+from watching import peak_memory
 
 Dataset = Any  # the library is imported by the rows that measure it
 Items = Callable[[Sizes], list[Any]]
@@ -29,13 +29,13 @@ def _from_items(items: list[Any]) -> Dataset:
 
 
 def _seconds(items: Iterable[Any]) -> float:
-    """How long it takes to go through them."""
-    begun = time.perf_counter()
+    """Return how long it takes to iterate over the items."""
+    started_at = time.perf_counter()
     deque(items, maxlen=0)
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_at
 
 
-# A hop: what it costs a sample to go through a pool that does nothing
+# A hop: the overhead per sample of a pool whose function does nothing
 
 
 def _ints(sizes: Sizes) -> list[Any]:
@@ -43,57 +43,57 @@ def _ints(sizes: Sizes) -> list[Any]:
 
 
 def _photos(sizes: Sizes) -> list[Any]:
-    """The same few photos again and again: they are not copied, so their number costs no memory."""
-    some = data.samples_of(data.photos(sizes))[:600]
-    return [some[i % len(some)] for i in range(sizes.tiny)]
+    """Return references to the same 600 photos, repeated, so that the number of items costs no memory."""
+    photos = data.read_samples(data.photos(sizes))[:600]
+    return [photos[i % len(photos)] for i in range(sizes.tiny)]
 
 
-def _hop(items: Items, through: Callable[[list[Any]], Iterable[Any]]) -> Callable[[Task], Result]:
-    """Measure a pass through a pool, and what it takes longer than a plain loop in one thread."""
+def _hop(items_of: Items, run: Callable[[list[Any]], Iterable[Any]]) -> Measure:
+    """Measure a pass through a pool, and its overhead over a plain loop in one thread."""
 
     def measure(task: Task) -> Result:
-        given = items(QUICK if task.check else task.sizes)
-        # In turn, the best of each: the machine's mood is no part of it.
-        rounds = [(_seconds(map(work.same, given)), _seconds(through(given))) for _ in range(3)]
-        alone, seconds = (min(column) for column in zip(*rounds, strict=True))
-        many = len(given)
-        return {"seconds": seconds, "samples": many, "us over a loop": 1e6 * (seconds - alone) / many}
+        items = items_of(QUICK if task.check else task.sizes)
+        # Alternate, and take the best of each: this removes most of the machine's noise.
+        rounds = [(_seconds(map(work.identity, items)), _seconds(run(items))) for _ in range(3)]
+        plain, seconds = (min(column) for column in zip(*rounds, strict=True))
+        count = len(items)
+        return {"seconds": seconds, "samples": count, "us over a loop": 1e6 * (seconds - plain) / count}
 
     return measure
 
 
 def _serial(items: list[Any]) -> Iterable[Any]:
-    """The engine that takes one sample at a time: the meaning of a plan, not its speed."""
-    ds: Iterable[Any] = _from_items(items).map(work.same).on("serial")
+    """Run on the serial engine, which takes one sample at a time: it defines what a plan means, not its speed."""
+    ds: Iterable[Any] = _from_items(items).map(work.identity).on("serial")
     return ds
 
 
 def _threads(items: list[Any]) -> Iterable[Any]:
-    ds: Iterable[Any] = _from_items(items).map(work.same, workers=2)
+    ds: Iterable[Any] = _from_items(items).map(work.identity, workers=2)
     return ds
 
 
 def _processes(items: list[Any]) -> Iterable[Any]:
-    ds: Iterable[Any] = _from_items(items).map(work.same, workers=2, on="processes")
+    ds: Iterable[Any] = _from_items(items).map(work.identity, workers=2, on="processes")
     return ds
 
 
 def _submitted(items: list[Any]) -> Iterator[Any]:
-    """One submit for each item, in order, bounded: what a pipeline of items pays."""
+    """Submit each item separately to a thread pool, in order and bounded: what a pipeline of single items costs."""
     with ThreadPoolExecutor(2) as pool:
         pending: deque[Future[Any]] = deque()
         for item in items:
-            pending.append(pool.submit(work.same, item))
+            pending.append(pool.submit(work.identity, item))
             if len(pending) >= 64:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
 
 
-# Processes: images of 224 x 224 in batches of 64 from two workers, beside a DataLoader
+# Processes: images of 224 x 224 in batches of 64 from two workers, compared with a DataLoader
 
 BATCH = 64
-SETTLED = 10  # batches after which both sides are at their pace
+WARMUP_BATCHES = 10  # after which the throughput of both sides is steady
 
 Batches = Callable[[int], Iterable[Any]]
 
@@ -103,13 +103,13 @@ def _count(sizes: Sizes) -> int:
 
 
 def _streams(count: int) -> Iterable[Any]:
-    """Workers make the samples from their numbers."""
-    ds: Iterable[Any] = _from_items(range(count)).map(work.made, workers=2, on="processes").batched(BATCH)  # type: ignore[arg-type]
+    """Let workers create the samples from their numbers."""
+    ds: Iterable[Any] = _from_items(range(count)).map(work.create_sample, workers=2, on="processes").batched(BATCH)  # type: ignore[arg-type]
     return ds
 
 
 def _sends(count: int) -> Iterable[Any]:
-    """The images travel to the workers, and the samples back."""
+    """Send the images to the workers, and the samples back."""
     images = list(work.images())
     items = [images[number % len(images)] for number in range(count)]
     ds: Iterable[Any] = _from_items(items).map(work.augment, workers=2, on="processes").batched(BATCH)
@@ -117,138 +117,139 @@ def _sends(count: int) -> Iterable[Any]:
 
 
 def _loads(collate: Callable[[list[Any]], Any] | None = None) -> Batches:
-    """Forked workers have the images in their memory: nothing travels to them."""
+    """Use a DataLoader whose forked workers have the images in memory: no image is sent to them."""
 
     def batches(count: int) -> Iterable[Any]:
         from torch.utils.data import DataLoader
 
-        dataset: Any = work.Made(count)
+        dataset: Any = work.ImageDataset(count)
         return DataLoader(dataset, batch_size=BATCH, num_workers=2, collate_fn=collate)
 
     return batches
 
 
-def _batched(batches: Batches) -> Callable[[Task], Result]:
-    """Measure the pace of batches once it is steady; and over all, the start of the workers included."""
+def _batched(batches: Batches) -> Measure:
+    """Measure the steady throughput of batches, and the overall throughput with the start of the workers."""
 
     def measure(task: Task) -> Result:
         import torch
 
-        assert torch is not None  # who trains has it loaded, whoever brings the data
+        assert torch is not None  # a training has it loaded, whichever library reads the data
         count = _count(task.sizes)
         stream = batches(count)
         if task.check:
             return _digest(stream)
-        begun = settled = time.perf_counter()
+        started_at = steady_at = time.perf_counter()
         for number, _ in enumerate(stream, 1):
-            if number == SETTLED:
-                settled = time.perf_counter()
-        ended = time.perf_counter()
+            if number == WARMUP_BATCHES:
+                steady_at = time.perf_counter()
+        ended_at = time.perf_counter()
         return {
-            "seconds": ended - settled,
-            "samples": count - SETTLED * BATCH,
-            "with start, samples/s": count / (ended - begun),
+            "seconds": ended_at - steady_at,
+            "samples": count - WARMUP_BATCHES * BATCH,
+            "with start, samples/s": count / (ended_at - started_at),
         }
 
     return measure
 
 
 def _digest(batches: Iterable[Any]) -> Result:
-    """What came, in its order."""
-    told = count = 0
+    """Return the number of samples and a checksum of the batches in their order."""
+    checksum = count = 0
     for batch in batches:
-        told = zlib.crc32(memoryview(getattr(batch, "numpy", lambda batch=batch: batch)()).cast("B"), told)
+        checksum = zlib.crc32(memoryview(getattr(batch, "numpy", lambda batch=batch: batch)()).cast("B"), checksum)
         count += len(batch)
-    return {"samples": count, "digest": told}
+    return {"samples": count, "digest": checksum}
 
 
-def _peak(batches: Batches) -> Callable[[Task], Result]:
-    """Measure the memory of all processes together during a pass of a consumer that keeps two batches."""
+def _peak(batches: Batches) -> Measure:
+    """Measure the total memory of all processes during a pass of a consumer that keeps two batches."""
 
     def measure(task: Task) -> Result:
         import torch
 
         assert torch is not None
-        with watched_memory() as peaks:
+        with peak_memory() as peaks:
             deque(batches(_count(QUICK if task.check else task.sizes)), maxlen=2)
         return peaks
 
     return measure
 
 
-# A pipeline: waiting, computing without the interpreter lock, computing with it; a pool for each
+# A pipeline: waiting, computing without the interpreter lock, and computing with it, each in its own pool
 
 Workers = tuple[Any, Any, Any]
 
 
-def _pipeline(workers: Workers) -> Callable[[Task], Result]:
-    """Measure a pass; say where its pools ended, and how much of its time the slowest of them was at work."""
+def _pipeline(workers: Workers) -> Measure:
+    """Measure a pass, the final sizes of its pools, and the share of the time that the slowest pool was busy."""
 
     def measure(task: Task) -> Result:
-        waiting, computing, thinking = workers
+        fetch_workers, squeeze_workers, think_workers = workers
         ds = _from_items(list(range(_pipeline_count(task))))
-        ds = ds.map(work.fetch, workers=waiting).map(work.squeeze, workers=computing)
-        return _passed(ds.map(work.think, workers=thinking, on="processes"))
+        ds = ds.map(work.fetch, workers=fetch_workers).map(work.squeeze, workers=squeeze_workers)
+        return _run_with_stats(ds.map(work.think, workers=think_workers, on="processes"))
 
     return measure
 
 
-def _alone(name: str, workers: int) -> Callable[[Task], Result]:
-    """Measure a pool of the pipeline with nothing before or behind it: what it allows at most."""
+def _alone(name: str, workers: int) -> Measure:
+    """Measure one pool of the pipeline without the others: the most that it can deliver."""
 
     def measure(task: Task) -> Result:
         count = _pipeline_count(task)
         if name == "fetch":
-            return _passed(_from_items(list(range(count))).map(work.fetch, workers=workers))
+            return _run_with_stats(_from_items(list(range(count))).map(work.fetch, workers=workers))
         if name == "squeeze":
             texts = [work.fetch(number) for number in range(20)]
-            return _passed(_from_items([texts[i % 20] for i in range(count)]).map(work.squeeze, workers=workers))
-        return _passed(_from_items(list(range(count))).map(work.think, workers=workers, on="processes"))
+            ds = _from_items([texts[i % 20] for i in range(count)])
+            return _run_with_stats(ds.map(work.squeeze, workers=workers))
+        return _run_with_stats(_from_items(list(range(count))).map(work.think, workers=workers, on="processes"))
 
     return measure
 
 
 def _pipeline_count(task: Task) -> int:
-    """Enough for pools to find their sizes; few where only the way is tried."""
+    """Return the number of samples: enough for pools to find their sizes, or few for a trial run."""
     return 3_000 if task.sizes == FULL and not task.check else 300
 
 
-def _passed(ds: Dataset) -> Result:
+def _run_with_stats(ds: Dataset) -> Result:
     seconds, count = _seconds(ds), 0
-    told: Result = {}
+    stats: Result = {}
     for segment in ds.stats().segments:
         name = "processes" if segment.on == "processes" else "threads"
-        told[f"{name}, at the end"] = told.get(f"{name}, at the end", 0) + segment.workers
-        told["slowest pool busy"] = max(told.get("slowest pool busy", 0), segment.busy)
+        stats[f"{name}, at the end"] = stats.get(f"{name}, at the end", 0) + segment.workers
+        stats["slowest pool busy"] = max(stats.get("slowest pool busy", 0), segment.busy)
         count = segment.items
-    return {"seconds": seconds, "samples": count, **told}
+    return {"seconds": seconds, "samples": count, **stats}
 
 
-# The first sample: how long it takes to have an engine at work
+# The first sample: how long an engine takes to start
 
 
-def _first(**needs: Any) -> Callable[[Task], Result]:
+def _first(**options: Any) -> Measure:
     def measure(task: Task) -> Result:
-        ds = _from_items(list(range(100))).map(work.same, workers=2, **needs)
-        next(iter(ds.on("serial")))  # what is imported on the way is imported
-        begun = time.perf_counter()
+        ds = _from_items(list(range(100))).map(work.identity, workers=2, **options)
+        next(iter(ds.on("serial")))  # imports everything that is loaded on first use
+        started_at = time.perf_counter()
         samples = iter(ds)
         next(samples)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started_at
         samples.close()
         return {"seconds": seconds}
 
     return measure
 
 
-def _first_loaded(task: Task) -> Result:
+def _first_of_data_loader(task: Task) -> Result:
     from torch.utils.data import DataLoader
 
     dataset: Any = range(100)
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     next(iter(loader))
-    return {"seconds": time.perf_counter() - begun}
+    return {"seconds": time.perf_counter() - started_at}
 
 
 DATA = (data.photos,)
@@ -273,7 +274,7 @@ CASES = {
         "source in memory, so nothing travels to them; 'images sent' does send it)",
         (
             Row("DataLoader", _batched(_loads())),
-            Row("DataLoader, batches of numpy", _batched(_loads(work.stacked))),
+            Row("DataLoader, batches of numpy", _batched(_loads(work.stack))),
             Row("penstock, made in the worker", _batched(_streams)),
             Row("penstock, images sent to the worker", _batched(_sends)),
         ),
@@ -283,13 +284,13 @@ CASES = {
         "The same: memory of all processes together (peak: every page once, with shared memory; private: without)",
         (
             Row("DataLoader", _peak(_loads())),
-            Row("DataLoader, batches of numpy", _peak(_loads(work.stacked))),
+            Row("DataLoader, batches of numpy", _peak(_loads(work.stack))),
             Row("penstock, made in the worker", _peak(_streams)),
             Row("penstock, images sent to the worker", _peak(_sends)),
         ),
         baseline=None,
-        most_rounds=5,
-        peak=True,
+        max_rounds=5,
+        measures_memory=True,
     ),
     "pipeline": Case(
         "5 ms of waiting, 2 ms of zlib in threads, 2.3 ms of Python in processes, a sample",
@@ -304,12 +305,12 @@ CASES = {
             Row("sizes its pools itself", _pipeline((None, None, None))),
         ),
         baseline=None,
-        most_rounds=5,
+        max_rounds=5,
     ),
     "first": Case(
         "From the start of the engine to its first sample, two workers, everything imported",
         (
-            Row("DataLoader", _first_loaded),
+            Row("DataLoader", _first_of_data_loader),
             Row("penstock, threads", _first()),
             Row("penstock, processes", _first(on="processes")),
         ),

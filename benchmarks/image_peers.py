@@ -1,8 +1,8 @@
-"""How each library is asked for batches of augmented photos: its own way, as its documentation shows it.
+"""The program of each library for batches of augmented photos, written as its documentation shows it.
 
-Every function takes how many photos there are and gives batches of 64 images (224 x 224 x 3, uint8, in whatever layout
-the library likes) and their classes, in order, made by two workers. What a library needs on disk is made once, before
-anything is measured. Where the user brings the function that decodes and crops, it is one of ``crops``.
+Every function takes the number of photos and yields batches of 64 images (224 x 224 x 3, uint8, in the layout that the
+library prefers) with their classes, in order, created by two workers. Files in a library's own format are written once,
+before anything is measured. A library that leaves decoding and cropping to its user is given a function of ``crops``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import crops
 import data
 import photos
-from data import Made
+from data import StoredData
 
 BATCH = 64
 WORKERS = 2
@@ -29,19 +29,19 @@ class Files:
     """Single files as a map-style dataset of (image, class)."""
 
     def __init__(self, count: int, crop: str) -> None:
-        """Know the files."""
-        self.listed = photos.listed(photos.files(count))
+        """Use the ``count`` photos, decoded and cropped by ``crops.CROPS[crop]``."""
+        self.labeled_paths = photos.labeled_paths(photos.files(count))
         self.crop = crops.CROPS[crop]
 
     def __len__(self) -> int:
-        return len(self.listed)
+        return len(self.labeled_paths)
 
     def __getitem__(self, number: int) -> tuple[Any, int]:
-        path, label = self.listed[number]
+        path, label = self.labeled_paths[number]
         return self.crop(Path(path).read_bytes()), label
 
 
-def _stacked(samples: Iterable[tuple[Any, int]]) -> Batch:
+def _stack(samples: Iterable[tuple[Any, int]]) -> Batch:
     import numpy as np
 
     images, labels = zip(*samples, strict=True)
@@ -52,7 +52,7 @@ def _stacked(samples: Iterable[tuple[Any, int]]) -> Batch:
 
 
 def torch(crop: str, count: int) -> Iterable[Batch]:
-    """A DataLoader over single files."""
+    """Use a DataLoader over single files."""
     from torch.utils.data import DataLoader
 
     dataset: Any = Files(count, crop)
@@ -60,10 +60,10 @@ def torch(crop: str, count: int) -> Iterable[Batch]:
 
 
 def torchvision(count: int) -> Iterable[Batch]:
-    """The program of most tutorials: ImageFolder, torchvision's transforms, a DataLoader."""
+    """Use the program of most tutorials: ImageFolder, torchvision's transforms, a DataLoader."""
     from torch.utils.data import DataLoader
 
-    _without_its_operators()
+    _declare_torchvision_operators()
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -75,57 +75,57 @@ def torchvision(count: int) -> Iterable[Batch]:
 
 
 @cache
-def _without_its_operators() -> Any:
-    """Let torchvision be imported where its compiled part cannot be loaded, as with a torch without CUDA."""
+def _declare_torchvision_operators() -> Any:
+    """Let torchvision be imported where its compiled part cannot be loaded, for example with a torch without CUDA."""
     import torch
 
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library  # gone when nobody holds it: the cache does
+    return library  # the cache keeps a reference: without one, the declarations are removed
 
 
 def webdataset(crop: str, count: int) -> Iterable[Batch]:
-    """A pipeline over shards inside a DataLoader."""
+    """Use a pipeline over shards inside a DataLoader."""
     import webdataset as wds
     from torch.utils.data import DataLoader
 
-    found: Any = wds.WebDataset(photos.photos(count).shards, shardshuffle=False)
-    batches = found.to_tuple("jpg", "cls").map_tuple(crops.CROPS[crop], int).batched(BATCH)
+    dataset: Any = wds.WebDataset(photos.photos(count).shards, shardshuffle=False)
+    batches = dataset.to_tuple("jpg", "cls").map_tuple(crops.CROPS[crop], int).batched(BATCH)
     return DataLoader(batches, batch_size=None, num_workers=WORKERS)
 
 
 def litdata(crop: str, count: int) -> Iterable[Batch]:
-    """Its own chunks, its own loader."""
+    """Use litdata's chunks and its loader."""
     import litdata as ld
 
     def write(folder: Path) -> None:
-        samples = [(sample["jpg"], int(sample["cls"])) for sample in data.samples_of(photos.photos(count))]
-        ld.optimize(_same, samples, str(folder), chunk_bytes="64MB", num_workers=1, keep_data_ordered=True)
+        samples = [(sample["jpg"], int(sample["cls"])) for sample in data.read_samples(photos.photos(count))]
+        ld.optimize(_identity, samples, str(folder), chunk_bytes="64MB", num_workers=1, keep_data_ordered=True)
 
-    made = data.made(f"images-{count}-litdata", count, write)
-    dataset = ld.StreamingDataset(str(made.folder), shuffle=False, transform=partial(_cropped, crop))
+    stored = data.create_once(f"images-{count}-litdata", count, write)
+    dataset = ld.StreamingDataset(str(stored.folder), shuffle=False, transform=partial(_crop_sample, crop))
     return ld.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
 
 
-def _same(sample: Any) -> Any:
+def _identity(sample: Any) -> Any:
     return sample
 
 
-def _cropped(crop: str, sample: tuple[bytes, int]) -> tuple[Any, int]:
+def _crop_sample(crop: str, sample: tuple[bytes, int]) -> tuple[Any, int]:
     return crops.CROPS[crop](sample[0]), sample[1]
 
 
 def mosaic(crop: str, count: int) -> Iterable[Batch]:
-    """Its own shards in a DataLoader."""
-    _without_its_operators()  # it imports torchvision
+    """Use Mosaic's shards in a DataLoader."""
+    _declare_torchvision_operators()  # streaming imports torchvision
     from streaming import MDSWriter, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
     def write(folder: Path) -> None:
         with MDSWriter(out=str(folder / "mds"), columns={"jpg": "bytes", "cls": "int"}) as writer:
-            for sample in data.samples_of(photos.photos(count)):
+            for sample in data.read_samples(photos.photos(count)):
                 writer.write({"jpg": sample["jpg"], "cls": int(sample["cls"])})
 
     class Cropped(StreamingDataset):  # type: ignore[misc]
@@ -133,9 +133,9 @@ def mosaic(crop: str, count: int) -> Iterable[Batch]:
             sample = super().__getitem__(at)
             return crops.CROPS[crop](sample["jpg"]), sample["cls"]
 
-    made = data.made(f"images-{count}-mosaic", count, write)
+    stored = data.create_once(f"images-{count}-mosaic", count, write)
     clean_stale_shared_memory()
-    dataset = Cropped(local=str(made.folder / "mds"), batch_size=BATCH, shuffle=False)
+    dataset = Cropped(local=str(stored.folder / "mds"), batch_size=BATCH, shuffle=False)
     return DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
 
 
@@ -143,26 +143,26 @@ def mosaic(crop: str, count: int) -> Iterable[Batch]:
 
 
 def huggingface_streaming(crop: str, count: int) -> Iterable[Batch]:
-    """Shards as a stream in a DataLoader."""
+    """Stream the shards in a DataLoader."""
     import datasets as hf
     from torch.utils.data import DataLoader
 
     _quiet_huggingface()
     shards = photos.photos(count).shards
     stream = hf.load_dataset("webdataset", data_files=shards, split="train", streaming=True).decode(False)
-    work = partial(_hf_sample, crop)
-    return _pairs(DataLoader(stream.map(work, remove_columns=stream.column_names), BATCH, num_workers=WORKERS))
+    samples = stream.map(partial(_hf_sample, crop), remove_columns=stream.column_names)
+    return _pairs(DataLoader(samples, BATCH, num_workers=WORKERS))
 
 
 def huggingface_map(crop: str, count: int) -> Iterable[Batch]:
-    """The same in its Arrow cache, read by position."""
+    """Read the shards through the Arrow cache, by position."""
     import datasets as hf
     from torch.utils.data import DataLoader
 
     _quiet_huggingface()
-    found = hf.load_dataset("webdataset", data_files=photos.photos(count).shards, split="train")
-    found = found.cast_column("jpg", hf.Image(decode=False)).with_transform(partial(_hf_batch, crop))
-    return _pairs(DataLoader(found, batch_size=BATCH, num_workers=WORKERS))
+    dataset = hf.load_dataset("webdataset", data_files=photos.photos(count).shards, split="train")
+    dataset = dataset.cast_column("jpg", hf.Image(decode=False)).with_transform(partial(_hf_batch, crop))
+    return _pairs(DataLoader(dataset, batch_size=BATCH, num_workers=WORKERS))
 
 
 def _quiet_huggingface() -> None:
@@ -190,7 +190,7 @@ def _pairs(batches: Iterable[dict[str, Any]]) -> Iterator[Batch]:
 
 
 def grain_threads(crop: str, count: int) -> Iterable[Batch]:
-    """Reading threads that decode too."""
+    """Let the reading threads decode too."""
     import grain
 
     source = grain.MapDataset.source(Files(count, crop))  # type: ignore[arg-type]
@@ -199,49 +199,49 @@ def grain_threads(crop: str, count: int) -> Iterable[Batch]:
 
 
 def grain_processes(crop: str, count: int) -> Iterable[Batch]:
-    """Worker processes, one thread each."""
+    """Use worker processes with one thread each."""
     import grain
     from absl import flags
 
     if not flags.FLAGS.is_parsed():
-        flags.FLAGS(["grain"])  # its workers look at the command line of a program that uses absl
+        flags.FLAGS(["grain"])  # grain's workers expect absl to have parsed the command line
     source = grain.MapDataset.source(Files(count, crop))  # type: ignore[arg-type]
     samples = source.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCH))
     return samples.batch(BATCH).mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS))
 
 
 def spdl(crop: str, count: int) -> Iterable[Batch]:
-    """A pipeline whose tasks each make a batch."""
+    """Use a pipeline in which each task creates a batch."""
 
-    def made(batch: list[tuple[bytes, int]]) -> Batch:
-        return _stacked((crops.CROPS[crop](jpg), label) for jpg, label in batch)
+    def create_batch(batch: list[tuple[bytes, int]]) -> Batch:
+        return _stack((crops.CROPS[crop](jpg), label) for jpg, label in batch)
 
-    return _spdl_run(_spdl_samples(count), made)
+    return _spdl_run(_spdl_samples(count), create_batch)
 
 
 def spdl_own(count: int) -> Iterable[Batch]:
-    """The same with its own decoding, by FFmpeg."""
+    """Use the same pipeline with SPDL's own decoding, by FFmpeg."""
     import random
 
     import numpy as np
     import spdl.io
 
-    dice = random.Random()
+    rng = random.Random()
 
-    def image(jpg: bytes) -> Any:
+    def decode(jpg: bytes) -> Any:
         packets = spdl.io.demux_image(jpg)
-        left, top, wide, high = crops.part(packets.width, packets.height, dice)
+        left, top, wide, high = crops.random_box(packets.width, packets.height, rng)
         side = crops.SIDE
         steps = [f"crop={wide}:{high}:{left}:{top}:exact=1", f"scale={side}:{side}:flags=bilinear"]
-        graph = ",".join([*steps, *["hflip"] * (dice.random() < 0.5), "format=pix_fmts=rgb24"])
+        graph = ",".join([*steps, *["hflip"] * (rng.random() < 0.5), "format=pix_fmts=rgb24"])
         return spdl.io.to_numpy(spdl.io.convert_frames(spdl.io.decode_packets(packets, filter_desc=graph)))
 
-    def made(batch: list[tuple[bytes, int]]) -> Batch:
-        return np.stack([image(jpg) for jpg, _ in batch]), np.array([label for _, label in batch])
+    def create_batch(batch: list[tuple[bytes, int]]) -> Batch:
+        return np.stack([decode(jpg) for jpg, _ in batch]), np.array([label for _, label in batch])
 
     samples = list(_spdl_samples(count))
-    image(samples[0][0])  # a pipeline whose function fails would end as if all were done
-    return _spdl_run(samples, made)
+    decode(samples[0][0])  # raises here if decoding does not work; a failing function would end the pipeline silently
+    return _spdl_run(samples, create_batch)
 
 
 def _spdl_samples(count: int) -> Iterator[tuple[bytes, int]]:
@@ -254,27 +254,27 @@ def _spdl_samples(count: int) -> Iterator[tuple[bytes, int]]:
                 yield jpg, int(label)
 
 
-def _spdl_run(samples: Iterable[Any], work: Callable[[list[Any]], Batch]) -> Iterator[Batch]:
+def _spdl_run(samples: Iterable[Any], create_batch: Callable[[list[Any]], Batch]) -> Iterator[Batch]:
     from spdl.pipeline import PipelineBuilder
 
-    steps = PipelineBuilder().add_source(samples).aggregate(BATCH).pipe(work, concurrency=WORKERS).add_sink(WORKERS)
-    pipeline = steps.build(num_threads=WORKERS)
+    builder = PipelineBuilder().add_source(samples).aggregate(BATCH)
+    pipeline = builder.pipe(create_batch, concurrency=WORKERS).add_sink(WORKERS).build(num_threads=WORKERS)
     with pipeline.auto_stop():
         yield from pipeline
 
 
-# Libraries that decode by themselves
+# Libraries with their own decoding
 
 
 def tensorflow(antialias: bool, count: int) -> Iterable[Batch]:
-    """tf.data over TFRecords, decoding only the part that is kept."""
+    """Use tf.data over TFRecords, which decodes only the crop."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
 
-    kinds = {"jpg": tf.io.FixedLenFeature([], tf.string), "cls": tf.io.FixedLenFeature([], tf.int64)}
+    features = {"jpg": tf.io.FixedLenFeature([], tf.string), "cls": tf.io.FixedLenFeature([], tf.int64)}
 
-    def work(record: Any) -> Any:
-        sample = tf.io.parse_single_example(record, kinds)
+    def decode(record: Any) -> Any:
+        sample = tf.io.parse_single_example(record, features)
         box = tf.zeros([0, 0, 4])
         begin, size, _ = tf.image.sample_distorted_bounding_box(
             tf.io.extract_jpeg_shape(sample["jpg"]),
@@ -291,18 +291,18 @@ def tensorflow(antialias: bool, count: int) -> Iterable[Batch]:
     options = tf.data.Options()
     options.threading.private_threadpool_size = WORKERS
     options.threading.max_intra_op_parallelism = 1
-    made = data.made(f"images-{count}-tfrecords", count, partial(_tfrecords, photos.photos(count)))
-    records = tf.data.TFRecordDataset([str(path) for path in sorted(made.folder.iterdir())])
-    batches = records.map(work, num_parallel_calls=WORKERS).batch(BATCH).prefetch(2).with_options(options)
-    found: Iterable[Batch] = batches.as_numpy_iterator()
-    return found
+    stored = data.create_once(f"images-{count}-tfrecords", count, partial(_write_tfrecords, photos.photos(count)))
+    records = tf.data.TFRecordDataset([str(path) for path in sorted(stored.folder.iterdir())])
+    dataset = records.map(decode, num_parallel_calls=WORKERS).batch(BATCH).prefetch(2).with_options(options)
+    batches: Iterable[Batch] = dataset.as_numpy_iterator()
+    return batches
 
 
-def _tfrecords(made: Made, folder: Path) -> None:
+def _write_tfrecords(stored: StoredData, folder: Path) -> None:
     import tensorflow as tf
 
     with tf.io.TFRecordWriter(str(folder / "photos.tfrecord")) as writer:
-        for sample in data.samples_of(made):
+        for sample in data.read_samples(stored):
             jpg = tf.train.Feature(bytes_list=tf.train.BytesList(value=[sample["jpg"]]))
             label = tf.train.Feature(int64_list=tf.train.Int64List(value=[int(sample["cls"])]))
             example = tf.train.Example(features=tf.train.Features(feature={"jpg": jpg, "cls": label}))
@@ -310,14 +310,14 @@ def _tfrecords(made: Made, folder: Path) -> None:
 
 
 def dali(antialias: bool, count: int) -> Iterator[Batch]:
-    """A pipeline on the CPU over shards, decoding only the part that is kept."""
+    """Use a pipeline on the CPU over shards, which decodes only the crop."""
     import numpy as np
     from nvidia.dali import fn, pipeline_def, types
 
     shards = photos.photos(count).shards
 
     @pipeline_def(batch_size=BATCH, num_threads=WORKERS, device_id=None)  # type: ignore[misc]
-    def steps() -> Any:
+    def define() -> Any:
         jpg, label = fn.readers.webdataset(paths=shards, ext=["jpg", "cls"], missing_component_behavior="error")
         image = fn.decoders.image_random_crop(
             jpg, device="cpu", random_area=list(crops.SCALE), random_aspect_ratio=list(crops.RATIO)
@@ -327,49 +327,49 @@ def dali(antialias: bool, count: int) -> Iterator[Batch]:
         )
         return fn.flip(image, horizontal=fn.random.coin_flip()), label
 
-    pipeline = steps()
+    pipeline = define()
     pipeline.build()
-    for _ in range(count // BATCH):  # it goes round and round
+    for _ in range(count // BATCH):  # the pipeline repeats its data without end
         images, labels = pipeline.run()
         yield images.as_array(), [int(bytes(np.asarray(label))) for label in labels]
 
 
 def ffcv(count: int) -> Iterable[Batch]:
-    """Its own file: the photos decoded and encoded again, since it takes no JPEG as it is. It scales by areas."""
+    """Use FFCV's file format, for which it encodes the photos again; it scales by area averaging."""
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor
 
-    made = data.made(f"images-{count}-ffcv", count, partial(_beton, count))
+    stored = data.create_once(f"images-{count}-ffcv", count, partial(_write_beton, count))
     crop = RandomResizedCropRGBImageDecoder((crops.SIDE, crops.SIDE), crops.SCALE, crops.RATIO)
     pipelines = {"image": [crop, RandomHorizontalFlip(), ToTensor()], "label": [IntDecoder(), ToTensor()]}
     order = OrderOption.SEQUENTIAL
-    path = str(made.folder / "photos.beton")
+    path = str(stored.folder / "photos.beton")
     return Loader(path, batch_size=BATCH, num_workers=WORKERS, order=order, pipelines=pipelines, os_cache=True)
 
 
-def _beton(count: int, folder: Path) -> None:
+def _write_beton(count: int, folder: Path) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    # 95: the quality that gives files of about the size of the photos.
+    # 95: at this quality the JPEGs are about as large as the original photos.
     fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=95), "label": IntField()}
-    DatasetWriter(str(folder / "photos.beton"), fields, num_workers=1).from_indexed_dataset(_Decoded(count))
+    DatasetWriter(str(folder / "photos.beton"), fields, num_workers=1).from_indexed_dataset(_DecodedFiles(count))
 
 
-class _Decoded:
-    """Single files as PIL images and classes."""
+class _DecodedFiles:
+    """Single files as a map-style dataset of (PIL image, class)."""
 
     def __init__(self, count: int) -> None:
-        self.listed = photos.listed(photos.files(count))
+        self.labeled_paths = photos.labeled_paths(photos.files(count))
 
     def __len__(self) -> int:
-        return len(self.listed)
+        return len(self.labeled_paths)
 
     def __getitem__(self, number: int) -> tuple[Any, int]:
         from PIL import Image
 
-        path, label = self.listed[number]
+        path, label = self.labeled_paths[number]
         return Image.open(path).convert("RGB"), label
 
 
@@ -377,12 +377,12 @@ class _Decoded:
 
 
 def ray(crop: str, count: int) -> Iterator[Batch]:
-    """Shards read by its own reader, decoded in its tasks."""
-    from ray_programs import started
+    """Use Ray Data's reader for shards, and decode in its tasks."""
+    from ray_programs import running_ray
 
-    with started() as data_of_ray:
+    with running_ray() as ray_data:
         shards = photos.photos(count).shards
-        samples = data_of_ray.read_webdataset(shards, decoder=None)
+        samples = ray_data.read_webdataset(shards, decoder=None)
         cropped = samples.map_batches(partial(ray_batch, crop), batch_size=BATCH, batch_format="numpy")
         for batch in cropped.iter_batches(batch_size=BATCH, batch_format="numpy"):
             yield batch["image"], batch["label"]
@@ -391,7 +391,7 @@ def ray(crop: str, count: int) -> Iterator[Batch]:
 def ray_batch(crop: str, batch: dict[str, Any]) -> dict[str, Any]:
     """Decode and crop a batch of Ray Data."""
     samples = ((crops.CROPS[crop](jpg), int(label)) for jpg, label in zip(batch["jpg"], batch["cls"], strict=True))
-    images, labels = _stacked(samples)
+    images, labels = _stack(samples)
     return {"image": images, "label": labels}
 
 
@@ -399,14 +399,14 @@ def ray_batch(crop: str, batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def penstock(antialias: bool, count: int, *, shuffled: bool = False) -> Iterator[Batch]:
-    """Decoding and cropping are one step, on threads."""
+    """Decode and crop in one stage, in threads."""
     import penstock as ps
 
     return penstock_over(ps.read_tar(photos.photos(count).shards), antialias, shuffled=shuffled)
 
 
 def penstock_over(ds: Any, antialias: bool, *, shuffled: bool = False) -> Iterator[Batch]:
-    """The same over some shards."""
+    """Decode and crop the photos of a dataset in one stage."""
     from penstock import vision
 
     crop = vision.RandomResizedCrop(crops.SIDE, flip=True, antialias=antialias)

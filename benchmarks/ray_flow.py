@@ -1,9 +1,9 @@
-"""The flow of a fine-tuning, training apart: Ray Data's own program beside ours, step by step, on the same pictures.
+"""The data flow of a fine-tuning without its training: Ray Data and Penstock, step by step, on the same pictures.
 
     python benchmarks/ray_flow.py --images 400
 
-Reads pictures of two kinds and their labels, looks at them, leaves out those without color, featurizes, splits, and has
-a small Vision Transformer predict others. Ray is started before the clock; seconds are of the steps alone.
+Reads pictures of two classes and their labels, inspects them, drops grayscale pictures, featurizes, splits, and lets a
+small Vision Transformer predict the classes of other pictures. The start of Ray is not counted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from transformers.utils.logging import disable_progress_bar
 import penstock as ps
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
-from vit_finetune import KINDS, make_pictures
+from vit_finetune import CLASSES, make_pictures
 
-# With the featurizing: Ray Data does it when it splits, we when the parts are read.
-LOOKING = ("schema", "take(1)", "groupby count", "unique", "train_test_split", "featurize")
+# With "featurize": Ray Data featurizes when it splits, Penstock when the parts are read.
+INSPECTION = ("schema", "take(1)", "groupby count", "unique", "train_test_split", "featurize")
 
 
 class Featurizer:
-    """Makes tensors of pictures."""
+    """Turns pictures into tensors."""
 
     def __init__(self) -> None:
         self.process = ViTImageProcessorPil(size={"height": 32, "width": 32})
@@ -47,7 +47,7 @@ class Featurizer:
 
 
 class Classifier(Featurizer):
-    """Names the kinds of pictures."""
+    """Predicts the classes of pictures."""
 
     def __init__(self, checkpoint: str) -> None:
         super().__init__()
@@ -61,35 +61,35 @@ class Classifier(Featurizer):
 
 
 def dims(row: dict[str, Any]) -> dict[str, Any]:
-    """What a picture is: Ray Data gives those without color a first dimension of one."""
+    """Return 3 dimensions for color and 2 for grayscale, which has a first dimension of one in Ray Data."""
     image = row["image"]
     return {"dims": 3 if image.ndim == 3 and image.shape[-1] == 3 else 2}
 
 
 def has_color(row: dict[str, Any]) -> bool:
-    """Whether it has a color."""
+    """Return whether a picture has colors."""
     return bool(dims(row)["dims"] == 3)
 
 
 class Clock:
-    """Steps and their seconds."""
+    """Runs steps, and records their seconds by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def __call__(self, step: str, do: Callable[[], Any]) -> Any:
-        begun = time.perf_counter()
-        done = do()
-        self.seconds[step] = time.perf_counter() - begun
-        return done
+    def __call__(self, step: str, run: Callable[[], Any]) -> Any:
+        started_at = time.perf_counter()
+        result = run()
+        self.seconds[step] = time.perf_counter() - started_at
+        return result
 
 
-def ours(folder: Path, checkpoint: str) -> tuple[Clock, list[Any]]:
-    """The flow, on the local engine."""
+def run_penstock(folder: Path, checkpoint: str) -> tuple[Clock, list[Any]]:
+    """Run the flow on Penstock's local engine; return the times and the results."""
     clock = Clock()
 
     def pictures(part: str, mode: str | None = None) -> ps.Dataset:
-        first, second = (ps.read_images(folder / part / kind, mode=mode) for kind in KINDS)
+        first, second = (ps.read_images(folder / part / name, mode=mode) for name in CLASSES)
         return first.union(second)
 
     labels = ps.read_csv(folder / "train" / "labels.csv")
@@ -98,64 +98,68 @@ def ours(folder: Path, checkpoint: str) -> tuple[Clock, list[Any]]:
     clock("take(1)", lambda: labeled.take(1))
     counts = clock("groupby count", lambda: labeled.map(dims).groupby("dims").count().take_all())
     featurized = labeled.filter(has_color).map_batches(Featurizer, batch_size=64, workers=2)
-    kinds = clock("unique", lambda: labels.unique("label"))
+    distinct_labels = clock("unique", lambda: labels.unique("label"))
     parts = clock("train_test_split", lambda: featurized.train_test_split(test_size=0.2))
-    many = clock("featurize", lambda: sum(len(b["labels"]) for part in parts for b in part.iter_batches(64)))
+    featurized_count = clock(
+        "featurize", lambda: sum(len(b["labels"]) for part in parts for b in part.iter_batches(64))
+    )
     predicted = pictures("test", "RGB").map_batches(Classifier, batch_size=100, fn_args=(checkpoint,), workers=2)
     clock("take_batch(5)", lambda: predicted.take_batch(5))
-    found = clock("predict", lambda: [int(row["predicted"]) for row in predicted.take_all()])
-    return clock, [sorted(row["count"] for row in counts), sorted(kinds), many, sorted(found)]
+    classes = clock("predict", lambda: [int(row["predicted"]) for row in predicted.take_all()])
+    return clock, [sorted(row["count"] for row in counts), sorted(distinct_labels), featurized_count, sorted(classes)]
 
 
-def theirs(folder: Path, checkpoint: str) -> tuple[Clock, list[Any]]:
-    """The same calls on Ray Data."""
+def run_ray_data(folder: Path, checkpoint: str) -> tuple[Clock, list[Any]]:
+    """Run the same calls on Ray Data; return the times and the results."""
     import ray
     from ray.data import ActorPoolStrategy
 
     clock = Clock()
 
     def pictures(part: str, mode: str | None = None) -> Any:
-        first, second = (ray.data.read_images(str(folder / part / kind), mode=mode) for kind in KINDS)
+        first, second = (ray.data.read_images(str(folder / part / name), mode=mode) for name in CLASSES)
         return first.union(second)
 
-    two = ActorPoolStrategy(size=2)
+    two_actors = ActorPoolStrategy(size=2)
     labels = ray.data.read_csv(str(folder / "train" / "labels.csv"))
     labeled = pictures("train").zip(labels)
     clock("schema", labeled.schema)
     clock("take(1)", lambda: labeled.take(1))
     counts = clock("groupby count", lambda: labeled.map(dims).groupby("dims").count().take_all())
-    featurized = labeled.filter(has_color).map_batches(Featurizer, batch_size=64, compute=two)
-    kinds = clock("unique", lambda: labels.unique("label"))
+    featurized = labeled.filter(has_color).map_batches(Featurizer, batch_size=64, compute=two_actors)
+    distinct_labels = clock("unique", lambda: labels.unique("label"))
     parts = clock("train_test_split", lambda: featurized.train_test_split(test_size=0.2))
-    many = clock("featurize", lambda: sum(len(b["labels"]) for part in parts for b in part.iter_batches(batch_size=64)))
+    featurized_count = clock(
+        "featurize", lambda: sum(len(b["labels"]) for part in parts for b in part.iter_batches(batch_size=64))
+    )
     predicted = pictures("test", "RGB").map_batches(
-        Classifier, batch_size=100, fn_constructor_args=(checkpoint,), compute=two
+        Classifier, batch_size=100, fn_constructor_args=(checkpoint,), compute=two_actors
     )
     clock("take_batch(5)", lambda: predicted.take_batch(5))
-    found = clock("predict", lambda: [int(row["predicted"]) for row in predicted.take_all()])
-    return clock, [sorted(row["count()"] for row in counts), sorted(kinds), many, sorted(found)]
+    classes = clock("predict", lambda: [int(row["predicted"]) for row in predicted.take_all()])
+    return clock, [sorted(row["count()"] for row in counts), sorted(distinct_labels), featurized_count, sorted(classes)]
 
 
 def start_ray(cores: int) -> float:
-    """Start Ray, and warm it up; gives the seconds that took."""
+    """Start Ray and warm it up; return how many seconds that took."""
     import ray
     import ray.data
 
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=cores, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
-    context.execution_options.preserve_order = True  # which its zip relies on
+    context.execution_options.preserve_order = True  # Ray Data's zip relies on it
     ray.data.range(10).take_all()
-    return time.perf_counter() - begun
+    return time.perf_counter() - started_at
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=400)
-    parser.add_argument("--folder", type=Path, default=None, help="where the pictures go (a temporary one)")
+    parser.add_argument("--folder", type=Path, default=None, help="where the pictures go (default: a temporary folder)")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     disable_progress_bar()
@@ -166,18 +170,19 @@ def main() -> None:
         size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
         model = ViTForImageClassification(ViTConfig(image_size=32, patch_size=8, num_labels=2, **size))
         model.save_pretrained(folder / "model")
-        first = ours(folder, str(folder / "model"))  # also a warm-up: the second counts
-        mine, here = ours(folder, str(folder / "model"))
-        cores = max(4, os.cpu_count() or 1)  # two actors, and what feeds them
+        _, warmup = run_penstock(folder, str(folder / "model"))
+        clock, results = run_penstock(folder, str(folder / "model"))
+        cores = max(4, os.cpu_count() or 1)  # two actors, and the tasks that feed them
         print(f"Ray started in {start_ray(cores):.1f} s, which is not counted")
-        peer, there = theirs(folder, str(folder / "model"))
-    if not first[1] == here == there:
-        sys.exit(f"the two do not agree: {np.array(here, object)} and {np.array(there, object)}")
+        ray_clock, ray_results = run_ray_data(folder, str(folder / "model"))
+    if not warmup == results == ray_results:
+        sys.exit(f"the results differ: {np.array(results, object)} and {np.array(ray_results, object)}")
     print(f"{'step':18}{'penstock':>10}{'Ray Data':>10}{'ratio':>8}")
-    for step, seconds in mine.seconds.items():
-        print(f"{step:18}{seconds:9.3f}s{peer.seconds[step]:9.2f}s{peer.seconds[step] / seconds:7.0f}x")
-    for name, steps in (("looking", LOOKING), ("the whole flow", tuple(mine.seconds))):
-        ratio = sum(peer.seconds[step] for step in steps) / sum(mine.seconds[step] for step in steps)
+    for step, seconds in clock.seconds.items():
+        ray_seconds = ray_clock.seconds[step]
+        print(f"{step:18}{seconds:9.3f}s{ray_seconds:9.2f}s{ray_seconds / seconds:7.0f}x")
+    for name, steps in (("inspection", INSPECTION), ("the whole flow", tuple(clock.seconds))):
+        ratio = sum(ray_clock.seconds[step] for step in steps) / sum(clock.seconds[step] for step in steps)
         print(f"{name}: {ratio:.0f}x faster")
 
 

@@ -1,4 +1,4 @@
-"""Programs for Ray Data: what its users would write for photos in shards, and Ray itself started for them."""
+"""Programs that users of Ray Data would write for photos in shards, and a context in which Ray runs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import crops
 
 BATCH = 64
 CORES = 2
-STORE = 2_000_000_000  # bytes of shared memory; the default is 30% of the machine's
+STORE_BYTES = 2_000_000_000  # of shared memory; the default is 30% of the machine's memory
 
 Columns = dict[str, Any]
 
 
 @contextmanager
-def started() -> Iterator[Any]:
-    """Ray on two cores, without its dashboard, as long as the block lasts; gives ``ray.data``."""
+def running_ray() -> Iterator[Any]:
+    """Run Ray on two cores, without its dashboard, within the context; yields ``ray.data``."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     quiet = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
-    ray.init(num_cpus=CORES, object_store_memory=STORE, **quiet)
+    ray.init(num_cpus=CORES, object_store_memory=STORE_BYTES, **quiet)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.execution_options.preserve_order = True
@@ -36,34 +36,33 @@ def started() -> Iterator[Any]:
         ray.shutdown()
 
 
-def hand_written(data_of_ray: Any, shards: list[str], crop: str) -> Iterable[Columns]:
-    """The fastest that was found: a task a shard, which reads, decodes and stacks; only batches cross over."""
-    tasks = data_of_ray.from_items([{"shard": shard} for shard in shards], override_num_blocks=len(shards))
-    batches = tasks.map_batches(partial(_shard, crop), batch_size=1, batch_format="numpy")
-    found: Iterable[Columns] = batches.iter_batches(batch_size=BATCH, batch_format="numpy")
-    return found
+def fastest(ray_data: Any, shards: list[str], crop: str) -> Iterable[Columns]:
+    """Run the fastest program we found: one task per shard reads, decodes and stacks, so only batches are sent."""
+    tasks = ray_data.from_items([{"shard": shard} for shard in shards], override_num_blocks=len(shards))
+    stacked = tasks.map_batches(partial(_shard_batches, crop), batch_size=1, batch_format="numpy")
+    batches: Iterable[Columns] = stacked.iter_batches(batch_size=BATCH, batch_format="numpy")
+    return batches
 
 
-def obvious(data_of_ray: Any, shards: list[str]) -> Iterable[Columns]:
-    """What its documentation leads to: ``read_webdataset``, a function a row, ``iter_batches``."""
-    rows = data_of_ray.read_webdataset(shards).map(_row)
-    found: Iterable[Columns] = rows.iter_batches(batch_size=BATCH, batch_format="numpy")
-    return found
+def obvious(ray_data: Any, shards: list[str]) -> Iterable[Columns]:
+    """Run the program that the documentation suggests: ``read_webdataset``, a function per row, ``iter_batches``."""
+    rows = ray_data.read_webdataset(shards).map(_crop_row)
+    batches: Iterable[Columns] = rows.iter_batches(batch_size=BATCH, batch_format="numpy")
+    return batches
 
 
-def _row(row: Columns) -> Columns:
+def _crop_row(row: Columns) -> Columns:
     return {"image": crops.pil_decoded(row["jpg"]), "label": int(row["cls"])}
 
 
-def _shard(crop: str, task: Columns) -> Iterator[Columns]:
-    """Batches of a shard."""
+def _shard_batches(crop: str, task: Columns) -> Iterator[Columns]:
     import numpy as np
 
-    work: Callable[[bytes], Any] = crops.CROPS[crop]
+    decode: Callable[[bytes], Any] = crops.CROPS[crop]
     images: list[Any] = []
     labels: list[int] = []
     for jpg, label in _samples(str(task["shard"][0])):
-        images.append(work(jpg))
+        images.append(decode(jpg))
         labels.append(label)
         if len(images) == BATCH:
             yield {"image": np.stack(images), "label": np.array(labels)}

@@ -1,13 +1,12 @@
-"""What is measured of places far away and of packing: shards behind a slow server, a cache, files into shards.
+"""Cases of remote shards and of packing: shards behind a slow server, a cache, files into shards.
 
-``python remote_cases.py CASE ROW`` measures one row once, as ``cases.py`` does for the others.
+``python remote_cases.py CASE ROW`` measures one row once, see ``cases.py``.
 """
 
 from __future__ import annotations
 
 import os
 import resource
-import shutil
 import subprocess
 import tarfile
 import threading
@@ -21,11 +20,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import data
-from cases import Case, Result, Row, Sample, Source, Stream, Task, main, streamed
-from data import Made, Sizes
+from cases import Case, Measure, OpenStream, Result, Row, Sample, Source, Stream, Task, main, measure_pass
+from data import Sizes, StoredData
 from server import serving
 
-RANGE = 8 << 20
+RANGE_BYTES = 8 << 20
 SHARDS = 8
 CLASSES = 100
 SHARD_BYTES = 1e8  # of packing
@@ -34,139 +33,136 @@ LIST = "list.csv"  # the files to be packed, without their classes
 Dataset = Any  # the library is imported by the rows that measure it
 
 
-# The data: 20,000 photos (656 MB), as shards of our own, as the same shards without what we put beside them, as files
+# The data: 20,000 photos (656 MB) as shards written by Penstock, as the same shards without indexes, and as files
 
 
-def _photos(sizes: Sizes) -> Made:
+def _photos(sizes: Sizes) -> StoredData:
     return data.photos(Sizes(photos=sizes.photos * 10 // 3))
 
 
-def shards(sizes: Sizes) -> Made:
-    """Shards of 82 MB with indexes and a manifest."""
-    return _kept("remote", _photos(sizes), _write_own)
+def shards(sizes: Sizes) -> StoredData:
+    """Return shards of 82 MB with indexes and a manifest."""
+    return _create_from("remote", _photos(sizes), _write_shards)
 
 
-def bare(sizes: Sizes) -> Made:
-    """The same shards and nothing beside them."""
-    return _kept("remote-bare", shards(sizes), _link)
+def bare(sizes: Sizes) -> StoredData:
+    """Return the same shards without indexes and manifest."""
+    return _create_from("remote-bare", shards(sizes), _link_shards)
 
 
-def files(sizes: Sizes) -> Made:
-    """A file of about 30 KB a photo, in class folders."""
-    return _kept("files", _photos(sizes), _unpack)
+def files(sizes: Sizes) -> StoredData:
+    """Return the photos as single files of about 30 KB, in class folders."""
+    return _create_from("files", _photos(sizes), _unpack)
 
 
-def _kept(kind: str, of: Made, make: Callable[[Path, Made], None]) -> Made:
-    """A data set made of another one; its folder appears when it is complete."""
-    folder = data.private(data.HOME) / f"{kind}-{of.samples}"
-    if not folder.is_dir():
-        unfinished = folder.with_name(f".{folder.name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir()
-        make(unfinished, of)
-        unfinished.rename(folder)
-    return Made(folder, of.samples)
+def _create_from(name: str, source: StoredData, write: Callable[[Path, StoredData], None]) -> StoredData:
+    """Return the dataset of this name; if it does not exist, ``write`` fills its folder from another dataset."""
+    return data.create_once(f"{name}-{source.samples}", source.samples, lambda folder: write(folder, source))
 
 
-def _write_own(folder: Path, of: Made) -> None:
+def _write_shards(folder: Path, source: StoredData) -> None:
     import penstock as ps
 
-    ps.read_tar(of.shards).write_tar(str(folder), max_samples=of.samples // SHARDS)
+    ps.read_tar(source.shards).write_tar(str(folder), max_samples=source.samples // SHARDS)
 
 
-def _link(folder: Path, of: Made) -> None:
-    for shard in of.shards:
+def _link_shards(folder: Path, source: StoredData) -> None:
+    for shard in source.shards:
         os.link(shard, folder / os.path.basename(shard))
 
 
-def _unpack(folder: Path, of: Made) -> None:
+def _unpack(folder: Path, source: StoredData) -> None:
     for number in range(CLASSES):
         (folder / f"class{number:03d}").mkdir()
-    for sample in data.samples_of(of):
+    for sample in data.read_samples(source):
         name, content = sample["__key__"], sample["jpg"]
         assert isinstance(name, str)
         assert isinstance(content, bytes)
         (folder / f"class{int(sample['cls']) % CLASSES:03d}" / f"{name}.jpg").write_bytes(content)
 
 
-# Remote: a pass over shards behind 50 ms and 200 MB/s a connection
+# Remote: a pass over shards behind a server with a latency of 50 ms and 200 MB/s per connection
 
-Remote = Callable[[Made, str], Stream]  # the data set, and the URL of the folder
+OpenRemote = Callable[[StoredData, str], Stream]  # takes the dataset and the URL of its folder
 
 
-def _passed(source: Source, opened: Remote) -> Callable[[Task], Result]:
-    """Measure one pass; the server is there before, and what it computes is not counted."""
+def _remote_pass(source: Source, open_stream: OpenRemote) -> Measure:
+    """Measure one pass, without the start and the CPU time of the server."""
 
     def measure(task: Task) -> Result:
         with serving(source(task.sizes).folder) as url:
-            return _with_cpu(task, source, lambda made: opened(made, url))
+            return _measure_with_cpu(task, source, lambda stored: open_stream(stored, url))
 
     return measure
 
 
-def _with_cpu(task: Task, source: Source, opened: Callable[[Made], Stream]) -> Result:
-    """Measure one pass, and the processor time of this process and of the children it waited for."""
-    before: list[float] = []
+def _measure_with_cpu(task: Task, source: Source, open_stream: OpenStream) -> Result:
+    """Measure one pass, and the CPU time of this process and of the children it waited for."""
+    at_start: list[float] = []
 
-    def noted(made: Made) -> Stream:
-        stream = opened(made)
+    def open_and_record(stored: StoredData) -> Stream:
+        stream = open_stream(stored)
 
         def start() -> Iterable[Sample]:
-            before.append(_cpu_s())
+            at_start.append(_cpu_s())
             return stream()
 
         return start
 
-    result = streamed(source, noted)(task)
-    return {**result, "CPU s": _cpu_s() - before[0]}
+    result = measure_pass(source, open_and_record)(task)
+    return {**result, "CPU s": _cpu_s() - at_start[0]}
 
 
 def _cpu_s() -> float:
-    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def _urls(made: Made, url: str) -> list[str]:
-    return [f"{url}/{os.path.basename(shard)}" for shard in made.shards]
+def _urls(stored: StoredData, url: str) -> list[str]:
+    return [f"{url}/{os.path.basename(shard)}" for shard in stored.shards]
 
 
-def _ranges(connections: int) -> Callable[[Task], Result]:
-    """The limit: ranges of 8 MiB into the same few buffers, and away.
+def _ranges(connections: int) -> Measure:
+    """Measure the limit: ranges of 8 MiB, each connection with one buffer, nothing done with the bytes.
 
-    By the client of the standard library: urllib3 on top of it copies what arrives once more.
+    Uses the client of the standard library, since urllib3 on top of it copies the bytes once more.
     """
-    return _fetched(lambda size: [(at, min(at + RANGE, size)) for at in range(0, size, RANGE)], connections)
+
+    def cut(size: int) -> list[tuple[int, int]]:
+        return [(start, min(start + RANGE_BYTES, size)) for start in range(0, size, RANGE_BYTES)]
+
+    return _fetch_ranges(cut, connections)
 
 
-def _whole(task: Task) -> Result:
-    """Every shard by one request, one after the other."""
-    return _fetched(lambda size: [(0, size)], 1)(task)
+def _whole_shards(task: Task) -> Result:
+    """Measure one request per shard, one after the other."""
+    return _fetch_ranges(lambda size: [(0, size)], 1)(task)
 
 
-def _fetched(cut: Callable[[int], list[tuple[int, int]]], connections: int) -> Callable[[Task], Result]:
+def _fetch_ranges(cut: Callable[[int], list[tuple[int, int]]], connections: int) -> Measure:
     def measure(task: Task) -> Result:
-        made = shards(task.sizes)
+        stored = shards(task.sizes)
         jobs: SimpleQueue[tuple[str, int, int]] = SimpleQueue()
-        for shard in made.shards:
+        for shard in stored.shards:
             for start, stop in cut(os.path.getsize(shard)):
                 jobs.put((f"/{os.path.basename(shard)}", start, stop))
-        with serving(made.folder) as url:
+        with serving(stored.folder) as url:
             host = urlsplit(url).netloc
-            begun, before = time.perf_counter(), _cpu_s()
+            started_at, cpu_at_start = time.perf_counter(), _cpu_s()
             threads = [threading.Thread(target=_fetch, args=(host, jobs)) for _ in range(connections)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            seconds = time.perf_counter() - begun
-            used = _cpu_s() - before
-        return {"seconds": seconds, "samples": made.samples, "nbytes": made.nbytes, "CPU s": used}
+            seconds = time.perf_counter() - started_at
+            cpu_s = _cpu_s() - cpu_at_start
+        return {"seconds": seconds, "samples": stored.samples, "nbytes": stored.nbytes, "CPU s": cpu_s}
 
     return measure
 
 
 def _fetch(host: str, jobs: SimpleQueue[tuple[str, int, int]]) -> None:
-    connection, buffer = HTTPConnection(host), memoryview(bytearray(RANGE))
+    connection, buffer = HTTPConnection(host), memoryview(bytearray(RANGE_BYTES))
     while True:
         try:
             path, start, stop = jobs.get_nowait()
@@ -174,123 +170,123 @@ def _fetch(host: str, jobs: SimpleQueue[tuple[str, int, int]]) -> None:
             connection.close()
             return
         connection.request("GET", path, headers={"Range": f"bytes={start}-{stop - 1}"})
-        with connection.getresponse() as answer:
-            left = stop - start
-            while left:
-                left -= answer.readinto(buffer[: min(left, RANGE)]) or _broken(path)
+        with connection.getresponse() as response:
+            remaining = stop - start
+            while remaining:
+                received = response.readinto(buffer[: min(remaining, RANGE_BYTES)])
+                if not received:
+                    raise OSError(f"the response for {path} ended early")
+                remaining -= received
 
 
-def _broken(path: str) -> int:
-    raise OSError(f"the answer for {path} ended early")
-
-
-def _penstock(*, shuffled: bool = False) -> Remote:
-    def opened(made: Made, url: str) -> Stream:
+def _penstock(*, shuffled: bool = False) -> OpenRemote:
+    def open_stream(stored: StoredData, url: str) -> Stream:
         import penstock as ps
 
         def start() -> Iterable[Sample]:
-            ds = ps.read_tar(_urls(made, url))
+            ds = ps.read_tar(_urls(stored, url))
             return ds.shuffle() if shuffled else ds
 
-        assert ps.Dataset is not None  # names are loaded on first use: the engine's import is not the measured part
+        assert ps.Dataset is not None  # names are loaded on first use: load the engine before the clock starts
         return start
 
-    return opened
+    return open_stream
 
 
-def _webdataset(spelled: str, workers: int = 0) -> Remote:
-    """``spelled`` is what stands for ``{url}``: the URL itself is read by a curl that the library starts."""
+def _webdataset(template: str, workers: int = 0) -> OpenRemote:
+    """Read ``template`` with the URL in place of ``{url}``; webdataset starts a curl to read a plain URL."""
 
-    def opened(made: Made, url: str) -> Stream:
+    def open_stream(stored: StoredData, url: str) -> Stream:
         import webdataset as wds
 
-        urls = [spelled.format(url=one) for one in _urls(made, url)]
+        urls = [template.format(url=shard_url) for shard_url in _urls(stored, url)]
         if not workers:
             return lambda: wds.WebDataset(urls, shardshuffle=False)
 
         def start() -> Iterable[Sample]:
-            ds = wds.WebDataset(urls, shardshuffle=False).batched(64, collation_fn=list)  # a hop for 64 at a time
+            # Batches, so that samples cross the process boundary 64 at a time.
+            ds = wds.WebDataset(urls, shardshuffle=False).batched(64, collation_fn=list)
             loader: Any = wds.WebLoader(ds, batch_size=None, num_workers=workers)
             return (sample for batch in loader for sample in batch)
 
         return start
 
-    return opened
+    return open_stream
 
 
-def _webdataset_urllib(made: Made, url: str) -> Stream:
-    """The library's own way to read a URL otherwise: a handler, here of the standard library's urlopen."""
+def _webdataset_urllib(stored: StoredData, url: str) -> Stream:
+    """Read URLs with the standard library's urlopen, registered as webdataset's handler of the scheme."""
     from urllib.request import urlopen
 
     import webdataset as wds
 
-    def open_url(place: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:
-        return urlopen(place)
+    def open_url(url: str, mode: str = "rb", bufsize: int = 8192, **_: Any) -> Any:
+        return urlopen(url)
 
     wds.gopen_schemes["http"] = open_url
-    return lambda: wds.WebDataset(_urls(made, url), shardshuffle=False)
+    return lambda: wds.WebDataset(_urls(stored, url), shardshuffle=False)
 
 
-# A cache: what a second epoch costs
+# A cache: the cost of a second epoch
 
 
-def _second(dataset: Callable[[Made, str, Path], Dataset]) -> Callable[[Task], Result]:
-    """Measure the second pass over a dataset; the first one fills what there is to fill."""
+def _second_pass(open_dataset: Callable[[StoredData, str, Path], Dataset]) -> Measure:
+    """Measure the second pass over a dataset; the first pass fills the caches."""
 
     def measure(task: Task) -> Result:
-        made = shards(task.sizes)
-        with serving(made.folder) as url:
-            ds = dataset(made, url, task.scratch)
+        stored = shards(task.sizes)
+        with serving(stored.folder) as url:
+            ds = open_dataset(stored, url, task.scratch)
             for _ in ds:
                 pass
-            return _with_cpu(task, shards, lambda made: lambda: ds)
+            return _measure_with_cpu(task, shards, lambda stored: lambda: ds)
 
     return measure
 
 
-def _local(made: Made, url: str, scratch: Path) -> Dataset:
+def _local(stored: StoredData, url: str, scratch: Path) -> Dataset:
     import penstock as ps
 
-    return ps.read_tar(made.shards)
+    return ps.read_tar(stored.shards)
 
 
-def _remote(made: Made, url: str, scratch: Path) -> Dataset:
+def _remote(stored: StoredData, url: str, scratch: Path) -> Dataset:
     import penstock as ps
 
-    return ps.read_tar(_urls(made, url))
+    return ps.read_tar(_urls(stored, url))
 
 
-def _cached(made: Made, url: str, scratch: Path) -> Dataset:
+def _cached(stored: StoredData, url: str, scratch: Path) -> Dataset:
     import penstock as ps
 
-    return ps.read_tar(_urls(made, url), cache=ps.Cache(scratch / "cache"))
+    return ps.read_tar(_urls(stored, url), cache=ps.Cache(scratch / "cache"))
 
 
-# Packing: files into shards, all of it flushed to disk
+# Packing: files into shards, flushed to disk
 
-Packer = Callable[[Path, Path], None]  # from a folder to another
+Packer = Callable[[Path, Path], None]  # takes a folder of files and the folder for the shards
 
 
-def _packed(ready: Callable[[], Packer]) -> Callable[[Task], Result]:
-    """Measure from a folder of files to shards on disk; or tell what is in them. What ``ready`` does is not timed."""
+def _packed(prepare: Callable[[], Packer]) -> Measure:
+    """Measure packing a folder of files into shards on disk. ``prepare`` is not timed."""
 
     def measure(task: Task) -> Result:
-        made, pack, out = files(task.sizes), ready(), task.scratch / "out"
-        nbytes = sum(os.path.getsize(path) for path in _listed(made.folder))
+        stored, pack, out = files(task.sizes), prepare(), task.scratch / "out"
+        nbytes = sum(os.path.getsize(path) for path in _paths(stored.folder))
         task.scratch.mkdir(parents=True)
-        (task.scratch / LIST).write_text("\n".join(["path", *_listed(made.folder)]))
-        begun, before = time.perf_counter(), _cpu_s()
-        pack(made.folder, out)
-        seconds, used = time.perf_counter() - begun, _cpu_s() - before
+        (task.scratch / LIST).write_text("\n".join(["path", *_paths(stored.folder)]))
+        started_at, cpu_at_start = time.perf_counter(), _cpu_s()
+        pack(stored.folder, out)
+        seconds, cpu_s = time.perf_counter() - started_at, _cpu_s() - cpu_at_start
         if task.check:
-            return _contents(out)
-        return {"seconds": seconds, "samples": made.samples, "nbytes": nbytes, "CPU s": used}
+            return _digest(out)
+        return {"seconds": seconds, "samples": stored.samples, "nbytes": nbytes, "CPU s": cpu_s}
 
     return measure
 
 
-def _contents(out: Path) -> Result:
-    """The bytes of all images, in any order and under any name; nothing to say of what is no archive."""
+def _digest(out: Path) -> Result:
+    """Return the number of images and a checksum that ignores their order and names; no checksum without archives."""
     total = count = 0
     for shard in out.rglob("*.tar"):
         with tarfile.open(shard) as tar:
@@ -302,10 +298,10 @@ def _contents(out: Path) -> Result:
     return {"samples": count, "digest": total} if count else {"samples": count}
 
 
-def _listed(folder: Path) -> Iterator[str]:
-    for kind in sorted(os.listdir(folder)):
-        for name in sorted(os.listdir(folder / kind)):
-            yield f"{folder}/{kind}/{name}"
+def _paths(folder: Path) -> Iterator[str]:
+    for class_name in sorted(os.listdir(folder)):
+        for name in sorted(os.listdir(folder / class_name)):
+            yield f"{folder}/{class_name}/{name}"
 
 
 def _flush(path: Path) -> None:
@@ -314,22 +310,22 @@ def _flush(path: Path) -> None:
 
 
 def _copy() -> Packer:
-    """The limit: the bytes of all files, one after the other, in one file, without a way through this process."""
+    """Copy all files into one file, inside the kernel: the limit."""
 
     def copy(folder: Path, out: Path) -> None:
         with open(out, "wb", buffering=0) as file:
-            for path in _listed(folder):
-                one = os.open(path, os.O_RDONLY)
-                while os.sendfile(file.fileno(), one, None, RANGE):
+            for path in _paths(folder):
+                source = os.open(path, os.O_RDONLY)
+                while os.sendfile(file.fileno(), source, None, RANGE_BYTES):
                     pass
-                os.close(one)
+                os.close(source)
         _flush(out)
 
     return copy
 
 
 def _tar() -> Packer:
-    """GNU tar: one archive, by name as the others."""
+    """Write one archive with GNU tar, sorted by name as the other rows do."""
 
     def tar(folder: Path, out: Path) -> None:
         out.mkdir()
@@ -340,7 +336,7 @@ def _tar() -> Packer:
 
 
 def _pack(shuffle: bool = False, labels: bool = True) -> Callable[[], Packer]:
-    def ready() -> Packer:
+    def prepare() -> Packer:
         import penstock as ps
 
         def pack(folder: Path, out: Path) -> None:
@@ -350,11 +346,11 @@ def _pack(shuffle: bool = False, labels: bool = True) -> Callable[[], Packer]:
         assert ps.pack is not None  # names are loaded on first use
         return pack
 
-    return ready
+    return prepare
 
 
 def _webdataset_writer(flushed: bool) -> Callable[[], Packer]:
-    def ready() -> Packer:
+    def prepare() -> Packer:
         import webdataset as wds
 
         def pack(folder: Path, out: Path) -> None:
@@ -367,21 +363,21 @@ def _webdataset_writer(flushed: bool) -> Callable[[], Packer]:
 
         return pack
 
-    return ready
+    return prepare
 
 
 def _samples(folder: Path) -> Iterator[Sample]:
-    """Files and the numbers of their classes, as lean as that can be done in Python."""
-    numbers = {kind: b"%d" % number for number, kind in enumerate(sorted(os.listdir(folder)))}
-    for number, path in enumerate(_listed(folder)):
-        _, kind, name = path.rsplit("/", 2)
+    """Yield the files with the numbers of their classes, with as little Python per file as possible."""
+    labels = {class_name: b"%d" % number for number, class_name in enumerate(sorted(os.listdir(folder)))}
+    for number, path in enumerate(_paths(folder)):
+        _, class_name, name = path.rsplit("/", 2)
         with open(path, "rb", buffering=0) as file:
             content = file.read()
-        yield {"__key__": f"{number:09d}-{name.partition('.')[0]}", "jpg": content, "cls": numbers[kind]}
+        yield {"__key__": f"{number:09d}-{name.partition('.')[0]}", "jpg": content, "cls": labels[class_name]}
 
 
 LIMIT = "limit: ranges by 8 connections"
-WEBDATASET = {  # "its curl": what the library does by itself; a loader's workers read shards side by side
+WEBDATASET = {  # "its curl" is webdataset's default; the workers of a loader read several shards at the same time
     "webdataset, its curl": _webdataset("{url}"),
     "webdataset, pipe:curl": _webdataset("pipe:curl -s -f {url}"),
     "webdataset, urllib": _webdataset_urllib,
@@ -392,34 +388,34 @@ DATA = (shards, bare, files)
 
 CASES = {
     "remote": Case(
-        "Photo shards (656 MB) behind a server that answers after 50 ms and gives a connection 200 MB/s; one pass "
+        "Photo shards (656 MB) behind a server with a latency of 50 ms and 200 MB/s per connection; one pass "
         "(CPU: of the reading side)",
         (
             Row(LIMIT, _ranges(8)),
             Row("limit: ranges by 16 connections", _ranges(16)),
-            Row("one stream", _whole),
-            *(Row(name, _passed(shards, opened)) for name, opened in WEBDATASET.items()),
-            Row("penstock", _passed(shards, _penstock())),
-            Row("penstock, shuffled", _passed(shards, _penstock(shuffled=True))),
-            Row("penstock, without an index", _passed(bare, _penstock())),
+            Row("one stream", _whole_shards),
+            *(Row(name, _remote_pass(shards, open_stream)) for name, open_stream in WEBDATASET.items()),
+            Row("penstock", _remote_pass(shards, _penstock())),
+            Row("penstock, shuffled", _remote_pass(shards, _penstock(shuffled=True))),
+            Row("penstock, without an index", _remote_pass(bare, _penstock())),
         ),
         baseline=LIMIT,
-        most_rounds=10,
+        max_rounds=10,
     ),
     "cached": Case(
-        "The second epoch over the same shards: files of this machine, through a cache, without one",
+        "The second epoch over the same shards: local files, through a cache, without a cache",
         (
-            Row("penstock, local files", _second(_local)),
-            Row("penstock, through a cache", _second(_cached)),
-            Row("penstock, remote", _second(_remote)),
+            Row("penstock, local files", _second_pass(_local)),
+            Row("penstock, through a cache", _second_pass(_cached)),
+            Row("penstock, remote", _second_pass(_remote)),
         ),
         baseline="penstock, local files",
-        most_rounds=10,
+        max_rounds=10,
     ),
     "pack": Case(
-        "20,000 files of 30 KB in 100 class folders into shards of 100 MB, or one archive; flushed to disk but where "
-        "it says so (penstock also hashes, indexes, and could go on after a crash; with labels, as webdataset, it has "
-        "twice the members of GNU tar)",
+        "20,000 files of 30 KB in 100 class folders into shards of 100 MB, or one archive; flushed to disk unless the "
+        "row says otherwise (penstock also hashes, indexes, and could resume after a crash; with labels, like "
+        "webdataset, it writes twice as many members as GNU tar)",
         (
             Row("limit: the bytes in one file", _packed(_copy)),
             Row("GNU tar", _packed(_tar)),
@@ -429,7 +425,7 @@ CASES = {
             Row("penstock", _packed(_pack())),
             Row("penstock, shuffled", _packed(_pack(shuffle=True))),
         ),
-        most_rounds=10,
+        max_rounds=10,
     ),
 }
 

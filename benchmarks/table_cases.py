@@ -1,8 +1,8 @@
-"""What is measured of tables: Parquet files into batches and rows, and batches into Parquet files.
+"""Cases of tables: Parquet files to batches and rows, and batches to Parquet files.
 
-``python table_cases.py CASE ROW`` measures one row once, as ``cases.py`` does for the others. A table has 2,000,000
-rows of an id, 200 letters of text and 128 numbers, in eight files; PENSTOCK_TABLE_ROWS says otherwise. CPU seconds
-stand beside the time: on a busy machine they are what can be compared.
+``python table_cases.py CASE ROW`` measures one row once, see ``cases.py``. A table has 2,000,000 rows (set
+PENSTOCK_TABLE_ROWS for another number) of an id, 200 letters of text and 128 numbers, in eight files. Rows also report
+CPU seconds, which can be compared on a busy machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 import data
 import photos
-from cases import Case, Result, Row, Task, main
-from data import FULL, Made, Sizes
+from cases import Case, Measure, Result, Row, Task, main
+from data import FULL, Sizes, StoredData
 from watching import cpu_seconds
 
 FILES = 8
-GROUP = 32_768
+ROW_GROUP = 32_768
 BATCH = 1024
 LIMIT = "limit: pyarrow read_table"
 HUGGINGFACE = ("Hugging Face, map-style", "Hugging Face, streaming")
@@ -33,18 +33,18 @@ Batch = dict[str, Any]
 Batches = Callable[[str], Iterable[Batch]]
 
 
-def table(sizes: Sizes) -> Made:
-    """The files, made once."""
+def table(sizes: Sizes) -> StoredData:
+    """Return the Parquet files, which are written once."""
     rows = int(os.environ.get("PENSTOCK_TABLE_ROWS", "2000000")) // (1 if sizes == FULL else 20)
     folder = data.HOME / f"table-{rows}"
     if not folder.exists():
-        data.private(data.HOME)
+        data.ignored_folder(data.HOME)
         draft = folder.with_name(f".{folder.name}-{os.getpid()}")
         draft.mkdir(parents=True)
         for number in range(FILES):
             _write(draft / f"part-{number:05d}.parquet", number, rows // FILES)
         draft.rename(folder)
-    return Made(folder, rows // FILES * FILES)
+    return StoredData(folder, rows // FILES * FILES)
 
 
 def _write(path: Path, number: int, rows: int) -> None:
@@ -52,17 +52,17 @@ def _write(path: Path, number: int, rows: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    dice = np.random.default_rng(number)
+    rng = np.random.default_rng(number)
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz     ", np.uint8)
     with pq.ParquetWriter(path, _schema()) as writer:
-        for first in range(0, rows, GROUP):
-            many = min(GROUP, rows - first)
-            text = letters[dice.integers(0, len(letters), many * 200)]
-            edges = pa.py_buffer((np.arange(many + 1) * 200).astype(np.int32))
-            words = pa.StringArray.from_buffers(many, edges, pa.py_buffer(text))
-            numbers = pa.array(dice.integers(0, 1 << 20, many * 128).astype(np.int32))
-            ids = np.arange(many) + number * rows + first
-            columns = [pa.array(ids), words, pa.FixedSizeListArray.from_arrays(numbers, 128)]
+        for first in range(0, rows, ROW_GROUP):
+            count = min(ROW_GROUP, rows - first)
+            text = letters[rng.integers(0, len(letters), count * 200)]
+            offsets = pa.py_buffer((np.arange(count + 1) * 200).astype(np.int32))
+            strings = pa.StringArray.from_buffers(count, offsets, pa.py_buffer(text))
+            numbers = pa.array(rng.integers(0, 1 << 20, count * 128).astype(np.int32))
+            ids = np.arange(count) + number * rows + first
+            columns = [pa.array(ids), strings, pa.FixedSizeListArray.from_arrays(numbers, 128)]
             writer.write_table(pa.Table.from_arrays(columns, schema=_schema()))
 
 
@@ -73,22 +73,22 @@ def _schema() -> Any:
 
 
 def _timed(rows: int, nbytes: int, work: Callable[[], object]) -> Result:
-    cpu, begun = time.process_time(), time.perf_counter()
+    cpu, started_at = time.process_time(), time.perf_counter()
     work()
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started_at
     return {"seconds": seconds, "samples": rows, "nbytes": nbytes, "CPU s": time.process_time() - cpu}
 
 
-def _nbytes(made: Made) -> int:
-    return sum(path.stat().st_size for path in made.folder.iterdir())
+def _nbytes(stored: StoredData) -> int:
+    return sum(path.stat().st_size for path in stored.folder.iterdir())
 
 
-def _batches(make: Batches) -> Callable[[Task], Result]:
+def _batches(read: Batches) -> Measure:
     """Measure a pass over all batches."""
 
     def measure(task: Task) -> Result:
-        made = table(task.sizes)
-        batches = make(str(made.folder))
+        stored = table(task.sizes)
+        batches = read(str(stored.folder))
         if task.check:
             return _digest(batches)
 
@@ -96,36 +96,36 @@ def _batches(make: Batches) -> Callable[[Task], Result]:
             for _ in batches:
                 pass
 
-        return _timed(made.samples, _nbytes(made), work)
+        return _timed(stored.samples, _nbytes(stored), work)
 
     return measure
 
 
 def _digest(batches: Iterable[Batch]) -> Result:
-    """What came, in any order and cut anyhow; numbers may be wider than they were."""
+    """Return the number of rows and a checksum that ignores the order of rows, the batches and the width of numbers."""
     import numpy as np
 
     total = count = 0
     for batch in batches:
         for number, text, values in zip(batch["id"], batch["text"], batch["values"], strict=True):
-            told = zlib.crc32(str(text).encode(), int(number) & 0xFFFFFFFF)
-            total = (total + zlib.crc32(np.asarray(values, np.int32).tobytes(), told)) % 2**53
+            checksum = zlib.crc32(str(text).encode(), int(number) & 0xFFFFFFFF)
+            total = (total + zlib.crc32(np.asarray(values, np.int32).tobytes(), checksum)) % 2**53
             count += 1
     return {"samples": count, "digest": total}
 
 
 def _read_table(folder: str) -> Iterable[Batch]:
-    """All of it in memory by two threads: no batch is cut of it, except where they are looked at."""
+    """Read the whole table as one batch, with two threads."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pa.set_cpu_count(2)
 
-    def all_of_it() -> Iterable[Batch]:
-        whole = pq.read_table(folder)
-        yield {"id": whole["id"].to_numpy(), "text": whole["text"], "values": _matrix(whole["values"])}
+    def one_batch() -> Iterable[Batch]:
+        table = pq.read_table(folder)
+        yield {"id": table["id"].to_numpy(), "text": table["text"], "values": _matrix(table["values"])}
 
-    return all_of_it()
+    return one_batch()
 
 
 def _matrix(column: Any) -> Any:
@@ -135,7 +135,7 @@ def _matrix(column: Any) -> Any:
 
 
 def _iter_batches(folder: str) -> Iterable[Batch]:
-    """What pyarrow itself offers for batches, file by file."""
+    """Read batches with pyarrow alone, file by file."""
     import pyarrow.parquet as pq
 
     def all_files() -> Iterable[Batch]:
@@ -148,133 +148,133 @@ def _iter_batches(folder: str) -> Iterable[Batch]:
 
 
 def _penstock(*, shuffled: bool = False) -> Batches:
-    def make(folder: str) -> Iterable[Batch]:
+    def read(folder: str) -> Iterable[Batch]:
         import pyarrow.parquet
 
         import penstock as ps
 
-        assert pyarrow.parquet is not None  # its import is not the measured part
+        assert pyarrow.parquet is not None  # imported before the clock starts
         ds = ps.read_parquet(folder)
         return (ds.shuffle() if shuffled else ds).iter_batches(BATCH)
 
-    return make
+    return read
 
 
 def _huggingface(*, streaming: bool) -> Batches:
-    """Its own batches in numpy; what it needs in its cache is there before."""
+    """Read Hugging Face's batches in numpy; its cache is filled before the clock starts."""
 
-    def make(folder: str) -> Iterable[Batch]:
+    def read(folder: str) -> Iterable[Batch]:
         import datasets as hf
 
         hf.config.HF_DATASETS_CACHE = data.HOME / "huggingface"
         hf.disable_progress_bars()
         files = sorted(map(str, Path(folder).iterdir()))
-        found = hf.load_dataset("parquet", data_files=files, split="train", streaming=streaming)
-        batches: Iterable[Batch] = found.with_format("numpy").iter(BATCH)
+        dataset = hf.load_dataset("parquet", data_files=files, split="train", streaming=streaming)
+        batches: Iterable[Batch] = dataset.with_format("numpy").iter(BATCH)
         return batches
 
-    return make
+    return read
 
 
 def _ray(folder: str) -> Iterable[Batch]:
-    """Its own batches in numpy, on a Ray that runs and has read before."""
-    from ray_programs import started
+    """Yield an empty batch when Ray is started and has read before, then Ray Data's batches in numpy."""
+    from ray_programs import running_ray
 
-    with started() as ray_data:
+    with running_ray() as ray_data:
         next(iter(ray_data.read_parquet(folder).limit(BATCH).iter_batches(batch_size=BATCH)))
-        yield {}  # from here on it is measured
+        yield {}
         yield from ray_data.read_parquet(folder).iter_batches(batch_size=BATCH, batch_format="numpy")
 
 
 def _ray_batches(task: Task) -> Result:
-    made = table(task.sizes)
-    batches = iter(_ray(str(made.folder)))
+    stored = table(task.sizes)
+    batches = iter(_ray(str(stored.folder)))
     next(batches)
-    return _digest(batches) if task.check else _timed(made.samples, _nbytes(made), lambda: deque(batches, maxlen=0))
+    return _digest(batches) if task.check else _timed(stored.samples, _nbytes(stored), lambda: deque(batches, maxlen=0))
 
 
 def _limit(task: Task) -> Result:
-    """``read_table`` and nothing more."""
-    made = table(task.sizes)
+    """Measure ``read_table`` alone."""
+    stored = table(task.sizes)
     if task.check:
-        return _digest(_read_table(str(made.folder)))
+        return _digest(_read_table(str(stored.folder)))
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     pa.set_cpu_count(2)
-    return _timed(made.samples, _nbytes(made), lambda: pq.read_table(str(made.folder)))
+    return _timed(stored.samples, _nbytes(stored), lambda: pq.read_table(str(stored.folder)))
 
 
 def _written(task: Task) -> Result:
-    """The first tenth, read and written again."""
+    """Measure reading the first tenth of the table and writing it again."""
     import penstock as ps
 
-    made = table(task.sizes)
-    many = made.samples // 10
+    stored = table(task.sizes)
+    count = stored.samples // 10
     target = task.scratch / "written"
     shutil.rmtree(target, ignore_errors=True)
-    ds = ps.read_parquet(str(made.folder)).limit(many)
+    ds = ps.read_parquet(str(stored.folder)).limit(count)
     if task.check:
         return {"samples": ds.write_parquet(target).samples}
-    return _timed(many, 0, lambda: ds.write_parquet(target))
+    return _timed(count, 0, lambda: ds.write_parquet(target))
 
 
 def _written_by_arrow(task: Task) -> Result:
-    """The same by pyarrow, with the whole tenth in memory."""
+    """Measure the same with pyarrow, which holds the whole tenth in memory."""
     import pyarrow.parquet as pq
 
-    made = table(task.sizes)
-    many = made.samples // 10
+    stored = table(task.sizes)
+    count = stored.samples // 10
     task.scratch.mkdir(parents=True, exist_ok=True)
     target = task.scratch / "arrow.parquet"
 
     def work() -> None:
-        first = min(made.folder.iterdir())  # it has an eighth
-        pq.write_table(pq.read_table(first).slice(0, many), target, compression="zstd", row_group_size=40_000)
+        first = min(stored.folder.iterdir())  # has an eighth of the rows, which is enough
+        pq.write_table(pq.read_table(first).slice(0, count), target, compression="zstd", row_group_size=40_000)
 
     if task.check:
         work()
-        return {"samples": many}
-    return _timed(many, 0, work)
+        return {"samples": count}
+    return _timed(count, 0, work)
 
 
-# Hugging Face to Parquet with the media inside
+# Hugging Face to Parquet with embedded media
 
 SHARD_BYTES = 100_000_000
 
 
-def _hf_photos(sizes: Sizes) -> Made:
+def _hf_photos(sizes: Sizes) -> StoredData:
     return photos.files(sizes.images)
 
 
-def _embedded(write: Callable[[Any, Path], object]) -> Callable[[Task], Result]:
-    """Measure from a dataset of paths to files that hold the photos."""
+def _embedded(write: Callable[[Any, Path], object]) -> Measure:
+    """Measure writing a dataset of paths to files that contain the photos."""
 
     def measure(task: Task) -> Result:
         import datasets as hf
 
         hf.config.HF_DATASETS_CACHE = data.HOME / "huggingface"
         hf.disable_progress_bars()
-        made = _hf_photos(task.sizes)
-        listed = photos.listed(made)
-        columns = {"image": [path for path, _ in listed], "label": [label for _, label in listed]}
+        stored = _hf_photos(task.sizes)
+        labeled_paths = photos.labeled_paths(stored)
+        columns = {"image": [path for path, _ in labeled_paths], "label": [label for _, label in labeled_paths]}
         dataset = hf.Dataset.from_dict(columns).cast_column("image", hf.Image())
         target = task.scratch / "out"
         target.parent.mkdir(parents=True)
         if task.check:
             write(dataset, target)
-            return _photos_in(target)
-        nbytes = sum(Path(path).stat().st_size for path, _ in listed)
-        write(dataset.select(range(1)), task.scratch / "warm")  # imports are no part of it
-        cpu, begun = cpu_seconds(), time.perf_counter()
+            return _photo_digest(target)
+        nbytes = sum(Path(path).stat().st_size for path, _ in labeled_paths)
+        write(dataset.select(range(1)), task.scratch / "warm")  # imports what it needs before the clock starts
+        cpu_at_start, started_at = cpu_seconds(), time.perf_counter()
         write(dataset, target)
-        seconds, spent = time.perf_counter() - begun, cpu_seconds() - cpu
-        return {"seconds": seconds, "samples": made.samples, "nbytes": nbytes, "CPU s": spent}
+        seconds, cpu_s = time.perf_counter() - started_at, cpu_seconds() - cpu_at_start
+        return {"seconds": seconds, "samples": stored.samples, "nbytes": nbytes, "CPU s": cpu_s}
 
     return measure
 
 
-def _photos_in(folder: Path) -> Result:
+def _photo_digest(folder: Path) -> Result:
     import pyarrow.parquet as pq
 
     total = count = 0
@@ -286,16 +286,16 @@ def _photos_in(folder: Path) -> Result:
 
 
 def _recipe(dataset: Any, folder: Path) -> None:
-    """Shards by position, media embedded by a map, one after the other, with what datasets keeps private."""
+    """Write contiguous shards one by one, with media embedded by a map and private functions of datasets."""
     from datasets.table import embed_table_storage
     from datasets.utils.py_utils import convert_file_size_to_int
 
-    many = int(dataset._estimate_nbytes() / convert_file_size_to_int(SHARD_BYTES)) + 1
+    shards = int(dataset._estimate_nbytes() / convert_file_size_to_int(SHARD_BYTES)) + 1
     folder.mkdir()
-    for number in range(many):
-        shard = dataset.shard(num_shards=many, index=number, contiguous=True).with_format("arrow")
+    for number in range(shards):
+        shard = dataset.shard(num_shards=shards, index=number, contiguous=True).with_format("arrow")
         shard = shard.map(embed_table_storage, batched=True, batch_size=1000, keep_in_memory=True)
-        shard.with_format(None).to_parquet(str(folder / f"{number:05d}-of-{many:05d}.parquet"))
+        shard.with_format(None).to_parquet(str(folder / f"{number:05d}-of-{shards:05d}.parquet"))
 
 
 def _embed(workers: int, **options: str) -> Callable[[Any, Path], object]:
@@ -323,13 +323,13 @@ CASES: dict[str, Case] = {
             Row("Ray Data", _ray_batches, peer="ray"),
         ),
         baseline=LIMIT,
-        most_rounds=5,
+        max_rounds=5,
     ),
     "table-written": Case(
-        "A tenth of the same read and written again, zstd",
+        "A tenth of the same rows read and written again, zstd",
         (Row("pyarrow", _written_by_arrow), Row("penstock", _written)),
         baseline="pyarrow",
-        most_rounds=5,
+        max_rounds=5,
     ),
     "huggingface-parquet": Case(
         "A Hugging Face dataset of photos (paths) to Parquet with the photos inside, shards of at most 100 MB",
@@ -340,7 +340,7 @@ CASES: dict[str, Case] = {
             Row("penstock, workers=2, snappy as in the recipe", _embedded(_embed(2, compression="snappy"))),
         ),
         baseline=RECIPE,
-        most_rounds=6,
+        max_rounds=6,
     ),
 }
 

@@ -1,4 +1,4 @@
-"""What stages are given to do in the engine's cases: a module of its own, since worker processes import it."""
+"""The functions that stages run in the cases of the engine, in a separate module that worker processes can import."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import numpy as np
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 
-IMAGES = 64  # different ones; a position takes them in turn
-_OFFSETS = (1, 2, 3)  # of the channels
+IMAGES = 64  # different images; sample i is made of image i % 64
+_OFFSETS = (1, 2, 3)  # one per channel
 _LETTERS = 50_000
-_STEPS = 36_000  # more than squeeze takes: which pool is the slowest is no matter of luck
+_STEPS = 36_000  # takes longer than squeeze, so that the slowest pool is always the same
 
 
 @cache
 def images() -> Image:
-    """The images that samples are made of: 9.6 MB."""
+    """Return the images that samples are made of: 9.6 MB."""
     return np.random.default_rng(0).integers(0, 256, (IMAGES, 224, 224, 3), np.uint8)
 
 
-def same(item: Any) -> Any:
-    """Nothing."""
+def identity(item: Any) -> Any:
+    """Return the item."""
     return item
 
 
 def augment(image: Image) -> Image:
-    """Mirror an image and shift its channels: about 160 us on a core of its own."""
+    """Mirror an image and shift its channels: about 160 us on an idle core."""
     out = np.empty_like(image)
     for channel, offset in enumerate(_OFFSETS):
         np.add(image[:, ::-1, channel], offset, out=out[..., channel])
     return out
 
 
-def made(number: int) -> Image:
-    """The sample at a position, made where this is called."""
+def create_sample(number: int) -> Image:
+    """Return the sample of this number, created in the calling process."""
     return augment(images()[number % IMAGES])
 
 
-class Made:
+class ImageDataset:
     """The same samples as a map-style dataset."""
 
     def __init__(self, count: int) -> None:
-        """Have the images at hand before workers are forked."""
+        """Create the images before workers are forked."""
         self.count = count
         images()
 
@@ -53,16 +53,16 @@ class Made:
         return self.count
 
     def __getitem__(self, number: int) -> Image:
-        return made(number)
+        return create_sample(number)
 
 
-def stacked(samples: list[Image]) -> Image:
-    """A batch, without a detour by tensors."""
+def stack(samples: list[Image]) -> Image:
+    """Return a batch as one array, without tensors in between."""
     return np.stack(samples)
 
 
 def fetch(number: int) -> bytes:
-    """Wait 5 ms for some text, as for a server."""
+    """Return some text after 5 ms, like a server."""
     time.sleep(0.005)
     return b"%06d" % number * (_LETTERS // 6)
 

@@ -1,8 +1,8 @@
-"""Train with Hugging Face accelerate, which reads in one process and deals out the batches itself.
+"""Train with Hugging Face accelerate, which reads in one process and distributes the batches among the others.
 
     torchrun --nproc-per-node 2 examples/accelerated.py
 
-``shard(0, 1)`` says that the whole dataset goes into it on purpose.
+``shard(0, 1)`` states that one process reads the whole dataset on purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> None:
         make_shards(args.folder, args.samples)
 
     samples = read_shards(args.folder).map(numbered).shard(0, 1)
-    ledger = args.folder / "ledger" if accelerator.is_main_process else None  # of the one that reads
+    ledger = args.folder / "ledger" if accelerator.is_main_process else None  # only this process reads
     data = DataLoader(samples.loader(ledger=ledger), batch_size=args.batch_size)
     model = network()
     model, optimizer, data = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=0.01), data)
@@ -35,7 +35,7 @@ def main() -> None:
             optimizer.step()
             seen += accelerator.gather_for_metrics(batch["number"]).tolist()
         if sorted(seen) != list(range(args.samples)):
-            raise SystemExit(f"epoch {epoch}: {len(seen)} samples were trained on, {len(set(seen))} of them different")
+            raise SystemExit(f"epoch {epoch}: trained on {len(seen)} samples, {len(set(seen))} of them distinct")
         accelerator.print(
             f"epoch {epoch}: every sample once, by {accelerator.num_processes} processes, loss {loss:.3f}"
         )
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def numbered(sample: dict[str, object]) -> dict[str, object]:
-    """The sample with its key as a number."""
+    """Return the sample with its key as a number."""
     return {"npy": sample["npy"], "cls": sample["cls"], "number": int(str(sample["__key__"]))}
 
 

@@ -1,8 +1,8 @@
-"""Train with DistributedDataParallel: every rank has its share, all ranks have the same number of batches.
+"""Train with DistributedDataParallel: every rank has a share of the samples and the same number of batches.
 
     torchrun --nproc-per-node 2 examples/ddp.py
 
-A checkpoint holds the states of all ranks, so a run that was interrupted goes on with any number of them.
+A checkpoint has the states of all ranks, so an interrupted run can resume with any number of ranks.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def main() -> None:
         saved = torch.load(path, weights_only=True)
         model.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-        loader.load_state_dict(states=saved["loaders"])  # of as many ranks as there were
+        loader.load_state_dict(states=saved["loaders"])  # of all ranks of the earlier run
         step = saved["step"]
         if rank == 0:
-            print(f"{world} ranks go on after step {step} of {len(saved['loaders'])} ranks, in epoch {loader.epoch}")
+            print(f"{world} ranks resume after step {step} of {len(saved['loaders'])} ranks, in epoch {loader.epoch}")
 
     while loader.epoch < args.epochs:
         for batch in loader:
@@ -58,7 +58,7 @@ def main() -> None:
         if rank == 0:
             print(f"epoch {loader.epoch} begins after step {step}, loss {loss:.3f}")
     loader.close()
-    dist.barrier()  # every rank has written its last steps down
+    dist.barrier()  # now every rank has written its ledger
     if rank == 0:
         print(ps.ledger(args.folder / "ledger").verify())
     dist.destroy_process_group()

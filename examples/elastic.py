@@ -1,10 +1,10 @@
-"""Lose a rank in the middle of an epoch, and go on with those that are left.
+"""Lose a rank in the middle of an epoch, and resume with the remaining ranks.
 
     python examples/elastic.py
 
-Starts ``ddp.py`` with four ranks, one of which is killed by ``kill -9``; torchrun then ends the others. It is started
-again with three ranks, which take up the states of the four that were saved last. The ledger proves that every sample
-came exactly once.
+Starts ``ddp.py`` with four ranks, one of which is killed by ``kill -9``; torchrun then ends the other ranks. Starts it
+again with three ranks, which load the last saved states of all four. The ledger proves that every sample was delivered
+exactly once.
 """
 
 from __future__ import annotations
@@ -22,22 +22,24 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--kill-at", type=int, default=7, help="the step at which rank 2 is killed")
     args = parser.parse_args()
-    same = [
+    shared = [
         f"--{name}={getattr(args, name.replace('-', '_'))}" for name in ("folder", "samples", "batch-size", "epochs")
     ]
 
-    ended = start(4, *same, "--kill", "2", str(args.kill_at))
-    print(f"four ranks, one of them killed: torchrun ended with {ended}")
-    if ended == 0 or start(3, *same) != 0:
-        sys.exit("the ranks did not end as they should")
+    exit_code = run_ddp(4, *shared, "--kill", "2", str(args.kill_at))
+    print(f"four ranks, one of them killed: exit code {exit_code} of torchrun")
+    if exit_code == 0:
+        sys.exit("the first run should have failed")
+    if run_ddp(3, *shared) != 0:
+        sys.exit("the second run failed")
     proof = ps.ledger(args.folder / "ledger").verify()
     sys.exit(0 if proof.ok and proof.finished else 1)
 
 
-def start(ranks: int, *more: str) -> int:
-    """Run ``ddp.py`` with so many ranks; gives how it ended."""
+def run_ddp(ranks: int, *arguments: str) -> int:
+    """Run ``ddp.py`` with this number of ranks; return the exit code."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return subprocess.run([*torchrun, str(Path(__file__).with_name("ddp.py")), *more]).returncode
+    return subprocess.run([*torchrun, str(Path(__file__).with_name("ddp.py")), *arguments]).returncode
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Train with Ray Train: each worker's loader finds its rank, and Ray Train's checkpoints hold where it stands.
+"""Train with Ray Train: each worker's loader finds its rank, and the checkpoints have the states of all loaders.
 
     python examples/ray_train.py
 
-Starts a training of three workers, one of which fails in the middle of an epoch. A second training, of two workers,
-takes up the checkpoint that Ray Train kept, with the states of all three, and goes on in the middle of the epoch. The
-ledger proves that every sample came exactly once.
+Starts a training with three workers, one of which fails in the middle of an epoch. A second training, with two workers,
+loads Ray Train's last checkpoint with the states of all three workers, and resumes in the middle of the epoch. The
+ledger proves that every sample was delivered exactly once.
 """
 
 from __future__ import annotations
@@ -36,25 +36,26 @@ def main() -> None:
     shutil.rmtree(args.folder, ignore_errors=True)
     make_shards(args.folder, args.samples)
     start_ray(4)
-    ray.cloudpickle.register_pickle_by_value(toy)  # which the workers cannot import
+    ray.cloudpickle.register_pickle_by_value(toy)  # the workers cannot import it
     config = {name: getattr(args, name) for name in ("batch_size", "epochs", "save_every")}
     config |= {"folder": str(args.folder.absolute()), "data": read_shards(args.folder.absolute())}
     try:
         fit(3, {**config, "fail_at": args.fail_at})
         sys.exit("the training should have failed")
     except ray.train.TrainingFailedError as error:
-        if "told to fail" not in str(error):
+        if "fails on purpose" not in str(error):
             raise
     print(f"three workers: one of them failed at step {args.fail_at}")
-    done = fit(2, config).metrics
-    print(f"two workers went on after step {done['began']}, to step {done['step']}, loss {done['loss']:.3f}")
+    metrics = fit(2, config).metrics
+    began, step, loss = metrics["began"], metrics["step"], metrics["loss"]
+    print(f"two workers resumed after step {began} and reached step {step}, loss {loss:.3f}")
     proof = ps.ledger(args.folder / "ledger").verify()
     print(proof)
-    sys.exit(0 if proof.ok and proof.finished and done["began"] else 1)
+    sys.exit(0 if proof.ok and proof.finished and began else 1)
 
 
 def fit(workers: int, config: dict[str, Any]) -> Any:
-    """Train with so many workers; a training of the same name and place goes on from its last checkpoint."""
+    """Train with this number of workers; resumes from the last checkpoint of a training of the same name and folder."""
     trainer = TorchTrainer(
         train_loop_per_worker,
         train_loop_config=config,
@@ -65,15 +66,15 @@ def fit(workers: int, config: dict[str, Any]) -> Any:
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """What every worker does."""
+    """Train on one worker."""
     context = ray.train.get_context()
     rank = context.get_world_rank()
     model = ray.train.torch.prepare_model(network())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     loader = config["data"].batched(config["batch_size"]).loader(ledger=f"{config['folder']}/ledger")
     step = 0
-    if (kept := ray.train.get_checkpoint()) is not None:
-        with kept.as_directory() as folder:
+    if (checkpoint := ray.train.get_checkpoint()) is not None:
+        with checkpoint.as_directory() as folder:
             step = restore(Path(folder), model, optimizer, loader)
     began = step
 
@@ -82,7 +83,7 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
             loss = train_step(model, optimizer, batch)
             step += 1
             if step == config.get("fail_at") and rank == 1:
-                raise RuntimeError("the worker was told to fail")
+                raise RuntimeError("this worker fails on purpose")
             if step % config["save_every"] == 0:
                 report({"began": began, "step": step, "loss": loss}, rank, model, optimizer, loader)
     loader.close()
@@ -90,19 +91,19 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
 
 
 def report(metrics: dict[str, Any], rank: int, model: Any, optimizer: Any, loader: ps.Loader) -> None:
-    """Give Ray Train a checkpoint: each worker adds where its loader stands, the first one also the network."""
+    """Report a checkpoint to Ray Train: each worker adds the state of its loader, the first worker also the network."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / f"loader-{rank}.json").write_text(json.dumps(loader.state_dict()))
         if rank == 0:
-            own = getattr(model, "module", model)
-            trained = {"model": own.state_dict(), "optimizer": optimizer.state_dict(), "step": metrics["step"]}
+            unwrapped = getattr(model, "module", model)
+            trained = {"model": unwrapped.state_dict(), "optimizer": optimizer.state_dict(), "step": metrics["step"]}
             torch.save(trained, folder / "trained.pt")
         ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
 def restore(folder: Path, model: Any, optimizer: Any, loader: ps.Loader) -> int:
-    """Take up a checkpoint of any number of workers; gives the step it was made after."""
+    """Load a checkpoint of any number of workers; return its step."""
     saved = torch.load(folder / "trained.pt", weights_only=True)
     getattr(model, "module", model).load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])

@@ -1,7 +1,7 @@
-"""Train in one process, on a GPU if there is one; a run that was interrupted goes on exactly where it was saved.
+"""Train in one process, on a GPU if there is one; an interrupted run resumes exactly at its last checkpoint.
 
-python examples/train.py --stop-at 20      # interrupted, somewhere in the first epoch
-python examples/train.py                   # the rest
+python examples/train.py --stop-at 20      # interrupted in the first epoch
+python examples/train.py                   # resumes
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import penstock as ps
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--save-every", type=int, default=8, help="steps between checkpoints")
-    parser.add_argument("--stop-at", type=int, help="end the process after so many steps, as a crash would")
+    parser.add_argument("--stop-at", type=int, help="end the process after this step, as a crash would")
     args = parser.parse_args()
     make_shards(args.folder, args.samples)
 
@@ -32,7 +32,7 @@ def main() -> None:
         optimizer.load_state_dict(saved["optimizer"])
         loader.load_state_dict(saved["loader"])
         step = saved["step"]
-        print(f"going on after step {step}, in epoch {loader.epoch}")
+        print(f"resuming after step {step}, in epoch {loader.epoch}")
 
     while loader.epoch < args.epochs:
         for batch in loader:

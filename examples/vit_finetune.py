@@ -1,12 +1,12 @@
-"""Fine-tune a small Vision Transformer on pictures of two kinds, and have it name new ones: on a laptop, or on Ray.
+"""Fine-tune a small Vision Transformer on pictures of two classes, and classify new pictures: on a laptop, or on Ray.
 
     python examples/vit_finetune.py --engine local
     python examples/vit_finetune.py --engine ray
 
-Pictures lie in two folders, their labels in a CSV file. They are looked at, those without colour are left out, a
-featurizer makes tensors of them, and a share is kept for validation. With ``--engine ray`` every stage runs on the
-cluster that is there (or on one that is started), and the training is Ray Train's. The checkpoint then predicts
-pictures that it has not seen, in batches, into Parquet files.
+The pictures are in two folders, their labels in a CSV file. The program inspects them, drops the grayscale ones, turns
+the others into tensors with a featurizer, and splits off a part for validation. With ``--engine ray`` every stage runs
+on an existing cluster (or on a new local one), and Ray Train trains the model. The checkpoint then classifies new
+pictures in batches, and the predictions are written to Parquet files.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from transformers.utils.logging import disable_progress_bar
 import penstock as ps
 
 disable_progress_bar()
-KINDS = ("stripes", "dots")
-SIDE = 32  # pixels of what the model sees
-GRAY_EVERY = 12  # one picture in so many has no colour
+CLASSES = ("stripes", "dots")
+SIDE = 32  # pixels of the model's input
+GRAY_EVERY = 12  # every twelfth picture is grayscale
 
 
 def main() -> None:
@@ -47,46 +47,47 @@ def main() -> None:
         make_pictures(args.folder / "test", max(40, args.images // 4), seed=1)
 
     labeled = read_labeled(args.folder / "train").on(args.engine)
-    with timed("look at them"):
+    with timed("inspect the pictures"):
         print("  schema:", labeled.schema())
-        print("  kinds:", labeled.unique("label"))
+        print("  classes:", labeled.unique("label"))
         print("  dims:", labeled.map(dims).groupby("dims").count().take_all())
     colored = labeled.filter(has_color)
     featurized = colored.map_batches(Featurizer, batch_size=64, workers=args.workers)
     train, valid = featurized.train_test_split(test_size=0.2)
-    with timed("featurize them"):
-        print(f"  {train.count()} to train with, {valid.count()} to validate with")
+    with timed("featurize the pictures"):
+        print(f"  {train.count()} for training, {valid.count()} for validation")
 
     with timed("train"):
-        fit = fit_on_ray if args.engine == "ray" else fit_here
+        fit = fit_on_ray if args.engine == "ray" else fit_locally
         checkpoint, accuracy = fit(train, valid, args)
-    print(f"  validation: {accuracy:.0%} right")
+    print(f"  validation: {accuracy:.0%} correct")
 
-    pictures = union_of(args.folder / "test", mode="RGB").on(args.engine)
+    pictures = read_pictures(args.folder / "test", mode="RGB").on(args.engine)
     predicted = pictures.map_batches(
         Classifier, batch_size=100, fn_args=(str(checkpoint),), workers=args.workers, gpus=args.gpus
     )
     with timed("predict"):
         shutil.rmtree(args.folder / "predictions", ignore_errors=True)
         written = predicted.drop("image").write_parquet(args.folder / "predictions")
-    right = np.mean([KINDS[row["predicted"]] in row["path"] for row in ps.read_parquet(args.folder / "predictions")])
-    print(f"  {written.samples} pictures that it has not seen: {right:.0%} right")
-    sys.exit(0 if right > 0.6 else "no better than chance")
+    rows = ps.read_parquet(args.folder / "predictions")
+    correct = np.mean([CLASSES[row["predicted"]] in row["path"] for row in rows])
+    print(f"  {written.samples} new pictures: {correct:.0%} correct")
+    sys.exit(0 if correct > 0.6 else "not better than chance")
 
 
 def arguments() -> argparse.Namespace:
-    """What it takes."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("local", "ray"), default="local")
     parser.add_argument("--folder", type=Path, default=Path("vit-run"), help="where data and results go")
-    parser.add_argument("--images", type=int, default=400, help="how many pictures to train with (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=8, help="how many times to go through them (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=32, help="pictures of a batch, on each rank (%(default)s)")
-    parser.add_argument("--ranks", type=int, default=2, help="processes that train, with --engine ray (%(default)s)")
+    parser.add_argument("--images", type=int, default=400, help="how many pictures to generate (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="how many epochs to train (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=32, help="pictures per batch on each rank (%(default)s)")
+    parser.add_argument("--ranks", type=int, default=2, help="processes that train with --engine ray (%(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="workers of each stage (%(default)s)")
     parser.add_argument("--gpus", type=float, default=0, help="GPUs of each worker that predicts (%(default)s)")
     args = parser.parse_args()
-    args.folder = args.folder.absolute()  # the processes that train are in folders of their own
+    args.folder = args.folder.absolute()  # the training processes have other working directories
     return args
 
 
@@ -94,28 +95,28 @@ def arguments() -> argparse.Namespace:
 
 
 def read_labeled(folder: Path) -> ps.Dataset:
-    """The pictures of both kinds, one kind after the other, each with its label from the CSV file beside them."""
-    return union_of(folder).zip(ps.read_csv(folder / "labels.csv"))
+    """Return the pictures of both classes, each with its label from the CSV file in the folder."""
+    return read_pictures(folder).zip(ps.read_csv(folder / "labels.csv"))
 
 
-def union_of(folder: Path, mode: str | None = None) -> ps.Dataset:
-    """The pictures of both kinds."""
-    first, second = (ps.read_images(folder / kind, mode=mode) for kind in KINDS)
+def read_pictures(folder: Path, mode: str | None = None) -> ps.Dataset:
+    """Return the pictures of both classes, one class after the other."""
+    first, second = (ps.read_images(folder / name, mode=mode) for name in CLASSES)
     return first.union(second)
 
 
 def dims(sample: dict[str, Any]) -> dict[str, Any]:
-    """How many dimensions a picture has."""
+    """Return the number of dimensions of a picture."""
     return {"dims": sample["image"].ndim}
 
 
 def has_color(sample: dict[str, Any]) -> bool:
-    """Whether it has a third one: its color."""
+    """Return whether a picture has a third dimension: its color channels."""
     return bool(sample["image"].ndim == 3)
 
 
 class Featurizer:
-    """Makes of pictures what the model takes; constructed once in every worker."""
+    """Turns pictures into tensors for the model; constructed once in every worker."""
 
     def __init__(self) -> None:
         self.process = processor()
@@ -126,7 +127,7 @@ class Featurizer:
 
 
 class Classifier:
-    """Names the kinds of pictures; the model is loaded once in every worker."""
+    """Predicts the classes of pictures; the model is loaded once in every worker."""
 
     def __init__(self, checkpoint: str, device: Any = "cpu") -> None:
         self.process, self.device = processor(), device
@@ -139,15 +140,15 @@ class Classifier:
 
 
 def processor() -> Any:
-    """What resizes and normalizes pictures."""
+    """Return the processor that resizes and normalizes pictures."""
     return ViTImageProcessorPil(size={"height": SIDE, "width": SIDE})
 
 
 # The training
 
 
-def fit_here(train: ps.Dataset, valid: ps.Dataset, args: argparse.Namespace) -> tuple[Path, float]:
-    """Train in this process; gives the checkpoint and how much of the validation is right."""
+def fit_locally(train: ps.Dataset, valid: ps.Dataset, args: argparse.Namespace) -> tuple[Path, float]:
+    """Train in this process; return the path of the checkpoint and the accuracy on the validation data."""
     model, optimizer = small_vit()
     for batch in batches(train, args.batch_size, args.epochs):
         train_step(model, optimizer, batch)
@@ -156,7 +157,7 @@ def fit_here(train: ps.Dataset, valid: ps.Dataset, args: argparse.Namespace) -> 
 
 
 def fit_on_ray(train: ps.Dataset, valid: ps.Dataset, args: argparse.Namespace) -> tuple[Path, float]:
-    """Train with Ray Train, a process for each rank."""
+    """Train with Ray Train, with one process per rank; return the same as ``fit_locally``."""
     from ray.train import CheckpointConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -177,7 +178,7 @@ def fit_on_ray(train: ps.Dataset, valid: ps.Dataset, args: argparse.Namespace) -
 
 
 def train_loop_per_worker(config: dict[str, Any]) -> None:
-    """What every rank does: its share of the pictures, by a loader that finds the rank by itself."""
+    """Train on one rank with its share of the pictures; the loader finds the rank."""
     import ray.train
     import ray.train.torch
 
@@ -186,19 +187,19 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for batch in batches(config["train"], config["batch_size"], config["epochs"]):
         train_step(model, optimizer, batch)
-    own = getattr(model, "module", model)
+    unwrapped = getattr(model, "module", model)
     shard = ray.train.get_dataset_shard("valid")
-    accuracy = accuracy_of(own, shard.iter_torch_batches(batch_size=64))
+    accuracy = accuracy_of(unwrapped, shard.iter_torch_batches(batch_size=64))
     with tempfile.TemporaryDirectory() as folder:
-        first = ray.train.get_context().get_world_rank() == 0
-        if first:
-            own.save_pretrained(folder)
-        checkpoint = ray.train.Checkpoint.from_directory(folder) if first else None
+        is_first = ray.train.get_context().get_world_rank() == 0
+        if is_first:
+            unwrapped.save_pretrained(folder)
+        checkpoint = ray.train.Checkpoint.from_directory(folder) if is_first else None
         ray.train.report({"accuracy": accuracy}, checkpoint=checkpoint)
 
 
 def batches(train: ps.Dataset, batch_size: int, epochs: int) -> Iterator[dict[str, torch.Tensor]]:
-    """The batches of this rank, in another order every epoch."""
+    """Yield the batches of this rank, in a new order every epoch."""
     loader = train.shuffle(seed=0).batched(batch_size).loader()
     for _ in range(epochs):
         for batch in loader:
@@ -206,16 +207,16 @@ def batches(train: ps.Dataset, batch_size: int, epochs: int) -> Iterator[dict[st
 
 
 def small_vit() -> tuple[Any, torch.optim.Optimizer]:
-    """A Vision Transformer that nobody has to download, and what trains it."""
+    """Return a new Vision Transformer, which needs no download, and its optimizer."""
     torch.manual_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    config = ViTConfig(image_size=SIDE, patch_size=8, num_labels=len(KINDS), **size)
+    config = ViTConfig(image_size=SIDE, patch_size=8, num_labels=len(CLASSES), **size)
     model = ViTForImageClassification(config)
     return model, torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
 def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, torch.Tensor]) -> None:
-    """Learn from one batch."""
+    """Train on one batch."""
     optimizer.zero_grad()
     model(**batch).loss.backward()
     optimizer.step()
@@ -223,56 +224,58 @@ def train_step(model: Any, optimizer: torch.optim.Optimizer, batch: dict[str, to
 
 @torch.no_grad()
 def accuracy_of(model: Any, batches: Any) -> float:
-    """How much of what it is shown it gets right."""
+    """Return the share of pictures that the model classifies correctly."""
     model.eval()
-    right = [model(pixel_values=one["pixel_values"]).logits.argmax(1) == one["labels"] for one in batches]
-    return float(torch.cat(right).float().mean())
+    correct = [model(pixel_values=batch["pixel_values"]).logits.argmax(1) == batch["labels"] for batch in batches]
+    return float(torch.cat(correct).float().mean())
 
 
 # The pictures
 
 
-def make_pictures(folder: Path, many: int, seed: int) -> None:
-    """Write pictures of stripes and of dots, some without colour, and their labels; unless they are there."""
-    told = {"images": many, "seed": seed}
-    if (folder / "made.json").is_file() and json.loads((folder / "made.json").read_text()) == told:
+def make_pictures(folder: Path, count: int, seed: int) -> None:
+    """Write pictures of stripes and of dots, some in grayscale, and their labels, unless they exist."""
+    parameters = {"images": count, "seed": seed}
+    stamp = folder / "made.json"
+    if stamp.is_file() and json.loads(stamp.read_text()) == parameters:
         return
     shutil.rmtree(folder, ignore_errors=True)
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     rows = []
-    for label, kind in enumerate(KINDS):
-        (folder / kind).mkdir(parents=True)
-        for number in range(many // 2):
-            drawn = Image.fromarray(drawing(kind, dice))
-            gray = number % GRAY_EVERY == GRAY_EVERY - 1
-            (drawn.convert("L") if gray else drawn).save(folder / kind / f"{number:05d}.jpg", quality=90)
-            rows.append({"label": label, "name": kind})
+    for label, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for number in range(count // 2):
+            picture = Image.fromarray(draw_picture(name, rng))
+            is_gray = number % GRAY_EVERY == GRAY_EVERY - 1
+            (picture.convert("L") if is_gray else picture).save(folder / name / f"{number:05d}.jpg", quality=90)
+            rows.append({"label": label, "name": name})
     with open(folder / "labels.csv", "w", newline="") as file:
         table = csv.DictWriter(file, ["label", "name"])
         table.writeheader()
         table.writerows(rows)
-    (folder / "made.json").write_text(json.dumps(told))
+    stamp.write_text(json.dumps(parameters))
 
 
-def drawing(kind: str, dice: np.random.Generator) -> np.ndarray:
-    """A picture: stripes on something blueish or dots on something reddish, of any width and place."""
-    height, width = dice.integers(40, 72, 2)
-    y, x = np.mgrid[:height, :width] + dice.uniform(0, 20)
-    wave = 2 * np.pi / dice.uniform(8, 14)
-    light = np.sin(y * wave) if kind == "stripes" else np.minimum(np.sin(y * wave), np.sin(x * wave))
-    color, ground = dice.uniform(0, 255, 3), dice.uniform(0, 120, 3)
-    ground[2 if kind == "stripes" else 0] = dice.uniform(160, 255)
-    picture = np.where((light > 0)[..., None], color, ground) + dice.normal(0, 12, (height, width, 3))
+def draw_picture(name: str, rng: np.random.Generator) -> np.ndarray:
+    """Return a random picture: stripes on a bluish background, or dots on a reddish one."""
+    height, width = rng.integers(40, 72, 2)
+    y, x = np.mgrid[:height, :width] + rng.uniform(0, 20)
+    frequency = 2 * np.pi / rng.uniform(8, 14)
+    wave = np.sin(y * frequency)
+    pattern = wave if name == "stripes" else np.minimum(wave, np.sin(x * frequency))
+    color, background = rng.uniform(0, 255, 3), rng.uniform(0, 120, 3)
+    background[2 if name == "stripes" else 0] = rng.uniform(160, 255)
+    picture = np.where((pattern > 0)[..., None], color, background) + rng.normal(0, 12, (height, width, 3))
     return picture.clip(0, 255).astype(np.uint8)
 
 
 @contextmanager
 def timed(step: str) -> Iterator[None]:
-    """Say what is done, and how long it took."""
-    begun = time.perf_counter()
+    """Print the name of a step, and how long it took."""
+    started_at = time.perf_counter()
     print(f"{step} ...", flush=True)
     yield
-    print(f"  {time.perf_counter() - begun:.1f} s", flush=True)
+    print(f"  {time.perf_counter() - started_at:.1f} s", flush=True)
 
 
 if __name__ == "__main__":
