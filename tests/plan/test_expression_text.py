@@ -17,7 +17,7 @@ class FakeSample:
     shard: str = "a.tar"
 
     @property
-    def kind(self) -> tuple[str, ...]:
+    def field_names(self) -> tuple[str, ...]:
         return tuple(self.fields)
 
     def value(self, field: str) -> bytes | None:

@@ -125,7 +125,7 @@ def test_the_source_that_tarproc_notes_is_not_a_field(tmp_path: Path) -> None:
         subprocess.run(["gzip", "-c", tmp_path / "a.tar"], stdout=subprocess.PIPE, check=True).stdout
     )
     for name in ("a.tar", "a.tar.gz"):
-        assert [raw.kind for raw in gather_samples([str(tmp_path / name)])] == [("cls",), ("cls",)]
+        assert [raw.field_names for raw in gather_samples([str(tmp_path / name)])] == [("cls",), ("cls",)]
         assert len(ps.read_tar(str(tmp_path / name)).take_all()) == 2
 
 

@@ -66,7 +66,7 @@ class SampleFields(Protocol):
     def shard(self) -> str: ...
 
     @property
-    def kind(self) -> tuple[str, ...]:
+    def field_names(self) -> tuple[str, ...]:
         """The names of its fields."""
 
     def value(self, field: str) -> bytes | None:
@@ -214,9 +214,9 @@ def _evaluate(node: ast.AST, sample: SampleFields) -> Any:
 
 
 def _evaluate_name(name: str, sample: SampleFields) -> Any:
-    if name in ("key", "__key__") and name not in sample.kind:
+    if name in ("key", "__key__") and name not in sample.field_names:
         return sample.key
-    if name in ("shard", "__url__") and name not in sample.kind:
+    if name in ("shard", "__url__") and name not in sample.field_names:
         return sample.shard
     return decode_field(name, sample.value(name))
 
@@ -264,7 +264,7 @@ def _evaluate_comparison(node: ast.Compare, sample: SampleFields) -> bool:
 
 def _evaluate_subscript(node: ast.Subscript, sample: SampleFields) -> Any:
     index = _evaluate(node.slice, sample)
-    if isinstance(node.value, ast.Name) and node.value.id == "_" and "_" not in sample.kind:
+    if isinstance(node.value, ast.Name) and node.value.id == "_" and "_" not in sample.field_names:
         return _evaluate_name(str(index), sample)
     container = _evaluate(node.value, sample)
     if isinstance(container, Mapping):

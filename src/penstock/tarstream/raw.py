@@ -43,24 +43,24 @@ class RawSample:
 
     Attributes:
         key: Its key.
-        kind: The names of its fields, in member order.
+        field_names: The names of its fields, in member order.
         shard: The archive, without credentials.
         spans: The positions of its members in the archive.
     """
 
-    __slots__ = ("_base", "_data", "_exact", "key", "kind", "shard", "spans")
+    __slots__ = ("_base", "_data", "_exact", "field_names", "key", "shard", "spans")
 
     def __init__(
         self,
         key: str,
-        kind: tuple[str, ...],
+        field_names: tuple[str, ...],
         spans: list[MemberSpan],
         shard: str,
         data: ArchiveBytes,
         base: int,
         exact: bool,
     ) -> None:
-        self.key, self.kind, self.spans, self.shard = key, kind, spans, shard
+        self.key, self.field_names, self.spans, self.shard = key, field_names, spans, shard
         self._data, self._base, self._exact = data, base, exact
 
     @property
@@ -80,16 +80,16 @@ class RawSample:
 
     def value(self, field: str) -> bytes | None:
         """Return the bytes of a field; None if the sample does not have it."""
-        if field not in self.kind:
+        if field not in self.field_names:
             return None
-        _, body, size, _ = self.spans[self.kind.index(field)]
+        _, body, size, _ = self.spans[self.field_names.index(field)]
         return bytes(self._data[body - self._base : body - self._base + size])
 
     def fields(self) -> dict[str, bytes]:
         """Return all fields and their bytes."""
         base = self._base
         values = (bytes(self._data[body - base : body - base + size]) for _, body, size, _ in self.spans)
-        return dict(zip(self.kind, values, strict=True))
+        return dict(zip(self.field_names, values, strict=True))
 
     def sample(self) -> dict[str, str | bytes]:
         """Return the sample as ``read_tar`` yields it, undecoded."""
@@ -99,31 +99,33 @@ class RawSample:
         """Return a copy with bytes of its own, which does not keep the archive's buffer alive."""
         begin, end = self.spans[0][0], self.spans[-1][3]
         data = bytes(self._data[begin - self._base : end - self._base])
-        return RawSample(self.key, self.kind, self.spans, self.shard, data, begin, self._exact)
+        return RawSample(self.key, self.field_names, self.spans, self.shard, data, begin, self._exact)
 
     def encode(self) -> EncodedSamples:
         """Return the sample for a writer, with its stored headers: a range of the mapped file or a view of a buffer."""
         if (extent := self.extent) is None:
             return self.reencode()
-        return _encode_as_stored([self.key], self.kind, self.spans, extent, self._data, self._base)
+        return _encode_as_stored([self.key], self.field_names, self.spans, extent, self._data, self._base)
 
     def reencode(self, key: str | None = None, fields: Iterable[str] | None = None) -> EncodedSamples:
         """Return the sample for a writer, with new headers: under another key, or with some of its fields."""
         name = self.key if key is None else key
         stem = name.encode("utf-8", "surrogateescape")
-        chosen = [number for number, field in enumerate(self.kind) if fields is None or field in fields]
+        chosen = [number for number, field in enumerate(self.field_names) if fields is None or field in fields]
         view = memoryview(self._data)
         pieces: list[bytes | memoryview] = []
         starts: list[int] = []
         nbytes = 0
         for number in chosen:
             _, body, size, _ = self.spans[number]
-            header = member_header(stem + b"." + self.kind[number].encode("utf-8", "surrogateescape"), size)
+            header = member_header(stem + b"." + self.field_names[number].encode("utf-8", "surrogateescape"), size)
             pieces += (header, view[body - self._base : body - self._base + size], ZEROS[: -size % BLOCK])
             starts.append(nbytes + len(header))
             nbytes += len(header) + padded(size)
         sizes = [self.spans[number][2] for number in chosen]
-        return EncodedSamples([name], tuple(self.kind[number] for number in chosen), pieces, starts, sizes, nbytes)
+        return EncodedSamples(
+            [name], tuple(self.field_names[number] for number in chosen), pieces, starts, sizes, nbytes
+        )
 
 
 class RawRun:
@@ -131,24 +133,24 @@ class RawRun:
 
     Attributes:
         keys: The keys of the samples.
-        kind: The names of their fields, in member order.
+        field_names: The names of their fields, in member order.
         spans: The positions of all members in the archive, in order.
         shard: The archive, without credentials.
     """
 
-    __slots__ = ("_base", "_data", "_exact", "keys", "kind", "shard", "spans")
+    __slots__ = ("_base", "_data", "_exact", "field_names", "keys", "shard", "spans")
 
     def __init__(
         self,
         keys: list[str],
-        kind: tuple[str, ...],
+        field_names: tuple[str, ...],
         spans: list[MemberSpan],
         shard: str,
         data: ArchiveBytes,
         base: int,
         exact: bool,
     ) -> None:
-        self.keys, self.kind, self.spans, self.shard = keys, kind, spans, shard
+        self.keys, self.field_names, self.spans, self.shard = keys, field_names, spans, shard
         self._data, self._base, self._exact = data, base, exact
 
     def __len__(self) -> int:
@@ -156,25 +158,25 @@ class RawRun:
 
     def __iter__(self) -> Iterator[RawSample]:
         """Yield the samples."""
-        width = len(self.kind)
+        width = len(self.field_names)
         for number, key in enumerate(self.keys):
             spans = self.spans[number * width : (number + 1) * width]
-            yield RawSample(key, self.kind, spans, self.shard, self._data, self._base, self._exact)
+            yield RawSample(key, self.field_names, spans, self.shard, self._data, self._base, self._exact)
 
     def slice(self, first: int, stop: int) -> RawRun:
         """Return the samples from ``first`` up to ``stop``."""
-        width = len(self.kind)
+        width = len(self.field_names)
         spans = self.spans[first * width : stop * width]
-        return RawRun(self.keys[first:stop], self.kind, spans, self.shard, self._data, self._base, self._exact)
+        return RawRun(self.keys[first:stop], self.field_names, spans, self.shard, self._data, self._base, self._exact)
 
     def nbytes(self, count: int) -> int:
         """Return the bytes from the beginning of the first sample to the end of sample number ``count``."""
-        return self.spans[count * len(self.kind) - 1][3] - self.spans[0][0]
+        return self.spans[count * len(self.field_names) - 1][3] - self.spans[0][0]
 
     def encode(self) -> Iterator[EncodedSamples]:
         """Yield the samples for a writer as :meth:`RawSample.encode` does, all at once if there are no gaps."""
         if self._exact and (extent := _extent(self.spans)) is not None:
-            yield _encode_as_stored(self.keys, self.kind, self.spans, extent, self._data, self._base)
+            yield _encode_as_stored(self.keys, self.field_names, self.spans, extent, self._data, self._base)
         else:
             yield from (raw.encode() for raw in self)
 
@@ -188,7 +190,7 @@ def _extent(spans: list[MemberSpan]) -> tuple[int, int] | None:
 
 def _encode_as_stored(
     keys: list[str],
-    kind: tuple[str, ...],
+    field_names: tuple[str, ...],
     spans: list[MemberSpan],
     extent: tuple[int, int],
     data: ArchiveBytes,
@@ -198,7 +200,7 @@ def _encode_as_stored(
     piece = FileRange(data, data.fd, begin, end) if isinstance(data, MappedFile) else None
     starts, sizes = [span[1] - begin for span in spans], [span[2] for span in spans]
     pieces = [piece or memoryview(data)[begin - base : end - base]]
-    return EncodedSamples(keys, kind, pieces, starts, sizes, end - begin)
+    return EncodedSamples(keys, field_names, pieces, starts, sizes, end - begin)
 
 
 def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) -> RawReader:

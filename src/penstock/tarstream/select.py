@@ -124,7 +124,7 @@ class Selection:
             return
         for number, raw in enumerate(self.samples(stream)):
             key = self.rename.key(raw, number) if self.rename is not None else None
-            fields = [field for field in raw.kind if self._keeps(field)]
+            fields = [field for field in raw.field_names if self._keeps(field)]
             if fields:
                 yield raw.reencode(key, fields)
 

@@ -137,7 +137,7 @@ class _SampleStore:
     def add(self, raw: RawSample) -> _Record:
         """Return the record of a sample without its sort value; a sample that is not in a file is spilled."""
         encoded = raw.encode()
-        kind = self._kinds.setdefault(encoded.kind, len(self._kinds))
+        kind = self._kinds.setdefault(encoded.field_names, len(self._kinds))
         if raw.file is not None and (extent := raw.extent) is not None:
             source = self._sources.setdefault(raw.shard, len(self._sources))
             begin = extent[0]

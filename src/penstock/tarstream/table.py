@@ -35,7 +35,7 @@ class TableColumn:
 
     def of(self, raw: RawSample) -> bytes | None:
         """Return the bytes of the column in a sample; None if the sample has none of the fields."""
-        return next((raw.value(field) for field in self.fields if field in raw.kind), None)
+        return next((raw.value(field) for field in self.fields if field in raw.field_names), None)
 
 
 def parse_columns(spec: str) -> tuple[TableColumn, ...]:

@@ -85,7 +85,7 @@ def test_a_tar_header_is_never_taken_for_compression() -> None:
 def test_an_encoded_sample_is_an_archive_that_tarfile_reads() -> None:
     encoded = encode_sample("d/k", {"txt": b"hello", "cls": b"3"})
     data = b"".join(encoded.pieces)
-    assert (encoded.keys, encoded.kind, encoded.nbytes) == (["d/k"], ("cls", "txt"), len(data))
+    assert (encoded.keys, encoded.field_names, encoded.nbytes) == (["d/k"], ("cls", "txt"), len(data))
     spans = zip(encoded.starts, encoded.sizes, strict=True)
     assert [data[start : start + size] for start, size in spans] == [b"3", b"hello"]
     with tarfile.open(fileobj=io.BytesIO(data + END_MARKER)) as archive:

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     except PlanError as exc:
         usage_error(str(exc))
     for raw in streams.read_samples(args):
-        field = next((name for name in args.field if name in raw.kind), None)
+        field = next((name for name in args.field if name in raw.field_names), None)
         if field is None or (condition is not None and not condition.of(raw)):
             continue
         data = raw.value(field) or b""

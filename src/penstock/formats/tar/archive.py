@@ -406,7 +406,7 @@ class EncodedSamples(NamedTuple):
 
     Attributes:
         keys: Their keys.
-        kind: Their fields, in member order.
+        field_names: Their fields, in member order.
         pieces: Their bytes: buffers and ranges of files, to be written one after the other.
         starts: Where the data of each field begins, from the first byte of the first piece.
         sizes: The size of each field.
@@ -414,7 +414,7 @@ class EncodedSamples(NamedTuple):
     """
 
     keys: list[str]
-    kind: tuple[str, ...]
+    field_names: tuple[str, ...]
     pieces: list[Any]
     starts: list[int]
     sizes: list[int]
@@ -428,17 +428,17 @@ def encode_sample(key: str, fields: Mapping[str, bytes]) -> EncodedSamples:
         DataError: The key or a field cannot be stored as it is.
     """
     check_key(key)
-    kind = tuple(sorted(fields))
-    if not kind:
+    field_names = tuple(sorted(fields))
+    if not field_names:
         raise DataError("a sample without fields cannot be stored", None, key)
     stem = key.encode("utf-8", "surrogateescape")
     pieces: list[Any] = []
     starts: list[int] = []
     at = 0
-    for field in kind:
+    for field in field_names:
         data = field_bytes(fields[field], field, key)
         head = member_header(stem + b"." + field.encode("utf-8", "surrogateescape"), len(data))
         pieces += (head, data, ZEROS[: -len(data) % BLOCK])
         starts.append(at + len(head))
         at += len(head) + padded(len(data))
-    return EncodedSamples([key], kind, pieces, starts, [len(fields[field]) for field in kind], at)
+    return EncodedSamples([key], field_names, pieces, starts, [len(fields[field]) for field in field_names], at)

@@ -38,7 +38,7 @@ class Grouper(Generic[ValueT]):
         self._sample: dict[str, ValueT] = {}
         self._problem: str | None = None
         self._seen_keys: set[bytes] = set()
-        self._complete_kinds: set[tuple[str, ...]] = set()  # fields of complete samples, in member order
+        self._complete_names: set[tuple[str, ...]] = set()  # fields of complete samples, in member order
         self._complete_sets: set[frozenset[str]] = set()  # the same in any order
         self._last_good_key = b""
         self._loss: str | None = None
@@ -77,20 +77,20 @@ class Grouper(Generic[ValueT]):
             The keys of the samples this completes (the open one first), their fields and their values; None if
             members have to be added one by one.
         """
-        kind = tuple(self._sample)
-        count = (len(names) - at) // len(kind) if kind else 0
+        field_names = tuple(self._sample)
+        count = (len(names) - at) // len(field_names) if field_names else 0
         if (
             count < _MIN_RUN
             or at < self._no_run_before
-            or kind not in self._complete_kinds
+            or field_names not in self._complete_names
             or self._problem
             or self._loss is not None
         ):
             return None
         self._no_run_before = 0
-        stop = at + count * len(kind)
-        last = stop - len(kind)
-        keys = self._new_keys(names[at:stop], [b"." + name.encode("utf-8", "surrogateescape") for name in kind])
+        stop = at + count * len(field_names)
+        last = stop - len(field_names)
+        keys = self._new_keys(names[at:stop], [b"." + name.encode("utf-8", "surrogateescape") for name in field_names])
         if keys is None:
             self._no_run_before = at + _RETRY_AFTER  # mixed shards: do not compare all remaining names for each sample
             return None
@@ -98,8 +98,8 @@ class Grouper(Generic[ValueT]):
         done = [self._key, *keys[:-1]]
         self._raw_key = self._key = keys[-1]
         self._last_good_key = done[-1]
-        self._sample = dict(zip(kind, values[last:stop], strict=True))
-        return done, kind, run_values
+        self._sample = dict(zip(field_names, values[last:stop], strict=True))
+        return done, field_names, run_values
 
     def _new_keys(self, names: list[bytes], endings: list[bytes]) -> list[bytes] | None:
         """Return the keys of the names if they are samples with these endings and with clean, new keys; else None."""
@@ -157,11 +157,11 @@ class Grouper(Generic[ValueT]):
 
     def _close(self, torn: bool) -> list[SampleEntry[ValueT]]:
         """End the open sample; ``torn`` if damage ended it."""
-        kind, problem, loss = tuple(self._sample), self._problem, self._loss
-        if problem is None and kind not in self._complete_kinds:
-            reserved = [name for name in kind if name.startswith("__") and name.endswith("__")]
+        field_names, problem, loss = tuple(self._sample), self._problem, self._loss
+        if problem is None and field_names not in self._complete_names:
+            reserved = [name for name in field_names if name.startswith("__") and name.endswith("__")]
             problem = f"the field name {reserved[0]!r} is reserved" if reserved else None
-        if (torn or loss is not None) and (problem is not None or frozenset(kind) not in self._complete_sets):
+        if (torn or loss is not None) and (problem is not None or frozenset(field_names) not in self._complete_sets):
             if loss is not None:
                 return [] if torn else [self._lost_entry()]
             if problem is None:
@@ -170,10 +170,10 @@ class Grouper(Generic[ValueT]):
         if problem is not None:
             return [*before, (self._key, (), [], problem, False)]
         self._last_good_key = self._key
-        if kind not in self._complete_kinds:
-            self._complete_kinds.add(kind)
-            self._complete_sets.add(frozenset(kind))
-        return [*before, (self._key, kind, list(self._sample.values()), None, False)]
+        if field_names not in self._complete_names:
+            self._complete_names.add(field_names)
+            self._complete_sets.add(frozenset(field_names))
+        return [*before, (self._key, field_names, list(self._sample.values()), None, False)]
 
     def _lost_entry(self) -> SampleEntry[ValueT]:
         """Return the entry that stands for a lost range."""

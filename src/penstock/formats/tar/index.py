@@ -245,15 +245,15 @@ class IndexBuilder:
         self._bad: dict[int, str] = {}
         self._lost: list[int] = []
 
-    def add(self, key: bytes, kind: tuple[str, ...]) -> None:
+    def add(self, key: bytes, field_names: tuple[str, ...]) -> None:
         """Add a good sample, whose fields are the next rows of ``start`` and ``size``."""
         self._keys.append(key)
-        self._kind.append(self._kinds.setdefault(kind, len(self._kinds)))
+        self._kind.append(self._kinds.setdefault(field_names, len(self._kinds)))
 
-    def add_all(self, keys: list[bytes], kind: tuple[str, ...]) -> None:
+    def add_all(self, keys: list[bytes], field_names: tuple[str, ...]) -> None:
         """Add good samples with the same fields."""
         self._keys += keys
-        self._kind += [self._kinds.setdefault(kind, len(self._kinds))] * len(keys)
+        self._kind += [self._kinds.setdefault(field_names, len(self._kinds))] * len(keys)
 
     def add_bad(self, key: bytes, problem: str, lost: bool) -> None:
         """Add a sample that cannot be read, or (``lost``) the entry for a lost range."""

@@ -175,10 +175,10 @@ class _SampleCollector:
                 self.push(names[at], rows[at])
                 at += 1
                 continue
-            keys, kind, run_rows = run
-            self._builder.add_all(keys, kind)
+            keys, field_names, run_rows = run
+            self._builder.add_all(keys, field_names)
             self._rows += run_rows
-            at += len(keys) * len(kind)
+            at += len(keys) * len(field_names)
 
     def index(self, walk: _HeaderWalk) -> Index:
         """Return the index of all samples."""
@@ -188,9 +188,9 @@ class _SampleCollector:
         return self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
 
     def _add(self, entries: list[SampleEntry[int]]) -> None:
-        for key, kind, rows, problem, lost in entries:
+        for key, field_names, rows, problem, lost in entries:
             if problem is None:
-                self._builder.add(key, kind)
+                self._builder.add(key, field_names)
                 self._rows += rows
             else:
                 self._builder.add_bad(key, problem, lost)

@@ -304,8 +304,8 @@ class ArchiveWalker(Generic[ValueT]):
                 yield from self._runs_or_errors(self._grouper.push(names[at], values[at]))
                 at += 1
                 continue
-            keys, kind, run_values = run
-            yield [key.decode("utf-8", "surrogateescape") for key in keys], kind, run_values
+            keys, field_names, run_values = run
+            yield [key.decode("utf-8", "surrogateescape") for key in keys], field_names, run_values
             at += len(run_values)
 
     def _end_losses(self, extensions: Extensions) -> list[SampleEntry[ValueT]]:
@@ -327,9 +327,9 @@ class ArchiveWalker(Generic[ValueT]):
         return self._grouper.push(kind, cast(ValueT, None), problem)
 
     def _runs_or_errors(self, entries: list[SampleEntry[ValueT]]) -> Iterator[SampleRun[ValueT] | DataError]:
-        for key, kind, values, problem, _ in entries:
+        for key, field_names, values, problem, _ in entries:
             name = key.decode("utf-8", "surrogateescape")
-            yield ([name], kind, values) if problem is None else DataError(problem, self.shard, name or None)
+            yield ([name], field_names, values) if problem is None else DataError(problem, self.shard, name or None)
 
 
 @lru_cache(1 << 12)
@@ -400,13 +400,13 @@ def iter_samples(
 
 
 def _rows(run: SampleRun[bytes], url: str, fields: FieldFilter) -> Iterator[dict[str, Any]]:
-    keys, kind, values = run
-    chosen = [(place, field) for place, field in enumerate(kind) if fields.wants(field)]
+    keys, field_names, values = run
+    chosen = [(place, field) for place, field in enumerate(field_names) if fields.wants(field)]
     with_key, with_url = fields.wants("__key__"), fields.wants("__url__")
     for number, key in enumerate(keys):
         sample: dict[str, Any] = {"__key__": key} if with_key else {}
         if with_url:
             sample["__url__"] = url
         for place, field in chosen:
-            sample[field] = values[number * len(kind) + place]
+            sample[field] = values[number * len(field_names) + place]
         yield sample

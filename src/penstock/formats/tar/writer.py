@@ -94,7 +94,7 @@ class TarWriter:
         self._encode = encode
         self._write_thread, self._hash_thread, self._publish_thread = write_thread, hash_thread, publish_thread
         self._keys: set[str] = set()
-        self._kinds: dict[tuple[str, ...], dict[str, bytes]] = {}
+        self._endings: dict[tuple[str, ...], dict[str, bytes]] = {}
         self._builder = IndexBuilder()
         self._starts: list[int] = []
         self._sizes: list[int] = []
@@ -151,13 +151,13 @@ class TarWriter:
         if (key := sample.get("__key__")) is None:
             raise DataError("the sample has no '__key__'", self._shard)
         check_key(key)
-        kind = self._kind(tuple(sample), key)
+        endings = self._member_endings(tuple(sample), key)
         stem = key.encode("utf-8", "surrogateescape")
         pieces: list[Any] = []
         starts: list[int] = []
         sizes: list[int] = []
         at = 0
-        for field, ending in kind.items():
+        for field, ending in endings.items():
             data = sample[field] if self._encode is None else self._encode(field, sample[field])
             if type(data) is not bytes:
                 data = field_bytes(data if self._encode else encode_value(data, field, key), field, key)
@@ -168,16 +168,16 @@ class TarWriter:
             starts.append(at + len(header))
             sizes.append(size)
             at += len(header) + size + padding
-        return EncodedSamples([key], tuple(kind), pieces, starts, sizes, at)
+        return EncodedSamples([key], tuple(endings), pieces, starts, sizes, at)
 
-    def _kind(self, names: tuple[str, ...], key: str) -> dict[str, bytes]:
+    def _member_endings(self, names: tuple[str, ...], key: str) -> dict[str, bytes]:
         """Return the fields to store, each with the ending of its member's name; cached by the sample's names."""
-        endings = self._kinds.get(names)
+        endings = self._endings.get(names)
         if endings is None:
             endings = {field: _ending(field, key) for field in sorted(names) if not field[:2] == "__" == field[-2:]}
             if not endings:
                 raise DataError("a sample without fields cannot be stored", self._shard, key)
-            self._kinds[names] = endings
+            self._endings[names] = endings
         return endings
 
     def write_encoded(self, encoded: EncodedSamples) -> int:
@@ -197,7 +197,7 @@ class TarWriter:
         self._pieces += encoded.pieces
         self._starts += [before + start for start in encoded.starts]
         self._sizes += encoded.sizes
-        self._builder.add_all([key.encode("utf-8", "surrogateescape") for key in keys], encoded.kind)
+        self._builder.add_all([key.encode("utf-8", "surrogateescape") for key in keys], encoded.field_names)
         self.samples += len(keys)
         self.nbytes = before + encoded.nbytes
         self._pending_bytes += encoded.nbytes // (_RANGE_WEIGHT if type(encoded.pieces[0]) is FileRange else 1)
