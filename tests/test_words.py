@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import keyword
 import re
@@ -45,19 +46,52 @@ NAMES = {
     "turn": "folder_lock",
 }
 
+# In src, as the whole name of a module, class or function; in a longer name or a sentence they are ordinary words.
+DEFINITIONS = {
+    "book": "LedgerWriter",
+    "but": "without",
+    "also": "with_",
+    "kept": "cached_object",
+    "later": "lazy",
+    "marks": "row_offsets",
+    "mine": "what it is",
+    "named": "external_files",
+    "pace": "BlockSizer, StallDetector, bench",
+    "settle": "commit, resolve, finish",
+    "sums": "hash_thread",
+    "theirs": "what it is",
+    "told": "reported",
+    "wire": "transport",
+    "witness": "DeliveryCallback",
+}
+
 # In prose and messages too, where these words have no other use.
 PROSE = re.compile(
     r"\b(afar|cargo|crews?|how-manieth|ink|nursery|outlets?|parcels?|settling|shelf|spool(ed|s)?|spots|telling)\b",
     re.IGNORECASE,
 )
 
+# Turns of phrase that a native reader stumbles over, and what they stood for.
+PHRASES = {
+    r"\bon where (it|they|one) (was|were|is|stood|stands)\b": "resumes where it was interrupted",
+    r"\bgo(es|ing)? on (where|with|from)\b": "resumes, continues",
+    r"\btaken? up again\b": "resumed",
+    r"\bat hand\b": "current, available",
+    r"\b(whoever|somebody|nobody)\b": "the caller, the worker, no process",
+    r"\bwhere (it|they) st(ands?|ood)\b": "its position, its progress",
+    r"\bmakes? no sense\b": "is not valid",
+    r"\bMade by ``": "Use ``...`` to create one",
+    r"\bof the kind\b": "name the thing",
+    r"\bRead are\b": "Supported formats:",
+}
+
 # "is no number" for "is not a number"; "there is no index" and "is no longer" are English.
 _COMPARISONS = "longer|more|less|fewer|better|worse|larger|smaller|faster|slower|different|such"
 IS_NO = re.compile(rf"(?<![Tt]here )(?<!there may )\b(?:is|are|was|were|be) no (?!(?:{_COMPARISONS})\b)\w+")
 
 
-def _python() -> Iterator[Path]:
-    for folder in FOLDERS:
+def _python(*folders: str) -> Iterator[Path]:
+    for folder in folders or FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             if path != HERE and not any(part.startswith(".") for part in path.relative_to(ROOT).parts):
                 yield path
@@ -70,6 +104,14 @@ def _pages() -> Iterator[Path]:
 def _parts(name: str) -> set[str]:
     """The words of a name: of ``AwayHand`` and ``away_hand``, ``away`` and ``hand``."""
     return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def _definitions(path: Path) -> Iterator[str]:
+    """The names of a module, and of its classes and functions."""
+    yield path.stem
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
 
 
 def _tokens(path: Path) -> Iterator[tokenize.TokenInfo]:
@@ -96,6 +138,22 @@ def test_no_name_is_a_private_metaphor() -> None:
     ]
     found += [str(path.relative_to(ROOT)) for path in _python() if _parts(path.stem) & NAMES.keys()]
     assert not found, "\n".join(found)
+
+
+def test_no_module_class_or_function_has_a_private_name() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}, write {DEFINITIONS[word]}"
+        for path in _python("src")
+        for name in _definitions(path)
+        if (word := name.strip("_").lower()) in DEFINITIONS
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_no_text_has_a_phrase_to_stumble_over(phrase: str) -> None:
+    found = _lines(re.compile(phrase))
+    assert not found, "\n".join([f"write {PHRASES[phrase]}:", *found])
 
 
 def test_no_text_has_a_private_word() -> None:
