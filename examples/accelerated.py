@@ -41,6 +41,7 @@ def main() -> None:
         )
     if accelerator.is_main_process:
         print(ps.ledger(args.folder / "ledger").verify())
+    accelerator.end_training()  # closes the process group: one that is still open can abort the exit of a process
 
 
 def numbered(sample: dict[str, object]) -> dict[str, object]:
