@@ -189,7 +189,7 @@ def test_an_interrupt_leaves_nothing_behind(step: str, started: subprocess.Popen
     assert started.stdout is not None
     assert any(line.startswith(step) for line in started.stdout)
     started.send_signal(signal.SIGINT)
-    _, err = started.communicate(timeout=30)
+    _, err = started.communicate(timeout=120)
     assert (started.returncode, err) == (130, "penstock: interrupted\n")
     assert sorted(os.listdir(tmp_path)) == ["temporary"]
     assert os.listdir(tmp_path / "temporary") == []

@@ -146,7 +146,7 @@ def test_ctrl_c_leaves_no_partial_file(words: list[str], tmp_path: Path) -> None
         file.flush()
         time.sleep(0.4)
         run.send_signal(signal.SIGINT)
-        _, error = run.communicate(timeout=30)
+        _, error = run.communicate(timeout=120)
     assert (run.returncode, error) == (130, b"penstock: interrupted\n")
     assert list(out.iterdir()) == []
 

@@ -77,11 +77,11 @@ def test_ctrl_c_exits_with_130_and_the_next_call_resumes(tmp_path: Path) -> None
         (tmp_path / "src" / "a" / f"{number}.txt").write_bytes(b"x" * 900)
     call = [sys.executable, "-m", "penstock", "pack", str(tmp_path / "src"), str(tmp_path / "out"), "--max-samples=5"]
     with subprocess.Popen(call, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not (tmp_path / "out" / "shard-000003.tar").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=20)
+        _, error = process.communicate(timeout=120)
     assert (process.returncode, error) == (130, "penstock: interrupted\n")
     assert "manifest.json" not in os.listdir(tmp_path / "out")
     assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".partial")]

@@ -146,7 +146,7 @@ def test_a_forgotten_iterator_in_a_cycle_may_be_collected_by_its_own_worker(
         gc.collect()
     finally:
         gc.enable()
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 60
     while own_threads() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not own_threads()
@@ -163,16 +163,16 @@ def test_a_worker_stuck_in_a_function_is_named_and_does_not_block_the_close(
     def stuck(item: int) -> int:
         if item == 5:
             inside.set()
-            resume.wait(30)
+            resume.wait(60)
         return item
 
     run = iter(from_items(list(range(100))).map(stuck, workers=1))
     assert next(run) == 0
-    assert inside.wait(5)
+    assert inside.wait(60)
     before = time.monotonic()
     with caplog.at_level(logging.WARNING):
         run.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 30  # the function waits for 60 s
     assert "still inside a user's function" in caplog.text
     assert "penstock map 0" in caplog.text
     resume.set()
@@ -187,12 +187,12 @@ def test_a_driver_stuck_in_a_collate_function_is_named_too(
     def stuck(samples: list[Any]) -> list[Any]:
         if samples[0] == 4:
             inside.set()
-            resume.wait(30)
+            resume.wait(60)
         return samples
 
     run = iter(from_items(list(range(100))).map(identity).batched(2, collate=stuck))
     assert next(run) == [0, 1]
-    assert inside.wait(5)
+    assert inside.wait(60)
     run.close()  # type: ignore[attr-defined]
     assert "penstock driver" in caplog.text
     resume.set()
@@ -218,7 +218,7 @@ def test_one_dataset_can_be_iterated_by_several_threads() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert got == [want] * 4
 
 
@@ -229,7 +229,7 @@ def test_every_thread_gets_its_own_epoch() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(set(orders)) == 6
     assert sorted(orders) == sorted(tuple(ds.epoch(epoch)) for epoch in range(6))
 
@@ -247,7 +247,7 @@ def test_an_iterator_can_be_passed_to_another_thread() -> None:
     got: list[int] = []
     thread = threading.Thread(target=lambda: got.extend(run))
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert got == list(range(1, 50))
     assert not own_threads()
 
@@ -256,7 +256,7 @@ def test_an_iterator_can_be_closed_by_another_thread() -> None:
     run = started(on_threads())
     thread = threading.Thread(target=run.close)  # type: ignore[attr-defined]
     thread.start()
-    thread.join(20)
+    thread.join(60)
     assert not own_threads()
 
 
@@ -378,7 +378,7 @@ def start(script: str) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], within_s: float) -> tuple[int, str, str, float]:
+def finish(process: subprocess.Popen[str], within_s: float = 120) -> tuple[int, str, str, float]:
     """Wait for a process; return its exit code, its output and errors, and the seconds it took from now."""
     before = time.monotonic()
     try:
@@ -411,11 +411,11 @@ def test_ctrl_c_ends_the_iteration_quickly(work_s: float) -> None:
     assert process.stdout.readline() == "going\n"
     time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    code, out, err, took_s = finish(process, 20)
+    code, out, err, took_s = finish(process)
     assert code != 0
     assert err.rstrip().endswith("KeyboardInterrupt")
     assert out == "left []\n"
-    assert took_s < 4
+    assert took_s < 30  # millions of items are left
 
 
 def test_an_open_iterator_does_not_delay_the_exit_of_the_program() -> None:
@@ -432,9 +432,9 @@ def test_an_open_iterator_does_not_delay_the_exit_of_the_program() -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "end\n"
-    code, _, err, took_s = finish(process, 20)
+    code, _, err, took_s = finish(process)
     assert (code, err) == (0, "")
-    assert took_s < 3
+    assert took_s < 30  # millions of items are left
 
 
 def test_a_forked_child_can_iterate_after_its_parent() -> None:
@@ -456,7 +456,7 @@ def test_a_forked_child_can_iterate_after_its_parent() -> None:
         assert list(live) == want[1:]
         """
     )
-    code, out, err, _ = finish(process, 30)
+    code, out, err, _ = finish(process)
     assert (code, err) == (0, "")
     assert "forked" in out
 
@@ -471,7 +471,7 @@ def test_closing_while_reading_never_hangs() -> None:
                 pass
         except (PenstockError, ValueError):
             pass
-        closer.join(10)
+        closer.join(60)
         assert not closer.is_alive()
     assert not own_threads()
 

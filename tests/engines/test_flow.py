@@ -254,7 +254,7 @@ def test_exactly_one_pair_is_computed_in_advance() -> None:
     pairs = look_ahead(range(10), found.append)
     for taken in range(4):
         next(pairs)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(found) < taken + 2 and time.monotonic() < deadline:
             time.sleep(0.001)
         time.sleep(0.01)
@@ -290,17 +290,17 @@ def test_closing_does_not_wait_for_a_stuck_lookahead() -> None:
 
     def find(number: int) -> int:
         if number:
-            stuck.wait(30)
+            stuck.wait(60)
         return number
 
     pairs = look_ahead(range(3), find)
     next(pairs)
     started_at = time.monotonic()
     pairs.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 30
     stuck.set()
     for thread in lookahead_threads():
-        thread.join(5)
+        thread.join(60)
     assert not lookahead_threads()
 
 
@@ -310,15 +310,15 @@ def test_closing_cancels_the_reads_of_a_lookahead() -> None:
     def find(number: int) -> int:
         if number:
             started.set()
-            released.wait(30)
+            released.wait(60)
         results.append(wanted())
         return number
 
     pairs = look_ahead(range(3), find)
     next(pairs)
-    assert started.wait(5)
+    assert started.wait(60)
     pairs.close()  # type: ignore[attr-defined]
     released.set()
     for thread in lookahead_threads():
-        thread.join(5)
+        thread.join(60)
     assert results == [True, False]

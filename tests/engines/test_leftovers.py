@@ -72,7 +72,7 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def all_ended(mark: str, within_s: float) -> bool:
+def all_ended(mark: str, within_s: float = 60) -> bool:
     """Wait until no process has the mark."""
     deadline = time.monotonic() + within_s
     while marked(mark):
@@ -114,7 +114,7 @@ def files_in_use() -> set[str]:
 
 def left_in_shared_memory(before: set[str]) -> set[str]:
     """The files that are new since ``before``, stay, and belong to no other program."""
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while left := shared_files() - before:
         left -= files_in_use()
         if not left or time.monotonic() > deadline:
@@ -240,7 +240,7 @@ def test_a_close_does_not_wait_for_a_worker_inside_a_long_call(inside: str, leav
     time.sleep(0.1)
     started_at = time.monotonic()
     run.close()
-    assert time.monotonic() - started_at < 3
+    assert time.monotonic() - started_at < 30  # the call takes a minute or more
     leaves_nothing()
 
 
@@ -311,13 +311,13 @@ def start(tmp_path: Path, busy: str, ending: str, mark: str) -> subprocess.Popen
     return process
 
 
-def ended(process: subprocess.Popen[str], tmp_path: Path, mark: str, within_s: float) -> tuple[int, str]:
+def ended(process: subprocess.Popen[str], tmp_path: Path, mark: str, within_s: float = 60) -> tuple[int, str]:
     """Wait for a script; fail if a process or a file of it is left. Return its exit code and its errors."""
     assert process.stdout is not None
     process.stdout.close()
     try:
         code = process.wait(within_s)
-        assert all_ended(mark, 2), "left behind"
+        assert all_ended(mark), "left behind"
     finally:
         for pid in marked(mark):
             with suppress(ProcessLookupError):
@@ -341,13 +341,13 @@ def test_a_process_that_gets_a_signal_leaves_nothing_behind(tmp_path: Path, name
     mark = uuid.uuid4().hex
     shared = shared_files()
     process = start(tmp_path, busy, "for _ in run: pass", mark)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while busy == "nested" and len(marked(mark)) < 1 + 2 * WORKERS and time.monotonic() < deadline:
         time.sleep(0.02)  # until the workers have workers
     time.sleep(0.1)
     assert len(marked(mark)) >= 2
     os.killpg(process.pid, SIGNALS[name])
-    code, err = ended(process, tmp_path, mark, 8)
+    code, err = ended(process, tmp_path, mark)
     assert not left_in_shared_memory(shared)
     if name == "SIGINT":
         assert code != 0
@@ -362,7 +362,7 @@ def test_a_process_that_gets_a_signal_leaves_nothing_behind(tmp_path: Path, name
 def test_a_process_that_ends_in_the_middle_leaves_nothing_behind(tmp_path: Path, finish: str, busy: str) -> None:
     mark = uuid.uuid4().hex
     process = start(tmp_path, busy, "time.sleep(0.2)\n" + FINISHES[finish], mark)
-    code, err = ended(process, tmp_path, mark, 8)
+    code, err = ended(process, tmp_path, mark)
     assert code == {"sys.exit": 3, "an exception": 1, "the last line": 0, "os._exit": 4}[finish]
     assert ("KeyError" in err) == (finish == "an exception")
     assert finish == "an exception" or err == ""

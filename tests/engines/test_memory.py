@@ -60,7 +60,7 @@ def measure(script: str, *args: str) -> Any:
     env = {**os.environ, "PYTHONPATH": SOURCE, "MALLOC_ARENA_MAX": "2"}
     code = HEAD + textwrap.dedent(script)
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, timeout=100, check=False
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, env=env, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -170,14 +170,15 @@ def test_only_few_large_samples_are_created_ahead() -> None:
     assert most_undelivered(5_000_000, 60, memory="40MB") * 5_000_000 <= 50_000_000
 
 
-def slow(number: int) -> int:
-    time.sleep(0.05)
-    return number
-
-
 def test_the_first_sample_of_a_slow_function_does_not_wait_for_a_large_block() -> None:
-    started_at = time.monotonic()
-    run = iter(from_items(list(range(1000))).map(slow, workers=2))
+    called: list[int] = []
+
+    def slow(number: int) -> int:
+        called.append(number)
+        time.sleep(0.05)
+        return number
+
+    run = iter(from_items(list(range(1000))).map(slow, workers=1))
     assert next(run) == 0
-    assert time.monotonic() - started_at < 0.5
+    assert len(called) <= 2  # the first block has one sample; the worker may be at the next
     run.close()  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def script(text: str, folder: Path, **env: str) -> str:
         [sys.executable, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env={**os.environ, "PYTHONPATH": SOURCE, **env},
         check=False,
     )
@@ -321,7 +321,7 @@ def test_several_threads_may_have_runs_on_processes() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert got == [list(range(1, 41))] * 3
 
 

@@ -260,7 +260,7 @@ def test_each_of_a_few_inputs_keeps_a_worker_busy() -> None:
     barrier = threading.Barrier(4)
 
     def fn(path: Path) -> dict[str, Any]:
-        barrier.wait(10)
+        barrier.wait(60)
         return {}
 
     assert _process(_write_inputs(4), fn, workers=4).failures == ()
@@ -428,7 +428,7 @@ def test_a_folder_belongs_to_one_run_at_a_time() -> None:
 
     def fn(path: Path) -> dict[str, Any]:
         started.set()
-        finish.wait(10)
+        finish.wait(60)
         return {}
 
     for out in ("out", "memory://jobs/busy"):
@@ -436,7 +436,7 @@ def test_a_folder_belongs_to_one_run_at_a_time() -> None:
         finish.clear()
         first = threading.Thread(target=_process, args=(_write_inputs(1), fn), kwargs={"out": out})
         first.start()
-        started.wait(10)
+        started.wait(60)
         with pytest.raises(PlanError, match=rf"another job \(process {os.getpid()} on .*\) is writing there"):
             _process(_write_inputs(1), upper, out=out)
         finish.set()

@@ -89,7 +89,7 @@ class Blocking:
     def __getitem__(self, number: int) -> Any:
         if number >= 30:
             self.reached.set()
-            assert self.proceed.wait(20)
+            assert self.proceed.wait(60)
         return {"label": number}
 
 
@@ -107,11 +107,11 @@ def packing(source: Blocking, url: str) -> Iterator[list[BaseException]]:
     thread = threading.Thread(target=pack)
     thread.start()
     try:
-        assert source.reached.wait(20)
+        assert source.reached.wait(60)
         yield failures
     finally:
         source.proceed.set()
-        thread.join(20)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("where", ["disk", "memory"])

@@ -281,7 +281,7 @@ def test_a_run_into_a_bucket_that_was_killed_and_resumed_leaves_no_uploads(tmp_p
 
         call = [sys.executable, "-c", UPLOADING, "s3://bucket/out", str(storage.endpoint), ACCESS_KEY, SECRET_KEY]
         with subprocess.Popen(call) as process:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while not pending() and time.monotonic() < deadline:
                 time.sleep(0.02)
             process.send_signal(signal.SIGKILL)

@@ -183,7 +183,7 @@ def test_a_killed_run_is_resumed_and_gives_the_same_files(tmp_path: Path) -> Non
     script.write_text(textwrap.dedent(SCRIPT.format(slow="len(sys.argv) > 2")))
     victim = subprocess.Popen([sys.executable, str(script), str(tmp_path / "out"), "slow"])
     journal = tmp_path / "out/.penstock-parquet/journal.json"
-    until = time.monotonic() + 60
+    until = time.monotonic() + 120
     while not journal.exists() and time.monotonic() < until:
         time.sleep(0.01)
     time.sleep(0.1)

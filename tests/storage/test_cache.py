@@ -67,13 +67,16 @@ def test_a_read_beyond_the_known_size_asks_the_server_again(remote: RemoteFolder
     assert cached.read(URL, 0, 2 * len(CONTENT)) == CONTENT * 2
 
 
-def test_size_and_tag_are_trusted_for_fresh_s(remote: RemoteFolder, cache_dir: Path) -> None:
-    cached = Cache(cache_dir, fresh_s=0.2).shared(remote)
+def test_size_and_tag_are_trusted_for_fresh_s(
+    remote: RemoteFolder, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = Cache(cache_dir, fresh_s=60).shared(remote)
     assert cached.stream(URL)
     for _ in range(3):
-        assert Cache(cache_dir, fresh_s=0.2).shared(remote).local_path(URL) is None
+        assert Cache(cache_dir, fresh_s=60).shared(remote).local_path(URL) is None
     assert len(remote.requests("info")) == 1
-    time.sleep(0.25)
+    after = time.monotonic() + 61
+    monkeypatch.setattr("penstock.storage.cache.time.monotonic", lambda: after)
     cached.info(URL)
     assert len(remote.requests("info")) == 2
 

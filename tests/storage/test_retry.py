@@ -163,7 +163,7 @@ def test_the_slower_of_two_hedged_requests_is_closed() -> None:
         return body
 
     assert assemble(fetch(begin, "a", Retry(hedge=0.05)), 0, None) == b"0123456789"
-    deadline = time.monotonic() + 3
+    deadline = time.monotonic() + 60
     while len(opened) < 2 or not opened[0].closed:
         assert time.monotonic() < deadline
         time.sleep(0.01)

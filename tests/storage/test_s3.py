@@ -115,7 +115,7 @@ def test_a_folder_of_5000_shards_is_read(storage: S3, name: str) -> None:
     else:
         found = [sample["__url__"] for sample in ds.take(20)]
         assert found == [f"s3://full/{name}/{number:05}.tar" for number in range(20)]
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 100
 
 
 def test_globs_folders_and_braces_are_expanded(storage: S3, root: str) -> None:
@@ -185,7 +185,7 @@ def test_a_mistake_is_explained_soon_and_without_secrets(port: int, mistake: str
         with pytest.raises(StorageError, match=problem) as caught:
             action()
         assert "never-to-be-seen" not in f"{caught.value}{caught.value!r}{caught.value.url}"
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_the_error_of_a_failed_listing_names_the_problem(storage: S3, port: int) -> None:
@@ -323,7 +323,7 @@ def assert_refused(command: list[str], problem: str, capsys: pytest.CaptureFixtu
     begin = time.monotonic()
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     assert problem in error
     assert error.count("\n") == 1
     assert error.startswith("penstock: ")

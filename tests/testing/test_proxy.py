@@ -23,7 +23,7 @@ def proxy(tmp_path: Path) -> Iterator[Proxy]:
 
 
 def _get(proxy: Proxy) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=20) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=120) as response:
         return bytes(response.read())
 
 
@@ -52,7 +52,7 @@ def test_an_unknown_fault_is_refused(proxy: Proxy) -> None:
 
 def test_closing_ends_a_request_that_hangs(proxy: Proxy) -> None:
     proxy.rule(hang=True)
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=120) as client:
         client.sendall(b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n")
         threading.Timer(0.2, proxy.close).start()
         assert client.recv(100) == b""
@@ -67,7 +67,7 @@ def test_a_body_can_be_cut_short(proxy: Proxy) -> None:
 
 def test_headers_and_status_can_be_replaced(proxy: Proxy) -> None:
     proxy.rule(headers={"Last-Modified": None, "X-Fault": "yes"}, as_status=203)
-    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=20) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}/a", timeout=120) as response:
         assert (response.status, response.headers["X-Fault"], response.headers["Last-Modified"]) == (203, "yes", None)
 
 

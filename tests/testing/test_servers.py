@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 
 def get_range(port: int) -> tuple[int, bytes]:
     request = urllib.request.Request(f"http://127.0.0.1:{port}/bucket/object", headers={"Range": "bytes=2-4"})
-    with urllib.request.urlopen(request, timeout=20) as response:
+    with urllib.request.urlopen(request, timeout=120) as response:
         return response.status, response.read()
 
 

@@ -3,29 +3,34 @@ from __future__ import annotations
 import mmap
 import time
 
+import pytest
+
 from penstock.engines.local.heartbeat import HEARTBEAT_BYTES, Heartbeat
 
 
-def test_a_heartbeat_records_the_current_item_and_its_time() -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that a heartbeat sees, as the only item of a list."""
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_heartbeat_records_the_current_item_and_its_time(clock: list[float]) -> None:
     heartbeat = Heartbeat()
     assert heartbeat.read() is None
     heartbeat.begin(2, 17)
-    time.sleep(0.02)
-    read = heartbeat.read()
-    assert read is not None
-    assert read[:2] == (2, 17)
-    assert 0.02 <= read[2] < 1
+    clock[0] += 3
+    assert heartbeat.read() == (2, 17, 3.0)
 
 
-def test_the_time_starts_again_with_a_new_item() -> None:
+def test_the_time_starts_again_with_a_new_item(clock: list[float]) -> None:
     heartbeat = Heartbeat()
     heartbeat.begin(0, 1)
-    time.sleep(0.05)
+    clock[0] += 3
     heartbeat.begin(0, 2)
-    read = heartbeat.read()
-    assert read is not None
-    assert read[1] == 2
-    assert read[2] < 0.04
+    clock[0] += 1
+    assert heartbeat.read() == (0, 2, 1.0)
 
 
 def test_a_cleared_heartbeat_records_nothing() -> None:

@@ -38,7 +38,7 @@ def sizes(ds: Any) -> list[int]:
 def test_a_pool_grows_while_its_workers_wait_for_something(on: WorkerKind) -> None:
     ds = from_items(list(range(100_000))).map(waits, workers=(1, 6), on=on)
     got = []
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     for x in ds:
         got.append(x)
         if max(sizes(ds)) > 2 or time.monotonic() > deadline:
@@ -53,7 +53,7 @@ def test_a_pool_grows_while_its_workers_wait_for_something(on: WorkerKind) -> No
 def test_a_pool_shrinks_to_its_minimum_while_the_consumer_is_slow() -> None:
     ds = from_items(list(range(100_000))).map(identity, workers=(2, 4)).on("local", cpus=4)
     got = []
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 100
     for x in ds:
         got.append(x)
         time.sleep(0.005)
@@ -98,7 +98,7 @@ def test_a_thread_that_hangs_ends_the_run_and_is_named_in_the_log(
 
     def hangs(x: int) -> int:
         if x == 5:
-            assert resume.wait(20)
+            assert resume.wait(60)
         return x
 
     ds = from_items(list(range(50))).map(hangs, workers=2, timeout_s=0.2).on_error(action)
@@ -109,7 +109,7 @@ def test_a_thread_that_hangs_ends_the_run_and_is_named_in_the_log(
         pytest.raises(StageError, match=r"timeout_s=0.2.*map\(hangs\).*key: 5") as caught,
     ):
         got.extend(ds)
-    assert time.monotonic() - before < 4
+    assert time.monotonic() - before < 30
     assert caught.value.key == "5"
     assert got == list(range(len(got)))
     assert len(got) <= 5

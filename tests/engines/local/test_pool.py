@@ -85,7 +85,7 @@ def pool_with(
 
 
 def wait_until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -93,7 +93,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
 
 def ends(pool: Pool) -> bool:
     pool.stop()
-    return pool.join(time.monotonic() + 5) == []
+    return pool.join(time.monotonic() + 60) == []
 
 
 def slow_when_even(job: Block) -> Block:
@@ -116,7 +116,7 @@ def test_map_unordered_yields_blocks_as_they_are_finished() -> None:
 
     def first_waits(job: Block) -> Block:
         if job.items[0] == 0:
-            assert later_begun.wait(5)
+            assert later_begun.wait(60)
         elif job.items[0] == 3:
             later_begun.set()
         return job
@@ -184,7 +184,7 @@ def test_each_thread_creates_and_closes_its_own_proxy() -> None:
 
     def work(job: Block) -> Block:
         if job.items[0] < 2:
-            both.wait(5)
+            both.wait(60)
         return job
 
     def make(number: int) -> FakeProxy:
@@ -225,23 +225,23 @@ def test_a_worker_that_is_slow_to_leave_is_not_counted() -> None:
 
     def close() -> None:
         leaving.set()
-        assert resume.wait(5)
+        assert resume.wait(60)
 
     both = threading.Barrier(2)
 
     def work(job: Block) -> Block:
         if job.items[0] < 2:
-            both.wait(5)  # so that each worker has a proxy to close
+            both.wait(60)  # so that each worker has a proxy to close
         return job
 
     pool = pool_with(lambda number: FakeProxy(in_one_part(work), close), 2)
     for future in [pool.submit(block(0)), pool.submit(block(1))]:
-        future.result(5)
+        future.result(60)
     pool.resize(1)
-    assert leaving.wait(5)
+    assert leaving.wait(60)
     assert pool.size == 1
     pool.resize(1)  # as on every tick
-    assert pool.submit(block(7)).result(2)[0].items == [7], "the last worker is still there"
+    assert pool.submit(block(7)).result(60)[0].items == [7], "the last worker is still there"
     resume.set()
     wait_until(lambda: len([t for t in threading.enumerate() if pool.owns(t)]) == 1)
     assert pool.size == 1
@@ -256,14 +256,14 @@ def test_the_number_of_a_worker_that_left_is_reused() -> None:
         return FakeProxy(in_one_part(lambda job: job))
 
     pool = pool_with(make, 1)
-    pool.submit(block(0)).result(5)
+    pool.submit(block(0)).result(60)
     pool.resize(2)
-    wait_until(lambda: pool.submit(block(0)).result(5) and numbers == [0, 1])
+    wait_until(lambda: pool.submit(block(0)).result(60) and numbers == [0, 1])
     pool.resize(1)
     wait_until(lambda: len([t for t in threading.enumerate() if pool.owns(t)]) == 1)
     numbers.clear()
     pool.resize(2)
-    wait_until(lambda: pool.submit(block(0)).result(5) and numbers)
+    wait_until(lambda: pool.submit(block(0)).result(60) and numbers)
     assert numbers in ([0], [1])
     assert ends(pool)
 
@@ -276,7 +276,7 @@ def test_a_worker_that_hangs_is_abandoned_and_its_block_fails() -> None:
         def work(job: Block) -> Block:
             proxy.since = time.monotonic()
             if job.items[0] == 1:
-                assert resume.wait(5)
+                assert resume.wait(60)
             proxy.since = None
             return job
 
@@ -286,7 +286,7 @@ def test_a_worker_that_hangs_is_abandoned_and_its_block_fails() -> None:
 
     seen: list[Event] = []
     pool = pool_with(make, 1, Meters(observer=seen.append))
-    assert pool.submit(block(0)).result(5)[0].items == [0]
+    assert pool.submit(block(0)).result(60)[0].items == [0]
     stuck = pool.submit(block(1))
     wait_until(lambda: proxies and proxies[0].since is not None)
     pool.fail_overdue(10)
@@ -295,13 +295,13 @@ def test_a_worker_that_hangs_is_abandoned_and_its_block_fails() -> None:
     pool.fail_overdue(0.01)
     pool.fail_overdue(0.01)  # the second call does nothing
     with pytest.raises(TimeoutError, match="it hangs"):
-        stuck.result(5)
+        stuck.result(60)
     assert pool.meter.timeouts == 1
     assert [(event.worker, event.problem) for event in seen if event.kind == "timeout"] == [(0, "it hangs")]
     pool.stop()
     before = time.monotonic()
-    assert pool.join(time.monotonic() + 5) == ["penstock test 0"]
-    assert time.monotonic() - before < 1, "join does not wait for it"
+    assert pool.join(time.monotonic() + 60) == ["penstock test 0"]
+    assert time.monotonic() - before < 30, "join does not wait for it"
     resume.set()
 
 
@@ -313,7 +313,7 @@ def test_a_worker_that_can_be_aborted_is_aborted() -> None:
             aborted.set()
 
     def work(job: Block) -> Block:
-        assert aborted.wait(5)
+        assert aborted.wait(60)
         return job
 
     pool = pool_with(lambda number: Abortable(in_one_part(work)), 1)
@@ -338,17 +338,17 @@ def test_a_stopped_pool_accepts_nothing_and_cancels_queued_blocks() -> None:
 
     def work(job: Block) -> Block:
         started.set()
-        assert resume.wait(5)
+        assert resume.wait(60)
         return job
 
     pool = pool_of(work, 1)
     first, second = pool.submit(block(0)), pool.submit(block(1))
-    assert started.wait(5)
+    assert started.wait(60)
     pool.stop()
     resume.set()
-    assert first.result(5)[0].items == [0]
+    assert first.result(60)[0].items == [0]
     with pytest.raises(CancelledError):
-        second.result(5)
+        second.result(60)
     with pytest.raises(Closed):
         pool.submit(block(2))
     assert ends(pool)
@@ -365,13 +365,13 @@ def test_a_channel_holds_no_more_than_its_capacity() -> None:
 
     thread = threading.Thread(target=fill)
     thread.start()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(put) < 2 and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)
     assert put == [0, 1]
     assert [channel.get() for _ in range(5)] == list(range(5))
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -396,7 +396,7 @@ def test_closing_a_channel_wakes_both_sides() -> None:
     full.close()
     empty.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert sorted(woken) == ["get", "put"]
     with pytest.raises(Closed):
         full.put(2)
@@ -415,7 +415,7 @@ def test_a_thread_that_does_not_end_is_named_in_the_log(
         join_all([driver], [idle])
     assert "threads left behind, still inside a user's function: penstock driver" in caplog.text
     resume.set()
-    driver.join(5)
+    driver.join(60)
 
 
 def test_a_reassigned_job_is_done_by_another_worker_while_the_first_recovers() -> None:
@@ -428,7 +428,7 @@ def test_a_reassigned_job_is_done_by_another_worker_while_the_first_recovers() -
 
         def prepare(self) -> None:
             if self.lost:
-                assert taken_over.wait(5), "no other worker has taken the job"
+                assert taken_over.wait(60), "no other worker has taken the job"
                 recovered.set()
 
         def __call__(self, job: BlockJob) -> BlockResult:
@@ -448,7 +448,7 @@ def test_a_reassigned_job_is_done_by_another_worker_while_the_first_recovers() -
     )
     done = map_ordered((block(number) for number in range(8)), pool, lambda: 4)
     assert [out.items for out in done] == [[number] for number in range(8)]
-    assert recovered.wait(5)
+    assert recovered.wait(60)
     pool.stop()
     join_all([], [pool])
     assert len(lost_workers) == 1

@@ -266,7 +266,7 @@ def test_a_sample_that_takes_too_long_is_named() -> None:
     with pytest.raises(StageError, match=r"timeout_s=0.3.*map\(hangs\).*key: 5"):
         got.extend(ds)
     assert got == [0, 1, 2, 3, 4]
-    assert time.monotonic() - before < 10
+    assert time.monotonic() - before < 40  # the function sleeps for 60 s
     assert (ds.stats().segments[-1].timeouts, ds.stats().segments[-1].deaths) == (2, 0)
     assert not processes()
 
@@ -356,7 +356,7 @@ def test_a_worker_that_does_not_get_ready_can_be_aborted() -> None:
         time.sleep(0.01)
     time.sleep(0.2)
     proxy.abort()
-    thread.join(3)
+    thread.join(60)
     assert ended == ["closed"]
     proxy.close()
     assert not processes()

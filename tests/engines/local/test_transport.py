@@ -80,7 +80,7 @@ def test_objects_of_every_size_arrive_equal(pair: Pair, obj: Any) -> None:
         thread = threading.Thread(target=pair[0].send, args=(obj,))
         thread.start()
         got = pair[1].recv()
-        thread.join(5)
+        thread.join(60)
         assert fingerprint(got) == fingerprint(obj)
         assert type(got) is type(obj)
 

@@ -225,7 +225,7 @@ class Predictor:
             file.write(f"{os.getpid()} {self.devices}\n")
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while len(self.log.read_text().splitlines()) < 2 and time.monotonic() < until:  # the other one is starting
             time.sleep(0.05)
         return {**batch, "by": [os.getpid()] * len(batch["x"])}
@@ -315,11 +315,11 @@ def test_closing_ends_the_actors(tmp_path: Path) -> None:
     assert next(run)["x"] == 0
     started_at = time.monotonic()
     run.close()  # type: ignore[attr-defined]
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 30  # the function sleeps for 60 s
     assert _all_ended({int(pid) for pid in log.read_text().split()})
 
 
-def _all_ended(pids: set[int], within_s: float = 20) -> bool:
+def _all_ended(pids: set[int], within_s: float = 120) -> bool:
     until = time.monotonic() + within_s
     while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
         if time.monotonic() > until:
@@ -413,7 +413,7 @@ if FULL:  # actors take long to start
                 return [sample["x"] for sample in numbers(BASE).map(dict, workers=1).on("ray")]
 
         trainer: Any = ray.remote(Trainer).options(num_cpus=2).remote()
-        assert ray.get(trainer.run.remote(), timeout=60) == list(range(sum(BASE)))
+        assert ray.get(trainer.run.remote(), timeout=300) == list(range(sum(BASE)))
         ray.kill(trainer)
 
 

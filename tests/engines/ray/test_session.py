@@ -47,7 +47,7 @@ def test_a_forked_process_cannot_use_its_parents_connection() -> None:
     child = context.Process(target=_report_error, args=(messages,))
     child.start()
     message = messages.get()
-    child.join(10)
+    child.join(120)
     assert "forked process" in message
 
 

@@ -63,7 +63,7 @@ def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path) -> N
         }
         command = [sys.executable, __file__, str(tmp_path)]
         ranks.append(subprocess.Popen(command, env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}))
-    assert [process.wait(100) for process in ranks] == [0] * WORLD
+    assert [process.wait(500) for process in ranks] == [0] * WORLD
     for name in PLANS:
         dropped = ps.ledger(tmp_path / f"drop {name}").verify()
         assert dropped.ok, dropped

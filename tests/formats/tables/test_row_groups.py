@@ -23,7 +23,7 @@ class CacheUnderTest:
         self.cache = RowGroupCache(self.decode, lambda _: 10, workers, max_bytes)
 
     def decode(self, wanted: GroupKey) -> Any:
-        self.gate.wait(10)
+        self.gate.wait(60)
         self.decoded.append(wanted)
         if wanted.group == 13:
             raise DataError("made to fail")

@@ -81,7 +81,7 @@ def test_an_epoch_is_exact_or_raises_an_error_that_names_the_fault(
             assert "shard-" in str(caught.value)
             assert SECRET_KEY not in f"{caught.value}{caught.value.__cause__}{caught.value.__context__}"
         assert hits, "the fault did not happen"
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100
 
 
 def _dataset(kind: str, port: int) -> ps.Dataset:
