@@ -211,11 +211,12 @@ def _defines(path: Path) -> Iterator[str]:
 
 
 def _rooms() -> Iterator[str]:
-    """Yield what stands directly in the package, written as the map writes it."""
-    for path in PACKAGE.iterdir():
-        if path.is_dir() and any(path.glob("*.py")):
-            yield f"{path.name}/"
-        elif path.suffix == ".py" and not path.name.startswith("__"):
+    """Yield every package and every module beside them, written as the map writes it."""
+    for path in MODULES:
+        place = path.relative_to(PACKAGE)
+        if path.name == "__init__.py" and path.parent != PACKAGE:
+            yield f"{place.parent}/"
+        elif len(place.parts) == 1 and not path.name.startswith("__"):
             yield path.name
 
 

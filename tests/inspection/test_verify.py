@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import io
 import tarfile
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.blobs.checksums import CELL
-from penstock.errors import StorageError
 from penstock.formats.manifest import ShardEntry, read_manifest, write_manifest
-from penstock.formats.tar import load_index
-from penstock.formats.tar.index import Index, read_beside
-from penstock.inspection.verify import build_index, shards_to_verify, store_index, verify_shard
+from penstock.inspection.verify import shards_to_verify, verify_shard
 from penstock.storage import Memory
 
 
@@ -111,56 +106,6 @@ def test_remote_shards_are_verified(folder: Path) -> None:
     assert problems(url) == [f"{url}/shard-000001.tar: it is in the manifest but does not exist"]
 
 
-def write_foreign_shard(path: Path) -> Path:
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
-        for number in range(5):
-            for name, data in ((f"{number}.jpg", bytes(number * 300_000)), (f"{number}.cls", b"1")):
-                member = tarfile.TarInfo(name)
-                member.size = len(data)
-                tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-def cell_checksums(data: bytes) -> list[int]:
-    return [zlib.crc32(data[start : start + CELL]) for start in range(0, len(data), CELL)]
-
-
-def test_the_index_of_a_foreign_shard_has_checksums(tmp_path: Path) -> None:
-    path = write_foreign_shard(tmp_path / "a.tar")
-    assert problems(path) == []
-    index = build_index(str(path))
-    assert index.checksums.tolist() == cell_checksums(path.read_bytes())
-    store_index(str(path), index)
-    beside = read_beside(str(path))
-    assert beside is not None
-    assert beside.checksums.tolist() == index.checksums.tolist()
-    assert load_index(str(path)).samples == 5
-    assert problems(path) == []
-
-
-def test_a_remote_shard_gets_its_index_beside_it(tmp_path: Path) -> None:
-    data, url = write_foreign_shard(tmp_path / "a.tar").read_bytes(), "memory://checking/a.tar"
-    with Memory().put(url) as upload:
-        upload.write(data)
-        upload.commit()
-    store_index(url, build_index(url))
-    index = Index.from_bytes(b"".join(Memory().stream(url + ".index")))
-    assert (index.samples, index.shard_size, index.checksums.tolist()) == (5, len(data), cell_checksums(data))
-    assert len(ps.read_tar(url)) == 5
-
-
-def test_an_index_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
-    path = write_foreign_shard(tmp_path / "a.tar")
-    (tmp_path / "a.tar.index").mkdir()
-    with pytest.raises(StorageError, match="the index cannot be written beside it"):
-        store_index(str(path), build_index(str(path)))
-
-
 def test_every_missing_shard_of_a_manifest_is_a_problem(tmp_path: Path) -> None:
     write_manifest(tmp_path, [ShardEntry(f"{n}.tar", 1, 1, "") for n in range(3)])
     assert len(problems(tmp_path)) == 3
-
-
-def test_shards_that_we_write_have_the_checksums_of_their_files(folder: Path) -> None:
-    for path in folder.glob("*.tar"):
-        assert np.array_equal(load_index(str(path)).checksums, cell_checksums(path.read_bytes()))

@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.engines.progress import Progress
+    from penstock.formats.tar.indexing import build_index, store_index
     from penstock.formats.tar.shard_names import TAR_SUFFIXES
-    from penstock.inspection.verify import build_index, store_index
     from penstock.storage import expand, redacted, url_patterns
 
     urls = expand(url_patterns(args.urls), TAR_SUFFIXES)

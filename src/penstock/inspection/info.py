@@ -12,11 +12,11 @@ import numpy as np
 from penstock.engines import Program, Run
 from penstock.formats.manifest import read_manifest_at
 from penstock.formats.tar.index import Index
+from penstock.formats.tar.indexing import build_index
 from penstock.formats.tar.remote import remote_index
 from penstock.formats.tar.scan import load_index
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.source import TarSource
-from penstock.inspection.verify import build_index
 from penstock.plan import Context, Fields, Map, OnError, Plan
 from penstock.storage import Storage, local_path, open_storage
 

@@ -1,31 +1,24 @@
-"""Check shards and Parquet files against their manifest, index and checksums, and build indexes that are missing."""
+"""Check shards and Parquet files against their manifest, index and checksums."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 
-from penstock.blobs.checksums import CELL, CellChecksums
-from penstock.blobs.draft import put_object, read_object
-from penstock.blobs.stamp import Stamp
+from penstock.blobs.checksums import CELL
+from penstock.blobs.draft import read_object
 from penstock.errors import DataError, StorageError
 from penstock.formats.files import find_files
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest_at
 from penstock.formats.tables.source import PARQUET_SUFFIXES
-from penstock.formats.tar.index import INDEX_SUFFIX, Index, write_beside
-from penstock.formats.tar.scan import load_index, open_archive, scan
+from penstock.formats.tar.index import INDEX_SUFFIX, Index
+from penstock.formats.tar.indexing import FileChecksums, checksum_file, local_copy
+from penstock.formats.tar.scan import open_archive, scan
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.packing.parquet_set import read_pack_record
-from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted
-
-_READ_BYTES = 1 << 20
+from penstock.storage import NotFound, Storage, expand, open_storage, redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,66 +30,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.shard}: {self.problem}"
-
-
-@dataclass(frozen=True, slots=True)
-class FileChecksums:
-    """The size of a file, its SHA-256, and the checksum of each of its cells, as an index stores them."""
-
-    size: int
-    sha256: str
-    cells: np.ndarray[tuple[int], np.dtype[np.uint32]]
-
-
-def build_index(url: str, storage: Storage | None = None) -> Index:
-    """Build the index of a shard on any storage, with the checksums of its cells.
-
-    A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is downloaded.
-
-    Raises:
-        StorageError: The shard cannot be read.
-        MissingExtra: The shard is compressed by zstd, and zstandard is not installed.
-    """
-    with _local_copy(url, storage) as (path, checksums):
-        if on_disk(url):
-            index = load_index(path, shard=url)
-            return index.stamped(index.stamp, (checksums or _checksum_file(path)).cells)
-        content = open_archive(path, redacted(url))
-        checksums = checksums or _checksum_file(path)
-        return scan(content.buffer, content.problem).stamped(Stamp(checksums.size), checksums.cells)
-
-
-def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
-    """Store an index beside its shard, where readers look for it.
-
-    Raises:
-        StorageError: The index cannot be written there.
-    """
-    try:
-        if on_disk(url):
-            write_beside(local_path(url), index)
-        else:
-            put_object(open_storage(url, storage), url + INDEX_SUFFIX, index.to_bytes())
-    except StorageError:
-        raise
-    except OSError as exc:
-        raise StorageError(f"the index cannot be written beside it: {exc.strerror or exc}", redacted(url)) from exc
-
-
-def make_manifest_entry(url: str, storage: Storage | None = None) -> ShardEntry:
-    """Read a whole shard and return its entry for a manifest; store its index beside it if there is none.
-
-    Raises:
-        StorageError: The shard cannot be read.
-    """
-    with _local_copy(url, storage) as (path, known):
-        checksums = known or _checksum_file(path)
-        content = open_archive(path, redacted(url))
-        index = scan(content.buffer, content.problem)
-        stamp = Stamp.of(os.stat(path)) if on_disk(url) else Stamp(checksums.size)
-    if read_object(open_storage(url, storage), url + INDEX_SUFFIX) is None:
-        store_index(url, index.stamped(stamp, checksums.cells), storage)
-    return ShardEntry(url.rpartition("/")[2], index.samples - len(index.bad), checksums.size, checksums.sha256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +120,9 @@ def _table_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    with _local_copy(file.url, storage) as (path, known):
+    with local_copy(file.url, storage) as (path, known):
         if file.entry is not None:
-            yield from _compare_with_entry(file.entry, known or _checksum_file(path), "packing noted")
+            yield from _compare_with_entry(file.entry, known or checksum_file(path), "packing noted")
         try:
             table = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as exc:
@@ -226,8 +159,8 @@ def _collect(file: FileToVerify, problems: Iterator[str], missing: str) -> list[
 def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str]:
     if file.unlisted:
         yield "it is not in the manifest"
-    with _local_copy(file.url, storage) as (path, known):
-        checksums = known or _checksum_file(path)
+    with local_copy(file.url, storage) as (path, known):
+        checksums = known or checksum_file(path)
         if file.entry is not None:
             yield from _compare_with_entry(file.entry, checksums)
         content = open_archive(path, redacted(file.url))
@@ -275,41 +208,3 @@ def _compare_with_index(
 
 def _equal(one: np.ndarray[tuple[int], np.dtype[np.int64]], other: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
     return bool(np.array_equal(one, other))
-
-
-@contextmanager
-def _local_copy(url: str, storage: Storage | None) -> Iterator[tuple[str, FileChecksums | None]]:
-    """Provide the path of a local file, or of a temporary copy of a remote one with its checksums."""
-    if on_disk(url):
-        path = local_path(url)
-        if not os.path.isfile(path):
-            raise NotFound("there is no such file", url)
-        yield path, None
-        return
-    with tempfile.NamedTemporaryFile(prefix="penstock-") as copy:
-        checksums = _checksum(_tee(open_storage(url, storage).stream(url), copy))
-        copy.flush()
-        yield copy.name, checksums
-
-
-def _tee(chunks: Iterable[bytes], copy: IO[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
-        copy.write(chunk)
-        yield chunk
-
-
-def _checksum_file(path: str) -> FileChecksums:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return _checksum(iter(lambda: file.read(_READ_BYTES), b""))
-    except OSError as exc:
-        raise StorageError(f"cannot read the file: {exc.strerror or exc}", path) from exc
-
-
-def _checksum(chunks: Iterable[bytes]) -> FileChecksums:
-    sha256, cells, size = hashlib.sha256(), CellChecksums(), 0
-    for chunk in chunks:
-        sha256.update(chunk)
-        cells.update(chunk)
-        size += len(chunk)
-    return FileChecksums(size, sha256.hexdigest(), cells.values())

@@ -1,1 +1,1 @@
-"""Copy samples between archives as they are stored, through files and pipes: the work behind the tar tools."""
+"""Copy, select, sort and process samples as they are stored, through files and pipes: the work behind the tar tools."""

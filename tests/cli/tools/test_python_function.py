@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import penstock as ps
-from penstock.cli.tools.python_function import import_function
 from penstock.errors import PlanError
+from penstock.tarstream.python_function import import_function
 
 Proc = Callable[..., tuple[dict[str, dict[str, bytes]], str]]
 

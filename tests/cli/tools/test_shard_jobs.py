@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from penstock.cli import main
-from penstock.cli.tools.shard_jobs import ShardJob, plan_jobs
 from penstock.errors import PlanError
 from penstock.storage import open_storage
+from penstock.tarstream.shard_jobs import ShardJob, plan_jobs
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 
 Capture = pytest.CaptureFixture[bytes]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.tools.shell_command import CommandRunner, ShellCommand, run_on_each
 from penstock.errors import EngineError, StorageError
 from penstock.tarstream.gather import gather_samples
+from penstock.tarstream.shell_command import CommandRunner, ShellCommand, run_on_each
 
 Proc = Callable[..., tuple[dict[str, dict[str, bytes]], str]]
 

@@ -16,9 +16,9 @@ from penstock.cli.tools.arguments import add_input_arguments, add_output_argumen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.cli.tools.shell_command import CommandResult, ShellCommand
     from penstock.formats.manifest import ShardEntry
     from penstock.formats.tar.archive import EncodedSamples
+    from penstock.tarstream.shell_command import CommandResult, ShellCommand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +157,7 @@ def _show_progress(samples: Iterator[EncodedSamples]) -> Iterator[EncodedSamples
 def _process_samples(args: argparse.Namespace, urls: list[str], counts: _Counts) -> Iterator[EncodedSamples]:
     """Run the command or function on the samples of shards; yield the results and update ``counts``."""
     if args.python is not None:
-        from penstock.cli.tools.python_function import call_on_each
+        from penstock.tarstream.python_function import call_on_each
 
         results = call_on_each(
             urls,
@@ -173,8 +173,8 @@ def _process_samples(args: argparse.Namespace, urls: list[str], counts: _Counts)
             yield encoded
         return
     from penstock.cli.tools import streams
-    from penstock.cli.tools.shell_command import CommandRunner, run_on_each
     from penstock.tarstream.gather import gather_samples
+    from penstock.tarstream.shell_command import CommandRunner, run_on_each
 
     samples = streams.selection(args).samples(gather_samples(urls, on_error=streams.bad_sample_callback(args)))
     with CommandRunner(_shell_command(args), args.working_dir) as runner:
@@ -189,8 +189,8 @@ def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _C
     Raises:
         StageError: The command failed, and failures abort the run.
     """
-    from penstock.cli.tools.shell_command import echo
     from penstock.errors import StageError
+    from penstock.tarstream.shell_command import echo
 
     counts.samples += 1
     if result.problem is None:
@@ -210,7 +210,7 @@ def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _C
 
 
 def _shell_command(args: argparse.Namespace) -> ShellCommand:
-    from penstock.cli.tools.shell_command import ShellCommand
+    from penstock.tarstream.shell_command import ShellCommand
 
     shell = args.interpreter or shutil.which("bash") or "/bin/sh"
     argv = (shell, "-c", args.command) if args.script is None else (shell, os.path.abspath(args.script))
@@ -242,8 +242,8 @@ class ShardProcessor:
 
 
 def _process_shards(args: argparse.Namespace) -> int:
-    from penstock.cli.tools import shard_jobs
-    from penstock.cli.tools.shell_command import stop_all
+    from penstock.tarstream import shard_jobs
+    from penstock.tarstream.shell_command import stop_all
 
     if args.filelist is not None or not args.inputs or "-" in args.inputs:
         usage_error("with {} in the output, standard input and -T do not work: name the shards as arguments")

@@ -16,6 +16,7 @@ from typing import Any
 
 from penstock.errors import PenstockError, PlanError, StorageError
 from penstock.formats.manifest import ShardEntry, read_manifest_at, write_manifest, write_manifest_at
+from penstock.formats.tar.indexing import make_manifest_entry
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.storage import exists, expand_braces, local_path, open_storage, redacted
 from penstock.tarstream.gather import find_shards
@@ -145,8 +146,6 @@ class _Manifests:
 
     def write_all(self) -> None:
         """Write all entries, including those of existing shards that a killed run did not add to the manifest."""
-        from penstock.inspection.verify import make_manifest_entry
-
         for folder, targets in self._existing.items():
             manifest = read_manifest_at(folder)
             names = {entry.name for entry in manifest.shards} if manifest is not None else set()
