@@ -1,4 +1,4 @@
-"""Datasets as text: how a plan runs, the type of a value, a value in short."""
+"""Datasets as text: ``explain()``, ``schema()`` and ``show()``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lineage: which samples the items of a block came from, through groups and counting stages.
+"""Lineage: which samples each item of a block came from, through batches, windows and limits.
 
 The lineage of some items is a table with a row for each sample that went into them, computed only on request. The
 table is stored as an array with one line for each of its columns, so that every column is contiguous in memory.

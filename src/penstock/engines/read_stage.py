@@ -1,4 +1,4 @@
-"""Locating and reading samples: the origin of source blocks, the finder, and the stage that reads."""
+"""The first stage of every run: locate the samples of a block in their sources, and read them in a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that agree where an epoch ends, with one integer per step: for plans whose length only a run can tell."""
+"""Let the ranks of a process group agree, step by step, where an epoch ends: for plans whose length is unknown."""
 
 from __future__ import annotations
 

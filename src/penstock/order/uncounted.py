@@ -1,4 +1,4 @@
-"""The order of shards whose samples are not counted yet.
+"""The order of shards without an index, whose samples are not counted yet.
 
 It is the same order as with counts: a group of shards needs only the counts of its own shards, and requests them when
 the group is opened. A position is ``group * GROUP_STRIDE + offset``. A piece of step 1 covers its groups one after

@@ -1,4 +1,4 @@
-"""Packs any dataset into Parquet files, with media embedded and the types of fields in the schema."""
+"""``ps.pack(format="parquet")``: which features the fields of a dataset have, and how media is embedded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the samples of a plan to Parquet files: hidden drafts that are published together, and can be resumed."""
+"""Write the samples of a plan to Parquet files: drafts with a journal, so that an interrupted run can resume."""
 
 from __future__ import annotations
 

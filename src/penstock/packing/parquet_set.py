@@ -1,4 +1,4 @@
-"""A set of Parquet files in a folder: hidden drafts until the last one is complete, then renamed one after another."""
+"""Publish a set of Parquet files in a folder together: drafts until the last one is complete, then renamed."""
 
 from __future__ import annotations
 

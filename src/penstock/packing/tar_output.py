@@ -1,4 +1,4 @@
-"""Writes the samples of a plan to tar shards, and what every writer needs: its result, its checks, its errors."""
+"""Write the samples of a plan to tar shards; also the result, checks and errors that all writers share."""
 
 from __future__ import annotations
 

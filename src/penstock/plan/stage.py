@@ -1,4 +1,4 @@
-"""The definition of a stage, and the only loops over items: Map, Filter, FlatMap.
+"""The base classes of stages, and the only loops over items: Map, Filter, FlatMap.
 
 Cursor, randomness, retries and the error policy are handled in these loops. To write a new stage, subclass one of them
 and return the function to call from ``function``.

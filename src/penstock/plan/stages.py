@@ -1,4 +1,4 @@
-"""The stages that process single samples and need only Python and numpy."""
+"""The stages on single samples: map, filter, flat_map, map_batches, select, drop, rename, to_tuple."""
 
 from __future__ import annotations
 

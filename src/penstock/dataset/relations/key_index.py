@@ -1,4 +1,4 @@
-"""An index of a large set of distinct values: built once, then queried with a column at a time."""
+"""Look up columns in a large set of distinct values, for joins and numbering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of fields as keys: equality and sort order; columns are compared by Arrow, other values one by one."""
+"""Compare values of fields: equality and sort order, by Arrow for columns, one by one for other values."""
 
 from __future__ import annotations
 

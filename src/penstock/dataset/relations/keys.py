@@ -1,4 +1,4 @@
-"""Numbers the values of fields: equal values have the same number, and each new value gets the next one."""
+"""Number the values of fields, for groups and distinct values: equal values have the same number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source computed from all samples of another plan, which runs completely when the source is first read."""
+"""The source behind groups and sorts: a plan that runs to its end when the result is first read."""
 
 from __future__ import annotations
 

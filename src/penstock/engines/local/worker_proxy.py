@@ -1,4 +1,4 @@
-"""The run's side of a remote worker: sends blocks, replaces a worker that dies, and repeats the worker's block.
+"""What worker processes and Ray actors have in common on the run's side: send blocks, replace a worker that dies.
 
 A block whose worker dies or hangs is processed again. If that happens twice, its items are processed one at a time, so
 that the item that causes it is known and fails alone, by the plan's error policy.

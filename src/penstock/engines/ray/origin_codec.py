@@ -1,4 +1,4 @@
-"""Encode the origin of a block for a worker on a cluster, which cannot query the run."""
+"""Encode where the samples of a block came from, for a worker on a cluster, which cannot query the run."""
 
 from __future__ import annotations
 

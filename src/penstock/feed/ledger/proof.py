@@ -1,4 +1,4 @@
-"""Adds up the records of an epoch, to prove that every sample came exactly once."""
+"""Prove from the records of an epoch that every sample came exactly once, or list what is missing or repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a ledger: the samples of every step, and the proof that every sample came exactly once."""
+"""``ps.ledger``: open a ledger, list the samples of every step, and verify it."""
 
 from __future__ import annotations
 

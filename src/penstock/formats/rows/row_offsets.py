@@ -1,4 +1,4 @@
-"""Where rows begin in a file: the offset of every n-th row, found in one pass and cached for later runs."""
+"""The index of a file of rows as a value: the offset of every n-th row, and its copy in the user's cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where rows begin and end in files of lines: scan a whole file for offsets, find rows between two offsets."""
+"""Scan files of lines for rows: all offsets of a file in one pass, or the rows between two offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups the members of an archive into samples, and gives every loss a position among them.
+"""Group the members of an archive into samples; damaged members become failing samples at their position.
 
 Both readers group members here, the scan of a file and the front-to-back walk over a stream, so that a shard gives the
 same samples and the same losses either way.

@@ -1,4 +1,4 @@
-"""The index of a shard, which records where each sample is: the value, its file format, and where it is stored."""
+"""The index as a value: where each sample of a shard is, the format of index files, and where they are stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index of a whole shard on any storage: built with checksums, stored beside the shard, listed in a manifest."""
+"""Index a whole shard on any storage, for ``penstock index``: read it, compute checksums, store its index beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that have been located in open shards and can be read without the reader."""
+"""A block of samples that the reader has located: offsets into open shards, which a worker reads."""
 
 from __future__ import annotations
 

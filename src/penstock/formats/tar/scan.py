@@ -1,4 +1,4 @@
-"""The index of a shard: loaded from beside it or from the cache, else scanned from its headers."""
+"""Get the index of a shard to read: load it from beside the shard or from the cache, else scan the headers."""
 
 from __future__ import annotations
 
