@@ -18,7 +18,7 @@ from penstock.engines.flow import BlockSizer, _closing, finish_level, look_ahead
 from penstock.errors import DataError, StageError
 from penstock.feed import Loader
 from penstock.order import I64
-from penstock.plan import Block, Place, Skipped, Slot
+from penstock.plan import Block, Lineage, Place, Skipped, Slot
 from penstock.storage.retry import wanted
 from penstock.testing import numbers, outputs
 
@@ -99,7 +99,8 @@ class FakeOrigin:
 
 
 def block(items: str, owner: list[int], inputs: int, **more: Any) -> Block:
-    return Block(list(items), np.zeros(len(items), np.uint64), FakeOrigin(), inputs, np.array(owner, np.int64), **more)
+    lineage = Lineage(FakeOrigin(), inputs, np.array(owner, np.int64), **more)
+    return Block(list(items), np.zeros(len(items), np.uint64), lineage)
 
 
 def test_outputs_delivered_before_are_dropped() -> None:
@@ -136,8 +137,8 @@ def test_a_skip_belongs_to_the_block_that_passes_its_input() -> None:
     skips = [Skipped(0, Place(None, None), "map", "a"), Skipped(1, Place(None, None), "map", "b")]
     parts = [block("ab", [0, 1], 1, more=True, skips=skips), block("c", [1], 2, begin=1)]
     first, second = finish_level(iter(parts))
-    assert [skip.problem for skip in first.skips] == ["a"]
-    assert [skip.problem for skip in second.skips] == ["b"]
+    assert [skip.problem for skip in first.lineage.skips] == ["a"]
+    assert [skip.problem for skip in second.lineage.skips] == ["b"]
 
 
 def frames(sample: dict[str, Any]) -> Iterator[dict[str, Any]]:

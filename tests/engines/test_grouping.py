@@ -16,7 +16,7 @@ from penstock.engines.grouping import Grouping, take_skips
 from penstock.engines.lineage import GroupOrigin
 from penstock.engines.program import run_segment
 from penstock.errors import DataError, StageError
-from penstock.plan import Block, GroupStage, Place, Skipped
+from penstock.plan import Block, GroupStage, Lineage, Place, Skipped
 from penstock.testing import numbers
 
 
@@ -61,9 +61,9 @@ def test_groups_are_cut_by_weight() -> None:
 
 def test_a_group_knows_the_cursors_around_and_inside_it() -> None:
     first, second, _ = grouped(numbers((10,)).batched(4, collate=list))
-    assert isinstance(second.origin, GroupOrigin)
+    assert isinstance(second.lineage.origin, GroupOrigin)
     assert (first.cursor(0), first.cursor(1)) == (Cursor(0, 0, 0, 0), Cursor(0, 0, 4, 0))
-    assert second.origin.cursor(0, 1) == GroupCursor(1, Cursor(0, 0, 4, 0), Cursor(0, 0, 8, 0), 4, 0, 1)
+    assert second.lineage.origin.cursor(0, 1) == GroupCursor(1, Cursor(0, 0, 4, 0), Cursor(0, 0, 8, 0), 4, 0, 1)
 
 
 def test_outputs_of_the_first_group_that_were_delivered_before_are_omitted() -> None:
@@ -88,35 +88,36 @@ def test_an_open_window_is_replayed_with_its_own_size() -> None:
 def test_a_failing_stage_is_an_error_that_names_stage_and_sample() -> None:
     first, failed, *_ = grouped(numbers((10,)).batched(4, collate=failing_collate))
     assert xs([first]) == [[0, 1, 2, 3]]
-    assert isinstance(failed.error, StageError)
-    assert (failed.error.key, failed.error.stage) == ("4", "batched(4, collate=failing_collate)")
-    assert isinstance(failed.error.__cause__, ValueError)
+    assert isinstance(failed.lineage.error, StageError)
+    assert (failed.lineage.error.key, failed.lineage.error.stage) == ("4", "batched(4, collate=failing_collate)")
+    assert isinstance(failed.lineage.error.__cause__, ValueError)
 
 
 def test_a_group_whose_stage_fails_is_skipped_on_request() -> None:
     blocks = grouped(numbers((10,)).batched(4, collate=failing_collate).on_error("skip"))
     assert xs(blocks) == [[0, 1, 2, 3], [8, 9]]
-    ((skip,),) = [block.skips for block in blocks if block.skips]
+    ((skip,),) = [block.lineage.skips for block in blocks if block.lineage.skips]
     assert (skip.place.key, skip.place.samples, skip.stage) == ("4", 4, "batched")
 
 
 def test_a_group_that_an_error_cuts_short_is_not_run() -> None:
     *blocks, last = grouped(numbers((10,), bad=[6]).batched(4, collate=list))
     assert xs(blocks) == [[0, 1, 2, 3]]
-    assert isinstance(last.error, DataError)
+    assert isinstance(last.lineage.error, DataError)
 
 
 def test_skips_are_delivered_with_the_group_around_them() -> None:
     blocks = grouped(numbers((12,), bad=[0, 2, 5, 11]).batched(4, collate=list).on_error("skip"))
     assert xs(blocks) == [[1, 3, 4, 6], [7, 8, 9, 10]]
-    assert [[skip.place.key for skip in block.skips] for block in blocks] == [["0", "2", "5"], [], ["11"]]
+    assert [[skip.place.key for skip in block.lineage.skips] for block in blocks] == [["0", "2", "5"], [], ["11"]]
 
 
 def test_skips_up_to_an_input_can_be_taken() -> None:
-    skips = [Skipped(number, Place(None, None), "map", "") for number in (0, 1, 3)]
-    block = Block([], np.zeros(0, np.uint64), GroupOrigin(1, None, None, 0, [], True, 0), 4, skips=skips)  # type: ignore[arg-type]
+    skips = tuple(Skipped(number, Place(None, None), "map", "") for number in (0, 1, 3))
+    origin = GroupOrigin(1, None, None, 0, [], True, 0)  # type: ignore[arg-type]
+    block = Block([], np.zeros(0, np.uint64), Lineage(origin, 4, None, skips))
     assert [skip.input for skip in take_skips(block, 3)] == [0, 1]
-    assert [skip.input for skip in block.skips] == [3]
+    assert [skip.input for skip in block.lineage.skips] == [3]
 
 
 @pytest.mark.parametrize("outputs", [1, 256, 257, 600])

@@ -29,7 +29,7 @@ from penstock.engines.lineage import (
     empty_block,
 )
 from penstock.order import I64
-from penstock.plan import Block, Place, Slot
+from penstock.plan import Block, Lineage, Place, Slot
 from penstock.testing import numbers
 
 START, END = Cursor(0, 0, 0, 0), Cursor(0, 0, 9, 0)
@@ -56,7 +56,7 @@ class FakeOrigin:
 def block(owner: list[int] | None, inputs: int, **more: Any) -> Block:
     count = inputs if owner is None else len(owner)
     owners = None if owner is None else np.array(owner, np.int64)
-    return Block(list(range(count)), np.zeros(count, np.uint64), FakeOrigin(), inputs, owners, **more)
+    return Block(list(range(count)), np.zeros(count, np.uint64), Lineage(FakeOrigin(), inputs, owners, **more))
 
 
 def samples(rows: I64) -> list[tuple[int, int, int]]:
@@ -71,40 +71,40 @@ def test_tables_are_joined_in_order() -> None:
 
 
 def test_items_that_are_inputs_are_traced_one_to_one() -> None:
-    lineage = ItemLineage.of(block(None, 5), 1, 4, gaps=True)
+    lineage = ItemLineage(block(None, 5).lineage, 1, 4, with_gaps=True)
     assert len(lineage) == 3
     assert lineage.outputs().tolist() == [0, 0, 0]
     assert samples(lineage.trace(DELIVERED)) == [(0, 1, DELIVERED), (1, 2, DELIVERED), (2, 3, DELIVERED)]
 
 
 def test_the_outputs_of_an_input_are_numbered_across_blocks() -> None:
-    lineage = ItemLineage.of(block([1, 1, 3], 4, begin=1, base=2), 0, 3, gaps=True)
+    lineage = ItemLineage(block([1, 1, 3], 4, begin=1, base=2).lineage, 0, 3, with_gaps=True)
     assert lineage.inputs().tolist() == [1, 1, 3]
     assert lineage.outputs().tolist() == [2, 3, 0]
-    assert ItemLineage.of(block([1, 1, 3], 4, begin=1, base=2), 1, 3, gaps=True).outputs().tolist() == [3, 0]
+    assert ItemLineage(block([1, 1, 3], 4, begin=1, base=2).lineage, 1, 3, with_gaps=True).outputs().tolist() == [3, 0]
 
 
 def test_inputs_without_output_are_named_with_the_first_item() -> None:
-    lineage = ItemLineage.of(block([1, 3], 5), 0, 2, gaps=True)
+    lineage = ItemLineage(block([1, 3], 5).lineage, 0, 2, with_gaps=True)
     assert lineage.gaps().tolist() == [0, 2, 4]
     passed = [(0, 0, PASSED), (0, 2, PASSED), (0, 4, PASSED)]
     assert samples(lineage.trace(DELIVERED)) == [*passed, (0, 1, DELIVERED), (1, 3, DELIVERED)]
-    assert samples(ItemLineage.of(block([1, 3], 5), 1, 2, gaps=False).trace(DELIVERED)) == [(0, 3, DELIVERED)]
+    assert samples(ItemLineage(block([1, 3], 5).lineage, 1, 2, with_gaps=False).trace(DELIVERED)) == [(0, 3, DELIVERED)]
 
 
 def test_an_input_with_outputs_in_an_earlier_block_is_not_a_gap() -> None:
-    assert ItemLineage.of(block([3], 4, begin=1, base=2), 0, 1, gaps=True).gaps().tolist() == [2]
-    assert ItemLineage.of(block([3], 4, begin=1), 0, 1, gaps=True).gaps().tolist() == [1, 2]
+    assert ItemLineage(block([3], 4, begin=1, base=2).lineage, 0, 1, with_gaps=True).gaps().tolist() == [2]
+    assert ItemLineage(block([3], 4, begin=1).lineage, 0, 1, with_gaps=True).gaps().tolist() == [1, 2]
 
 
 def test_an_empty_block_names_the_inputs_without_output() -> None:
     empty = empty_block(block([], 2))
-    assert isinstance(empty.origin, EmptyOrigin)
-    assert samples(empty.origin.trace(np.zeros(0, np.int64), np.zeros(0, np.int64), DELIVERED)) == [
+    assert isinstance(empty.lineage.origin, EmptyOrigin)
+    assert samples(empty.lineage.origin.trace(np.zeros(0, np.int64), np.zeros(0, np.int64), DELIVERED)) == [
         (0, 0, PASSED),
         (0, 1, PASSED),
     ]
-    assert empty_block().origin.place(0) == Place(None, None)
+    assert empty_block().lineage.origin.place(0) == Place(None, None)
     with pytest.raises(AssertionError, match="no cursor"):
         empty.cursor(0)
 
@@ -119,8 +119,8 @@ def test_items_after_a_counting_stage_are_traced_through_it() -> None:
 
 def group(whole: bool, **more: Any) -> GroupOrigin:
     members = [
-        ItemLineage.of(block([1, 2], 3), 0, 2, gaps=True),
-        ItemLineage.of(block(None, 2), 0, 2, gaps=True),
+        ItemLineage(block([1, 2], 3).lineage, 0, 2, with_gaps=True),
+        ItemLineage(block(None, 2).lineage, 0, 2, with_gaps=True),
     ]
     settings: dict[str, Any] = {"total": 4, **more}
     return GroupOrigin(1, START, END, 4, members, whole, **settings)

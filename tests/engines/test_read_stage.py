@@ -12,7 +12,7 @@ from penstock.engines.lineage import DELIVERED, INDEX, ITEM, KIND, LEAF, OUTPUT,
 from penstock.engines.read_stage import BufferedSamples, Read, Span
 from penstock.errors import DataError
 from penstock.order import I64, Refs
-from penstock.plan import Block, Context
+from penstock.plan import Block, Context, Lineage
 from penstock.testing import numbers
 
 
@@ -27,7 +27,7 @@ def span_of(ds: Dataset, count: int, *, padding: bool = False) -> Span:
 
 
 def block_of(span: Span) -> Block:
-    return Block([], span.refs.key, span, len(span.refs))
+    return Block([], span.refs.key, Lineage(span, len(span.refs)))
 
 
 def test_samples_of_several_sources_are_read_in_the_order_of_their_positions() -> None:
@@ -97,12 +97,12 @@ def test_padding_is_marked_in_the_samples() -> None:
 def test_a_block_stops_at_the_first_sample_that_cannot_be_read() -> None:
     block = Read().run(block_of(span_of(numbers((6,), bad=[2, 4]), 6)), Context(-1))
     assert [item["x"] for item in block.items] == [0, 1]
-    assert isinstance(block.error, DataError)
-    assert block.error.key == "2"
+    assert isinstance(block.lineage.error, DataError)
+    assert block.lineage.error.key == "2"
 
 
 def test_samples_that_cannot_be_read_are_skipped_on_request() -> None:
     block = Read().run(block_of(span_of(numbers((6,), bad=[2, 4]), 6)), Context(-1, skip=True))
     assert [item["x"] for item in block.items] == [0, 1, 3, 5]
-    assert [skip.place.key for skip in block.skips] == ["2", "4"]
-    assert block.error is None
+    assert [skip.place.key for skip in block.lineage.skips] == ["2", "4"]
+    assert block.lineage.error is None

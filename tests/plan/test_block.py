@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.order import I64
-from penstock.plan import Block, Place, Skipped, Slot
+from penstock.plan import Block, Lineage, Place, Skipped, Slot
 
 
 class FakeOrigin:
@@ -28,7 +28,7 @@ class FakeOrigin:
 
 def _block(count: int = 4) -> Block:
     items: list[Any] = [f"i{n}" for n in range(count)]
-    return Block(items, np.arange(count, dtype=np.uint64), FakeOrigin(), count)
+    return Block(items, np.arange(count, dtype=np.uint64), Lineage(FakeOrigin(), count))
 
 
 def test_the_cursor_of_a_one_to_one_block_counts_items() -> None:
@@ -58,16 +58,24 @@ def test_items_that_a_block_keeps_have_their_old_keys() -> None:
 
 def test_skips_are_passed_with_the_cursor() -> None:
     block = _block(5).keep([1, 4], ["i1", "i4"])
-    block.skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (0, 2, 3)]
+    block.lineage = block.lineage.with_skips(*(Skipped(n, Place("s", str(n)), "map", "no") for n in (0, 2, 3)))
     assert [[skip.input for skip in block.skips_before(n)] for n in range(3)] == [[0], [0, 2, 3], [0, 2, 3]]
 
 
 def test_an_error_ends_the_block_before_the_failing_item() -> None:
-    block = _block(5)
-    block.skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (1, 4)]
+    skips = [Skipped(n, Place("s", str(n)), "map", "no") for n in (1, 4)]
     error = DataError("bad")
-    block.stop(3, error)
-    assert (block.inputs, block.error, [skip.input for skip in block.skips]) == (3, error, [1])
+    lineage = _block(5).lineage.with_skips(*skips).stopped(3, error)
+    assert (lineage.inputs, lineage.error, [skip.input for skip in lineage.skips]) == (3, error, [1])
+
+
+def test_skips_of_several_stages_are_in_the_order_of_their_inputs() -> None:
+    lineage = _block(5).lineage
+    for number in (3, 0, 2):
+        lineage = lineage.with_skips(Skipped(number, Place("s", str(number)), "map", "no"))
+    before, after = lineage.split_skips(3)
+    assert [skip.input for skip in lineage.skips] == [0, 2, 3]
+    assert ([skip.input for skip in before], [skip.input for skip in after.skips]) == ([0, 2], [3])
 
 
 def test_a_generator_depends_only_on_key_and_stage_number() -> None:

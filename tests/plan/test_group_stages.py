@@ -17,6 +17,7 @@ from penstock.plan import (
     Context,
     Fields,
     LateShuffle,
+    Lineage,
     Place,
     Scope,
     Slot,
@@ -56,7 +57,7 @@ class FakeOrigin:
 
 
 def _block(items: Any, start: int = 0) -> Block:
-    return Block(items, np.arange(len(items), dtype=np.uint64), FakeOrigin(start), len(items))
+    return Block(items, np.arange(len(items), dtype=np.uint64), Lineage(FakeOrigin(start), len(items)))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def test_a_late_shuffle_depends_on_seed_epoch_stage_and_the_start_of_its_window(
 
     def order(start: int = 0, stage_number: int = 1, seed: int = 2, epoch: int = 3) -> list[int]:
         out = LateShuffle(50).run(_block(items, start), Context(stage_number, seed, epoch))
-        assert [out.input_of(item) for item in range(50)] == list(out.items)
+        assert [out.lineage.input_of(item) for item in range(50)] == list(out.items)
         return list(out.items)
 
     assert sorted(order()) == items

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import DataError, MissingExtra, StageError
 from penstock.order import I64
-from penstock.plan import Block, Context, Fields, Filter, FlatMap, Map, Place, Scope, Slot
+from penstock.plan import Block, Context, Fields, Filter, FlatMap, Lineage, Map, Place, Scope, Slot
 
 
 class FakeOrigin:
@@ -57,7 +57,7 @@ class CountUp(FlatMap):
 
 
 def _block(*items: Any) -> Block:
-    return Block(list(items), np.arange(len(items), dtype=np.uint64), FakeOrigin(), len(items))
+    return Block(list(items), np.arange(len(items), dtype=np.uint64), Lineage(FakeOrigin(), len(items)))
 
 
 def _skip_context() -> Context:
@@ -70,16 +70,16 @@ def test_a_map_applies_its_function_to_every_item() -> None:
 
 def test_a_failing_item_ends_the_block_after_the_items_before_it() -> None:
     out = Inverse().run(_block(1, 0, 3), Context(0))
-    assert (out.items, out.inputs) == ([6], 1)
-    assert isinstance(out.error, StageError)
-    assert str(out.error).startswith("ZeroDivisionError")
-    assert (out.error.stage, out.error.shard, out.error.key) == ("inverse()", "s.tar", "1")
+    assert (out.items, out.lineage.inputs) == ([6], 1)
+    assert isinstance(out.lineage.error, StageError)
+    assert str(out.lineage.error).startswith("ZeroDivisionError")
+    assert (out.lineage.error.stage, out.lineage.error.shard, out.lineage.error.key) == ("inverse()", "s.tar", "1")
 
 
 def test_a_failing_item_is_skipped_and_recorded_under_the_skip_policy() -> None:
     out = Inverse().run(_block(0, 1, 0, 3), _skip_context())
-    assert (out.items, out.error) == ([6, 2], None)
-    assert [(skip.input, skip.place.key, skip.stage) for skip in out.skips] == [
+    assert (out.items, out.lineage.error) == ([6, 2], None)
+    assert [(skip.input, skip.place.key, skip.stage) for skip in out.lineage.skips] == [
         (0, "0", "inverse"),
         (2, "2", "inverse"),
     ]
@@ -88,8 +88,8 @@ def test_a_failing_item_is_skipped_and_recorded_under_the_skip_policy() -> None:
 
 def test_the_key_in_the_item_takes_precedence() -> None:
     out = Inverse().run(_block({"__key__": "own"}), Context(0))
-    assert isinstance(out.error, StageError)
-    assert out.error.key == "own"
+    assert isinstance(out.lineage.error, StageError)
+    assert out.lineage.error.key == "own"
 
 
 def test_an_error_that_names_its_location_is_passed_on_unchanged() -> None:
@@ -103,7 +103,7 @@ def test_an_error_that_names_its_location_is_passed_on_unchanged() -> None:
 
             return fail
 
-    assert Failing().run(_block(1), Context(0)).error is error
+    assert Failing().run(_block(1), Context(0)).lineage.error is error
 
 
 def test_an_error_that_no_sample_caused_ends_the_block_even_under_the_skip_policy() -> None:
@@ -115,13 +115,13 @@ def test_an_error_that_no_sample_caused_ends_the_block_even_under_the_skip_polic
 
             return fail
 
-    assert isinstance(NeedsExtra().run(_block(1), _skip_context()).error, MissingExtra)
+    assert isinstance(NeedsExtra().run(_block(1), _skip_context()).lineage.error, MissingExtra)
 
 
 def test_a_filter_keeps_the_locations_of_its_items() -> None:
     out = Divides().run(_block(1, 4, 3, 0, 5), _skip_context())
     assert (out.items, [out.place(n).key for n in range(2)]) == ([1, 3], ["0", "2"])
-    assert [skip.input for skip in out.skips] == [3]
+    assert [skip.input for skip in out.lineage.skips] == [3]
 
 
 def test_every_output_of_a_flat_map_has_its_own_key() -> None:
@@ -134,10 +134,10 @@ def test_every_output_of_a_flat_map_has_its_own_key() -> None:
 def test_outputs_before_the_failure_of_a_flat_map_are_kept() -> None:
     out = CountUp().run(_block(2, 5, 1), Context(0))
     assert out.items == [0, 1, 0, 1, 2]
-    assert isinstance(out.error, StageError)
+    assert isinstance(out.lineage.error, StageError)
     skipped = CountUp().run(_block(2, 5, 1), _skip_context())
     assert skipped.items == [0, 1, 0, 1, 2, 0]
-    assert [skip.input for skip in skipped.skips] == [1]
+    assert [skip.input for skip in skipped.lineage.skips] == [1]
 
 
 def test_a_description_shows_only_arguments_that_differ_from_the_default() -> None:

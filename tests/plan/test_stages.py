@@ -18,6 +18,7 @@ from penstock.plan import (
     Fields,
     FilterFn,
     FlatMapFn,
+    Lineage,
     MapBatches,
     MapFn,
     MapTuple,
@@ -48,13 +49,13 @@ class FakeOrigin:
 
 
 def _block(items: Any) -> Block:
-    return Block(items, np.arange(len(items), dtype=np.uint64), FakeOrigin(), len(items))
+    return Block(items, np.arange(len(items), dtype=np.uint64), Lineage(FakeOrigin(), len(items)))
 
 
 def _run(stage: Stage, *items: Any) -> list[Any]:
     out = stage.run(_block(list(items)), Context(0))
-    if out.error is not None:
-        raise out.error
+    if out.lineage.error is not None:
+        raise out.lineage.error
     return list(out.items)
 
 
@@ -153,7 +154,7 @@ def test_map_batches_skips_only_the_row_that_fails() -> None:
     stage = MapBatches(lambda batch: {"x": [6 // x for x in batch["x"]]}, 4)
     out = stage.run(_block(_numbers(1, 0, 3)), Context(0, skip=True))
     assert out.items == _numbers(6, 2)
-    assert [skip.place.key for skip in out.skips] == ["1"]
+    assert [skip.place.key for skip in out.lineage.skips] == ["1"]
 
 
 def test_rows_that_are_tried_again_get_fresh_generators() -> None:
@@ -172,9 +173,9 @@ def test_rows_that_are_tried_again_get_fresh_generators() -> None:
 def test_another_number_of_rows_is_the_fault_of_the_function() -> None:
     stage = MapBatches(lambda batch: {"x": batch["x"][:1]}, 3)
     out = stage.run(_block(_numbers(1, 2, 3)), Context(0, skip=True))
-    assert (out.items, out.skips) == ([], [])
-    assert isinstance(out.error, StageError)
-    assert "3 rows in, 1 rows out" in str(out.error)
+    assert (out.items, out.lineage.skips) == ([], ())
+    assert isinstance(out.lineage.error, StageError)
+    assert "3 rows in, 1 rows out" in str(out.lineage.error)
 
 
 def test_select_keeps_its_fields_and_those_in_double_underscores() -> None:

@@ -37,13 +37,13 @@ class Delivered:
 
     def record(self, block: Block, delivered: int) -> None:
         """Record that the first ``delivered`` items of a block were delivered."""
-        origin = block.origin
+        origin = block.lineage.origin
         if isinstance(origin, GroupOrigin):
             if delivered == len(block):
                 for lineage in origin.members[:-1]:
                     self._record_range(lineage.origin, None)
                 self._record_range(origin.members[-1].origin, origin.end)
-        elif delivered == len(block) and not block.more and block.error is None:
+        elif delivered == len(block) and not block.lineage.more and block.lineage.error is None:
             self._record_range(origin, None)  # including inputs at its end that produced no output
         else:
             self._record_range(origin, block.cursor(delivered))

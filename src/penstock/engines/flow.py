@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from penstock.engines.cursor import Start
-from penstock.engines.grouping import Grouping, take_skips
+from penstock.engines.grouping import Grouping
 from penstock.engines.lineage import CountedOrigin, empty_block
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
@@ -25,6 +25,7 @@ from penstock.order import I64, Order, Piece, Refs, fold_into
 from penstock.plan import (
     Block,
     GroupStage,
+    Lineage,
     Located,
     PlacedStage,
     Skipped,
@@ -189,21 +190,23 @@ def finish_level(blocks: Iterator[Block]) -> Iterator[Block]:
     """End a level: drop outputs that were delivered before this run, and number outputs of an input across blocks."""
     midway = False  # the last block ended inside an input
     to_drop = outputs_before = 0  # outputs of that input: still to drop, and in earlier blocks
-    skips: list[Skipped] = []
+    skips: tuple[Skipped, ...] = ()
     for block in blocks:
+        lineage = block.lineage
         if not midway:
-            to_drop, outputs_before = block.base, 0
-        if dropped := min(to_drop, block.outputs_of(block.begin)) if to_drop else 0:
+            to_drop, outputs_before = lineage.base, 0
+        if dropped := min(to_drop, block.outputs_of(lineage.begin)) if to_drop else 0:
             block = block.keep(np.arange(dropped, len(block)), block.items[dropped:])
         to_drop, outputs_before = to_drop - dropped, outputs_before + dropped
-        block.base, block.skips, skips = outputs_before, skips + block.skips, []
-        midway = block.more
+        if skips or outputs_before != lineage.base:
+            block.lineage = replace(block.lineage, base=outputs_before, skips=skips + lineage.skips)
+        skips, midway = (), lineage.more
         if midway:
-            outputs = block.outputs_of(block.inputs)
-            same_input = block.inputs == block.begin
+            outputs = block.outputs_of(lineage.inputs)
+            same_input = lineage.inputs == lineage.begin
             to_drop, outputs_before = (to_drop, outputs_before + outputs) if same_input else (0, outputs)
-            skips = [skip for skip in block.skips if skip.input >= block.inputs]
-            block.skips = take_skips(block, block.inputs)
+            complete, unfinished = block.lineage.split_skips(lineage.inputs)
+            skips, block.lineage = unfinished.skips, replace(unfinished, skips=complete)
         yield block
 
 
@@ -242,7 +245,7 @@ def walk(
                         located.take(cut),
                         padded,
                     )
-                    yield Block([], origin.refs.key, origin, high - low, base=sub)
+                    yield Block([], origin.refs.key, Lineage(origin, high - low, base=sub))
                     sub = 0
         if part < len(parts) - 1:
             yield empty_block(ends_part=True)
@@ -296,7 +299,7 @@ def _stream(program: Program) -> Iterator[Block]:
         refs = Refs(zero, zero, index, fold_into(np.full(len(read), program.seed, np.uint64), index))
         buffered = BufferedSamples([s for s, _ in read], {i: error for i, (_, error) in enumerate(read) if error}, zero)
         low += len(read)
-        yield Block([], refs.key, Span(0, 0, index, low, refs, [], buffered), len(read))
+        yield Block([], refs.key, Lineage(Span(0, 0, index, low, refs, [], buffered), len(read)))
         count = min(64, 2 * count)
 
 
@@ -315,17 +318,18 @@ def run_stream_stage(blocks: Iterator[Block], stage: StreamStage, level: int, se
     for block in blocks:
         origin = CountedOrigin(level, block, seen)
         base, sub = (sub, 0) if block.items else (0, sub)
-        counted = Block(block.items, block.keys, origin, len(block), None, block.error, _skips_by_item(block), base)
+        lineage = Lineage(origin, len(block), None, _skips_by_item(block), block.lineage.error, base=base)
+        counted = Block(block.items, block.keys, lineage)
         seen += len(block)
         yield stage.pass_on(counted, seen - len(block))
         if stage.finished(seen):
             return
 
 
-def _skips_by_item(block: Block) -> list[Skipped]:
+def _skips_by_item(block: Block) -> tuple[Skipped, ...]:
     """Return the skips of a block with the number of the item before them in place of their input."""
-    owner = np.arange(len(block)) if block.owner is None else block.owner
-    return [skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in block.skips]
+    owner, skips = block.lineage.owners(len(block)), block.lineage.skips
+    return tuple(skip._replace(input=int(np.searchsorted(owner, skip.input, "right")) - 1) for skip in skips)
 
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from penstock.engines.lineage import GroupOrigin, ItemLineage, empty_block
 from penstock.engines.program import Program
 from penstock.errors import DataError, PenstockError, StageError
 from penstock.order import ENDLESS, I64, U64
-from penstock.plan import Block, Context, GroupStage, Map, PlacedStage, Skipped, join_columns
+from penstock.plan import Block, Context, GroupStage, Lineage, Map, Origin, PlacedStage, Skipped, join_columns
 
 _BLOCK_ITEMS = 256  # outputs of a group in one block
 
@@ -35,11 +35,15 @@ class _Weigh(Map):
         return lambda item: (float(self.stage.weigh(item)), item)
 
 
-def take_skips(block: Block, until: int) -> list[Skipped]:
+def take_skips(block: Block, until: int) -> tuple[Skipped, ...]:
     """Remove the skipped samples before input ``until`` from a block, and return them."""
-    skips = [skip for skip in block.skips if skip.input < until]
-    block.skips = [skip for skip in block.skips if skip.input >= until]
+    skips, block.lineage = block.lineage.split_skips(until)
     return skips
+
+
+def _failed(origin: Origin, error: Exception) -> Block:
+    """Return a block without items that ends the stream with an error."""
+    return Block([], np.zeros(0, np.uint64), Lineage(origin, 0, error=error))
 
 
 @dataclass(slots=True)
@@ -56,9 +60,9 @@ class Grouping:
     count: int = 0  # of the items in the buffer
     keys: list[U64] = field(default_factory=list)
     members: list[ItemLineage] = field(default_factory=list)
-    skips: list[Skipped] = field(default_factory=list)  # between the first and the last item of the buffer
-    skips_before: list[Skipped] = field(default_factory=list)  # before the first item
-    skips_after: list[Skipped] = field(default_factory=list)  # after the last item
+    skips: tuple[Skipped, ...] = ()  # between the first and the last item of the buffer
+    skips_before: tuple[Skipped, ...] = ()  # before the first item
+    skips_after: tuple[Skipped, ...] = ()  # after the last item
     weight: float = 0  # of the items in the buffer
     weights: list[float] = field(default_factory=list)  # of the items of the current block
     start: AnyCursor | None = None
@@ -76,12 +80,13 @@ class Grouping:
             if self.stage.weighs:
                 block = self._weighed(block)
             yield from self._add(block)
-            if self.begin.traced and not block.items and block.error is None:
+            lineage = block.lineage
+            if self.begin.traced and not block.items and lineage.error is None:
                 yield empty_block(block)
-            if block.error is not None:
-                yield Block([], np.zeros(0, np.uint64), block.origin, 0, error=block.error)
+            if lineage.error is not None:
+                yield _failed(lineage.origin, lineage.error)
                 return
-            if block.ends_part:
+            if lineage.ends_part:
                 if self.count:
                     yield from self._emit()
                 self.part += 1
@@ -89,7 +94,7 @@ class Grouping:
             yield from self._emit()
         if self.skips_after:
             last = empty_block()
-            last.skips = self.skips_after
+            last.lineage = last.lineage.with_skips(*self.skips_after)
             yield last
 
     def _weighed(self, block: Block) -> Block:
@@ -114,8 +119,8 @@ class Grouping:
             self.skips_after += take_skips(block, ENDLESS)
 
     def _join(self, block: Block, low: int, high: int) -> None:
-        skips = self.skips_after + take_skips(block, block.input_of(low))
-        self.skips_after = []
+        skips = self.skips_after + take_skips(block, block.lineage.input_of(low))
+        self.skips_after = ()
         if self.count:
             self.skips += skips
         else:
@@ -123,7 +128,7 @@ class Grouping:
         self.buffer.append(block.items[low:high])
         self.count += high - low
         self.keys.append(block.keys[low:high])
-        self.members.append(ItemLineage.of(block, low, high, gaps=low == 0))
+        self.members.append(ItemLineage(block.lineage, low, high, with_gaps=low == 0))
         self.end, until = block.cursor_after(high - 1)
         self.skips += take_skips(block, until)
 
@@ -158,15 +163,15 @@ class Grouping:
         whole = not self.stage.keeps_count
         origin = GroupOrigin(self.level, self.start, self.end, n, self.members, whole, n)
         keys = np.concatenate(self.keys)
-        group = Block(join_columns(self.buffer), keys, origin, n)
-        skips_before, skips, self.skips_before, self.skips = self.skips_before, self.skips, [], []
+        group = Block(join_columns(self.buffer), keys, Lineage(origin, n))
+        skips_before, skips, self.skips_before, self.skips = self.skips_before, self.skips, (), ()
         self.buffer, self.count, self.keys, self.members, self.weight, self.start = [], 0, [], [], 0, None
         out = self._run_stage(group)
-        if out.error is not None:
-            yield Block([], np.zeros(0, np.uint64), origin, 0, error=out.error)
+        if out.lineage.error is not None:
+            yield _failed(origin, out.lineage.error)
             return
-        origin.total, origin.owner = len(out), out.owner
-        yield from self._blocks(out, origin, skips_before, skips + out.skips)
+        origin.total, origin.owner = len(out), out.lineage.owner
+        yield from self._blocks(out, origin, skips_before, skips + out.lineage.skips)
 
     def _run_stage(self, group: Block) -> Block:
         try:
@@ -180,37 +185,30 @@ class Grouping:
                 error = StageError(f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard)
             error.__cause__ = exc
             if not self.ctx.skip:
-                group.error = error
-                return group
+                return _failed(group.lineage.origin, error)
             skipped = group.keep([], [])
-            skipped.skips = [Skipped(0, place, self.stage.name, str(error))]
+            skipped.lineage = skipped.lineage.with_skips(Skipped(0, place, self.stage.name, str(error)))
             return skipped
 
     def _blocks(
-        self, out: Block, origin: GroupOrigin, skips_before: list[Skipped], skips: list[Skipped]
+        self, out: Block, origin: GroupOrigin, skips_before: tuple[Skipped, ...], skips: tuple[Skipped, ...]
     ) -> Iterator[Block]:
         """Cut the outputs into blocks, without those that were delivered before this run."""
         done, sub = self._delivered_before()
         low = min(done, len(out))
-        block_skips = [skip._replace(input=-1) for skip in skips_before]
+        block_skips = tuple(skip._replace(input=-1) for skip in skips_before)
         if not len(out):  # one input without output, so that the cursor passes the group
             none: I64 = np.zeros(0, np.int64)
-            yield Block([], out.keys[:0], origin, 1, none, skips=block_skips + skips)
+            yield Block([], out.keys[:0], Lineage(origin, 1, none, block_skips + skips))
             return
         while True:
             high = min(len(out), low + _BLOCK_ITEMS)
             block_origin = replace(origin, offset=low) if low else origin
             if last := high == len(out):
-                block_skips += [skip._replace(input=high - low - 1) for skip in skips]
-            yield Block(
-                out.items[low:high],
-                out.keys[low:high],
-                block_origin,
-                high - low,
-                base=sub,
-                skips=block_skips,
-            )
-            low, sub, block_skips = high, 0, []
+                block_skips += tuple(skip._replace(input=high - low - 1) for skip in skips)
+            lineage = Lineage(block_origin, high - low, None, block_skips, base=sub)
+            yield Block(out.items[low:high], out.keys[low:high], lineage)
+            low, sub, block_skips = high, 0, ()
             if last:
                 return
 

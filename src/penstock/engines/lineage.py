@@ -13,7 +13,7 @@ import numpy as np
 
 from penstock.engines.cursor import AnyCursor, CountedCursor, GroupCursor
 from penstock.order import I64
-from penstock.plan import Block, Origin, Place, Slot
+from penstock.plan import Block, Lineage, Origin, Place, Slot
 
 # The columns: the number of the item, what happened to the sample, its position in the order, the number of the output
 # among the outputs of the sample, its source, its shard and its index in the shard.
@@ -38,61 +38,54 @@ class ItemLineage:
     """The inputs that consecutive items of a block came from; it can outlive the block and holds none of its items.
 
     Attributes:
-        origin: The origin of the block.
+        lineage: The lineage of the block.
         low: The number of the first item.
         high: The number after the last item.
-        owner: Which input each item of the block came from.
-        begin: The block's first input that is not entirely in earlier blocks.
-        base: The number of outputs of that input in earlier blocks.
-        until: Inputs before this one that have no item produced no output; 0 if another lineage of the block reports
-            them.
+        with_gaps: Inputs of the block that produced no output are reported too; False if another object reports them.
     """
 
-    origin: Origin
+    lineage: Lineage
     low: int
     high: int
-    owner: I64 | None
-    begin: int
-    base: int
-    until: int = 0
-
-    @classmethod
-    def of(cls, block: Block, low: int, high: int, *, gaps: bool) -> ItemLineage:
-        """Return the lineage of the items from ``low`` to ``high``; with ``gaps``, also of inputs without output."""
-        return cls(block.origin, low, high, block.owner, block.begin, block.base, block.inputs if gaps else 0)
+    with_gaps: bool
 
     def __len__(self) -> int:
         return self.high - self.low
 
+    @property
+    def origin(self) -> Origin:
+        """The origin of the block."""
+        return self.lineage.origin
+
     def inputs(self) -> I64:
         """Return the number of the input that each item came from."""
-        return np.arange(self.low, self.high) if self.owner is None else self.owner[self.low : self.high]
+        owner = self.lineage.owner
+        return np.arange(self.low, self.high) if owner is None else owner[self.low : self.high]
 
     def outputs(self) -> I64:
         """Return the number of each item among the outputs of its input."""
-        own = self.inputs()
-        if self.owner is None:
+        own, owner = self.inputs(), self.lineage.owner
+        if owner is None:
             out: I64 = np.zeros(len(own), np.int64)
         else:
-            out = np.arange(self.low, self.high) - np.searchsorted(self.owner, own)
-        if self.base:
-            out[own == self.begin] += self.base
+            out = np.arange(self.low, self.high) - np.searchsorted(owner, own)
+        if self.lineage.base:
+            out[own == self.lineage.begin] += self.lineage.base
         return out
 
     def gaps(self) -> I64:
         """Return the inputs that produced no output."""
-        low = self.begin + (1 if self.base else 0)  # an input with outputs in earlier blocks is not a gap
-        if self.owner is None or low >= self.until:
+        low = self.lineage.begin + (1 if self.lineage.base else 0)  # outputs in earlier blocks: not a gap
+        owner, until = self.lineage.owner, self.lineage.inputs
+        if owner is None or not self.with_gaps or low >= until:
             return np.zeros(0, np.int64)
-        empty = np.ones(self.until - low, bool)
-        empty[self.owner[(self.owner >= low) & (self.owner < self.until)] - low] = False
+        empty = np.ones(until - low, bool)
+        empty[owner[(owner >= low) & (owner < until)] - low] = False
         return np.flatnonzero(empty) + low
 
     def trace(self, kind: int) -> I64:
         """Return the samples of the items, in order, after the samples that produced no output."""
         rows = self.origin.trace(self.inputs(), self.outputs(), kind)
-        if self.owner is None:
-            return rows
         gaps = self.gaps()
         return concat_tables([self.trace_gaps(gaps), rows]) if len(gaps) else rows
 
@@ -126,8 +119,8 @@ class EmptyOrigin:
 
 def empty_block(passed: Block | None = None, *, ends_part: bool = False) -> Block:
     """Return a block without items; it reports the inputs of ``passed``, a block that produced no output."""
-    lineages = () if passed is None else (ItemLineage.of(passed, 0, 0, gaps=True),)
-    return Block([], np.zeros(0, np.uint64), EmptyOrigin(lineages), 0, ends_part=ends_part)
+    lineages = () if passed is None else (ItemLineage(passed.lineage, 0, 0, with_gaps=True),)
+    return Block([], np.zeros(0, np.uint64), Lineage(EmptyOrigin(lineages), 0, ends_part=ends_part))
 
 
 @dataclass(slots=True)
@@ -145,10 +138,10 @@ class CountedOrigin:
         return self.block.place(number)
 
     def slot(self, number: int) -> Slot:
-        return self.block.origin.slot(number)
+        return self.block.lineage.origin.slot(number)
 
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
-        items = ItemLineage.of(self.block, 0, len(self.block), gaps=False)
+        items = ItemLineage(self.block.lineage, 0, len(self.block), with_gaps=False)
         return _mark_repeats(items.origin.trace(items.inputs()[inputs], items.outputs()[inputs], kind), outputs)
 
 

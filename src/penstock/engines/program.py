@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -420,19 +420,23 @@ def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iter
     A result that grows too large is yielded in parts.
     """
     stages = [placed.stage for placed in segment.stages]
-    outer, block.more = block.more, False
+    continues = block.lineage.more
+    if continues:
+        block = block.with_items(block.items)  # the caller may run the same block again
+        block.lineage = replace(block.lineage, more=False)
     for part in _run_stages(list(zip(stages, contexts, strict=True)), block):
-        follows = part.more
-        part.more = follows or (outer and part.error is None)
+        follows = part.lineage.more
+        if continues and not follows and part.lineage.error is None:
+            part.lineage = replace(part.lineage, more=True)
         yield part, follows
 
 
 def _run_stages(steps: list[tuple[Stage, Context]], block: Block) -> Iterator[Block]:
-    if block.inputs or block.items:  # otherwise the block only marks the end of a part of the order
+    if not block.is_marker:
         for number, (stage, ctx) in enumerate(steps):
             parts = stage.parts(block, ctx)
             block = next(parts)
-            if block.more:
+            if block.lineage.more:
                 yield from _run_stages(steps[number + 1 :], block)
                 for part in parts:
                     yield from _run_stages(steps[number + 1 :], part)

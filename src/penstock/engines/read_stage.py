@@ -95,7 +95,7 @@ class Read(Stage):
         return "read"
 
     def run(self, block: Block, ctx: Context) -> Block:
-        span = block.origin
+        span = block.lineage.origin
         assert isinstance(span, Span)
         items, errors = span.take().read()
         if span.padding:

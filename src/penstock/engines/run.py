@@ -106,7 +106,7 @@ class Run:
         """
         try:
             for block in self._timed_blocks():
-                if block.inputs or block.items:
+                if not block.is_marker:
                     self._block, self._delivered, self._midway = block, len(block), True
                 yield block.items
                 self._finish(block)
@@ -123,7 +123,7 @@ class Run:
         """
         try:
             for block in self._timed_blocks():
-                if block.inputs or block.items:
+                if not block.is_marker:
                     self._block, self._delivered, self._midway = block, 0, True
                 self._reported = -1
                 if self._on_delivered is not None and len(block) <= 1:
@@ -135,7 +135,7 @@ class Run:
                         return
                 if self._on_delivered is not None:
                     self._report_items(block, len(block))
-                if self._delivered_ranges is not None and (block.inputs or block.items):
+                if self._delivered_ranges is not None and not block.is_marker:
                     self._delivered_ranges.record(block, len(block))
                     self._delivered_ranges.compact()
                 self._finish(block)
@@ -154,7 +154,9 @@ class Run:
         if self._reported < delivered:
             low, first = max(0, self._reported), self._reported < 0
             assert self._on_delivered is not None
-            self._on_delivered(ItemLineage.of(block, low, delivered, gaps=first).trace(DELIVERED), delivered - low)
+            self._on_delivered(
+                ItemLineage(block.lineage, low, delivered, with_gaps=first).trace(DELIVERED), delivered - low
+            )
             self._reported = delivered
 
     def _timed_blocks(self) -> Iterator[Block]:
@@ -176,13 +178,13 @@ class Run:
             del block
 
     def _finish(self, block: Block) -> None:
-        self.skipped += block.skips
+        self.skipped += block.lineage.skips
         self._delivered_before += len(block)
         self._midway = False
         self._quarantine_skips()
-        if block.error is not None:
-            raise block.error
-        if block.skips:
+        if block.lineage.error is not None:
+            raise block.lineage.error
+        if block.lineage.skips:
             self._check_limit()
 
     def _quarantine_skips(self) -> None:
@@ -220,8 +222,8 @@ class Run:
 
     def skips_so_far(self) -> list[Skipped]:
         """Return the skipped samples before the cursor."""
-        current = self._block.skips_before(self._delivered) if self._block is not None and self._midway else []
-        return self.skipped + current
+        current = self._block.skips_before(self._delivered) if self._block is not None and self._midway else ()
+        return [*self.skipped, *current]
 
     def here(self) -> Start:
         """Return the start of a run that continues after the last item that was delivered."""

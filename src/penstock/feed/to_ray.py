@@ -258,7 +258,7 @@ class OpenPlan:
             for block in flow(program, order, self.epoch, begin, run_blocks, sizer, Meters()):
                 yield block.items
                 delivered += len(block)
-                skipped += block.skips
+                skipped += block.lineage.skips
                 self._quarantine_skips(block)
                 _check_skip_limit(program.plan, skipped, delivered)
         finally:
@@ -277,14 +277,14 @@ class OpenPlan:
         contexts = self.contexts[id(segment)]
         for block in blocks:
             for part, _ in run_segment(segment, contexts, block):
-                limit.adjust(part.inputs - part.begin, 0.0, estimate_nbytes(part.items))
+                limit.adjust(part.new_inputs, 0.0, estimate_nbytes(part.items))
                 yield part
 
     def _quarantine_skips(self, block: Block) -> None:
-        if block.skips and self.program.quarantine is not None:
-            self.program.quarantine.add(block.skips)
-        if block.error is not None:
-            raise block.error
+        if block.lineage.skips and self.program.quarantine is not None:
+            self.program.quarantine.add(block.lineage.skips)
+        if block.lineage.error is not None:
+            raise block.lineage.error
 
     def finish(self) -> None:
         """Let the stages release what they have constructed."""

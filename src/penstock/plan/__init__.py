@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.plan.arrangement import unshuffled as unshuffled
     from penstock.plan.block import Block as Block
     from penstock.plan.block import Context as Context
+    from penstock.plan.block import Lineage as Lineage
     from penstock.plan.block import Origin as Origin
     from penstock.plan.block import Place as Place
     from penstock.plan.block import Skipped as Skipped

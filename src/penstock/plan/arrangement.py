@@ -135,14 +135,15 @@ class BranchStage(Stage):
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Run the stage on the branch's own items, and merge the result with the other items in order."""
-        slot = block.origin.slot(self.slot)
-        owner = np.arange(block.inputs) if block.owner is None else block.owner
+        lineage = block.lineage
+        slot = lineage.origin.slot(self.slot)
+        owner = lineage.owners(lineage.inputs)
         own = np.flatnonzero((slot.leaves[owner] >= self.leaves.start) & (slot.leaves[owner] < self.leaves.stop))
         if not len(own):
             return block
         rows = [block.items[i] for i in own.tolist()]
         part = block.keep(own, [row.values[self.slot] if isinstance(row, Row) else row for row in rows])
-        part.skips, part.origin = [], _SlotOrigin(slot, block.origin)
+        part.lineage = replace(part.lineage, skips=(), origin=_SlotOrigin(slot, lineage.origin))
         if self.slot:
             part.keys = slot.keys[owner[own]]
         return _reassemble(block, owner, own, self.inner.run(part, ctx), self.slot)
@@ -157,22 +158,23 @@ class CountChangingBranchStage(BranchStage):
 def _reassemble(block: Block, owner: I64, own: I64, part: Block, slot: int) -> Block:
     """Return the block with its items ``own`` replaced by ``part``, in the order of their inputs."""
     others = np.setdiff1d(np.arange(len(block.items)), own, assume_unique=True)
-    if part.error is not None:
-        others = others[owner[others] < part.inputs]
-        block.inputs, block.error = part.inputs, part.error
-    block.skips = sorted(block.skips + part.skips, key=lambda skip: skip.input)
-    items = part.items
-    if block.items and isinstance(block.items[0], Row) and part.owner is not None:
+    lineage, result = block.lineage, part.lineage
+    if result.error is not None:
+        others = others[owner[others] < result.inputs]
+        lineage = replace(lineage, inputs=result.inputs, error=result.error)
+    items, keys = part.items, part.keys
+    if block.items and isinstance(block.items[0], Row) and result.owner is not None:
         row_of_input = {int(owner[i]): block.items[i] for i in own.tolist()}
-        items = [row_of_input[int(n)].with_value(slot, value) for n, value in zip(part.owner, part.items, strict=True)]
-        part.keys = block.keys[own][np.searchsorted(owner[own], part.owner)]
-    inputs = np.concatenate([owner[others], part.owner if part.owner is not None else owner[own]])
+        items = [row_of_input[int(n)].with_value(slot, value) for n, value in zip(result.owner, items, strict=True)]
+        keys = block.keys[own][np.searchsorted(owner[own], result.owner)]
+    inputs = np.concatenate([owner[others], result.owner if result.owner is not None else owner[own]])
     order = np.argsort(inputs, kind="stable")
     merged = [*(block.items[i] for i in others.tolist()), *items]
-    out = block.with_items([merged[i] for i in order.tolist()])
-    out.keys = np.concatenate([block.keys[others], part.keys])[order]
-    out.owner = inputs[order]
-    return out
+    return Block(
+        [merged[i] for i in order.tolist()],
+        np.concatenate([block.keys[others], keys])[order],
+        replace(lineage.with_skips(*result.skips), owner=inputs[order]),
+    )
 
 
 @dataclass(slots=True)

@@ -1,15 +1,13 @@
 """Blocks: the chunks of items that stages pass to each other, with the lineage of every item.
 
-A block holds items, a 64-bit key for each (from which its random numbers are derived), and an *origin*. It covers
-``inputs`` inputs of its origin (positions of the order, or outputs of a group), and ``owner`` maps each item to the
-input it came from (``None``: one to one). The cursor after any item, and the shard and key that an error names, are
-derived from these; stages need not track either.
+A block holds items, a 64-bit key for each (from which its random numbers are derived), and their *lineage*. The cursor
+after any item, and the shard and key that an error names, are derived from the lineage; stages need not track either.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -66,32 +64,89 @@ class Skipped(NamedTuple):
     problem: str
 
 
-@dataclass(slots=True)
-class Block:
-    """Items with their keys and their lineage."""
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Which inputs the items of a block came from, and what happened to inputs without an item.
 
-    items: Sequence[Any]  # a list, or ``Columns``
-    keys: U64
+    Attributes:
+        origin: The sequence of the inputs: positions of the order, or outputs of a group.
+        inputs: How many inputs the block covers.
+        owner: The input that each item came from; ``None``: one to one.
+        skips: The samples that failed and were skipped.
+        error: Raised once every item of the block is delivered.
+        begin: The first input that is not entirely in earlier blocks.
+        base: How many outputs of input ``begin`` are in earlier blocks; set by ``engines.flow``.
+        more: The next block continues input ``inputs``, some outputs of which may be in this one.
+        ends_part: This is the last block of its part of the order.
+    """
+
     origin: Origin
     inputs: int
     owner: I64 | None = None
-    error: Exception | None = None  # raised once every item before it is delivered
-    skips: list[Skipped] = field(default_factory=list)
-    base: int = 0  # outputs of input ``begin`` in earlier blocks; set by ``engines.flow``
-    ends_part: bool = False  # this is the last block of its part of the order
-    begin: int = 0  # the first input that is not entirely in earlier blocks
-    more: bool = False  # the next block continues input ``inputs``, some outputs of which may be in this one
-
-    def __len__(self) -> int:
-        return len(self.items)
+    skips: tuple[Skipped, ...] = ()
+    error: Exception | None = None
+    begin: int = 0
+    base: int = 0
+    more: bool = False
+    ends_part: bool = False
 
     def input_of(self, item: int) -> int:
         """Return the number of the input that ``item`` came from."""
         return item if self.owner is None else int(self.owner[item])
 
+    def owners(self, items: int) -> I64:
+        """Return the number of the input that each of ``items`` items came from."""
+        return np.arange(items) if self.owner is None else self.owner
+
+    def selected(self, indices: I64) -> Lineage:
+        """Return the lineage of items of which item ``i`` came from this lineage's item ``indices[i]``."""
+        return replace(self, owner=indices if self.owner is None else self.owner[indices])
+
+    def stopped(self, item: int, error: Exception) -> Lineage:
+        """Return the lineage of the items before ``item``, which failed; skips recorded after it are dropped."""
+        return self.until(self.input_of(item), error)
+
+    def until(self, inputs: int, error: Exception | None) -> Lineage:
+        """Return the lineage of the first ``inputs`` inputs, followed by an error."""
+        skips = tuple(skip for skip in self.skips if skip.input < inputs)
+        return replace(self, inputs=inputs, error=error, more=False, skips=skips)
+
+    def with_skips(self, *skips: Skipped) -> Lineage:
+        """Return the lineage with more skipped samples, in the order of their inputs."""
+        return replace(self, skips=tuple(sorted((*self.skips, *skips), key=lambda skip: skip.input)))
+
+    def split_skips(self, until: int) -> tuple[tuple[Skipped, ...], Lineage]:
+        """Return the skipped samples before input ``until``, and the lineage without them."""
+        if not self.skips:
+            return (), self
+        before = tuple(skip for skip in self.skips if skip.input < until)
+        return before, replace(self, skips=tuple(skip for skip in self.skips if skip.input >= until))
+
+
+@dataclass(slots=True)
+class Block:
+    """Items, the key of each, and their lineage."""
+
+    items: Sequence[Any]  # a list, or ``Columns``
+    keys: U64
+    lineage: Lineage
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def is_marker(self) -> bool:
+        """Whether the block covers nothing: it only ends a part of the order, or carries an error or skips."""
+        return not (self.lineage.inputs or self.items)
+
+    @property
+    def new_inputs(self) -> int:
+        """The number of inputs that the block covers, without those that earlier blocks began."""
+        return self.lineage.inputs - self.lineage.begin
+
     def place(self, item: int) -> Place:
         """Return the location of the sample that ``item`` came from."""
-        return self.origin.place(self.input_of(item))
+        return self.lineage.origin.place(self.lineage.input_of(item))
 
     def generators(self, stage_number: int) -> list[np.random.Generator]:
         """Return one fresh generator per item, a pure function of the item's key and the stage's number."""
@@ -102,79 +157,54 @@ class Block:
 
         Inputs without any output count as passed together with the item before them.
         """
+        lineage = self.lineage
         done, sub = delivered, 0
-        if self.owner is not None:
-            ends = np.cumsum(np.bincount(self.owner, minlength=self.inputs)[: self.inputs])
+        if lineage.owner is not None:
+            ends = np.cumsum(np.bincount(lineage.owner, minlength=lineage.inputs)[: lineage.inputs])
             done = int(np.searchsorted(ends, delivered, "right"))
             sub = delivered - (int(ends[done - 1]) if done else 0)
-        if done == self.begin:
-            sub += self.base
-        return self.origin.cursor(done, sub)
+        if done == lineage.begin:
+            sub += lineage.base
+        return lineage.origin.cursor(done, sub)
 
     def cursor_after(self, item: int) -> tuple[Any, int]:
         """Return the cursor right after ``item``, and the first input that is not entirely before the cursor."""
-        number = self.input_of(item)
-        last = item + 1 >= len(self.items) or self.input_of(item + 1) != number
-        if last and number < self.inputs:
-            return self.origin.cursor(number + 1, 0), number + 1
+        lineage = self.lineage
+        number = lineage.input_of(item)
+        last = item + 1 >= len(self.items) or lineage.input_of(item + 1) != number
+        if last and number < lineage.inputs:
+            return lineage.origin.cursor(number + 1, 0), number + 1
         return self.cursor(item + 1), number
 
-    def skips_before(self, delivered: int) -> list[Skipped]:
+    def skips_before(self, delivered: int) -> tuple[Skipped, ...]:
         """Return the skipped samples before the cursor after ``delivered`` items."""
-        if not self.skips or delivered >= len(self.items):
-            return self.skips
-        until = self.input_of(delivered)
-        return [skip for skip in self.skips if skip.input < until]
+        skips = self.lineage.skips
+        if not skips or delivered >= len(self.items):
+            return skips
+        until = self.lineage.input_of(delivered)
+        return tuple(skip for skip in skips if skip.input < until)
 
     def keep(self, indices: Sequence[int] | I64, items: Sequence[Any]) -> Block:
         """Return a block of ``items``, where item ``i`` came from this block's item ``indices[i]``."""
         selected = np.asarray(indices, np.int64)
-        return Block(
-            items,
-            self.keys[selected],
-            self.origin,
-            self.inputs,
-            selected if self.owner is None else self.owner[selected],
-            self.error,
-            self.skips,
-            self.base,
-            self.ends_part,
-            self.begin,
-            self.more,
-        )
+        return Block(items, self.keys[selected], self.lineage.selected(selected))
 
     def with_items(self, items: Sequence[Any]) -> Block:
         """Return the block with its items replaced, one for one."""
-        return Block(
-            items,
-            self.keys,
-            self.origin,
-            self.inputs,
-            self.owner,
-            self.error,
-            self.skips,
-            self.base,
-            self.ends_part,
-            self.begin,
-            self.more,
-        )
+        return Block(items, self.keys, self.lineage)
 
     def first(self, count: int) -> Block:
         """Return a block of the first ``count`` items; the cursor after them is unchanged."""
         block = self.keep(np.arange(count), self.items[:count])
-        block.error, block.more = None, False
-        block.skips = [skip for skip in self.skips if count and skip.input < self.input_of(count - 1)]
+        until = self.lineage.input_of(count - 1) if count else 0
+        skips, _ = self.lineage.split_skips(until)
+        block.lineage = replace(block.lineage, error=None, more=False, skips=skips)
         return block
-
-    def stop(self, item: int, error: Exception) -> None:
-        """End the block before ``item`` with ``error``; skips that an earlier stage recorded after it are dropped."""
-        self.inputs = self.input_of(item)
-        self.error, self.more = error, False
-        self.skips = [skip for skip in self.skips if skip.input < self.inputs]
 
     def outputs_of(self, number: int) -> int:
         """Return how many items came from input ``number``."""
-        return int(number < len(self.items)) if self.owner is None else int(np.count_nonzero(self.owner == number))
+        owner = self.lineage.owner
+        return int(number < len(self.items)) if owner is None else int(np.count_nonzero(owner == number))
 
 
 def estimate_nbytes(item: Any) -> int:

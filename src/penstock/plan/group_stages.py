@@ -136,7 +136,7 @@ class LateShuffle(GroupStage):
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Permute the group, keyed by the cursor at its beginning, so that a replay has the same permutation."""
-        start = block.origin.cursor(0, 0).hash_words()
+        start = block.lineage.origin.cursor(0, 0).hash_words()
         order = permute(fold(ctx.seed, ctx.epoch, 5, ctx.stage_number, *start), len(block), np.arange(len(block)))
         return block.keep(order, pick_rows(block.items, order))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class Stage(ABC):
     def run(self, block: Block, ctx: Context) -> Block:
         """Process ``block`` and return the result.
 
-        A failing item ends the block (``block.error``) or, with ``ctx.skip``, is skipped and recorded.
+        A failing item ends the block (``lineage.error``) or, with ``ctx.skip``, is skipped and recorded.
         """
 
     def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
@@ -97,9 +97,9 @@ class Stage(ABC):
         fatal = isinstance(exc, _FATAL)
         error = exc if fatal or (isinstance(exc, PenstockError) and _names_location(exc)) else self.failure(exc, place)
         if fatal or not ctx.skip:
-            block.stop(item, error)
+            block.lineage = block.lineage.stopped(item, error)
             return False
-        block.skips.append(Skipped(block.input_of(item), place, self.name, str(error)))
+        block.lineage = block.lineage.with_skips(Skipped(block.lineage.input_of(item), place, self.name, str(error)))
         return True
 
 
@@ -132,7 +132,7 @@ class EachStage(Stage):
 
     def _watched(self, call: Callable[..., Any], block: Block, watch: Callable[[int], Any]) -> Callable[..., Any]:
         """Return the function, reporting each input to ``watch`` before the call."""
-        inputs = iter(range(len(block.items)) if block.owner is None else block.owner.tolist())
+        inputs = iter(block.lineage.owners(len(block.items)).tolist())
 
         def step(*args: Any) -> Any:
             watch(next(inputs))
@@ -179,7 +179,7 @@ class Map(EachStage):
     def run(self, block: Block, ctx: Context) -> Block:
         """Call the function on every item; the only cost per item is the call."""
         out, failed = self._results(block, ctx)
-        if not failed and block.error is None:
+        if not failed and block.lineage.error is None:
             return block.with_items(out)
         failures = set(failed)
         return block.keep([i for i in range(len(out) + len(failed)) if i not in failures], out)
@@ -302,14 +302,16 @@ class _OutputBuffer:
         grown = block.keep(np.repeat(runs[:, 0], counts), self.out)
         first = np.repeat(runs[:, 2] - counts - runs[:, 1], counts)
         grown.keys = fold_into(grown.keys, np.arange(len(self.out)) - first)
-        grown.begin = block.begin if self.begin is None else self.begin
+        if self.begin is not None:
+            grown.lineage = replace(grown.lineage, begin=self.begin)
         return grown
 
     def part(self, block: Block, following: int) -> Block:
         """Return the buffered outputs as a block and clear the buffer; the next block begins at item ``following``."""
         part = self.block(block)
-        part.inputs = self.begin = block.input_of(following)
-        part.error, part.more, block.skips = None, True, []
+        self.begin = block.lineage.input_of(following)
+        part.lineage = replace(part.lineage, inputs=self.begin, error=None, more=True)
+        block.lineage = replace(block.lineage, skips=())
         self._clear()
         return part
 

@@ -140,7 +140,7 @@ class MapBatches(Map):
         for start in range(0, len(block.items), size):
             chunk = slice(start, min(start + size, len(block.items)))
             if ctx.watch is not None:
-                ctx.watch(block.input_of(start))
+                ctx.watch(block.lineage.input_of(start))
             try:
                 out += _call_rows(call, block.items[chunk], rngs and rngs[chunk])
             except Exception as batch_error:  # one row failed: call the function row by row to find it
@@ -158,7 +158,7 @@ class MapBatches(Map):
                 # If every row succeeds on its own, the function is to blame, not a row.
                 if isinstance(batch_error, RowCountError) and len(failed) == failed_before:
                     del out[start - len(failed) :]
-                    block.stop(start, self.failure(batch_error, block.place(start)))
+                    block.lineage = block.lineage.stopped(start, self.failure(batch_error, block.place(start)))
                     return out, failed
         return out, failed
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from penstock.engines.local.block_codec import (
 from penstock.engines.read_stage import BufferedSamples, Span
 from penstock.errors import DataError, StageError
 from penstock.order import Refs
-from penstock.plan import Block, Place, Skipped
+from penstock.plan import Block, Lineage, Place, Skipped
 from penstock.testing import BASE, Numbers
 
 
@@ -45,26 +46,27 @@ def block() -> Block:
     keys = np.array([5, 6, 7], np.uint64)
     owner = np.array([0, 0, 2])
     error = StageError("KeyError: 'x'", "map(f)", "1", "shard-0000")
-    return Block(["a", "b", "c"], keys, origin(), 3, owner, error, [skip], 4, True, 1, True)
+    return Block(["a", "b", "c"], keys, Lineage(origin(), 3, owner, (skip,), error, 1, 4, True, True))
 
 
 def test_a_block_survives_encoding() -> None:
     sent, new_origin = block(), origin()
     got = decode_block(pickle.loads(pickle.dumps(encode_block(sent))), new_origin)
-    assert got.origin is new_origin
-    for name in ("items", "inputs", "skips", "base", "ends_part", "begin", "more"):
-        assert getattr(got, name) == getattr(sent, name), name
+    assert got.lineage.origin is new_origin
+    assert got.items == sent.items
+    for name in ("inputs", "skips", "begin", "base", "more", "ends_part"):
+        assert getattr(got.lineage, name) == getattr(sent.lineage, name), name
     np.testing.assert_array_equal(got.keys, sent.keys)
-    np.testing.assert_array_equal(got.owner, sent.owner)
-    assert (type(got.error), str(got.error)) == (StageError, str(sent.error))
+    np.testing.assert_array_equal(got.lineage.owner, sent.lineage.owner)
+    assert (type(got.lineage.error), str(got.lineage.error)) == (StageError, str(sent.lineage.error))
 
 
 def test_a_block_without_owner_or_error_still_has_none_after_encoding() -> None:
     sent = block()
-    sent.owner = sent.error = None
+    sent.lineage = replace(sent.lineage, owner=None, error=None)
     got = decode_block(encode_block(sent), origin())
-    assert got.owner is None
-    assert got.error is None
+    assert got.lineage.owner is None
+    assert got.lineage.error is None
 
 
 def test_a_remote_origin_answers_as_the_origin_itself() -> None:

@@ -26,13 +26,13 @@ from penstock.engines.local.pool import (
 from penstock.engines.meter import Event, Meter, Meters
 from penstock.engines.read_stage import BufferedSamples, Span
 from penstock.order import Refs
-from penstock.plan import Block
+from penstock.plan import Block, Lineage
 
 
 def block(number: int) -> Block:
     none = np.zeros(1, np.int64)
     refs = Refs(none, none, none, none.astype(np.uint64))
-    return Block([number], refs.key, Span(0, 0, none, 1, refs, [], BufferedSamples([], {}, none)), 1)
+    return Block([number], refs.key, Lineage(Span(0, 0, none, 1, refs, [], BufferedSamples([], {}, none)), 1))
 
 
 @dataclass(slots=True)

@@ -329,7 +329,7 @@ def test_another_proxy_continues_a_block_whose_proxy_is_closed() -> None:
         done, parts = second(parts)
         got += done.items
     assert got == list(copies(1))
-    assert not done.more
+    assert not done.lineage.more
     second.close()
     assert not processes()
 

@@ -71,7 +71,7 @@ def test_a_block_is_returned_with_its_counts() -> None:
     kind, encoded, again, (cpu_s, retried) = worker.request("run", 0, encode_block(block))
     assert (kind, again, retried) == ("done", False, 0)
     assert cpu_s > 0
-    assert decode_block(encoded, block.origin).items == [x + 1 for x in block.items]
+    assert decode_block(encoded, block.lineage.origin).items == [x + 1 for x in block.items]
     worker.stop()
 
 
@@ -82,11 +82,11 @@ def test_a_block_with_many_outputs_is_returned_in_parts() -> None:
     segment, contexts, block = opened(from_items([1]).flat_map(copies, on="processes"))
     worker = Worker(segment, contexts)
     _, encoded, again, _ = worker.request("run", 7, encode_block(block))
-    items = list(decode_block(encoded, block.origin).items)
+    items = list(decode_block(encoded, block.lineage.origin).items)
     assert again
     while again:
         _, encoded, again, _ = worker.request("next", 7, None)
-        items += decode_block(encoded, block.origin).items
+        items += decode_block(encoded, block.lineage.origin).items
     assert items == list(copies(1))
     worker.stop()
 
@@ -125,9 +125,9 @@ def test_a_query_about_the_origin_is_sent_to_the_run() -> None:
     worker = Worker(segment, contexts)
     last = len(block) - 1
     assert worker.request("run", 0, encode_block(block)) == ("place", None, last)
-    worker.connection.send(block.origin.place(last))
+    worker.connection.send(block.lineage.origin.place(last))
     _, encoded, _, _ = worker.connection.recv()
-    error = decode_block(encoded, block.origin).error
+    error = decode_block(encoded, block.lineage.origin).lineage.error
     assert isinstance(error, StageError)
     assert error.key == "29"
     worker.stop()
@@ -142,8 +142,8 @@ def test_items_that_cannot_be_pickled_fail_in_the_last_stage(action: Any) -> Non
     sent = without_unsendable(block, segment, contexts)
     if action == "skip":
         assert sent.items == [before, *after]
-        assert [skip.place.key for skip in sent.skips] == [str(unsendable)]
+        assert [skip.place.key for skip in sent.lineage.skips] == [str(unsendable)]
     else:
         assert sent.items == [before]
-        assert isinstance(sent.error, StageError)
-        assert "its result cannot be sent back" in str(sent.error)
+        assert isinstance(sent.lineage.error, StageError)
+        assert "its result cannot be sent back" in str(sent.lineage.error)

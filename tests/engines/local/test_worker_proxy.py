@@ -113,7 +113,7 @@ def died() -> WorkerDied:
 def test_a_block_whose_worker_dies_is_done_again() -> None:
     proxy, payload, block, events = scripted(negated(), failures=[died()])
     done, rest = proxy(block)
-    inputs = len(block.origin.positions)  # type: ignore[attr-defined]
+    inputs = len(block.lineage.origin.positions)  # type: ignore[attr-defined]
     assert rest is None
     assert done.items == [-x for x in range(30 - inputs, 30)]
     assert inputs > 1
@@ -150,8 +150,8 @@ def test_an_item_that_kills_its_worker_every_time_fails_alone() -> None:
     proxy, _, block, _ = scripted(negated(), fatal=28)
     done, _ = proxy(block)
     assert done.items[-1] == -27
-    assert isinstance(done.error, StageError)
-    assert (done.error.key, done.error.stage) == ("28", "map(<lambda>)")
+    assert isinstance(done.lineage.error, StageError)
+    assert (done.lineage.error.key, done.lineage.error.stage) == ("28", "map(<lambda>)")
     assert proxy.meter.deaths == 4, "twice with its block, twice alone"
 
 
@@ -159,7 +159,7 @@ def test_an_item_that_kills_its_worker_every_time_can_be_skipped() -> None:
     proxy, _, block, _ = scripted(negated().on_error("skip"), fatal=28)
     done, _ = proxy(block)
     assert done.items[-2:] == [-27, -29]
-    assert [skip.place.key for skip in done.skips] == ["28"]
+    assert [skip.place.key for skip in done.lineage.skips] == ["28"]
 
 
 def copies(x: int) -> Iterator[tuple[int, int]]:
@@ -190,7 +190,7 @@ def test_a_worker_that_dies_at_its_start_is_started_twice() -> None:
     proxy, payload, block, _ = scripted(negated(), start_failures=[start])
     proxy.prepare()
     assert payload.starts == 2
-    assert proxy(block)[0].error is None
+    assert proxy(block)[0].lineage.error is None
     proxy, payload, _, _ = scripted(negated(), start_failures=[start, start])
     with pytest.raises(EngineError, match=r"map\(<lambda>\): its worker process ended at its start, repeatedly"):
         proxy.prepare()

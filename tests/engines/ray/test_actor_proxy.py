@@ -15,7 +15,7 @@ from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S
 from penstock.engines.ray.origin_codec import DeferredSamples
 from penstock.engines.read_stage import BufferedSamples, Finder, Span
 from penstock.order import Refs
-from penstock.plan import Block
+from penstock.plan import Block, Lineage
 
 KIND = ("cluster", "job", None, 0, 0)
 OTHER_KIND = ("cluster", "job", None, 1, 0)
@@ -70,7 +70,7 @@ def test_stored_items_that_are_mapped_already_are_not_fetched(ray: FakeRay) -> N
 def test_blocks_of_stored_items_are_given_their_items(ray: FakeRay) -> None:
     keys = np.zeros(2, np.uint64)
     stored: Any = StoredItems(ray.put(pack_object([1, 2])), 2, 100, None)
-    blocks = [Block(stored, keys, span(None), 2), Block([3, 4], keys, span(None), 2)]
+    blocks = [Block(items, keys, Lineage(span(None), 2)) for items in (stored, [3, 4])]
     assert [block.items for block in fetch_items(iter(blocks))] == [[1, 2], [3, 4]]
 
 

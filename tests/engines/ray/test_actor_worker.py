@@ -39,7 +39,7 @@ def opened(ds: Dataset) -> tuple[Program, ActorWorker, Block]:
 
 
 def encoded(program: Program, block: Block) -> bytes:
-    origin = encode_origin(block.origin, block.inputs, program.finder, program.arrangement.slots)
+    origin = encode_origin(block.lineage.origin, block.lineage.inputs, program.finder, program.arrangement.slots)
     return dumps((origin, encode_block(block)[1:]))
 
 
@@ -54,17 +54,17 @@ def test_an_actor_reads_the_samples_of_a_block_without_items() -> None:
     assert items is not None
     assert (kind, again, retried, nbytes) == ("done", False, 0, items.nbytes)
     assert cpu_s > 0
-    assert length == fields[1] == block.inputs
+    assert length == fields[1] == block.lineage.inputs
     last = sum(BASE)
-    assert unpack_object(items) == [2 * x for x in range(last - block.inputs, last)]
+    assert unpack_object(items) == [2 * x for x in range(last - block.lineage.inputs, last)]
 
 
 def test_an_actor_does_not_read_a_block_that_has_items() -> None:
     program, worker, block = opened(numbers(BASE).map(double))
-    samples = [{"x": -number} for number in range(block.inputs)]
+    samples = [{"x": -number} for number in range(block.lineage.inputs)]
     _, items = worker.work("run", 0, encoded(program, block), pack_object(samples))
     assert items is not None
-    assert unpack_object(items) == [-2 * number for number in range(block.inputs)]
+    assert unpack_object(items) == [-2 * number for number in range(block.lineage.inputs)]
 
 
 def copies(x: int) -> Iterator[tuple[int, int]]:

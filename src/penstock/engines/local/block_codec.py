@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from penstock.engines.local.transport import dumps
 from penstock.errors import EngineError, PenstockError
 from penstock.order import I64, U64
-from penstock.plan import Block, Origin, Place
+from penstock.plan import Block, Lineage, Origin, Place
 
 OriginQuery = Callable[..., Any]  # sends the arguments of ``answer_origin_query`` to the run and returns its answer
 EncodedError = list[tuple[bytes | None, str, str]]  # the error, then its causes: pickle, text, traceback
@@ -22,15 +22,16 @@ EncodedError = list[tuple[bytes | None, str, str]]  # the error, then its causes
 
 def encode_block(block: Block) -> tuple[Any, ...]:
     """Return the fields of a block, without its origin; the items come first."""
-    error = None if block.error is None else encode_error(block.error)
-    flags = (block.base, block.ends_part, block.begin, block.more)
-    return block.items, block.keys, block.inputs, block.owner, error, block.skips, *flags
+    lineage = block.lineage
+    error = None if lineage.error is None else encode_error(lineage.error)
+    flags = (lineage.begin, lineage.base, lineage.more, lineage.ends_part)
+    return block.items, block.keys, lineage.inputs, lineage.owner, lineage.skips, error, *flags
 
 
 def decode_block(encoded: tuple[Any, ...], origin: Origin) -> Block:
     """Return the block that ``encode_block`` encoded, with ``origin`` as its origin."""
-    items, keys, inputs, owner, error, skips, *flags = encoded
-    return Block(items, keys, origin, inputs, owner, error and decode_error(error), skips, *flags)
+    items, keys, inputs, owner, skips, error, *flags = encoded
+    return Block(items, keys, Lineage(origin, inputs, owner, skips, error and decode_error(error), *flags))
 
 
 def encode_error(error: BaseException) -> EncodedError:

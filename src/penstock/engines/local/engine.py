@@ -168,7 +168,7 @@ def _run_inline(
                 meter.blocks += 1
                 meter.items += len(part)
                 if limit is not None:
-                    limit.adjust(part.inputs - part.begin, time.perf_counter() - begun, estimate_nbytes(part.items))
+                    limit.adjust(part.new_inputs, time.perf_counter() - begun, estimate_nbytes(part.items))
                 yield part
                 begun, cpu = time.perf_counter(), time.thread_time()
     finally:
@@ -376,7 +376,7 @@ class ThreadWorkerProxy:
         current, block = self.heartbeat.read(), self.block
         if current is None or current[2] <= timeout_s:
             return None
-        place = block.origin.place(current[1]) if block is not None else Place(None, None)
+        place = block.lineage.origin.place(current[1]) if block is not None else Place(None, None)
         stage = self.segment.stages[current[0]].stage
         return StageError(f"it takes longer than timeout_s={timeout_s:g}", stage.describe(), place.key, place.shard)
 
@@ -399,7 +399,7 @@ class _MeasuringProxy:
         self.bound.add(nbytes)
         self.bound.meter.nbytes += nbytes
         if self.limit is not None:
-            self.limit.adjust(done.inputs - done.begin, time.perf_counter() - begun, nbytes)
+            self.limit.adjust(done.new_inputs, time.perf_counter() - begun, nbytes)
         return done, parts
 
     def cpu_seconds(self) -> float:
@@ -420,7 +420,7 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
     try:
         for block in chain:
             channel.put(block)
-            if block.error is not None:
+            if block.lineage.error is not None:
                 break
             del block
         channel.put(None)

@@ -265,9 +265,9 @@ class Pool:
                 self.meter.cpu += used
         with self._lock:
             self.meter.blocks += 1
-            self.meter.inputs += result[0].inputs - result[0].begin
+            self.meter.inputs += result[0].new_inputs
             self.meter.items += len(result[0])
-            self.meter.skips += len(result[0].skips)
+            self.meter.skips += len(result[0].lineage.skips)
         self._meters.notify("block", self.meter, worker=number, took=took, items=len(result[0]))
         return result
 

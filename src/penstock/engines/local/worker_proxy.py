@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from penstock.engines.local.pool import BlockJob, BlockParts, BlockResult, Close
 from penstock.engines.local.transport import CannotSend
 from penstock.engines.meter import Meter, Meters
 from penstock.errors import EngineError, PenstockError, StageError
-from penstock.plan import Block, Context, Origin, PlacedStage
+from penstock.plan import Block, Context, Lineage, Origin, PlacedStage
 
 MAX_ATTEMPTS = 2  # for a block, and then for each of its items alone
 
@@ -171,14 +171,14 @@ class RemoteWorkerProxy:
         return None
 
     def _run_local_stages(self, block: Block) -> Block:
-        if block.inputs:  # otherwise it only marks the end of a part
+        if not block.is_marker:
             for placed, ctx in self.payload.local_stages:
                 block = placed.stage.run(block, ctx)
         return block
 
     def _parts(self, block: Block, delivered: int = 0) -> BlockParts:
         """Yield the parts of a block after the first ``delivered``."""
-        if not (block.inputs or block.items):  # it only marks the end of a part
+        if block.is_marker:
             yield block, False
             return
         attempts = 0  # since the last part that arrived
@@ -204,21 +204,20 @@ class RemoteWorkerProxy:
 
     def _remote_parts(self, block: Block) -> BlockParts:
         """Send a block to the worker and yield the parts that it returns."""
-        number = next(self._numbers)
-        outer, block.more = block.more, False
-        try:
-            worker, reply = self._request(None, block.origin, "run", number, encode_block(block))
-        finally:
-            block.more = outer
+        number, origin = next(self._numbers), block.lineage.origin
+        whole = Block(block.items, block.keys, replace(block.lineage, more=False))
+        worker, reply = self._request(None, origin, "run", number, encode_block(whole))
+        del whole
         while True:
-            part, more_parts = decode_block(reply[0], block.origin), reply[1]
+            part, more_parts = decode_block(reply[0], origin), reply[1]
             del reply
-            part.more = more_parts or (outer and part.error is None)
+            more = more_parts or (block.lineage.more and part.lineage.error is None)
+            part.lineage = replace(part.lineage, more=more)
             yield part, more_parts
             if not more_parts:
                 return
             del part
-            _, reply = self._request(worker, block.origin, "next", number, None)
+            _, reply = self._request(worker, origin, "next", number, None)
 
     def _request(
         self, worker: RemoteWorker | None, origin: Origin, *message: Any
@@ -292,7 +291,7 @@ class RemoteWorkerProxy:
         done: list[Block] = []
         for item, value in enumerate(block.items):
             alone = block.keep([item], [value])
-            alone.error, alone.skips, alone.more = None, [], False
+            alone.lineage = replace(alone.lineage, error=None, skips=(), more=False)
             try:
                 part = self._run_alone(alone)
             except (WorkerDied, CannotSend) as exc:
@@ -301,16 +300,11 @@ class RemoteWorkerProxy:
                     break
                 continue
             done.append(part)
-            if part.error is not None:
-                block.inputs, block.error, block.more = part.inputs, part.error, False
+            block.lineage = block.lineage.with_skips(*part.lineage.skips)
+            if part.lineage.error is not None:
+                block.lineage = block.lineage.until(part.lineage.inputs, part.lineage.error)
                 break
-        out = block.with_items([item for part in done for item in part.items])
-        out.keys = np.concatenate([block.keys[:0], *(part.keys for part in done)])
-        none = np.zeros(0, np.int64)
-        out.owner = np.concatenate([none, *(none if part.owner is None else part.owner for part in done)])
-        skips = [skip for part in done for skip in part.skips] + block.skips
-        out.skips = sorted((skip for skip in skips if skip.input < out.inputs), key=lambda skip: skip.input)
-        return out
+        return _joined(done, block.lineage)
 
     def _run_alone(self, alone: Block) -> Block:
         """Process a block of one item, and join its parts."""
@@ -323,8 +317,13 @@ class RemoteWorkerProxy:
             except WorkerDied:
                 if attempt == MAX_ATTEMPTS - 1:
                     raise
-        out = parts[-1].with_items([item for part in parts for item in part.items])
-        out.keys = np.concatenate([part.keys for part in parts])
-        out.owner = np.concatenate([part.owner for part in parts if part.owner is not None])
-        out.begin = alone.begin
-        return out
+        skips = [skip for part in parts[:-1] for skip in part.lineage.skips]
+        return _joined(parts, replace(parts[-1].lineage.with_skips(*skips), begin=alone.lineage.begin))
+
+
+def _joined(parts: list[Block], lineage: Lineage) -> Block:
+    """Return the items of several blocks, which have the same origin, in one block."""
+    owners = [part.lineage.owner for part in parts if part.lineage.owner is not None]
+    owner = np.concatenate([np.zeros(0, np.int64), *owners])
+    keys = np.concatenate([np.zeros(0, np.uint64), *(part.keys for part in parts)])
+    return Block([item for part in parts for item in part.items], keys, replace(lineage, owner=owner))

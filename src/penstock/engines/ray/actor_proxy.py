@@ -385,7 +385,7 @@ class ActorWorkerProxy(RemoteWorkerProxy):
 
     def _one_by_one(self, block: Block) -> Block:
         """Process a block item by item; if its samples are unread, read them in this process first."""
-        if is_unread(block.origin, block.items):
+        if is_unread(block.lineage.origin, block.items):
             reading = next((p, c) for p, c in zip(self.payload.stages, self.payload.contexts, strict=True))
             block = reading[0].stage.run(block, reading[1])
         elif isinstance(block.items, StoredItems):
