@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, EngineError, PlanError, StageError
-from penstock.plan import Fields, Plan
+from penstock.plan import Fields, Plan, Source
 from penstock.testing import Numbers, numbers, outputs
 
 
@@ -256,11 +256,8 @@ def test_a_missing_gpu_is_an_error_before_the_first_sample() -> None:
         list(numbers((3,)).map(len, gpus=1))
 
 
-class Recording:
+class Recording(Source):
     """A source that records which fields are located."""
-
-    random_access = False
-    resources = None
 
     def __init__(self) -> None:
         self.located: list[Fields] = []

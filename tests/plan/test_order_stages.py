@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from penstock.engines.quarantine import read_identities
 from penstock.errors import PlanError, StorageError
 from penstock.order import Order, ShardOrder, name_hashes
 from penstock.plan import (
@@ -107,11 +108,11 @@ def test_exclusion_files_are_read_once_and_without_duplicates(tmp_path: Path) ->
     path.write_text('{"source": 0, "shard": "0.tar", "index": 4}\n{"source": 0, "shard": "0.tar", "index": 2}\n')
     stage = Exclude((str(path), Identity(0, "0.tar", 4)))
     assert stage.files == (str(path),)
-    settled = stage.resolve()
+    settled = stage.resolve(read_identities)
     assert settled.entries == (Identity(0, "0.tar", 4), Identity(0, "0.tar", 2))
     assert settled.files == ()
     with pytest.raises(StorageError):
-        Exclude((str(tmp_path / "missing.jsonl"),)).resolve()
+        Exclude((str(tmp_path / "missing.jsonl"),)).resolve(read_identities)
 
 
 def test_the_description_of_an_exclusion_does_not_depend_on_the_order_of_its_samples() -> None:

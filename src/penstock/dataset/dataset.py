@@ -43,13 +43,14 @@ class Dataset(WriteMethods):
     Iterating starts the engine; every ``for`` loop is the next epoch.
     """
 
-    __slots__ = ("__weakref__", "_epochs", "_meters", "_opened")
+    __slots__ = ("__weakref__", "_epochs", "_meters", "_opened", "_opened_stamp")
 
     def __init__(self, plan: Plan) -> None:
         """Wrap a plan. Use ``read_tar``, ``from_items`` and the other functions to create a dataset."""
         super().__init__(plan)
         self._epochs = Epochs()
         self._opened: Program | None = None
+        self._opened_stamp: object = None
         self._meters: Meters | Loader = Meters()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -72,7 +73,7 @@ class Dataset(WriteMethods):
         """Iterate over the next epoch of ``plan``: this dataset's plan, or one that adds stages to it."""
         warn_uncut(plan)
         worker = this_worker(plan.cut)
-        if any(getattr(source, "streams", False) for source in plan.sources()):
+        if any(leaf.streams for leaf in plan.leaves()):
             return iter(()) if worker is not None and worker.id else self._track(Dataset(plan)._run(0)).items()
         if worker is not None or self._epochs.shared:
             return TorchStream(plan, self._epochs, worker, partial(self._worker_loader, plan))
@@ -108,9 +109,13 @@ class Dataset(WriteMethods):
         return self._epochs.peek() if self.plan.epoch is None else self.plan.epoch
 
     def _program(self) -> Program:
-        """Return the program of the plan, opened once, for queries that need no run."""
-        if self._opened is None:
-            self._opened = Program(self.plan)
+        """Return the program of the plan for queries that need no run; it is opened again if its shards change."""
+        return self._open(self.plan)
+
+    def _open(self, plan: Plan) -> Program:
+        if self._opened is None or self._opened.plan != plan or self._opened.stamp() != self._opened_stamp:
+            self._opened = Program(plan)
+            self._opened_stamp = self._opened.stamp()
         return self._opened
 
     def take(self, n: int = 20) -> list[Any]:
@@ -245,9 +250,7 @@ class Dataset(WriteMethods):
         plan = unshuffled(self.plan)
         if not plan.keeps_count:
             raise TypeError("ds[i] needs stages that keep the count; filter, flat_map and batched do not")
-        if self._opened is None or self._opened.plan != plan:
-            self._opened = Program(plan)
-        program = self._opened
+        program = self._open(plan)
         epoch = self.plan.epoch or 0
         order = program.order(epoch)
         if order.size < 0:

@@ -13,7 +13,7 @@ from penstock.engines.lineage import GroupOrigin
 from penstock.engines.program import Program
 from penstock.engines.read_stage import Span
 from penstock.order import Piece, total
-from penstock.plan import Batched, Block
+from penstock.plan import Block
 
 
 def can_run_unordered(program: Program, start: Start) -> bool:
@@ -22,10 +22,8 @@ def can_run_unordered(program: Program, start: Start) -> bool:
     It can if every block comes from the source, or is a batch of the last stage.
     """
     levels = program.levels[1:]
-    batches = (
-        len(levels) == 1 and not levels[0].segments and levels[0].head and isinstance(levels[0].head.stage, Batched)
-    )
-    return (not levels or bool(batches)) and start.pad is None and not start.opens
+    batches = len(levels) == 1 and not levels[0].segments and levels[0].regroups
+    return (not levels or batches) and start.pad is None and not start.opens
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.engines.program import Segment
-from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import Block, Context, PlacedStage, Stage
 
@@ -80,7 +79,7 @@ def with_device_copies(segment: Segment) -> Segment:
     """Return the segment with a copy to the device after reading, if the segment requests devices."""
     if segment.resources is None or not segment.resources.gpus:
         return segment
-    reading = sum(isinstance(placed.stage, Read) for placed in segment.stages)
+    reading = segment.reading
     stages = [*segment.stages[:reading], PlacedStage(ToDevice(), -1), *segment.stages[reading:]]
     return Segment(stages, segment.resources)
 

@@ -29,7 +29,6 @@ from penstock.plan import (
     Located,
     PlacedStage,
     Skipped,
-    Slice,
     StreamStage,
 )
 from penstock.storage.retry import while_wanted
@@ -289,8 +288,9 @@ def _stream(program: Program) -> Iterator[Block]:
     assert program.stream is not None
     low, high = 0, 1 << 62
     for stage in program.plan.ordering:
-        assert isinstance(stage, Slice)
-        low, high = low + stage.start, high if stage.stop is None else min(high, low + stage.stop)
+        assert stage.bounds is not None
+        first, stop = stage.bounds
+        low, high = low + first, high if stop is None else min(high, low + stop)
     samples = islice(program.stream.stream(program.fields[0]), low, high)
     count = 1  # the first sample at once, later ones in larger blocks
     while read := list(islice(samples, count)):

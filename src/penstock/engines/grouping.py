@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.engines.batch_memory import BatchMemory
 from penstock.engines.cursor import AnyCursor, Start
 from penstock.engines.lineage import GroupOrigin, ItemLineage, empty_block
 from penstock.engines.program import Program
@@ -73,6 +74,7 @@ class Grouping:
 
     def __post_init__(self) -> None:
         self.ctx = self.program.context(self.placed, self.epoch)
+        self.ctx.stack = BatchMemory().stacked
 
     def run(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """Yield the outputs of the groups, in order; a group that an error cuts short is not run."""

@@ -12,31 +12,24 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.cursor import Start
+from penstock.engines.quarantine import Quarantine, read_identities
 from penstock.engines.read_stage import Finder, Read
 from penstock.errors import PlanError
 from penstock.order import ENDLESS, Order, Piece, Refs, ShardOrder, UncountedOrder, head, name_hash, tail, total
 from penstock.plan import (
     Arrangement,
-    Batched,
     Block,
-    BranchStage,
-    Combination,
     Context,
     Cut,
-    EachStage,
     Fields,
-    LateShuffle,
     Located,
     PlacedStage,
     Plan,
-    Quarantine,
     Reader,
+    Recut,
     Resources,
     Scope,
-    Shuffle,
-    Slice,
     Stage,
-    StreamLimit,
     StreamReader,
     arrange,
     resolved,
@@ -59,6 +52,11 @@ class Segment:
     def needs_pool(self) -> bool:
         """Whether the segment runs in a pool: it calls a user's function, or decodes."""
         return self.resources is not None
+
+    @property
+    def reading(self) -> int:
+        """How many stages at the start of the segment read samples: 1 in the first segment of a plan, else 0."""
+        return sum(placed.stage.reads_source for placed in self.stages)
 
     def describe(self) -> str:
         """Return the stages as text: ``read -> map(f)``."""
@@ -94,6 +92,11 @@ class Level:
     head: PlacedStage | None
     segments: list[Segment] = field(default_factory=list)
 
+    @property
+    def regroups(self) -> bool:
+        """Whether the level forms groups that may be formed anew anywhere: batches."""
+        return self.head is not None and self.head.stage.recut is Recut.REGROUP
+
 
 def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Level]:
     """Cut the stages of a plan into levels, and fuse neighbours into segments.
@@ -120,7 +123,7 @@ class Program:
         """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources."""
         self.plan = plan
         self.arrangement: Arrangement
-        self._resolved = resolved(plan)  # once: files given to exclude() may grow during a run
+        self._resolved = resolved(plan, read_identities)  # once: files given to exclude() may grow during a run
         self.arrangement, self._counted_order = arrange(self._resolved, self._leaf_order)
         leaves = self.arrangement.leaves
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
@@ -137,21 +140,31 @@ class Program:
         """
         return [leaf.open() for leaf in self.arrangement.leaves]
 
-    @property
+    @cached_property
     def columnar(self) -> bool:
         """Whether all sources yield columns, so that blocks may hold many samples."""
-        return all(getattr(leaf, "columnar", False) for leaf in self.arrangement.leaves)
+        return all(reader.traits.columnar for reader in self.opened)
 
     @cached_property
     def remote(self) -> bool:
         """Whether a source is remote, so that locating samples takes time."""
-        return any(getattr(reader, "remote", False) for reader in self.readers)
+        return any(reader.traits.remote for reader in self.readers)
+
+    @property
+    def largest_call(self) -> int:
+        """The largest number of rows that a stage on single items processes in one call."""
+        stages = (placed.stage for placed in self.arrangement.body)
+        return max((stage.group_size or 1 for stage in stages if stage.scope is Scope.EACH), default=1)
 
     def suspend(self) -> None:
         """Stop the sources' background work, such as prefetching; they remain usable."""
-        for reader in self.__dict__.get("opened", ()):
-            if (suspend := getattr(reader, "suspend", None)) is not None:
-                suspend()
+        if "opened" in self.__dict__ and self.stream is None:
+            for reader in self.readers:
+                reader.suspend()
+
+    def stamp(self) -> object:
+        """Return a value that changes if opening the sources again may find other shards."""
+        return [] if self.stream is not None else [reader.stamp() for reader in self.readers]
 
     @cached_property
     def stream(self) -> StreamReader | None:
@@ -160,9 +173,9 @@ class Program:
         Raises:
             PlanError: The plan shuffles, cuts, repeats or combines such a source.
         """
-        if not any(isinstance(reader, StreamReader) for reader in self.opened):
+        if not any(leaf.streams for leaf in self.arrangement.leaves):
             return None
-        slices = all(isinstance(stage, Slice) for stage in self.plan.ordering)
+        slices = all(stage.bounds is not None for stage in self.plan.ordering)
         if len(self.opened) > 1 or not slices or self.plan.cut is not None:
             raise PlanError("a stream is read once, front to back: it cannot be shuffled, cut, repeated or combined")
         reader = self.opened[0]
@@ -201,12 +214,13 @@ class Program:
             raise PlanError(f"{source}: the counts of its shards are unknown; run `penstock index` on the shards first")
         return ShardOrder(self._hashes[leaf], counts, leaf, seed, epoch)
 
-    @cached_property
-    def _works_uncounted(self) -> bool:
-        """Whether the order can be computed without counts."""
-        stages = [s for s in self.plan.ordering if not (isinstance(s, Slice) and s.per_rank)]
-        plain = not stages or (len(stages) == 1 and isinstance(stages[0], Shuffle) and not stages[0].all)
-        return plain and not isinstance(self.plan.source, Combination)
+    def _uncounted_order(self, epoch: int) -> UncountedOrder | None:
+        """Return the order for shards without counts; None if a stage needs the counts."""
+        stages = [stage for stage in self.plan.ordering if not stage.applies_per_rank]
+        if len(stages) > 1 or len(self.arrangement.leaves) > 1:
+            return None
+        order = UncountedOrder(self._hashes[0], self.readers[0].count, 0, self.seed, epoch)
+        return stages[0].without_counts(order) if stages else order
 
     def order(self, epoch: int, *, counts: bool = True) -> Order:
         """Return the order of an epoch.
@@ -218,19 +232,9 @@ class Program:
         Raises:
             PlanError: The plan needs counts, and they are unknown.
         """
-        if self._works_uncounted and self.readers[0].counts(scan=counts) is None:
-            shuffle = next((stage for stage in self.plan.ordering if isinstance(stage, Shuffle)), None)
-            params = shuffle or Shuffle()
-            return UncountedOrder(
-                self._hashes[0],
-                self.readers[0].count,
-                0,
-                self.seed,
-                epoch,
-                window=params.window,
-                shards=params.shards,
-                shuffle=shuffle is not None,
-            )
+        uncounted = self._uncounted_order(epoch)
+        if uncounted is not None and self.readers[0].counts(scan=counts) is None:
+            return uncounted
         return self._counted_order(epoch)
 
     @property
@@ -248,9 +252,11 @@ class Program:
         pieces = order.cut(order.whole(), cut.rank, cut.world, cut.kind)
         quota, padding = _quota(order, cut)
         for stage in self.plan.ordering:
-            if isinstance(stage, Slice) and stage.per_rank:
-                pieces = tail(pieces, stage.start) if stage.stop is None else head(pieces, stage.stop)
-                quota = None if quota is None else _sliced(quota, stage)
+            if stage.applies_per_rank and stage.bounds is not None:
+                first, stop = stage.bounds
+                pieces = tail(pieces, first) if stop is None else head(pieces, stop)
+                if quota is not None:
+                    quota = max(0, quota - first) if stop is None else min(quota, stop)
         return Start(pieces, quota=quota, pad=padding)
 
     def stream_start(self) -> Start:
@@ -272,8 +278,7 @@ class Program:
 
     def context(self, placed: PlacedStage, epoch: int) -> Context:
         """Return a new context for one stage."""
-        stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
-        features = self.features(placed) if stage.uses_features else {}
+        features = self.features(placed) if self._uses_features(placed.stage) else {}
         return Context(placed.number, self.seed, epoch, self.plan.errors.action == "skip", "cpu", features=features)
 
     def features(self, upto: PlacedStage | None = None) -> dict[str, Any]:
@@ -283,10 +288,9 @@ class Program:
             PlanError: Two sources declare different features for one field.
         """
         out: dict[str, Any] = {}
-        leaves = (
-            upto.stage.leaves if upto is not None and isinstance(upto.stage, BranchStage) else range(len(self.opened))
-        )
-        for leaf in leaves:
+        for leaf in range(len(self.opened)):
+            if upto is not None and upto.stage.for_leaf(leaf) is None:
+                continue
             for name, feature in self._features_of(leaf, upto).items():
                 if out.setdefault(name, feature) != feature and self.arrangement.slots == 1:
                     problem = f"field {name!r} is {out[name]} in one source and {feature} in another"
@@ -294,32 +298,35 @@ class Program:
         return out
 
     def _features_of(self, leaf: int, upto: PlacedStage | None) -> dict[str, Any]:
-        known: dict[str, Any] = getattr(self.opened[leaf], "features", None) or {}
+        known = self.opened[leaf].traits.features
         for placed in self.arrangement.body:
             if placed is upto:
                 break
-            if not isinstance(placed.stage, BranchStage):
-                known = placed.stage.features_after(known)
-            elif leaf in placed.stage.leaves:
-                known = placed.stage.inner.features_after(known)
+            if (stage := placed.stage.for_leaf(leaf)) is not None:
+                known = stage.features_after(known)
         return known
+
+    def _uses_features(self, stage: Stage) -> bool:
+        """Return whether a stage uses the features of the samples of any source."""
+        stages = map(stage.for_leaf, range(len(self.arrangement.leaves)))
+        return any(found is not None and found.uses_features for found in stages)
 
     @cached_property
     def window_level(self) -> int | None:
         """The level of a late shuffle whose partly delivered window another rank can resume; None if there is none."""
         heads = [level.head.stage for level in self.levels if level.head]
-        return 1 if heads and isinstance(heads[0], LateShuffle) and self.recut_problem is None else None
+        return 1 if heads and heads[0].recut is Recut.WINDOW and self.recut_problem is None else None
 
     @cached_property
     def recut_problem(self) -> str | None:
         """Why a state of this plan cannot be restored under another number of ranks; None if it can."""
         stages = [placed.stage for placed in self.arrangement.body]
-        late = 0
+        groups: list[Recut] = []
         for number, stage in enumerate(stages):
-            late += isinstance(stage, LateShuffle)
+            if stage.scope is not Scope.EACH:
+                groups.append(stage.recut)
             last = number == len(stages) - 1
-            plain = stage.scope is Scope.EACH or (isinstance(stage, LateShuffle) and late == 1)
-            if not (plain or (isinstance(stage, Batched) and last)):
+            if groups not in ([], [Recut.WINDOW]) and not (groups[-1] is Recut.REGROUP and last):
                 return f"{stage.describe()} prevents this plan from being restored under another number of ranks"
         return None
 
@@ -339,14 +346,15 @@ class Program:
 
     def _kinds(self) -> list[str]:
         stages = [placed.stage for placed in self.arrangement.body]
-        last = [stages[-1]] if stages and isinstance(stages[-1], Batched) else []
-        kinds = [s.name if s.scope is Scope.EACH else s.describe() for s in stages if not s.keeps_count or _late(s)]
-        return kinds[: len(kinds) - len(last)]
+        if stages and stages[-1].recut is Recut.REGROUP:
+            stages.pop()  # the batch size may change
+        each = Scope.EACH
+        return [s.name if s.scope is each else s.describe() for s in stages if not s.keeps_count or s.scope is not each]
 
     @property
     def endless(self) -> bool:
         """Whether an epoch never ends: ``repeat()`` without a limit."""
-        limited = any(isinstance(placed.stage, StreamLimit) for placed in self.arrangement.body)
+        limited = any(placed.stage.ends_stream for placed in self.arrangement.body)
         return self.stream is None and not limited and self.order(0, counts=False).size >= ENDLESS
 
     def check_finite(self) -> None:
@@ -360,7 +368,7 @@ class Program:
 
     def length(self, cut: Cut | None) -> int | None:
         """Return how many items an epoch of one rank has; None if that is unknown without running or fetching it."""
-        if self.remote and not all(reader.countable() for reader in self.readers if hasattr(reader, "countable")):
+        if self.remote and not all(reader.traits.countable for reader in self.readers):
             return None
         order = self.order(0)
         items: int | None = None  # unknown, or endless
@@ -369,10 +377,6 @@ class Program:
         for placed in self.arrangement.body:
             items = None if items is None else placed.stage.length(items)
         return items
-
-
-def _late(stage: Any) -> bool:
-    return isinstance(stage, LateShuffle)
 
 
 def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
@@ -389,16 +393,11 @@ def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:
     return -(-order.size // cut.world), [first, first + 1, 1, 0]
 
 
-def _sliced(quota: int, stage: Slice) -> int:
-    """Return how many of ``quota`` positions remain after a limit or skip per rank."""
-    return max(0, quota - stage.start) if stage.stop is None else min(quota, stage.stop)
-
-
 def _shape(plan: Plan) -> list[Any]:
     """Return what determines the order of a plan, for its identity."""
     own: list[Any] = [stage.describe() for stage in plan.ordering]
-    if isinstance(plan.source, Combination):
-        own.append([plan.source.describe(), [_shape(branch) for branch in plan.source.branches]])
+    if branches := plan.branches():
+        own.append([plan.source.describe(), [_shape(branch) for branch in branches]])
     return own
 
 
@@ -409,9 +408,7 @@ def prepare(segment: Segment, contexts: list[Context]) -> None:
         Exception: Whatever the construction raises.
     """
     for placed, ctx in zip(segment.stages, contexts, strict=True):
-        stage = placed.stage.inner if isinstance(placed.stage, BranchStage) else placed.stage
-        if isinstance(stage, EachStage):
-            stage.function(ctx)
+        placed.stage.prepare(ctx)
 
 
 def run_segment(segment: Segment, contexts: list[Context], block: Block) -> Iterator[tuple[Block, bool]]:

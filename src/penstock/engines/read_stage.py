@@ -91,6 +91,8 @@ class Span:
 class Read(Stage):
     """Reads the located samples of a block; samples that cannot be read fail as in any other stage."""
 
+    reads_source = True
+
     def describe(self) -> str:
         return "read"
 

@@ -373,7 +373,7 @@ def _order(run: RunLoad) -> str | None:
     """Name a segment whose workers are idle because one slow block must be delivered before their finished ones."""
     load, gain = run.loads[run.slowest], ceiling(run).gain
     idle = _ratio(load.blocked, load.mean_workers)
-    if load.share >= BUSY or idle < MIN_BLOCKED or load.awaited < MIN_BLOCKED or gain < MIN_SPEEDUP:
+    if load.share >= BUSY or idle < MIN_BLOCKED or load.awaited < MIN_BLOCKED or not MIN_SPEEDUP <= gain < float("inf"):
         return None
     return (
         f"{load.name} is held up by single slow blocks: its workers are busy {percent(load.share)} and wait "

@@ -65,7 +65,7 @@ def to_ray(plan: Plan, epoch: int, blocks: int | None = None) -> Any:
 
 def _check(program: Program) -> None:
     if program.stream is not None:
-        if any(getattr(source, "patterns", None) == ("-",) for source in program.plan.sources()):
+        if not all(reader.traits.sendable for reader in program.opened):
             raise PlanError("only this process can read standard input: write_tar() it first, and read the shards")
     elif program.endless:
         raise PlanError("the dataset has no end; use limit(n)")
@@ -107,7 +107,7 @@ def task_starts(program: Program, epoch: int, blocks: int | None, cores: int) ->
     """
     order = program.order(epoch)
     start = program.start(order, program.plan.cut)
-    if not program.plan.commutes or any(hasattr(source, "summary") for source in program.plan.sources()):
+    if not program.plan.commutes or any(leaf.computed for leaf in program.plan.leaves()):
         return [start]
     if isinstance(order, UncountedOrder):
         tasks = min(blocks or order.group_count, order.group_count)
@@ -247,8 +247,7 @@ class OpenPlan:
         program = self.program
         if start is not None and self.order is None:
             self.order = program.order(self.epoch)
-        min_samples = max((placed.stage.preferred_rows for placed in program.arrangement.body), default=1)
-        sizer = BlockSizer(count=MIN_TASK_SAMPLES, min_samples=min_samples, max_stored_bytes=16_000_000)
+        sizer = BlockSizer(count=MIN_TASK_SAMPLES, min_samples=program.largest_call, max_stored_bytes=16_000_000)
         begin = program.stream_start() if start is None else start
         skipped: list[Skipped] = []
         delivered = 0

@@ -11,7 +11,7 @@ from penstock.errors import PlanError
 from penstock.feed.torch_workers import TorchWorker
 from penstock.order import ENDLESS, I64, Order, Piece, Refs, Spans, UncountedOrder, total
 from penstock.order import size as size_of
-from penstock.plan import Batched, EngineOptions, LateShuffle, Plan, Scope
+from penstock.plan import EngineOptions, Plan, Recut, Scope
 
 # For plans whose items have no fixed number of samples.
 _MAX_RUN_LENGTH = 256  # enough samples to read in one go
@@ -71,9 +71,9 @@ def _samples_per_item(plan: Plan) -> int | None:
     if plan.changes_count or plan.errors.action == "skip":
         return None
     for stage in plan.body:
-        if isinstance(stage, Batched):
-            samples *= stage.batch_size
-        elif stage.scope is not Scope.EACH and not isinstance(stage, LateShuffle):
+        if stage.recut is Recut.REGROUP and stage.group_size is not None:
+            samples *= stage.group_size
+        elif stage.recut is Recut.NEVER:
             return None
     return samples
 

@@ -6,6 +6,7 @@ import glob
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,19 @@ import numpy as np
 from penstock.codecs import Limits, decoder
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
-from penstock.plan import Fields, Resources
+from penstock.plan import Fields, Reader, Resources, Source, Traits
 from penstock.plan.values import Workers
-from penstock.storage import Storage, expand, expand_braces, local_path, open_storage, redacted, relative_names
+from penstock.storage import (
+    Storage,
+    expand,
+    expand_braces,
+    folder_times,
+    local_path,
+    open_storage,
+    redacted,
+    relative_names,
+    traits_of,
+)
 from penstock.storage.protocol import scheme
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
@@ -26,7 +37,7 @@ MakeSample = Callable[[str, bytes, Fields], dict[str, Any]]  # (path, content, f
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSource:
+class FilesSource(Source):
     """Files of any kind; a sample holds the path and the bytes of a file."""
 
     patterns: tuple[str, ...]
@@ -59,7 +70,7 @@ def _bytes_sample(path: str, content: bytes, fields: Fields) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagesSource:
+class ImagesSource(Source):
     """Image files in the order of their paths, decoded; ``labels="folder"`` adds the number of the class folder.
 
     Raises:
@@ -169,7 +180,7 @@ def _no_files(suffixes: tuple[str, ...], url: str) -> StorageError:
     return StorageError(f"the folder holds no {wanted}", url)
 
 
-class FilesReader:
+class FilesReader(Reader):
     """Reads files by index; each folder is a shard. A file is opened only when its sample is read."""
 
     def __init__(self, paths: list[str], make_sample: MakeSample, storage: Storage | None = None) -> None:
@@ -177,7 +188,15 @@ class FilesReader:
         starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
         self._paths, self._make_sample, self._storage = paths, make_sample, storage
         self._starts = np.array([*starts, len(paths)], np.int64)
+        self._folders = sorted({parent for folder in {*folders} for parent in (folder, os.path.dirname(folder))})
         self.names = relative_names([os.path.join(folders[i], "files") for i in starts])
+
+    @cached_property
+    def traits(self) -> Traits:
+        return traits_of(self._folders)
+
+    def stamp(self) -> object:
+        return folder_times(f"{folder}/" for folder in self._folders)
 
     def counts(self, scan: bool) -> I64 | None:
         return np.diff(self._starts)

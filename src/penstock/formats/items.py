@@ -10,21 +10,16 @@ import numpy as np
 
 from penstock.errors import DataError
 from penstock.order import I64
-from penstock.plan import ByObject, Fields, Resources
+from penstock.plan import ByObject, Fields, Reader, Source, Traits
 
 
 @dataclass(frozen=True, slots=True)
-class ItemsSource:
+class ItemsSource(Source):
     """A list of items, compared by object; dicts are copied when they are read, so stages may change them."""
 
     items: ByObject
 
     random_access = True
-
-    @property
-    def resources(self) -> Resources | None:
-        """``None``: reading from memory needs no workers."""
-        return None
 
     def open(self) -> ItemsReader:
         return ItemsReader(self.items.value)
@@ -33,10 +28,10 @@ class ItemsSource:
         return f"from_items({len(self.items.value)} items)"
 
 
-class ItemsReader:
+class ItemsReader(Reader):
     """Reads a list as one shard."""
 
-    in_memory = True  # the items are only in the memory of this process
+    traits = Traits(in_memory=True)
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.names = ["items"]

@@ -10,14 +10,14 @@ import numpy as np
 
 from penstock.errors import DataError, PlanError
 from penstock.order import I64
-from penstock.plan import ByObject, Fields, Resources
+from penstock.plan import ByObject, Fields, Reader, Resources, Source, Traits
 from penstock.plan.values import Workers
 
 DEFAULT_FIELDS = ("image", "label")  # not chosen by the user, so items with fewer values are accepted
 
 
 @dataclass(frozen=True, slots=True)
-class TorchSource:
+class TorchSource(Source):
     """A map-style dataset, compared by object; ``fields`` name the values of its items.
 
     Such a dataset need not be thread-safe, so a single thread reads it unless ``workers`` says otherwise.
@@ -48,10 +48,10 @@ class TorchSource:
         return f"from_torch({type(self.dataset.value).__name__}, {len(self.dataset.value)} items)"
 
 
-class TorchReader:
+class TorchReader(Reader):
     """Reads a map-style dataset as one shard."""
 
-    in_memory = True  # the dataset is only in the memory of this process
+    traits = Traits(in_memory=True)
 
     def __init__(self, dataset: Any, fields: tuple[str, ...]) -> None:
         self.names = ["items"]

@@ -16,7 +16,7 @@ from penstock.dataset import Dataset
 from penstock.errors import PlanError, StorageError
 from penstock.formats.items import ItemsReader, LocatedItems
 from penstock.order import I64
-from penstock.plan import ByObject, Fields, Resources
+from penstock.plan import ByObject, Fields, Source
 from penstock.storage import NotFound, Storage, expand, local_path, open_storage, redacted, url_patterns
 from penstock.storage.protocol import scheme
 
@@ -150,16 +150,12 @@ def fingerprints(inputs: Sequence[Input], storage: Storage | None) -> list[Finge
 
 
 @dataclass(frozen=True, slots=True)
-class InputsSource:
+class InputsSource(Source):
     """A source of a plan that yields the inputs, one per block, so that every worker gets one input at a time."""
 
     inputs: ByObject
 
     random_access = True
-
-    @property
-    def resources(self) -> Resources | None:
-        return None
 
     def open(self) -> InputsReader:
         return InputsReader(self.inputs.value)

@@ -55,11 +55,11 @@ class UncountedOrder(Order):
         seed: int,
         epoch: int,
         *,
-        window: int | None,
-        shards: int,
-        shuffle: bool,
+        window: int | None = None,
+        shards: int = 1,
+        shuffle: bool = False,
     ) -> None:
-        names = np.asarray(names_hash, np.uint64)
+        names = self._names = np.asarray(names_hash, np.uint64)
         self.leaf, self.fixed = leaf, not shuffle
         self._count, self._seed, self._epoch = count, seed, epoch
         self._window = DEFAULT_WINDOW if window is None else window
@@ -68,6 +68,12 @@ class UncountedOrder(Order):
         self._visited = shuffled_span_order(names, seed, epoch) if shuffle else np.arange(len(names))
         self._counts = np.full(len(names), UNKNOWN, np.int64)
         self.group_count = -(-len(names) // self._per_group)
+
+    def shuffled(self, window: int | None, shards: int) -> UncountedOrder:
+        """Return the order of the same shards, shuffled."""
+        return UncountedOrder(
+            self._names, self._count, self.leaf, self._seed, self._epoch, window=window, shards=shards, shuffle=True
+        )
 
     def at(self, p: I64) -> Refs:
         return scatter(

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.files import IMAGE_SUFFIXES
 from penstock.order import I64
-from penstock.plan import Fields, Resources
+from penstock.plan import Fields, Reader, Resources, Source
 from penstock.plan.values import Workers
 
 LIST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
@@ -40,7 +40,7 @@ class FileEntry(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FileList:
+class FileList(Source):
     """A source of files and their labels.
 
     Attributes:
@@ -88,7 +88,7 @@ class FileList:
         return f"files {digest.hexdigest()}"
 
 
-class FileListReader:
+class FileListReader(Reader):
     """Reads a list of files as one shard."""
 
     def __init__(self, source: FileList) -> None:

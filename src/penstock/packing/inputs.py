@@ -115,7 +115,7 @@ def shuffle_plan(plan: Plan) -> Plan:
     """Return the plan with its samples shuffled by its seed, unless it shuffles already."""
     if any(isinstance(stage, Shuffle | LateShuffle) for stage in plan.stages):
         return plan
-    if getattr(plan.source, "streams", False) and isinstance(plan.source, HuggingFaceSource):
+    if plan.source.streams and isinstance(plan.source, HuggingFaceSource):
         return replace(plan, stages=(LateShuffle(_LATE_WINDOW), *plan.stages))
     if plan.commutes and not any(stage.name == "flat_map" for stage in plan.body):
         return plan.then(Shuffle(None, 16, plan.source.random_access))
@@ -216,7 +216,7 @@ def _feature_input(source: HuggingFaceSource, image: str, identity: str, typed: 
     """Return the input for a dataset that the engine's workers read, and whose features describe its fields."""
     if typed:
         return PackInput(Plan(source), None, False, identity, typed)
-    features = source.open().features or {}
+    features = source.open().traits.features
     labels = (_class_names(feature.names) for feature in features.values() if isinstance(feature, ClassLabel))
     encode = EncodeItem(image, resources=Resources(source.workers))
     return PackInput(Plan(source, (encode,)), next(labels, None), True, identity)

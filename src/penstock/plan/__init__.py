@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from penstock.plan.group_stages import StreamLimit as StreamLimit
     from penstock.plan.group_stages import StreamSkip as StreamSkip
     from penstock.plan.group_stages import Unbatched as Unbatched
+    from penstock.plan.identity import Identity as Identity
+    from penstock.plan.identity import exclusions as exclusions
+    from penstock.plan.identity import parse_identity as parse_identity
     from penstock.plan.order_stages import Combination as Combination
     from penstock.plan.order_stages import Exclude as Exclude
     from penstock.plan.order_stages import Mix as Mix
@@ -56,14 +59,12 @@ if TYPE_CHECKING:
     from penstock.plan.order_stages import Union as Union
     from penstock.plan.order_stages import Zip as Zip
     from penstock.plan.order_stages import check_branch as check_branch
-    from penstock.plan.plan import Located as Located
     from penstock.plan.plan import Plan as Plan
-    from penstock.plan.plan import Reader as Reader
-    from penstock.plan.plan import Source as Source
-    from penstock.plan.plan import StreamReader as StreamReader
-    from penstock.plan.quarantine import Identity as Identity
-    from penstock.plan.quarantine import Quarantine as Quarantine
-    from penstock.plan.quarantine import exclusions as exclusions
+    from penstock.plan.source import Located as Located
+    from penstock.plan.source import Reader as Reader
+    from penstock.plan.source import Source as Source
+    from penstock.plan.source import StreamReader as StreamReader
+    from penstock.plan.source import Traits as Traits
     from penstock.plan.stage import EachStage as EachStage
     from penstock.plan.stage import Filter as Filter
     from penstock.plan.stage import FlatMap as FlatMap
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from penstock.plan.values import EngineOptions as EngineOptions
     from penstock.plan.values import Fields as Fields
     from penstock.plan.values import OnError as OnError
+    from penstock.plan.values import Recut as Recut
     from penstock.plan.values import Resources as Resources
     from penstock.plan.values import Scope as Scope
     from penstock.plan.values import check_callable as check_callable

@@ -6,7 +6,7 @@ need not know about mix, union and zip.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from penstock.errors import DataError
 from penstock.order import I64, Order
 from penstock.plan.block import Block, Context, Origin, Place, Slot
 from penstock.plan.expressions import Condition, ConditionFilter
+from penstock.plan.identity import Identity
 from penstock.plan.order_stages import Combination, Exclude, OrderFactory, Shuffle, Slice, Zip
-from penstock.plan.plan import Plan, Source
+from penstock.plan.plan import Plan
+from penstock.plan.source import Source
 from penstock.plan.stage import Map, Stage
 from penstock.plan.stages import Drop, Select
 from penstock.plan.values import EVERYTHING, Fields
@@ -45,24 +47,18 @@ class Arrangement:
         """Return the fields that the stages need from one source."""
         wanted = EVERYTHING
         for placed in reversed(self.body):
-            stage = placed.stage
-            if not isinstance(stage, BranchStage):
+            if (stage := placed.stage.for_leaf(leaf)) is not None:
                 wanted = stage.needs(wanted)
-            elif leaf in stage.leaves:
-                wanted = stage.inner.needs(wanted)
         return replace(wanted, where=self._condition(leaf))
 
     def _condition(self, leaf: int) -> Condition | None:
         """Return the condition that the samples of a source must meet before any other stage sees them, if any."""
         condition: Condition | None = None
         for placed in self.body if self.slots == 1 else ():
-            outer = placed.stage
-            stage = outer.inner if isinstance(outer, BranchStage) else outer
-            if isinstance(outer, BranchStage) and leaf not in outer.leaves:
-                continue
+            stage = placed.stage.for_leaf(leaf)
             if isinstance(stage, ConditionFilter):
                 condition = stage.condition if condition is None else condition & stage.condition
-            elif not isinstance(stage, Select | Drop):
+            elif not isinstance(stage, Select | Drop | None):
                 break
         return condition
 
@@ -121,8 +117,14 @@ class BranchStage(Stage):
         return self.inner.name
 
     @property
-    def preferred_rows(self) -> int:
-        return self.inner.preferred_rows
+    def group_size(self) -> int | None:
+        return self.inner.group_size
+
+    def for_leaf(self, leaf: int) -> Stage | None:
+        return self.inner if leaf in self.leaves else None
+
+    def prepare(self, ctx: Context) -> None:
+        self.inner.prepare(ctx)
 
     def describe(self) -> str:
         return self.inner.describe()
@@ -254,17 +256,17 @@ class Merge(Map):
         return merged if self.last else row.with_value(self.left, merged)
 
 
-def resolved(plan: Plan) -> Plan:
+def resolved(plan: Plan, read: Callable[[str], Iterable[Identity]]) -> Plan:
     """Return the plan with the files given to ``exclude`` replaced by the samples that they list.
 
-    Raises:
-        StorageError: A file cannot be read.
-        DataError: A line of a file is damaged.
+    Args:
+        plan: The plan.
+        read: Returns the samples that a file lists.
     """
     source = plan.source
     if isinstance(source, Combination):
-        source = replace(source, branches=tuple(map(resolved, source.branches)))
-    stages = tuple(stage.resolve() if isinstance(stage, Exclude) else stage for stage in plan.stages)
+        source = replace(source, branches=tuple(resolved(branch, read) for branch in source.branches))
+    stages = tuple(stage.resolve(read) if isinstance(stage, Exclude) else stage for stage in plan.stages)
     return replace(plan, source=source, stages=stages)
 
 

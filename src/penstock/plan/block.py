@@ -233,3 +233,4 @@ class Context:
     watch: Callable[[int], Any] | None = None  # called with each input's number, if progress is monitored
     retried: int = 0  # the number of repeated calls
     features: dict[str, Any] = field(default_factory=dict)  # the sources' typed features, for stages that use them
+    stack: Callable[[list[Any]], Any] = np.stack  # joins arrays of the same shape

@@ -10,7 +10,6 @@ from numbers import Number
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.errors import DataError
 from penstock.plan.columns import Columns
@@ -132,49 +131,3 @@ def _is_number_list(value: Any) -> bool:
 def pad(value: float = 0) -> Pad:
     """Return a collate function for ``batched(n, collate=ps.pad())`` that pads with ``value`` to the largest shape."""
     return Pad(value)
-
-
-_MIN_REUSED_BYTES = 1 << 20  # smaller buffers are as cheap to allocate
-_MAX_BUFFERS = 4  # per shape: a consumer that holds more batches gets newly allocated memory
-_FREE_REFCOUNT = 3  # references to an unused buffer: the list, the loop variable, and getrefcount's argument
-
-
-class BatchMemory:
-    """Reuses the memory of earlier batches for new ones; not thread-safe."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[Any, ...], list[NDArray[Any]]] = {}
-
-    def stacked(self, values: list[NDArray[Any]]) -> NDArray[Any]:
-        """Stack arrays of the same shape.
-
-        A large result reuses the memory of an earlier batch if no part of that batch is in use. With CUDA, it is in
-        pinned memory, which torch reclaims once the copies from it are done.
-        """
-        first = values[0]
-        shape = (len(values), *first.shape)
-        if first.nbytes * len(values) < _MIN_REUSED_BYTES or any(value.dtype != first.dtype for value in values):
-            return np.stack(values)
-        out = _pinned_buffer(shape, first.dtype)
-        return np.stack(values, out=self._free_buffer(shape, first.dtype) if out is None else out)
-
-    def _free_buffer(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-        buffers = self._buffers.setdefault((shape, dtype), [])
-        for buffer in buffers:
-            if sys.getrefcount(buffer) <= _FREE_REFCOUNT:  # every view of a buffer holds a reference to it
-                return buffer.view()
-        buffer = np.empty(shape, dtype)
-        if len(buffers) < _MAX_BUFFERS:
-            buffers.append(buffer)
-        return buffer.view()
-
-
-def _pinned_buffer(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
-    """Return pinned memory, or ``None`` without CUDA, in a DataLoader worker, or for a dtype that torch lacks."""
-    torch = sys.modules.get("torch")
-    if torch is None or dtype.kind not in "biuf" or not torch.cuda.is_available():
-        return None
-    if torch.utils.data.get_worker_info() is not None:  # a DataLoader worker must not initialise the GPU
-        return None
-    kind = getattr(torch, dtype.name, None)
-    return None if kind is None else torch.empty(shape, dtype=kind, pin_memory=True).numpy()

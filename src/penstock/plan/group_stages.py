@@ -12,10 +12,10 @@ import numpy as np
 from penstock.errors import PlanError
 from penstock.order import fold, permute
 from penstock.plan.block import Block, Context
-from penstock.plan.collation import BatchMemory, collate, uncollate
+from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns, pick_rows
 from penstock.plan.stage import FlatMap, GroupStage, StreamStage
-from penstock.plan.values import Fields, check_callable, check_count, name_of
+from penstock.plan.values import Fields, Recut, check_callable, check_count, name_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Batched(GroupStage):
     batch_size: int
     drop_last: bool = False
     collate: Callable[[list[Any]], Any] | None = None
+
+    recut = Recut.REGROUP
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch_size", check_count("batched", self.batch_size, least=1))
@@ -67,7 +69,7 @@ def _collate_group(block: Block, join: Callable[[Any], Any] | None, ctx: Context
     """Return a block with one item, collated from all items; its key is derived from the key of the first one."""
     items = block.items
     if join is None:
-        collated = collate(items, ctx.local.setdefault("buffers", BatchMemory()).stacked)
+        collated = collate(items, ctx.stack)
     elif isinstance(items, Columns) and not getattr(join, "columnar", False):
         collated = join(list(items))  # a user's function expects a list of samples
     else:
@@ -118,6 +120,7 @@ class LateShuffle(GroupStage):
 
     window: int
 
+    recut = Recut.WINDOW
     keeps_count = True
 
     @property
@@ -146,6 +149,8 @@ class StreamLimit(StreamStage):
     """``limit(n)`` where the count is not known in advance: passes the first n items of the stream."""
 
     n: int
+
+    ends_stream = True
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
@@ -26,10 +26,11 @@ from penstock.order import (
     ShuffledOrder,
     SlicedOrder,
     SubsetOrder,
+    UncountedOrder,
     ZippedOrder,
     name_hashes,
 )
-from penstock.plan.quarantine import Identity, digest, read_identities
+from penstock.plan.identity import Identity, digest
 
 if TYPE_CHECKING:
     from penstock.plan.plan import Plan
@@ -42,6 +43,27 @@ OrderFactory = Callable[[int], Order]  # epoch -> order
 @dataclass(frozen=True, slots=True)
 class OrderStage(ABC):
     """A stage that processes positions of the order."""
+
+    @property
+    def applies_per_rank(self) -> bool:
+        """Whether the stage slices the positions of each rank, not the order."""
+        return False
+
+    @property
+    def bounds(self) -> tuple[int, int | None] | None:
+        """The first position that the stage keeps, and the one after the last; ``None`` if it does more than that."""
+        return None
+
+    def without_counts(self, order: UncountedOrder) -> UncountedOrder | None:
+        """Return the order with this stage, given the plain order of uncounted shards; ``None``: it needs counts."""
+        return None
+
+    def occurrences(self, times: list[int]) -> list[int] | None:
+        """Return how often a sample of each source occurs in an epoch, given how often it does without the stage.
+
+        ``None`` if that differs between samples of a source.
+        """
+        return None
 
     @abstractmethod
     def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
@@ -65,6 +87,12 @@ class Shuffle(OrderStage):
             make(epoch), seed, epoch, window=self.window, shards=self.shards, all=self.all
         )
 
+    def without_counts(self, order: UncountedOrder) -> UncountedOrder | None:
+        return None if self.all else order.shuffled(self.window, self.shards)
+
+    def occurrences(self, times: list[int]) -> list[int] | None:
+        return times
+
     def describe(self) -> str:
         shown = [f"window={self.window}"] if self.window else []
         shown += [f"shards={self.shards}"] if self.shards != 16 else []
@@ -78,6 +106,14 @@ class Slice(OrderStage):
     start: int = 0
     stop: int | None = None
     per_rank: bool = False
+
+    @property
+    def applies_per_rank(self) -> bool:
+        return self.per_rank
+
+    @property
+    def bounds(self) -> tuple[int, int | None] | None:
+        return self.start, self.stop
 
     def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: SlicedOrder(make(epoch), self.start, self.stop)
@@ -94,6 +130,9 @@ class Repeat(OrderStage):
 
     def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
         return lambda epoch: RepeatedOrder(make, epoch, self.times)
+
+    def occurrences(self, times: list[int]) -> list[int] | None:
+        return None if self.times is None else [count * self.times for count in times]
 
     def describe(self) -> str:
         return f"repeat({'' if self.times is None else self.times})"
@@ -123,7 +162,7 @@ class SplitSide(OrderStage):
 
 @dataclass(frozen=True, slots=True)
 class Exclude(OrderStage):
-    """``exclude(...)``: leaves samples out. ``resolve`` reads the files that list them, before a run."""
+    """``exclude(...)``: leaves samples out. Engines ``resolve`` the files that list them, before a run."""
 
     entries: tuple[str | Identity, ...]
     first: int = 0  # identities number the sources of the whole plan; those of this branch are ``first`` to ``until``
@@ -134,14 +173,9 @@ class Exclude(OrderStage):
         """The files that are not read yet."""
         return tuple(entry for entry in self.entries if isinstance(entry, str))
 
-    def resolve(self) -> Exclude:
-        """Return the stage with its files replaced by the samples that they list.
-
-        Raises:
-            StorageError: A file cannot be read.
-            DataError: A line of a file is damaged.
-        """
-        lists = (read_identities(entry) if isinstance(entry, str) else [entry] for entry in self.entries)
+    def resolve(self, read: Callable[[str], Iterable[Identity]]) -> Exclude:
+        """Return the stage with its files replaced by the samples that they list, as ``read`` returns them."""
+        lists = (read(entry) if isinstance(entry, str) else [entry] for entry in self.entries)
         return replace(self, entries=tuple(dict.fromkeys(chain.from_iterable(lists))))
 
     def for_branch(self, first: int, until: int | None) -> Exclude:
@@ -193,6 +227,20 @@ class Combination(ABC):
         """Whether random access is as cheap as sequential reading."""
         return all(branch.source.random_access for branch in self.branches)
 
+    @property
+    def streams(self) -> bool:
+        """False: what can be read only once cannot be combined."""
+        return False
+
+    @property
+    def computed(self) -> bool:
+        """False: the branches are asked by themselves."""
+        return False
+
+    @abstractmethod
+    def occurrences(self) -> list[int] | None:
+        """Return how often a sample of each source occurs in an epoch; ``None`` if that differs between samples."""
+
     @abstractmethod
     def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
         """Return the factory of the combined order, given those of the branches."""
@@ -205,6 +253,9 @@ class Combination(ABC):
 @dataclass(frozen=True, slots=True)
 class Union(Combination):
     """``a.union(b)``: one dataset after another."""
+
+    def occurrences(self) -> list[int] | None:
+        return _all_occurrences(self.branches)
 
     def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
         return lambda epoch: ChainedOrder([make(epoch) for make in factories])
@@ -220,6 +271,9 @@ class Mix(Combination):
     weights: tuple[float, ...]
     stop: Literal["first", "all"] = "first"
     changes: tuple[tuple[int, tuple[float, ...]], ...] = ()
+
+    def occurrences(self) -> list[int] | None:
+        return _all_occurrences(self.branches) if self.stop == "all" else None
 
     def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
         return lambda epoch: MixedOrder(
@@ -240,12 +294,27 @@ class Zip(Combination):
     strict: bool = True
     suffix: str | None = None
 
+    def occurrences(self) -> list[int] | None:
+        """Return 0 for the sources of the right side: a pair is recorded as its left sample."""
+        left, right = self.branches
+        found = left.occurrences() if self.strict else None
+        return None if found is None else [*found, *(0 for _ in right.leaves())]
+
     def join(self, factories: Sequence[OrderFactory], seed: int) -> OrderFactory:
         left, right = factories
         return lambda epoch: ZippedOrder(left(epoch), right(epoch), self.strict)
 
     def describe(self) -> str:
         return f"zip(strict={self.strict}{'' if self.suffix is None else f', suffix={self.suffix!r}'})"
+
+
+def _all_occurrences(branches: Sequence[Plan]) -> list[int] | None:
+    found: list[int] = []
+    for branch in branches:
+        if (times := branch.occurrences()) is None:
+            return None
+        found += times
+    return found
 
 
 def check_branch(plan: Any, combination: str) -> None:

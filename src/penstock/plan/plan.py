@@ -3,82 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
 
-from penstock.errors import DataError, PlanError
-from penstock.order import I64
+from penstock.errors import PlanError
 from penstock.plan.order_stages import Combination, Exclude, OrderStage
+from penstock.plan.source import Source
 from penstock.plan.stage import Stage
-from penstock.plan.values import Cut, EngineOptions, Fields, OnError, Resources
-
-
-class Located(Protocol):
-    """Samples that are located but not read yet: cheap to create, to slice and to send to a worker."""
-
-    nbytes: I64  # payload bytes of each sample
-
-    def take(self, sel: Any) -> Located:
-        """Return the selected samples."""
-
-    def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
-        """Return the samples, and the errors of those that cannot be read, by number (``None`` takes their place)."""
-
-
-class Reader(Protocol):
-    """An open source. Its methods may be called from several threads."""
-
-    names: list[str]  # the shards' names, relative to their common root
-
-    def counts(self, scan: bool) -> I64 | None:
-        """Return the number of samples in each shard, or ``None`` if unknown; ``scan`` allows opening the shards."""
-
-    def count(self, shard: int) -> int:
-        """Return the number of samples in one shard, opening it if necessary."""
-
-    def sizes(self) -> list[int]:
-        """Return the size of each shard in bytes."""
-
-    def locate(self, shard: I64, index: I64, fields: Fields) -> Located:
-        """Return the samples at (shard, index), located but not read."""
-
-    def key(self, shard: int, index: int) -> str | None:
-        """Return the key of one sample, for messages."""
-
-    def url(self, shard: int) -> str:
-        """Return the URL of a shard, for messages."""
-
-
-@runtime_checkable
-class StreamReader(Protocol):
-    """An open source that can be read only once, front to back."""
-
-    def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
-        """Yield the samples in order; one that cannot be read is ``None`` with its error."""
-
-
-class Source(Protocol):
-    """A source of samples: a value that can be opened as a reader."""
-
-    @property
-    def random_access(self) -> bool:
-        """Whether random access is as cheap as sequential reading; a plain ``shuffle()`` then permutes everything."""
-
-    @property
-    def resources(self) -> Resources | None:
-        """The resources for reading."""
-
-    def open(self) -> Reader | StreamReader:
-        """Open the source.
-
-        Raises:
-            StorageError: The source does not exist.
-        """
-
-    def describe(self) -> str:
-        """Return the call that created the source."""
-
+from penstock.plan.values import Cut, EngineOptions, OnError
 
 _DEFAULT_ERRORS, _DEFAULT_ENGINE = OnError(), EngineOptions()
 
@@ -170,6 +102,20 @@ class Plan:
         yield self.source
         for branch in self.branches():
             yield from branch.sources()
+
+    def leaves(self) -> Iterator[Source]:
+        """Yield the sources that are not combinations, in the order of their numbers."""
+        if not isinstance(self.source, Combination):
+            yield self.source
+        for branch in self.branches():
+            yield from branch.leaves()
+
+    def occurrences(self) -> list[int] | None:
+        """Return how often a sample of each source occurs in an epoch; ``None`` if that differs between samples."""
+        found = self.source.occurrences() if isinstance(self.source, Combination) else [1]
+        for stage in self.ordering:
+            found = None if found is None else stage.occurrences(found)
+        return found
 
     def shard(self, cut: Cut) -> Plan:
         """Return the plan cut for one rank.

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
 from penstock.order import ENDLESS, fold_into
 from penstock.plan.block import Block, Context, Place, Skipped, estimate_nbytes
-from penstock.plan.values import Fields, Resources, Scope
+from penstock.plan.values import Fields, Recut, Resources, Scope
 
 # The size that one block may reach in a flat_map before the remaining outputs go into another block.
 MAX_PART_ITEMS, MAX_PART_BYTES = 4096, 16_000_000
@@ -36,7 +36,10 @@ class Stage(ABC):
     resources: Resources | None = field(default=None, kw_only=True)
 
     scope: ClassVar[Scope] = Scope.EACH
+    recut: ClassVar[Recut] = Recut.FREE
     keeps_count: ClassVar[bool] = True  # one item out for every item in
+    ends_stream: ClassVar[bool] = False  # the stage itself ends the stream, even one that has no end
+    reads_source: ClassVar[bool] = False  # the stage reads the located samples of its block
     uses_features: ClassVar[bool] = False  # ``Context.features`` is filled in for this stage
 
     @abstractmethod
@@ -51,9 +54,17 @@ class Stage(ABC):
         yield self.run(block, ctx)
 
     @property
-    def preferred_rows(self) -> int:
-        """The number of rows that the stage processes in one call, for speed."""
+    def group_size(self) -> int | None:
+        """How many items the stage processes at a time; ``None`` if that differs between groups."""
         return 1
+
+    def for_leaf(self, leaf: int) -> Stage | None:
+        """Return the stage that processes the samples of a source; ``None`` if they pass through unchanged."""
+        return self
+
+    def prepare(self, ctx: Context) -> None:
+        """Construct in a worker what the stage needs, before the first block: a failure is not a sample's."""
+        return None
 
     def needs(self, after: Fields) -> Fields:
         """Return the input fields that the stage needs to produce ``after``; all fields by default."""
@@ -116,6 +127,9 @@ class EachStage(Stage):
     def wants_rng(self) -> bool:
         """Whether ``function`` takes the sample's own generator as its second argument."""
         return False
+
+    def prepare(self, ctx: Context) -> None:
+        self.function(ctx)
 
     def _calls(self, block: Block, ctx: Context) -> tuple[Callable[..., Any], list[Any]]:
         """Return the function, with retries, and its arguments by column."""
@@ -320,12 +334,17 @@ class GroupStage(Stage):
     """A stage on groups of consecutive items; the engine collects each group and calls ``run`` on it."""
 
     scope = Scope.GROUP
+    recut = Recut.NEVER
     keeps_count = False
 
     @property
+    @abstractmethod
     def capacity(self) -> float:
         """The capacity of a group, in the unit of ``weigh``."""
-        raise TypeError(f"{self.name} has no capacity")
+
+    @property
+    def group_size(self) -> int | None:
+        return None if self.weighs else int(self.capacity)
 
     weighs: ClassVar[bool] = False  # items differ in weight
 
@@ -338,6 +357,7 @@ class StreamStage(Stage):
     """A stage on the whole stream; the number of items seen is its only state."""
 
     scope = Scope.ALL
+    recut = Recut.NEVER
     keeps_count = False
 
     def run(self, block: Block, ctx: Context) -> Block:

@@ -95,7 +95,7 @@ class MapBatches(Map):
         return f"map_batches({name_of(self.fn)}{size})"
 
     @property
-    def preferred_rows(self) -> int:
+    def group_size(self) -> int | None:
         return self.batch_size or 1
 
     @property

@@ -26,6 +26,15 @@ class Scope(Enum):
     ALL = "all"  # the whole stream, in a world of 1
 
 
+class Recut(Enum):
+    """What happens to a stage when a state is restored under another number of ranks."""
+
+    FREE = "free"  # items are independent, so any rank can continue with any of them
+    WINDOW = "window"  # a group that was delivered in part is replayed by one rank
+    REGROUP = "regroup"  # each rank forms its groups anew
+    NEVER = "never"  # the stage's progress belongs to one stream
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """The resources that a stage requests; neighbouring stages with equal resources share one pool.

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from penstock.storage.urls import STDIN as STDIN
     from penstock.storage.urls import expand as expand
     from penstock.storage.urls import expand_braces as expand_braces
+    from penstock.storage.urls import folder_times as folder_times
     from penstock.storage.urls import local_path as local_path
     from penstock.storage.urls import relative_names as relative_names
+    from penstock.storage.urls import traits_of as traits_of
     from penstock.storage.urls import url_patterns as url_patterns
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

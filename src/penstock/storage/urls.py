@@ -6,8 +6,10 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from penstock.errors import PlanError, StorageError
+from penstock.plan import Traits
 from penstock.storage.protocol import Storage, open_storage, redacted, scheme
 
 STDIN = "-"
@@ -16,6 +18,18 @@ _RANGE = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?$")
 _LETTERS = re.compile(r"^(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.(-?\d+))?$")
 _MAX_NAMES = 1_000_000  # a pattern that expands to more is a typing error
 _MAX_FOLDERS = 100  # a pattern that expands to as many names or more lists files: none of them is probed as a folder
+
+
+def traits_of(paths: Iterable[str], **more: Any) -> Traits:
+    """Return the traits of a reader of these paths and URLs; ``more`` are traits that the paths do not decide."""
+    schemes = {scheme(path) for path in paths}
+    return Traits(remote=bool(schemes - {"file"}), sendable="memory" not in schemes, **more)
+
+
+def folder_times(paths: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return when the local folders that hold these paths were changed last: by a file that was added or renamed."""
+    folders = sorted({os.path.dirname(path) or "." for path in paths if scheme(path) == "file"})
+    return tuple((folder, os.stat(folder).st_mtime_ns) for folder in folders if os.path.isdir(folder))
 
 
 def url_patterns(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ import numpy as np
 from penstock.dataset import Dataset
 from penstock.errors import DataError
 from penstock.order import I64
-from penstock.plan import Fields, Plan, Resources
+from penstock.plan import Fields, Plan, Reader, Source
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class Numbers(Source):
     """A source of synthetic shards: sample i of shard s is ``{"shard": s, "index": i, "x": n}``, n counted over all.
 
     Attributes:
@@ -30,12 +30,6 @@ class Numbers:
     bad: frozenset[int] = frozenset()
     name: str = "shard"
 
-    random_access = False
-
-    @property
-    def resources(self) -> Resources | None:
-        return None
-
     def open(self) -> NumbersReader:
         return NumbersReader(self)
 
@@ -43,7 +37,7 @@ class Numbers:
         return f"numbers({list(self.counts)})"
 
 
-class NumbersReader:
+class NumbersReader(Reader):
     """The reader of :class:`Numbers`."""
 
     def __init__(self, source: Numbers) -> None:

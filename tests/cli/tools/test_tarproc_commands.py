@@ -19,7 +19,9 @@ from penstock.cli.tools import OLD_NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
-GM = """#!{python}
+# The second line is a command to sh and a string to Python: a "#!" line cannot name a path with a space.
+GM = """#!/bin/sh
+"exec" "{python}" "$0" "$@"
 import glob, sys
 from PIL import Image
 assert sys.argv[1:3] == ["mogrify", "-size"], sys.argv
@@ -28,7 +30,8 @@ for name in [word for word in sys.argv if word.endswith(".jpg")]:
     image.thumbnail((16, 16))
     image.save(name)
 """
-OLD_NAME = """#!{python}
+OLD_NAME = """#!/bin/sh
+"exec" "{python}" "$0" "$@"
 import sys
 from penstock.cli import old_name
 sys.exit(old_name())

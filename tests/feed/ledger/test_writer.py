@@ -13,7 +13,6 @@ import pytest
 import penstock as ps
 from penstock.dataset import Dataset
 from penstock.errors import PlanError, StateError, StorageError
-from penstock.feed.ledger.writer import occurrences
 from penstock.testing import numbers
 
 
@@ -85,14 +84,14 @@ def test_a_damaged_position_in_the_ledger_is_refused(entry: Any, tmp_path: Path)
 
 def test_how_often_a_plan_has_each_sample() -> None:
     base, other = numbers((3, 4)), numbers((7,), name="b").rename(y="x").select("y")
-    assert occurrences(base.shuffle().map(dict).plan) == [1]
-    assert occurrences(base.repeat(2).shuffle().repeat(3).plan) == [6]
-    assert occurrences(base.zip(other).plan) == [1, 0]
-    assert occurrences(base.repeat(2).union(other).plan) == [2, 1]
-    assert occurrences(ps.mix([base, other], stop="all").plan) == [1, 1]
-    assert occurrences(ps.mix([base, other]).plan) is None
-    assert occurrences(base.limit(3).plan) is None
-    assert occurrences(base.repeat().plan) is None
+    assert base.shuffle().map(dict).plan.occurrences() == [1]
+    assert base.repeat(2).shuffle().repeat(3).plan.occurrences() == [6]
+    assert base.zip(other).plan.occurrences() == [1, 0]
+    assert base.repeat(2).union(other).plan.occurrences() == [2, 1]
+    assert ps.mix([base, other], stop="all").plan.occurrences() == [1, 1]
+    assert ps.mix([base, other]).plan.occurrences() is None
+    assert base.limit(3).plan.occurrences() is None
+    assert base.repeat().plan.occurrences() is None
 
 
 _KILLED = """

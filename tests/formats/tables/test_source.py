@@ -123,7 +123,7 @@ def test_a_table_is_one_shard_whose_batches_are_not_copied() -> None:
 def test_a_table_keeps_the_features_of_its_schema() -> None:
     schema = pa.schema([("n", pa.int64())], metadata=metadata_of({"n": Value("int64")}))
     reader: Any = ps.from_arrow(pa.table({"n": [1]}, schema=schema)).plan.source.open()  # type: ignore[union-attr]
-    assert reader.features == {"n": Value("int64")}
+    assert reader.traits.features == {"n": Value("int64")}
 
 
 def test_a_table_in_memory_has_plain_types() -> None:

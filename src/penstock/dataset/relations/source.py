@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from penstock.dataset.relations.spill import PiecesReader
 from penstock.engines import Program, start_run
 from penstock.errors import PlanError
-from penstock.plan import Plan, Resources, Select, size_in_bytes
+from penstock.plan import Plan, Select, Source, size_in_bytes
 
 _MEMORY_SHARE = 4  # a quarter of the machine's memory, unless the engine's options set a limit
 
@@ -30,19 +30,14 @@ class Summary(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SummarySource:
+class SummarySource(Source):
     """A source that runs another plan completely when it is opened, and reads the rows that a summary computes."""
 
     plan: Plan
     summary: Summary
 
     random_access = True
-    columnar = True
-
-    @property
-    def resources(self) -> Resources | None:
-        """``None``: the rows are in memory or in a spill file, so reading needs no pool."""
-        return None
+    computed = True
 
     def open(self) -> PiecesReader:
         """Run the plan.

@@ -17,7 +17,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.rows.reader import ReadResult, distinct, merge_results
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
-from penstock.plan import Columns, Fields, estimate_nbytes, pick_rows
+from penstock.plan import Columns, Fields, Reader, Traits, estimate_nbytes, pick_rows
 
 _DICT_BYTES = 300  # of a dict and the objects in it, without their data
 _OPEN_PIECES = 4  # cached by a reader: most callers read from front to back
@@ -97,14 +97,12 @@ def size_of(items: Sequence[Any]) -> int:
     return int(item_bytes * len(items))
 
 
-class PiecesReader:
+class PiecesReader(Reader):
     """Reads pieces of samples, in memory or in a spill file, as one shard; safe to use from several threads."""
-
-    in_memory = True  # in the memory, or in a file, of this process only
 
     def __init__(self, pieces: Sequence[Sequence[Any]], features: dict[str, Any] | None = None) -> None:
         self.names = ["items"]
-        self.features = features or {}
+        self._features = features or {}
         self._pieces = pieces
         file = pieces if isinstance(pieces, SpillFile) else None
         rows = [len(piece) for piece in pieces] if file is None else file.rows
@@ -116,7 +114,11 @@ class PiecesReader:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PiecesReader, (list(self._pieces), self.features)
+        return PiecesReader, (list(self._pieces), self._features)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(in_memory=True, columnar=True, find_features=lambda: self._features)
 
     def counts(self, scan: bool) -> I64 | None:
         return self._edges[-1:].copy()

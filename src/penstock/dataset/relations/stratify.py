@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +79,7 @@ class Stratified(Exclude):
     test: bool = False
     call: str = ""
 
-    def resolve(self) -> Exclude:
+    def resolve(self, read: Callable[[str], Iterable[Identity]]) -> Exclude:
         """Return a stage that excludes the samples of the other side by name."""
         assert self.strata is not None
         train, test = self.strata.sides()

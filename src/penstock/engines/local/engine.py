@@ -233,7 +233,7 @@ class PooledRun:
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
         """Yield the finished blocks; closing the iterator ends the run."""
-        self.sizer.min_samples = self._preferred_rows()
+        self.sizer.min_samples = self.program.largest_call
         self.sizer.max_samples = 1 if self.strict else self.first_block_samples
         if self.program.columnar:
             self.sizer.ceiling = COLUMN_BLOCK_ROWS
@@ -284,10 +284,6 @@ class PooledRun:
         """Return the monitor's thread if it must be joined."""
         thread = self.monitor.thread if self.monitor is not None else None
         return [] if thread is None or thread is threading.current_thread() else [thread]
-
-    def _preferred_rows(self) -> int:
-        """Return the largest number of rows that a stage processes in one call."""
-        return max((placed.stage.preferred_rows for placed in self.program.arrangement.body), default=1)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         """Run a segment on the blocks in its pool, or in the driver if it needs no pool."""

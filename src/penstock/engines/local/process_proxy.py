@@ -19,7 +19,6 @@ from penstock.engines.local.pool import ABORT_TIMEOUT_S
 from penstock.engines.local.transport import CannotSend, Connection, dumps, memory_file
 from penstock.engines.local.worker_proxy import WorkerDied, WorkerStuck
 from penstock.engines.program import Segment
-from penstock.engines.read_stage import Read
 from penstock.errors import EngineError
 from penstock.plan import Context, Origin, PlacedStage, Resources
 
@@ -57,8 +56,7 @@ class ProcessPayload:
             EngineError: A function cannot be sent to another process.
         """
         placed_stages = list(zip(segment.stages, contexts, strict=True))
-        local = [(placed, ctx) for placed, ctx in placed_stages if isinstance(placed.stage, Read)]
-        remote = [(placed, ctx) for placed, ctx in placed_stages if not isinstance(placed.stage, Read)]
+        local, remote = placed_stages[: segment.reading], placed_stages[segment.reading :]
         for placed, _ in remote:
             check_sendable(placed)
         resources = segment.resources or Resources()

@@ -30,7 +30,7 @@ from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
 from penstock.engines.ray.origin_codec import DeferredSamples, encode_origin
 from penstock.engines.ray.placement import Need, Node, grant_workers
 from penstock.engines.ray.session import import_ray
-from penstock.engines.read_stage import Finder, Read, Span
+from penstock.engines.read_stage import Finder, Span
 from penstock.plan import Block, Context, Origin, PlacedStage
 
 log = logging.getLogger("penstock")
@@ -138,10 +138,9 @@ class ActorPayload:
         placed_stages = list(zip(segment.stages, contexts, strict=True))
         for placed in segment.stages:
             check_sendable(placed)
-        reading = [(placed, ctx) for placed, ctx in placed_stages if isinstance(placed.stage, Read)]
         return ActorPayload(
             segment,
-            reading if read_locally else [],
+            placed_stages[: segment.reading] if read_locally else [],
             segment.stages,
             contexts,
             sources,

@@ -18,7 +18,7 @@ from penstock.engines.local.process_worker import without_unsendable
 from penstock.engines.local.transport import CannotSend, PackedBytes, dumps, pack_object, unpack_object
 from penstock.engines.program import Segment, prepare, run_segment
 from penstock.engines.ray.origin_codec import decode_origin
-from penstock.engines.read_stage import Finder, Read
+from penstock.engines.read_stage import Finder
 from penstock.plan import Block, Context, PlacedStage
 
 IDLE_TIMEOUT_S = 6.0  # how long an actor waits for another run: a new one takes a second or two to start
@@ -105,10 +105,8 @@ class ActorWorker:
         block = decode_block(
             ([] if items is None else unpack_object(items), *rest), decode_origin(encoded_origin, self._finder, unread)
         )
-        steps = list(zip(self._stages, self._contexts, strict=True))
-        if not unread:
-            steps = [step for step in steps if not isinstance(step[0].stage, Read)]
-        return run_segment(Segment([placed for placed, _ in steps]), [ctx for _, ctx in steps], block)
+        done = 0 if unread else Segment(self._stages).reading
+        return run_segment(Segment(self._stages[done:]), self._contexts[done:], block)
 
     def _reply(self, part: Block, more_parts: bool) -> ActorReply:
         try:

@@ -30,10 +30,10 @@ from penstock.engines.ray.actor_proxy import ActorPayload, ActorWorkerProxy, Sha
 from penstock.engines.ray.origin_codec import DeferredSamples
 from penstock.engines.ray.placement import Need, Node, grant_workers, total_cores
 from penstock.engines.ray.session import connect_ray, import_ray
-from penstock.engines.read_stage import Finder, Read
+from penstock.engines.read_stage import Finder
 from penstock.errors import EngineError
 from penstock.order import I64, Order, Refs
-from penstock.plan import Block, Resources, size_in_bytes
+from penstock.plan import Block, Reader, Resources, size_in_bytes
 
 ACTOR_FIRST_BLOCK_SAMPLES = 32  # samples of a block until their cost is known
 BLOCK_SECONDS = 0.25  # of work on a block: the round trip to an actor takes 3 ms
@@ -132,7 +132,7 @@ def _pool_specs(
     for segment, copying in zip(segments, copying_segments, strict=True):
         if segment.needs_pool:
             own_sources = sources if id(segment) in first_level else None
-            read_locally = own_sources is None and any(isinstance(placed.stage, Read) for placed in copying.stages)
+            read_locally = own_sources is None and copying.reading > 0
             contexts = program.contexts(copying, epoch)
             is_last = id(segment) in last_segments
             slots = program.arrangement.slots
@@ -160,10 +160,8 @@ def _need(segment: Segment) -> Need:
 
 def _shared_sources(finder: Finder) -> SharedSources | None:
     """Return the sources if actors can read them; ``None`` if this process must, as the samples are in its memory."""
-    in_memory = [reader for reader in finder.readers if getattr(reader, "in_memory", False)]
-    if len(in_memory) == len(finder.readers):
-        return None
-    if any(reader.names and reader.url(0).startswith("memory://") for reader in finder.readers):
+    in_memory = [reader for reader in finder.readers if reader.traits.in_memory]
+    if len(in_memory) == len(finder.readers) or not all(reader.traits.sendable for reader in finder.readers):
         return None
     try:
         dumps(finder)
@@ -196,10 +194,10 @@ class _SizeEstimate:
         return DeferredSamples(refs, self.finder, nbytes)
 
 
-def _mean_bytes(reader: Any) -> I64:
+def _mean_bytes(reader: Reader) -> I64:
     """Return the mean size of a sample in each shard; 0 if measuring it would take long."""
     counts = reader.counts(scan=False)
-    if counts is None or getattr(reader, "remote", False):
+    if counts is None or reader.traits.remote:
         return np.zeros(len(reader.names), np.int64)
     sizes = np.maximum(0, np.array(reader.sizes(), np.int64))
     means: I64 = sizes // np.maximum(1, counts)

@@ -19,7 +19,7 @@ from penstock.engines import COLUMNS, DROPPED, INDEX, ITEM, KIND, LEAF, POSITION
 from penstock.errors import PlanError, StateError, StorageError
 from penstock.feed.ledger.records import BEGIN, END, MAGIC, encode_fields, encode_steps, frame_record
 from penstock.order import I64, UNKNOWN, Order, Piece, State, total
-from penstock.plan import Combination, Cut, Mix, Plan, Repeat, Shuffle, Slice, StreamStage, Union, Zip
+from penstock.plan import Cut, Scope
 
 LEDGER_SUFFIX = ".ledger"
 _DROPPED_PER_RECORD = 8192
@@ -141,7 +141,7 @@ class LedgerWriter:
             "left": resumed.left,
             "step": self.step,
             "size": order.size,
-            "times": occurrences(program.plan),
+            "times": program.plan.occurrences(),
             "loose": resumed.within_group or _may_end_early(program),
             "clock": self._clock,
         }
@@ -276,27 +276,5 @@ def _write_shard_names(path: Path, program: Program) -> None:
 
 def _may_end_early(program: Program) -> bool:
     """Return whether an epoch may end before its last position although no sample is lost."""
-    counts = any(level.head is not None and isinstance(level.head.stage, StreamStage) for level in program.levels)
-    return counts or any(isinstance(stage, Slice) and stage.per_rank for stage in program.plan.ordering)
-
-
-def occurrences(plan: Plan) -> list[int] | None:
-    """Return how often each sample of a source occurs in an epoch, by source; None if that differs between samples."""
-    source = plan.source
-    if not isinstance(source, Combination):
-        found: list[int] | None = [1]
-    else:
-        parts = [occurrences(branch) for branch in source.branches]
-        if isinstance(source, Zip) and parts[0] is not None and source.strict:
-            right = sum(1 for one in source.branches[1].sources() if not isinstance(one, Combination))
-            found = [*parts[0], *[0] * right]
-        elif isinstance(source, Union) or (isinstance(source, Mix) and source.stop == "all"):
-            found = None if None in parts else [times for part in parts if part for times in part]
-        else:
-            found = None
-    for stage in plan.ordering:
-        if isinstance(stage, Repeat) and stage.times is not None and found is not None:
-            found = [times * stage.times for times in found]
-        elif not isinstance(stage, Shuffle):
-            found = None
-    return found
+    counts = any(stage.scope is Scope.ALL for stage in program.plan.body)
+    return counts or any(stage.applies_per_rank for stage in program.plan.ordering)

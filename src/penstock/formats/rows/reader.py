@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -26,9 +26,19 @@ from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
 from penstock.formats.rows.row_offsets import RowOffsets, read_cached_offsets, write_cached_offsets
 from penstock.order import I64
-from penstock.plan import Fields, Resources, join_columns, pick_rows
+from penstock.plan import Fields, Reader, Resources, Source, Traits, join_columns, pick_rows
 from penstock.plan.values import Workers
-from penstock.storage import Cache, Storage, expand, local_path, open_storage, redacted, relative_names
+from penstock.storage import (
+    Cache,
+    Storage,
+    expand,
+    folder_times,
+    local_path,
+    open_storage,
+    redacted,
+    relative_names,
+    traits_of,
+)
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import scheme
 
@@ -92,7 +102,7 @@ class RowFormat(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowsSource:
+class RowsSource(Source):
     """Files of rows, by the patterns that the user passed."""
 
     patterns: tuple[str, ...]
@@ -100,13 +110,6 @@ class RowsSource:
     workers: Workers = None
     storage: Storage | None = None
     cache: Cache | None = None
-
-    random_access = False
-
-    @property
-    def columnar(self) -> bool:
-        """Whether samples are read as columns."""
-        return self.row_format.columnar
 
     @property
     def resources(self) -> Resources | None:
@@ -143,7 +146,7 @@ def open_rows(
     return RowsReader([redacted(url) for url in urls], relative_names(paths), paths, row_format, cached_storage)
 
 
-class RowsReader:
+class RowsReader(Reader):
     """Reads the rows of files by index; safe to use from several threads, pickled as its constructor arguments.
 
     A remote file is fetched whole when it is first used, since only its bytes tell where rows begin.
@@ -171,10 +174,12 @@ class RowsReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return RowsReader, (self._urls, self.names, self._paths, self._format, self._storage)
 
-    @property
-    def remote(self) -> bool:
-        """Whether the first or the last file is on another machine."""
-        return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
+    @cached_property
+    def traits(self) -> Traits:
+        return traits_of(self._paths, columnar=self._format.columnar, find_countable=self._find_countable)
+
+    def stamp(self) -> object:
+        return folder_times(self._paths)
 
     def suspend(self) -> None:
         """Stop fetching, and free the cached groups."""
@@ -193,7 +198,7 @@ class RowsReader:
             return None
         return np.array([self.count(shard) for shard in shards], np.int64)
 
-    def countable(self) -> bool:
+    def _find_countable(self) -> bool:
         """Return whether all counts are known or can be found without fetching a remote file."""
         return all(scheme(path) == "file" or shard in self._offsets for shard, path in enumerate(self._paths))
 

@@ -31,7 +31,7 @@ from penstock.formats.tables.columns import ABSENT, ArrowColumns
 from penstock.formats.tables.external_files import embed_files, has_external_files, has_media, read_external_file
 from penstock.formats.tables.values import values_of
 from penstock.order import I64
-from penstock.plan import ByObject, Fields, Resources
+from penstock.plan import ByObject, Fields, Reader, Resources, Source, StreamReader, Traits
 from penstock.plan.values import Workers
 from penstock.storage.protocol import per_process
 
@@ -40,7 +40,7 @@ _SAVED_FILES = ("dataset_dict.json", "state.json")  # one of them is in each fol
 
 
 @dataclass(frozen=True, slots=True)
-class HuggingFaceSource:
+class HuggingFaceSource(Source):
     """A dataset, a builder (or its class), or the name or folder of a dataset, which is loaded when it is opened."""
 
     dataset: ByObject | str
@@ -140,16 +140,16 @@ def _load_split(name: str, split: str | None, saved: Sequence[str]) -> Any:
     return loaded[chosen]
 
 
-class DatasetTableReader:
+class DatasetTableReader(Reader):
     """Reads the rows of a dataset's table as one shard, in the order of the dataset's indices."""
 
     def __init__(self, dataset: Any) -> None:
         self.names = ["rows"]
-        self.features: Features = features_from(dataset.features.to_dict())
-        columns = [name for name in dataset.format["columns"] or self.features if name in self.features]
-        self.features = {name: self.features[name] for name in columns}
+        declared = features_from(dataset.features.to_dict())
+        columns = [name for name in dataset.format["columns"] or declared if name in declared]
+        self._features = {name: declared[name] for name in columns}
         table = dataset.data.table.select(columns)
-        table = table.replace_schema_metadata(metadata_of(self.features))
+        table = table.replace_schema_metadata(metadata_of(self._features))
         self._batches = [batch for batch in table.to_batches() if batch.num_rows]
         self._offsets = np.cumsum([0, *(batch.num_rows for batch in self._batches)], dtype=np.int64)
         self._indices: I64 | None = None
@@ -158,7 +158,11 @@ class DatasetTableReader:
         self._count = len(dataset)
         self._row_bytes = table.nbytes / max(1, table.num_rows)
         self._name = str(dataset.info.dataset_name or "dataset")
-        self._media = {name: feature for name, feature in self.features.items() if has_media(feature)}
+        self._media = {name: feature for name, feature in self._features.items() if has_media(feature)}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(columnar=True, find_features=lambda: self._features)
 
     def counts(self, scan: bool) -> I64 | None:
         return np.array([self._count], np.int64)
@@ -186,7 +190,7 @@ class DatasetTableReader:
         slot = np.searchsorted(self._offsets, row, "right") - 1
         used, slot = np.unique(slot, return_inverse=True)
         batches = [self._batches[number] for number in used.tolist()]
-        wanted = {name: name for name in self.features if fields.wants(name)}
+        wanted = {name: name for name in self._features if fields.wants(name)}
         row = row - self._offsets[used][slot]
         columns = ArrowColumns(batches, row, slot if len(batches) > 1 else None, wanted, self._row_bytes)
         media = {name: feature for name, feature in self._media.items() if name in wanted}
@@ -247,17 +251,20 @@ class LocatedDatasetRows:
         return self.reader.read(self.index, self.fields) if len(self.index) else ([], {})
 
 
-class StreamingDatasetReader:
+class StreamingDatasetReader(StreamReader):
     """Reads a streaming dataset from front to back; images and audio stay encoded."""
 
     def __init__(self, dataset: Any) -> None:
         declared = dataset.features
         self._dataset = dataset if declared is None else dataset.decode(False)
-        self.features: Features | None = None if declared is None else features_from(declared.to_dict())
+        self._features: Features = {} if declared is None else features_from(declared.to_dict())
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(find_features=lambda: self._features)
 
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
-        features = self.features or {}
-        media = {name: feature for name, feature in features.items() if has_media(feature) and fields.wants(name)}
+        media = {name: feature for name, feature in self._features.items() if has_media(feature) and fields.wants(name)}
         for number, example in enumerate(self._dataset):
             sample = {name: value for name, value in example.items() if fields.wants(name)}
             yield _sample_or_error(lambda: sample | _stored_media(media, sample), "dataset", f"row {number}")  # noqa: B023
@@ -276,7 +283,7 @@ def _sample_or_error(make: Callable[[], Any], url: str, key: str) -> tuple[Any, 
         return None, error
 
 
-class BuilderReader:
+class BuilderReader(StreamReader):
     """Reads what a builder's ``_generate_examples`` yields, stored by our own features: datasets encodes nothing."""
 
     def __init__(self, builder: Any, split: str | None) -> None:
@@ -284,14 +291,19 @@ class BuilderReader:
         declared = self._builder.info.features
         if declared is None:
             raise PlanError(f"{type(self._builder).__name__} does not declare features in _info()")
-        self.features: Features = features_from(declared.to_dict())
+        self._features: Features = features_from(declared.to_dict())
         self._split = split
 
+    @property
+    def traits(self) -> Traits:
+        return Traits(find_features=lambda: self._features)
+
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
-        wanted = {name: feature for name, feature in self.features.items() if fields.wants(name)}
+        known = self._features
+        wanted = {name: feature for name, feature in known.items() if fields.wants(name)}
         name = type(self._builder).__name__
         for key, example in self._builder._generate_examples(**self._arguments()):
-            sample = {field: value for field, value in example.items() if field in wanted or field not in self.features}
+            sample = {field: value for field, value in example.items() if field in wanted or field not in known}
             yield _sample_or_error(lambda: store_sample(wanted, sample, read=read_external_file), name, str(key))  # noqa: B023
 
     def _arguments(self) -> dict[str, Any]:

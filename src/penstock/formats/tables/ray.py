@@ -21,7 +21,7 @@ from penstock.errors import DataError, EngineError, MissingExtra, StorageError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import SHAPE, is_list, is_number, plain, shape_of, values_of
 from penstock.order import I64
-from penstock.plan import Fields, Resources, is_tensor
+from penstock.plan import Fields, Reader, Resources, Source, is_tensor
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,12 +64,10 @@ class RayBlocks:
     sizes: tuple[int, ...]
 
 
-class RaySource:
+class RaySource(Source):
     """A Ray dataset; two sources are equal if they are the same object. Pickles as references to the blocks."""
 
     __slots__ = ("_blocks", "_dataset", "_lock", "workers")
-
-    random_access = False
 
     def __init__(self, dataset: Any, workers: Any = None, blocks: RayBlocks | None = None) -> None:
         # Referenced even after it has run, so that Ray can rebuild the blocks of a lost node.
@@ -123,7 +121,7 @@ def _blocks_of(materialized: Any) -> RayBlocks:
     return RayBlocks(refs, counts, sizes)
 
 
-class RayReader:
+class RayReader(Reader):
     """Reads blocks as shards: a row is a sample, a tensor a numpy array. Caches the blocks that were read last."""
 
     def __init__(self, blocks: RayBlocks) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from penstock.blobs.prefetch import CONNECTIONS
-from penstock.codecs.features import features_of
+from penstock.codecs.features import METADATA_KEY, features_of
 from penstock.errors import DataError
 from penstock.formats.tables.arrow_file import ArrowFile
 from penstock.formats.tables.columns import ABSENT, ArrowColumns
@@ -19,8 +19,8 @@ from penstock.formats.tables.parquet_file import ParquetFile, Partition, open_pa
 from penstock.formats.tables.row_groups import Batches, GroupKey, PendingGroup, RowGroupCache, default_cache_bytes
 from penstock.formats.tables.values import cast_like, castable, plain_type
 from penstock.order import I64
-from penstock.plan import Condition, Fields
-from penstock.storage import Storage, open_storage
+from penstock.plan import Condition, Fields, Reader, Traits
+from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.protocol import scheme
 
 _PREFETCH_FROM = 0.6  # share of a row group: once rows beyond it are located, its successor in the file is decoded
@@ -28,7 +28,7 @@ _FEW_ROWS = 8  # fewer rows than this do not show in which order a caller reads
 FileOpener = Callable[[str, str, Storage | None, Partition], ParquetFile | ArrowFile]
 
 
-class ParquetReader:
+class ParquetReader(Reader):
     """Finds and reads the rows of Parquet files by number; safe to use from several threads, pickles as its arguments.
 
     Args:
@@ -65,10 +65,12 @@ class ParquetReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return ParquetReader, self._arguments
 
-    @property
-    def remote(self) -> bool:
-        """Whether files are remote; only the first and the last are checked."""
-        return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
+    @cached_property
+    def traits(self) -> Traits:
+        return traits_of(self._paths, columnar=True, find_features=lambda: self._features)
+
+    def stamp(self) -> object:
+        return folder_times(self._paths)
 
     def counts(self, scan: bool) -> I64 | None:
         """Return the number of rows of each file; reads the footers that are not known yet, several at a time.
@@ -100,11 +102,28 @@ class ParquetReader:
         return dict(self.file(0).schema.metadata or {})
 
     @cached_property
-    def features(self) -> dict[str, Any]:
-        """The features that the first file's metadata declares for the columns that are read."""
-        declared = features_of(self.metadata()) or {}
+    def _features(self) -> dict[str, Any]:
+        """The features that the files declare for the columns that are read.
+
+        Raises:
+            DataError: Two files declare different features for one column.
+        """
+        self.counts(scan=True)  # opens the files, several at a time
+        found: dict[str, tuple[Any, int]] = {}
+        seen: set[bytes] = set()
+        for shard in range(len(self._paths)):
+            schema = self.file(shard).schema
+            description = (schema.metadata or {}).get(METADATA_KEY, b"")
+            if description in seen:
+                continue
+            seen.add(description)
+            for name, feature in (features_of(schema.metadata) or {}).items():
+                first, where = found.setdefault(name, (feature, shard))
+                if first != feature:
+                    here, there = self._urls[shard], self._urls[where]
+                    raise DataError(f"column {name!r} is {feature} here, but {first} in {there}", here)
         names = self._columns or self.file(0).schema.names
-        return {name: feature for name, feature in declared.items() if name in names}
+        return {name: feature for name, (feature, _) in found.items() if name in names}
 
     def file(self, shard: int) -> ParquetFile | ArrowFile:
         """Return a file, opened on first use.
@@ -187,7 +206,7 @@ class ParquetReader:
         keys: list[GroupKey] = []
         group = int(np.searchsorted(self.file(shard).row_offsets, index, "right"))
         while len(keys) < self._workers and shard < len(self._paths):
-            if shard not in self._files and self.remote:
+            if shard not in self._files and self.traits.remote:
                 break
             file = self.file(shard)
             while group < file.groups and len(keys) < self._workers:

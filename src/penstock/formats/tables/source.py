@@ -20,7 +20,7 @@ from penstock.formats.tables.parquet_file import Partition, open_parquet
 from penstock.formats.tables.reader import FileOpener, ParquetReader
 from penstock.formats.tables.values import plain, plain_type
 from penstock.order import I64
-from penstock.plan import ByObject, Fields, Resources
+from penstock.plan import ByObject, Fields, Reader, Resources, Source, Traits
 from penstock.storage import Cache, Storage, expand_braces, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import scheme
@@ -52,7 +52,7 @@ def require_arrow(purpose: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ParquetSource:
+class ParquetSource(Source):
     """Parquet files; ``patterns`` are the paths as the user wrote them."""
 
     patterns: tuple[str, ...]
@@ -61,8 +61,6 @@ class ParquetSource:
     storage: Storage | None = None
     cache: Cache | None = None
 
-    random_access = False
-    columnar = True
     function_name: ClassVar[str] = "read_parquet"
     suffixes: ClassVar[tuple[str, ...]] = PARQUET_SUFFIXES
 
@@ -71,11 +69,6 @@ class ParquetSource:
         if names is not None and not (names and all(isinstance(name, str) for name in names)):
             raise PlanError(f"columns={names!r}: give a list of column names")
         Resources(self.workers)
-
-    @property
-    def resources(self) -> Resources | None:
-        """``None``: the reader's own threads decode row groups, so reading needs no pool."""
-        return None
 
     def open(self) -> ParquetReader:
         """List the files.
@@ -199,18 +192,12 @@ def _partition_texts(path: str) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class TableSource:
+class TableSource(Source):
     """An Arrow table in memory; two sources are equal if they hold the same object."""
 
     table: ByObject
 
     random_access = True
-    columnar = True
-
-    @property
-    def resources(self) -> Resources | None:
-        """``None``: rows are in memory, so reading needs no pool."""
-        return None
 
     def open(self) -> ArrowTableReader:
         return ArrowTableReader(self.table.value)
@@ -219,10 +206,8 @@ class TableSource:
         return f"from_arrow({self.table.value.num_rows} rows of {', '.join(self.table.value.schema.names)})"
 
 
-class ArrowTableReader:
+class ArrowTableReader(Reader):
     """Reads a table in memory as one shard."""
-
-    in_memory = True  # the rows are in the memory of this process only
 
     def __init__(self, table: pa.Table) -> None:
         self.names = ["table"]
@@ -244,9 +229,8 @@ class ArrowTableReader:
         return dict(self._table.schema.metadata or {})
 
     @property
-    def features(self) -> dict[str, Any]:
-        """The features that the schema's metadata declares."""
-        return features_of(self.metadata()) or {}
+    def traits(self) -> Traits:
+        return Traits(in_memory=True, columnar=True, find_features=lambda: features_of(self.metadata()) or {})
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedTableRows:
         row_bytes = self._table.nbytes / max(1, self._table.num_rows)

@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.walker import FieldFilter
-from penstock.storage import Storage, open_storage
+from penstock.plan import Reader, Traits
+from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.protocol import scheme
 
 _OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
 
 
-class TarReader:
+class TarReader(Reader):
     """Locates and reads the samples of tar shards by number.
 
     Opens a shard when one of its samples is first requested, and keeps the 32 most recently used open. Safe to use
@@ -95,9 +97,13 @@ class TarReader:
             self._remember(shard, self._load(shard, mapped=False))
         return self._index_counts[shard]
 
-    def countable(self) -> bool:
+    @cached_property
+    def traits(self) -> Traits:
+        return traits_of(self._paths, find_countable=self._find_countable)
+
+    def _find_countable(self) -> bool:
         """Return whether all counts can be found without fetching whole shards; fetches indexes of remote shards."""
-        if self._manifest_counts is not None or not self.remote:
+        if self._manifest_counts is not None:
             return True
         unknown = [
             shard
@@ -131,10 +137,8 @@ class TarReader:
         """Return the local folders that hold the shards."""
         return {os.path.dirname(path) or "." for path in self._paths if scheme(path) == "file"}
 
-    @property
-    def remote(self) -> bool:
-        """Whether a shard is not a file of this machine."""
-        return any(scheme(path) != "file" for path in self._paths[:1] + self._paths[-1:])
+    def stamp(self) -> object:
+        return folder_times(self._paths)
 
     def suspend(self) -> None:
         """Stop prefetching and close remote shards; later reads open them again."""

@@ -18,14 +18,14 @@ from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
 from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
-from penstock.plan import Fields, Resources
+from penstock.plan import Fields, Resources, Source, StreamReader, Traits
 from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import check_storage, scheme
 
 
 @dataclass(frozen=True, slots=True)
-class TarSource:
+class TarSource(Source):
     """Tar shards, as the user wrote them.
 
     Attributes:
@@ -44,8 +44,6 @@ class TarSource:
     limits: ArchiveLimits = LIMITS
     storage: Storage | None = None
     cache: Cache | None = None
-
-    random_access = False
 
     def __post_init__(self) -> None:
         check_storage(self.storage)
@@ -134,8 +132,10 @@ def _manifest(folder: str, storage: Storage | None) -> Manifest | None:
     return read_manifest_at(folder, storage, optional=True)
 
 
-class StdinReader:
+class StdinReader(StreamReader):
     """Reads standard input once, front to back."""
+
+    traits = Traits(sendable=False)
 
     def stream(self, fields: Fields) -> Iterator[tuple[Any, DataError | None]]:
         return iter_samples(sys.stdin.buffer, STDIN, fields)

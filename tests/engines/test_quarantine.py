@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from penstock.errors import DataError, PlanError, StorageError
-from penstock.plan.block import Place, Skipped
-from penstock.plan.quarantine import Identity, Quarantine, digest, exclusions, parse_identity, read_identities
+from penstock.engines.quarantine import Quarantine, read_identities
+from penstock.errors import DataError, StorageError
+from penstock.plan import Identity, Place, Skipped
 
 
 def skip(index: int, shard: str | None = "a/0.tar", source: int = 0, samples: int = 1) -> Skipped:
@@ -125,26 +124,3 @@ def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, line: str) -> Non
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"No such file.*nowhere\.jsonl"):
         list(read_identities(str(tmp_path / "nowhere.jsonl")))
-
-
-def test_samples_are_given_by_identity_or_as_skipped_entries(tmp_path: Path) -> None:
-    one = Identity(1, "s", 2)
-    assert parse_identity((1, "s", 2)) == parse_identity(one) == parse_identity((1, "s", 2, 0)) == one
-    assert exclusions(["bad.jsonl", Path("x"), [(1, "s", 2), skip(3)], (1, "s", 2)]) == (
-        "bad.jsonl",
-        "x",
-        one,
-        Identity(0, "a/0.tar", 3),
-        one,
-    )
-
-
-@pytest.mark.parametrize("value", [3, None, (1, "s"), ("s", 1, 2), (0, "s", -1), [3], {"source": 0}, b"bad.jsonl"])
-def test_a_value_that_identifies_no_sample_is_refused(value: Any) -> None:
-    with pytest.raises(PlanError, match=r"does not identify a sample: expected \(source, shard, index\)"):
-        exclusions([value])
-
-
-def test_the_digest_does_not_depend_on_order_or_repetition() -> None:
-    one, two = Identity(0, "s", 1), Identity(0, "s", 2)
-    assert digest([one, two]) == digest([two, one, one]) != digest([one])
