@@ -10,7 +10,7 @@ from penstock.dataset import Dataset, from_items
 from penstock.engines import Level, Program, Segment
 from penstock.engines.program import DEFAULT_RESOURCES, build_levels
 from penstock.errors import PlanError
-from penstock.plan import PlacedStage, Resources
+from penstock.plan import MapFn, PlacedStage, Resources
 from penstock.testing import numbers
 
 UNEVEN: tuple[Literal["drop", "pad"], ...] = ("drop", "pad")
@@ -86,8 +86,23 @@ def test_fusing_a_stage_without_requests_keeps_the_resources() -> None:
     segment = Segment([PlacedStage(stage, 0)], stage.resources)
     segment.fuse(PlacedStage(light, 1))
     assert segment.resources == Resources(2)
-    assert segment.can_fuse(DEFAULT_RESOURCES)
-    assert not segment.can_fuse(Resources(3))
+    assert segment.can_fuse(MapFn(dict, resources=DEFAULT_RESOURCES))
+    assert not segment.can_fuse(MapFn(dict, resources=Resources(3)))
+
+
+def test_a_stage_that_asks_for_rows_is_fused_only_behind_stages_that_keep_the_count() -> None:
+    def segments(ds: Dataset) -> list[tuple[str, int]]:
+        return [(segment.describe(), segment.rows) for level in levels(ds) for segment in level.segments]
+
+    base = numbers((3,))
+    assert segments(base.map(f).map_batches(f, 10).filter(f)) == [
+        ("read -> map(f) -> map_batches(f, batch_size=10) -> filter(f)", 10)
+    ]
+    assert segments(base.filter(f).map_batches(f, 10)) == [
+        ("read -> filter(f)", 1),
+        ("map_batches(f, batch_size=10)", 10),
+    ]
+    assert [rows for _, rows in segments(base.map_batches(f, 10).map_batches(f, 10).map_batches(f, 4))] == [10, 4]
 
 
 @pytest.mark.parametrize(

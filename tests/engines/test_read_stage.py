@@ -9,7 +9,7 @@ from penstock.dataset import Dataset
 from penstock.engines import Program
 from penstock.engines.cursor import Cursor
 from penstock.engines.lineage import DELIVERED, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
-from penstock.engines.read_stage import BufferedSamples, Read, Span
+from penstock.engines.read_stage import BufferedSamples, PieceRows, Read, Span
 from penstock.errors import DataError
 from penstock.order import I64, Refs
 from penstock.plan import Block, Context, Lineage
@@ -23,7 +23,8 @@ def first_positions(ds: Dataset, count: int) -> tuple[Program, Refs]:
 
 def span_of(ds: Dataset, count: int, *, padding: bool = False) -> Span:
     program, refs = first_positions(ds, count)
-    return Span(0, 2, np.arange(10, 10 + count), 99, refs, program.readers, program.locate(refs), padding)
+    runs = (PieceRows(0, 0, 2, 99, padding),)
+    return Span(np.arange(10, 10 + count), runs, refs, program.readers, program.locate(refs))
 
 
 def block_of(span: Span) -> Block:

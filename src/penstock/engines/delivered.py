@@ -49,11 +49,9 @@ class Delivered:
     def _record_range(self, origin: object, until: AnyCursor | None) -> None:
         """Record that the positions of a block were delivered, up to a cursor or all of them."""
         assert isinstance(origin, Span)
-        end = (origin.after, 0)
-        if until is not None:
-            assert isinstance(until, Cursor)
-            end = (until.position, until.sub)
-        self._ranges.setdefault(origin.piece, {})[int(origin.positions[0])] = end
+        assert isinstance(until, Cursor | None)
+        for piece, first, end in origin.ranges(until):
+            self._ranges.setdefault(piece, {})[first] = end
 
     def remaining(self) -> Start:
         """Return the start of a run that delivers the remaining positions."""

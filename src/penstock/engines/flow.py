@@ -17,10 +17,11 @@ import numpy as np
 
 from penstock.engines.cursor import Start
 from penstock.engines.grouping import Grouping
+from penstock.engines.joining import join_blocks
 from penstock.engines.lineage import CountedOrigin, empty_block
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
-from penstock.engines.read_stage import BufferedSamples, Span
+from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
 from penstock.order import I64, Order, Piece, Refs, fold_into
 from penstock.plan import (
     Block,
@@ -38,6 +39,7 @@ Locate = Callable[[Refs], Located]
 
 MAX_SAMPLES = 512  # of a block
 COLUMN_BLOCK_ROWS = 8192  # maximum of a block of columns, whose cost is per block, not per row
+JOIN_BYTES = 1_000_000_000  # held back to give a stage the rows that it asks for
 COLUMN_BLOCK_BYTES = 4_000_000  # maximum of stored bytes in such a block
 
 
@@ -117,6 +119,7 @@ def flow(
     sizer: BlockSizer,
     meters: Meters,
     locate: Locate | None = None,
+    join_bytes: int = JOIN_BYTES,
 ) -> Iterator[Block]:
     """Return the blocks that the last stage of a plan outputs.
 
@@ -129,6 +132,7 @@ def flow(
         sizer: Decides how large blocks are.
         meters: Receives a meter for every stage that is the head of a level.
         locate: Replaces ``program.locate``, if the workers that read the samples also locate them.
+        join_bytes: The most bytes that are held back to give a stage the number of rows that it asks for.
 
     Raises:
         PenstockError: The order cannot be walked, or samples cannot be located. The error of a stage is not raised:
@@ -142,6 +146,8 @@ def flow(
             blocks = _run_head(program, _count_starved(blocks, meter), level.head, number, epoch, start)
             blocks = _count_busy(blocks, meter)
         for segment in level.segments:
+            if segment.rows > 1:
+                blocks = join_blocks(blocks, segment.rows, join_bytes, segment.describe())
             blocks = each(blocks, segment)
         blocks = finish_level(blocks)
     return _closing(blocks, first)
@@ -234,16 +240,8 @@ def walk(
                 for low, high in sizer.cuts(located.nbytes):
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after
-                    origin = Span(
-                        part,
-                        number,
-                        positions[cut],
-                        following,
-                        refs.take(cut),
-                        readers,
-                        located.take(cut),
-                        padded,
-                    )
+                    runs = (PieceRows(0, part, number, following, padded),)
+                    origin = Span(positions[cut], runs, refs.take(cut), readers, located.take(cut))
                     yield Block([], origin.refs.key, Lineage(origin, high - low, base=sub))
                     sub = 0
         if part < len(parts) - 1:
@@ -299,7 +297,8 @@ def _stream(program: Program) -> Iterator[Block]:
         refs = Refs(zero, zero, index, fold_into(np.full(len(read), program.seed, np.uint64), index))
         buffered = BufferedSamples([s for s, _ in read], {i: error for i, (_, error) in enumerate(read) if error}, zero)
         low += len(read)
-        yield Block([], refs.key, Lineage(Span(0, 0, index, low, refs, [], buffered), len(read)))
+        span = Span(index, (PieceRows(0, 0, 0, low),), refs, [], buffered)
+        yield Block([], refs.key, Lineage(span, len(read)))
         count = min(64, 2 * count)
 
 

@@ -49,6 +49,11 @@ class Segment:
         self.resources = self.resources and self.resources.pooled()
 
     @property
+    def rows(self) -> int:
+        """How many rows a stage of the segment processes in one call; blocks are joined to multiples of that."""
+        return max(placed.stage.group_size or 1 for placed in self.stages)
+
+    @property
     def needs_pool(self) -> bool:
         """Whether the segment runs in a pool: it calls a user's function, or decodes."""
         return self.resources is not None
@@ -62,10 +67,12 @@ class Segment:
         """Return the stages as text: ``read -> map(f)``."""
         return " -> ".join(placed.stage.describe() for placed in self.stages)
 
-    def can_fuse(self, resources: Resources | None) -> bool:
-        """Return whether a stage that requests these resources can be fused into the segment."""
-        own = self.resources
-        resources = resources and resources.pooled()
+    def can_fuse(self, stage: Stage) -> bool:
+        """Return whether a stage can be fused into the segment: its resources fit, and it gets the rows it asks for."""
+        rows = stage.group_size or 1
+        if rows > 1 and not (self.rows in (1, rows) and all(placed.stage.keeps_count for placed in self.stages)):
+            return False
+        own, resources = self.resources, stage.resources and stage.resources.pooled()
         return resources is None or own is None or own == resources or _compatible(own, resources)
 
     def fuse(self, placed: PlacedStage) -> None:
@@ -109,7 +116,7 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
     for placed in body:
         if placed.stage.scope is not Scope.EACH:
             levels.append(Level(placed))
-        elif levels[-1].segments and levels[-1].segments[-1].can_fuse(placed.stage.resources):
+        elif levels[-1].segments and levels[-1].segments[-1].can_fuse(placed.stage):
             levels[-1].segments[-1].fuse(placed)
         else:
             levels[-1].segments.append(Segment([placed], placed.stage.resources))

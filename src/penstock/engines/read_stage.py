@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.engines.cursor import Cursor
 from penstock.engines.lineage import COLUMNS, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
 from penstock.errors import DataError
-from penstock.order import I64, U64, Refs
-from penstock.plan import Block, Context, Fields, Located, Place, Reader, Row, Slot, Stage, pick_rows
+from penstock.order import I64, U64, Refs, scatter
+from penstock.plan import Block, Context, Fields, Located, Place, Reader, Row, Slot, Stage, join_columns, pick_rows
 
 
 @dataclass(slots=True)
@@ -31,34 +34,50 @@ class RefSlot:
         return Place(reader.url(shard), reader.key(shard, index), leaf, index, reader.names[shard])
 
 
-@dataclass(slots=True)
-class Span:
-    """The origin of a block at the source: consecutive positions of one piece.
+class PieceRows(NamedTuple):
+    """Rows of a span that are consecutive positions of one piece.
 
     Attributes:
+        low: The first row.
         part: The number of the start part.
         piece: The number of the piece in that part.
-        positions: The positions of the order.
-        after: The position after them.
-        refs: The samples at the positions.
-        readers: The readers of all sources; empty for a stream.
-        located: The located samples, until they are read.
+        after: The position after the last row.
         padding: The samples are repeated so that ranks are equal.
     """
 
+    low: int
     part: int
     piece: int
-    positions: I64
     after: int
+    padding: bool = False
+
+
+@dataclass(slots=True)
+class Span:
+    """The origin of a block at the source: positions of the order, usually consecutive ones of one piece.
+
+    Attributes:
+        positions: The positions of the order.
+        runs: Which pieces the positions belong to.
+        refs: The samples at the positions.
+        readers: The readers of all sources; empty for a stream.
+        located: The located samples, until they are read.
+    """
+
+    positions: I64
+    runs: tuple[PieceRows, ...]
     refs: Refs
     readers: list[Reader]
     located: Located | None
-    padding: bool = False
 
     def cursor(self, done: int, sub: int) -> Cursor:
+        run = self._run_at(done)
         if done < len(self.positions):
-            return Cursor(self.part, self.piece, int(self.positions[done]), sub, int(self.refs.key[done]))
-        return Cursor(self.part, self.piece, self.after, sub)
+            return Cursor(run.part, run.piece, int(self.positions[done]), sub, int(self.refs.key[done]))
+        return Cursor(run.part, run.piece, run.after, sub)
+
+    def _run_at(self, row: int) -> PieceRows:
+        return next(run for run in reversed(self.runs) if run.low <= row)
 
     def place(self, number: int) -> Place:
         return self.slot(0).place(number) if number < len(self.positions) else Place(None, None)
@@ -73,18 +92,69 @@ class Span:
     def trace(self, inputs: I64, outputs: I64, kind: int) -> I64:
         rows = np.empty((COLUMNS, len(inputs)), np.int64)
         rows[ITEM] = np.arange(len(inputs))
-        rows[KIND] = PADDED if self.padding else kind
+        rows[KIND] = kind if not self.padded.any() else np.where(self.padded[inputs], PADDED, kind)
         rows[POSITION] = self.positions[inputs]
         rows[OUTPUT] = outputs
         for column, values in ((LEAF, self.refs.leaf), (SHARD, self.refs.shard), (INDEX, self.refs.index)):
             rows[column] = values[inputs]
         return rows
 
+    @property
+    def padded(self) -> NDArray[np.bool_]:
+        """Which samples are repeated so that ranks are equal."""
+        out = np.zeros(len(self.positions), bool)
+        for run, end in self._runs():
+            out[run.low : end] = run.padding
+        return out
+
+    def _runs(self) -> Iterator[tuple[PieceRows, int]]:
+        """Yield the runs, each with the row after its last one."""
+        ends = [run.low for run in self.runs[1:]]
+        return zip(self.runs, [*ends, len(self.positions)], strict=True)
+
+    def ranges(self, until: Cursor | None) -> Iterator[tuple[int, int, tuple[int, int]]]:
+        """Yield (piece, first position, (position, sub) where it ends) for each run, up to a cursor if given."""
+        for run, end in self._runs():
+            positions = self.positions[run.low : end]
+            if until is not None and until.position in positions:
+                yield run.piece, int(positions[0]), (until.position, until.sub)
+                return
+            yield run.piece, int(positions[0]), (run.after, 0)
+
+    def is_unread(self, items: Sequence[Any]) -> bool:
+        """Return whether the samples of a block with these items still have to be read."""
+        return self.located is not None and isinstance(items, list) and not items
+
     def take(self) -> Located:
         """Return the located samples and drop them, so that the origin does not keep their bytes alive."""
         located, self.located = self.located, None
         assert located is not None
         return located
+
+    def slice(self, low: int, high: int) -> Span:
+        """Return the rows from ``low`` to ``high``."""
+        if low == 0 and high == len(self.positions):
+            return self
+        rows, runs = slice(low, high), []
+        for run, end in self._runs():
+            if run.low < high and end > low:
+                after = run.after if end <= high else int(self.positions[high])
+                runs.append(run._replace(low=max(0, run.low - low), after=after))
+        located = None if self.located is None else self.located.take(rows)
+        return Span(self.positions[rows], tuple(runs), self.refs.take(rows), self.readers, located)
+
+    @staticmethod
+    def joined(spans: Sequence[Span]) -> Span:
+        """Return the rows of several spans, one after another; all of them are located, or none is."""
+        if len(spans) == 1:
+            return spans[0]
+        lows = np.cumsum([0, *(len(span.positions) for span in spans)]).tolist()
+        runs = [run._replace(low=run.low + low) for span, low in zip(spans, lows, strict=False) for run in span.runs]
+        rows = [np.arange(low, high) for low, high in pairwise(lows)]
+        refs = scatter(lows[-1], list(zip(rows, (span.refs for span in spans), strict=True)))
+        located = [span.located for span in spans if span.located is not None]
+        positions = np.concatenate([span.positions for span in spans])
+        return Span(positions, tuple(runs), refs, spans[0].readers, LocatedSequence.of(located) if located else None)
 
 
 @dataclass(frozen=True)
@@ -100,14 +170,13 @@ class Read(Stage):
         span = block.lineage.origin
         assert isinstance(span, Span)
         items, errors = span.take().read()
-        if span.padding:
+        if (padded := span.padded).any():
             items = list(items)
-        block = block.with_items(items)
-        if span.padding:
-            for item in items:
-                sample = item.values[0] if isinstance(item, Row) else item
+            for row in np.flatnonzero(padded).tolist():
+                sample = items[row].values[0] if isinstance(items[row], Row) else items[row]
                 if isinstance(sample, dict):
                     sample["__pad__"] = True
+        block = block.with_items(items)
         if errors:
             return self._without_failed(block, errors, ctx)
         return block
@@ -206,6 +275,38 @@ class LocatedZip:
         for _, operand_errors in reversed(results):  # the error of the leftmost operand wins
             errors.update(operand_errors)
         return [Row(list(values)) for values in zip(*(items for items, _ in results), strict=True)], errors
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedSequence:
+    """Located samples that were located separately, one after another."""
+
+    parts: list[Located]
+    nbytes: I64
+
+    @staticmethod
+    def of(parts: list[Located]) -> Located:
+        """Join located samples."""
+        return parts[0] if len(parts) == 1 else LocatedSequence(parts, np.concatenate([p.nbytes for p in parts]))
+
+    def take(self, sel: slice) -> Located:
+        low, high, _ = sel.indices(len(self.nbytes))
+        taken, begin = [], 0
+        for part in self.parts:
+            end = begin + len(part.nbytes)
+            if begin < high and end > low:
+                taken.append(part.take(slice(max(low, begin) - begin, min(high, end) - begin)))
+            begin = end
+        return LocatedSequence.of(taken)
+
+    def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
+        items, errors, begin = [], {}, 0
+        for part in self.parts:
+            part_items, part_errors = part.read()
+            items.append(part_items)
+            errors.update({begin + number: error for number, error in part_errors.items()})
+            begin += len(part.nbytes)
+        return join_columns(items), errors
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.order.orders import SlicedOrder as SlicedOrder
     from penstock.order.orders import Spans as Spans
     from penstock.order.orders import ZippedOrder as ZippedOrder
+    from penstock.order.orders import scatter as scatter
     from penstock.order.pieces import CUTS as CUTS
     from penstock.order.pieces import ENDLESS as ENDLESS
     from penstock.order.pieces import GROUP_STRIDE as GROUP_STRIDE

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.plan.collation import pad as pad
     from penstock.plan.collation import uncollate as uncollate
     from penstock.plan.columns import Columns as Columns
+    from penstock.plan.columns import JoinableItems as JoinableItems
     from penstock.plan.columns import join_columns as join_columns
     from penstock.plan.columns import pick_rows as pick_rows
     from penstock.plan.expressions import Column as Column

@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from penstock.plan.expressions import Condition, Expression
 
 
-class Columns(Sequence[Any]):
+class JoinableItems(Sequence[Any]):
+    """A sequence of items that is not a list, and that can be joined to others like it without touching the items."""
+
+    @abstractmethod
+    def joined(self, others: Sequence[Any]) -> Sequence[Any] | None:
+        """Return these items followed by those of ``others``, or ``None`` if they do not fit together."""
+
+
+class Columns(JoinableItems):
     """An immutable sequence of samples with the same fields, stored by column.
 
     Rows are created on access, each a new dict. A row is ``None`` if its values are absent: it cannot be read, or its
@@ -57,8 +65,7 @@ class Columns(Sequence[Any]):
         """Return the same rows with only the fields of ``names``, a mapping of new names to present ones."""
 
     @abstractmethod
-    def joined(self, others: Sequence[Columns]) -> Columns | None:
-        """Return these rows followed by those of ``others``, or ``None`` if the columns cannot be concatenated."""
+    def joined(self, others: Sequence[Any]) -> Columns | None: ...
 
     @abstractmethod
     def collate(self) -> dict[str, Any]:
@@ -78,11 +85,12 @@ class Columns(Sequence[Any]):
 
 
 def join_columns(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Concatenate sequences of items: as columns if all are columns that fit together, otherwise as a list."""
+    """Concatenate sequences of items: as columns (or the like) that fit together, otherwise as a list."""
     if len(parts) == 1:
         return parts[0]
-    columns = [part for part in parts if isinstance(part, Columns)]
-    if parts and len(columns) == len(parts) and (whole := columns[0].joined(columns[1:])) is not None:
+    first = parts[0] if parts else None
+    alike = isinstance(first, JoinableItems) and all(type(part) is type(first) for part in parts)
+    if isinstance(first, JoinableItems) and alike and (whole := first.joined(parts[1:])) is not None:
         return whole
     return [item for part in parts for item in part]
 

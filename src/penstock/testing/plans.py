@@ -190,6 +190,11 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     "train side": lambda: numbers(BASE).shuffle(7).train_test_split(0.3)[0],
     "test side": lambda: numbers(BASE).shuffle(7).train_test_split(0.3)[1].map(noise),
     "map_batches": lambda: numbers(BASE).shuffle().map_batches(_doubled, 4),
+    "rows of a filter": lambda: numbers(BASE).shuffle().filter(_odd).map_batches(_doubled, 5).map(noise),
+    "rows of copies, with skips": lambda: (
+        numbers(BASE).flat_map(_copies).map_batches(_doubled, 4).map(fails).flat_map(_random_copies).on_error("skip")
+    ),
+    "rows of a late shuffle": lambda: numbers(BASE).flat_map(_copies).shuffle(10).map_batches(_doubled, 7),
     "late shuffle": lambda: numbers(BASE).flat_map(_copies).shuffle(10),
     "late shuffle and more": lambda: (
         numbers(BASE).shuffle().flat_map(_random_copies).shuffle(13).map(noise).flat_map(_copies)

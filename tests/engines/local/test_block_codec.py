@@ -15,7 +15,7 @@ from penstock.engines.local.block_codec import (
     encode_block,
     encode_error,
 )
-from penstock.engines.read_stage import BufferedSamples, Span
+from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
 from penstock.errors import DataError, StageError
 from penstock.order import Refs
 from penstock.plan import Block, Lineage, Place, Skipped
@@ -38,7 +38,7 @@ def origin() -> Span:
     """Samples 0 and 3 of shard 2, and sample 1 of shard 0."""
     zero = np.zeros(3, np.int64)
     refs = Refs(zero, np.array([2, 2, 0]), np.array([0, 3, 1]), np.arange(3, dtype=np.uint64))
-    return Span(0, 0, zero, 3, refs, [Numbers(BASE).open()], BufferedSamples([], {}, zero))
+    return Span(zero, (PieceRows(0, 0, 0, 3),), refs, [Numbers(BASE).open()], BufferedSamples([], {}, zero))
 
 
 def block() -> Block:

@@ -24,7 +24,7 @@ from penstock.engines.local.pool import (
     map_unordered,
 )
 from penstock.engines.meter import Event, Meter, Meters
-from penstock.engines.read_stage import BufferedSamples, Span
+from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
 from penstock.order import Refs
 from penstock.plan import Block, Lineage
 
@@ -32,7 +32,8 @@ from penstock.plan import Block, Lineage
 def block(number: int) -> Block:
     none = np.zeros(1, np.int64)
     refs = Refs(none, none, none, none.astype(np.uint64))
-    return Block([number], refs.key, Lineage(Span(0, 0, none, 1, refs, [], BufferedSamples([], {}, none)), 1))
+    span = Span(none, (PieceRows(0, 0, 0, 1),), refs, [], BufferedSamples([], {}, none))
+    return Block([number], refs.key, Lineage(span, 1))
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import pytest
 from penstock.dataset import Dataset
 from penstock.engines import Program
 from penstock.engines.ray.origin_codec import DeferredSamples, EncodedOrigin, decode_origin, encode_origin
-from penstock.engines.read_stage import Span
+from penstock.engines.read_stage import PieceRows, Span
 from penstock.order import Refs
 from penstock.testing import BASE, numbers
 
@@ -22,7 +22,7 @@ def zipped() -> Dataset:
 def span(program: Program) -> Span:
     order = program.order(0)
     positions, refs, after = max(order.walk([0, order.size, 1, 0]), key=lambda chunk: len(chunk[0]))
-    return Span(0, 0, positions, after, refs, program.readers, program.locate(refs))
+    return Span(positions, (PieceRows(0, 0, 0, after),), refs, program.readers, program.locate(refs))
 
 
 @pytest.mark.parametrize("has_sources", [True, False], ids=["by number", "by name"])

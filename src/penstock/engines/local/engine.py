@@ -240,7 +240,17 @@ class PooledRun:
         live_runs.add(self)
         try:
             self.monitor = Monitor(self.cores, self.meters)
-            chain = flow(self.program, order, self.epoch, start, self._pooled, self.sizer, self.meters, self.locate)
+            chain = flow(
+                self.program,
+                order,
+                self.epoch,
+                start,
+                self._pooled,
+                self.sizer,
+                self.meters,
+                self.locate,
+                self._memory_share(),
+            )
             self.driver = threading.Thread(
                 target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True
             )

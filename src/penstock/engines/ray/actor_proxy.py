@@ -27,11 +27,11 @@ from penstock.engines.local.transport import CannotSend, PackedBytes, dumps, pac
 from penstock.engines.local.worker_proxy import ProxyClosed, RemoteWorkerProxy, WorkerDied, WorkerLost, WorkerStuck
 from penstock.engines.program import Segment
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
-from penstock.engines.ray.origin_codec import DeferredSamples, encode_origin
+from penstock.engines.ray.origin_codec import encode_origin
 from penstock.engines.ray.placement import Need, Node, grant_workers
 from penstock.engines.ray.session import import_ray
 from penstock.engines.read_stage import Finder, Span
-from penstock.plan import Block, Context, Origin, PlacedStage
+from penstock.plan import Block, Context, JoinableItems, Origin, PlacedStage, join_columns
 
 log = logging.getLogger("penstock")
 
@@ -39,20 +39,24 @@ _CHECK_S = 5.0  # interval at which a worker that waits for resources of the clu
 _CHECKS_BEFORE_WARNING = 6
 
 
-class StoredItems(Sequence[Any]):
-    """The items of a block, packed in the cluster's object store and fetched when first used."""
+@dataclass(slots=True, eq=False)
+class StoredObject:
+    """The packed items of one block, in the cluster's object store; fetched once.
 
-    def __init__(self, ref: Any, length: int, nbytes: int, data: PackedBytes | None) -> None:
-        self.ref, self.length, self.nbytes = ref, length, nbytes
-        self.data = data  # the object of ``ref``, if it is mapped in this process
-        self.recompute: Callable[[], StoredItems] | None = None  # called if the object is lost
-        self._items: Sequence[Any] | None = None
+    Attributes:
+        ref: The reference of the object.
+        length: The number of items.
+        nbytes: The size of the object.
+        data: The object, if it is mapped in this process.
+        recompute: Called if the object is lost; returns another one with the same items.
+    """
 
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, selection: Any) -> Any:
-        return self.fetch()[selection]
+    ref: Any
+    length: int
+    nbytes: int
+    data: PackedBytes | None = None
+    recompute: Callable[[], StoredObject] | None = None
+    _items: Sequence[Any] | None = None
 
     def fetch(self) -> Sequence[Any]:
         """Return the items, fetched from the object store.
@@ -64,6 +68,57 @@ class StoredItems(Sequence[Any]):
             data = import_ray().get(self.ref) if self.data is None else self.data
             self._items, self.data = unpack_object(data), None
         return self._items
+
+
+class StoredItems(JoinableItems):
+    """Items of blocks in the cluster's object store; slicing and joining moves references, never items."""
+
+    def __init__(self, parts: Sequence[tuple[StoredObject, int, int]]) -> None:
+        self.parts = list(parts)  # an object, its first item here, and the item after its last one
+
+    @staticmethod
+    def of(stored: StoredObject) -> StoredItems:
+        """Return all items of an object."""
+        return StoredItems([(stored, 0, stored.length)])
+
+    def __len__(self) -> int:
+        return sum(high - low for _, low, high in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """The approximate size of the items."""
+        return sum(stored.nbytes * (high - low) // max(1, stored.length) for stored, low, high in self.parts)
+
+    def __getitem__(self, selection: Any) -> Any:
+        if not isinstance(selection, slice):
+            return self.fetch()[selection]
+        low, high, step = selection.indices(len(self))
+        if step != 1:
+            return self.fetch()[selection]
+        parts, begin = [], 0
+        for stored, first, last in self.parts:
+            end = begin + last - first
+            if begin < high and end > low:
+                parts.append((stored, first + max(0, low - begin), last - max(0, end - high)))
+            begin = end
+        return StoredItems(parts)
+
+    def joined(self, others: Sequence[Any]) -> StoredItems | None:
+        return StoredItems([*self.parts, *(part for other in others for part in other.parts)])
+
+    def fetch(self) -> Sequence[Any]:
+        """Return the items, fetched from the object store.
+
+        Raises:
+            CannotSend: The items cannot be unpickled here.
+        """
+        return join_columns([stored.fetch()[low:high] for stored, low, high in self.parts])
+
+    def recomputed(self) -> StoredItems | None:
+        """Return the same items, computed again because an object is lost; None if that is impossible."""
+        if any(stored.recompute is None for stored, _, _ in self.parts):
+            return None
+        return StoredItems([(stored.recompute(), low, high) for stored, low, high in self.parts if stored.recompute])
 
 
 class LazyObjectRef:
@@ -246,9 +301,9 @@ class Actor:
                 reply, ref = self._send(origin, kind, number, encoded, items)
                 return self._decode_reply(self._ray.get(reply), ref)
             except self._ray.exceptions.ObjectLostError:
-                if not isinstance(items, StoredItems) or items.recompute is None:
+                items = items.recomputed() if isinstance(items, StoredItems) else None
+                if items is None:
                     raise WorkerLost("its result was lost with its machine") from None
-                items = items.recompute()
             except self._ray.exceptions.RayError as exc:
                 raise self._death(exc, "in the middle of a block", time.monotonic() - begun) from None
 
@@ -256,17 +311,17 @@ class Actor:
         """Send a message; return the references of the reply's fields and of its items."""
         call = self._actor.work.options(num_returns=2)
         if encoded is None:
-            reply, ref = call.remote(kind, number, None, None)
+            reply, ref = call.remote(kind, number, None, [])
             return reply, ref
         _, keys, inputs, *rest = encoded
         sources = self._payload.sources
         encoded_origin = encode_origin(origin, inputs, None if sources is None else sources.finder, self._payload.slots)
-        packed: Any = None
+        packed, slices = [], []
         if isinstance(items, StoredItems):
-            packed = items.ref
+            packed, slices = [part[0].ref for part in items.parts], [part[1:] for part in items.parts]
         elif not is_unread(origin, items):
-            packed = pack_object(items)
-        reply, ref = call.remote(kind, number, dumps((encoded_origin, (keys, inputs, *rest))), packed)
+            packed, slices = [pack_object(items)], [(0, len(items))]
+        reply, ref = call.remote(kind, number, dumps((encoded_origin, (keys, inputs, *rest))), slices, *packed)
         return reply, ref
 
     def _decode_reply(self, reply: bytes, ref: Any) -> tuple[tuple[Any, ...], bool]:
@@ -277,7 +332,7 @@ class Actor:
             raise CannotSend(fields[0])
         encoded, more_parts, (self.cpu_s, self.retried), length, nbytes = fields
         data = self._ray.get(ref) if self._payload.is_last else None
-        return (StoredItems(ref, length, nbytes, data), *encoded), more_parts
+        return (StoredItems.of(StoredObject(ref, length, nbytes, data)), *encoded), more_parts
 
     def current_stage(self) -> int | None:
         """Return ``None``: it is unknown for an actor."""
@@ -355,7 +410,7 @@ class NodeLost(WorkerLost):
 
 def is_unread(origin: Origin, items: Any) -> bool:
     """Return whether the worker still has to read the samples of a block."""
-    return isinstance(origin, Span) and isinstance(origin.located, DeferredSamples) and not len(items)
+    return isinstance(origin, Span) and origin.is_unread(items)
 
 
 @dataclass(slots=True, eq=False)
@@ -370,7 +425,8 @@ class ActorWorkerProxy(RemoteWorkerProxy):
         try:
             for part, more_parts in RemoteWorkerProxy._parts(self, block, delivered):
                 if isinstance(part.items, StoredItems):
-                    part.items.recompute = partial(_recompute, self.payload, block, number)
+                    for stored, _, _ in part.items.parts:
+                        stored.recompute = partial(_recompute, self.payload, block, number)
                 number += 1
                 yield part, more_parts
         except _NodeGone:
@@ -402,15 +458,16 @@ def _restarted_parts(block: Block, delivered: int) -> BlockParts:
     yield
 
 
-def _recompute(payload: ActorPayload, block: Block, number: int) -> StoredItems:
-    """Process a block again, and return the items of its part ``number``."""
+def _recompute(payload: ActorPayload, block: Block, number: int) -> StoredObject:
+    """Process a block again, and return the object with the items of its part ``number``."""
     assert payload.pool is not None
     part, rest = payload.pool.submit(block).result()
     for _ in range(number):
         assert rest is not None
         part, rest = payload.pool.submit(rest).result()
     assert isinstance(part.items, StoredItems)
-    return part.items
+    ((stored, _, _),) = part.items.parts
+    return stored
 
 
 def fetch_items(blocks: Iterator[Block]) -> Iterator[Block]:

@@ -7,7 +7,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from penstock.engines.local.transport import CannotSend, PackedBytes, dumps, pac
 from penstock.engines.program import Segment, prepare, run_segment
 from penstock.engines.ray.origin_codec import decode_origin
 from penstock.engines.read_stage import Finder
-from penstock.plan import Block, Context, PlacedStage
+from penstock.plan import Block, Context, PlacedStage, join_columns
 
 IDLE_TIMEOUT_S = 6.0  # how long an actor waits for another run: a new one takes a second or two to start
 _CHECK_S = 0.5
@@ -78,13 +78,20 @@ class ActorWorker:
         prepare(Segment(stages), contexts)
         return stages, contexts
 
-    def work(self, kind: str, number: int, encoded: bytes | None, items: PackedBytes | None) -> ActorReply:
-        """Start block ``number`` (``"run"``) or continue it (``"next"``), and return its next part."""
+    def work(
+        self, kind: str, number: int, encoded: bytes | None, slices: list[tuple[int, int]], *packed: PackedBytes
+    ) -> ActorReply:
+        """Start block ``number`` (``"run"``) or continue it (``"next"``), and return its next part.
+
+        Its items are slices of ``packed`` objects, one after another; without any, the actor reads its samples.
+        """
         try:
             if kind == "run":
                 assert encoded is not None
-                self._in_progress[number] = self._begin(encoded, items)
-            del items
+                parts = [unpack_object(data)[low:high] for data, (low, high) in zip(packed, slices, strict=True)]
+                self._in_progress[number] = self._begin(encoded, join_columns(parts) if parts else None)
+                del parts
+            del packed
             part, more_parts = next(self._in_progress[number])
             if not more_parts:
                 del self._in_progress[number]
@@ -99,12 +106,11 @@ class ActorWorker:
         finally:
             self._heartbeat.clear()
 
-    def _begin(self, encoded: bytes, items: PackedBytes | None) -> Iterator[tuple[Block, bool]]:
+    def _begin(self, encoded: bytes, items: Sequence[Any] | None) -> Iterator[tuple[Block, bool]]:
         unread = items is None
         encoded_origin, rest = pickle.loads(encoded)
-        block = decode_block(
-            ([] if items is None else unpack_object(items), *rest), decode_origin(encoded_origin, self._finder, unread)
-        )
+        origin = decode_origin(encoded_origin, self._finder, unread)
+        block = decode_block(([] if items is None else items, *rest), origin)
         done = 0 if unread else Segment(self._stages).reading
         return run_segment(Segment(self._stages[done:]), self._contexts[done:], block)
 

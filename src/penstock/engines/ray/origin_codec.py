@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from penstock.engines.read_stage import Finder, Span
+from penstock.engines.read_stage import Finder, PieceRows, Span
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs
 from penstock.plan import Located, Origin, Place
@@ -67,7 +68,7 @@ class OriginRefs:
     """References to samples: all that a worker needs to locate the samples in its sources and to name them."""
 
     refs: Refs
-    padding: bool
+    padded: NDArray[np.bool_]
 
 
 def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int) -> OriginRefs | EncodedOrigin:
@@ -80,7 +81,7 @@ def encode_origin(origin: Origin, inputs: int, finder: Finder | None, slots: int
         slots: The number of zip operands of a sample.
     """
     if isinstance(origin, Span) and finder is not None:
-        return OriginRefs(origin.refs, origin.padding)
+        return OriginRefs(origin.refs, origin.padded)
     operands = []
     if isinstance(origin, Span):
         for number in range(slots):
@@ -98,4 +99,6 @@ def decode_origin(encoded: OriginRefs | EncodedOrigin, finder: Finder | None, un
     assert finder is not None
     located: Located | None = finder.locate(encoded.refs) if unread else None
     positions = np.arange(len(encoded.refs), dtype=np.int64)
-    return Span(0, 0, positions, len(positions), encoded.refs, finder.readers, located, encoded.padding)
+    edges = [0, *(np.flatnonzero(np.diff(encoded.padded)) + 1).tolist()]
+    runs = tuple(PieceRows(low, 0, 0, len(positions), bool(encoded.padded[low])) for low in edges if len(positions))
+    return Span(positions, runs or (PieceRows(0, 0, 0, 0),), encoded.refs, finder.readers, located)
