@@ -192,7 +192,7 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     "map_batches": lambda: numbers(BASE).shuffle().map_batches(_doubled, 4),
     "rows of a filter": lambda: numbers(BASE).shuffle().filter(_odd).map_batches(_doubled, 5).map(noise),
     "rows of copies, with skips": lambda: (
-        numbers(BASE).flat_map(_copies).map_batches(_doubled, 4).map(fails).flat_map(_random_copies).on_error("skip")
+        numbers(BASE).flat_map(_copies).map(fails).map_batches(_doubled, 4).flat_map(_random_copies).on_error("skip")
     ),
     "rows of a late shuffle": lambda: numbers(BASE).flat_map(_copies).shuffle(10).map_batches(_doubled, 7),
     "late shuffle": lambda: numbers(BASE).flat_map(_copies).shuffle(10),
