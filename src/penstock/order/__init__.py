@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.order.pieces import total as total
     from penstock.order.state import OpenWindow as OpenWindow
     from penstock.order.state import State as State
+    from penstock.order.state import is_state_number as is_state_number
     from penstock.order.state import recut as recut
     from penstock.order.subset import ExcludingOrder as ExcludingOrder
     from penstock.order.subset import SubsetOrder as SubsetOrder

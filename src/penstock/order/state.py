@@ -4,7 +4,7 @@
      "open": [], "left": [[805, 50000, 8, 0]]}
 
 ``left`` lists the pieces [start, stop, step, sub] still to be delivered, ``open`` the partly delivered windows
-{of, n, done, sub} of a late shuffle. ``tail`` and ``counted`` belong to the caller and are omitted when empty. The
+{of, n, done, sub} of a late shuffle. ``tail`` and ``counted`` belong to the caller and are omitted when empty. No number has more than 63 bits. The
 state of an order without counts has ``"lazy": true``; the start and stop of its pieces are pairs [group, offset], and
 the step is 1, or [n, 0] for every n-th group.
 """
@@ -21,6 +21,7 @@ from penstock.order.orders import Order
 from penstock.order.pieces import CUTS, GROUP_STRIDE, Piece
 
 VERSION = 1
+_MAX_NUMBER = (1 << 63) - 1  # positions are computed in 64 bits
 _MAX_LISTED = 20  # ranks in a message: a damaged state may claim any number of ranks
 
 
@@ -216,10 +217,15 @@ def _shown(value: Any) -> str:
     return "null" if value is None else f"{value!r:.40} ({type(value).__name__})"
 
 
+def is_state_number(value: Any) -> bool:
+    """Return whether a value is a whole number from 0 that fits into 63 bits."""
+    return type(value) is int and 0 <= value <= _MAX_NUMBER
+
+
 def _get_natural(obj: Mapping[str, Any], name: str) -> int:
     value: int = _get(obj, name, int)
-    if value < 0:
-        raise StateError(f"the state's {name!r} is {value}: it must not be negative")
+    if not is_state_number(value):
+        raise StateError(f"the state's {name!r} is {value}: it must not be negative, nor have more than 63 bits")
     return value
 
 
@@ -252,10 +258,10 @@ def _parse_piece(value: Any, entry: str) -> Piece:
     if not well_formed:
         raise StateError(f"the state's {entry!r} contains {value!r:.60}, which is not a piece [start, stop, step, sub]")
     start, stop, step, sub = value
-    if start < 0 or stop < start or step < 1 or sub < 0:
+    if start < 0 or stop < start or step < 1 or sub < 0 or max(value) > _MAX_NUMBER:
         raise StateError(
             f"the state's {entry!r} contains the piece {value}, which is impossible: "
-            "it must have 0 <= start <= stop, step >= 1 and sub >= 0"
+            "it must have 0 <= start <= stop, step >= 1 and sub >= 0, in 63 bits"
         )
     return [start, stop, step, sub]
 
