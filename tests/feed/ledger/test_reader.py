@@ -3,13 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import penstock as ps
 from penstock.dataset import Dataset
-from penstock.engines import EngineName
+from penstock.engines import COLUMNS, EngineName
 from penstock.errors import PlanError, StorageError
 from penstock.feed.ledger import Sample
+from penstock.feed.ledger.records import encode_steps, frame_record
 from penstock.testing import numbers
 
 
@@ -90,6 +92,39 @@ def test_a_missing_ledger_epoch_or_step_is_an_error_that_names_it(tmp_path: Path
     next(tmp_path.glob("dataset-*.json")).unlink()
     with pytest.raises(StorageError, match="list of shards cannot be read"):
         ps.ledger(tmp_path).verify()
+
+
+@pytest.mark.parametrize("record", [b"B{}", b'B{"session":7}', b"B[]", b"B{", b'E{"step":"x"}'], ids=repr)
+def test_a_record_that_is_whole_but_not_valid_is_an_error_that_names_the_file(record: bytes, tmp_path: Path) -> None:
+    list(_ds().loader(ledger=tmp_path))
+    file = next(tmp_path.glob("*.ledger"))
+    file.write_bytes(file.read_bytes() + frame_record(record))
+    with pytest.raises(StorageError, match=rf"damaged, or of another version: .*{file.name}"):
+        ps.ledger(tmp_path)
+
+
+def test_steps_that_are_whole_but_not_valid_are_an_error(tmp_path: Path) -> None:
+    list(_ds().loader(ledger=tmp_path))
+    file = next(tmp_path.glob("*.ledger"))
+    damaged = bytearray(encode_steps(99, 1, np.arange(COLUMNS * 3, dtype=np.int64).reshape(COLUMNS, 3)))
+    damaged[17] = 200  # an encoding that does not exist
+    file.write_bytes(file.read_bytes() + frame_record(bytes(damaged)))
+    with pytest.raises(StorageError, match="steps 99 to 99 are damaged"):
+        ps.ledger(tmp_path).verify()
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"sources": [{}]}', '{"sources": 3}', '{"sources": [{"names": [], "counts": ["x"]}]}']
+)
+def test_a_damaged_list_of_shards_is_an_error_that_names_the_file(text: str, tmp_path: Path) -> None:
+    list(_ds().loader(ledger=tmp_path))
+    file = next(tmp_path.glob("dataset-*.json"))
+    file.write_text(text)
+    with pytest.raises(StorageError, match=rf"list of shards cannot be read: .*{file.name}"):
+        ps.ledger(tmp_path).verify()
+    file.write_text('{"sources": [{"names": ["shard-0000"], "counts": [62]}]}')
+    with pytest.raises(StorageError, match="list of shards is too short"):
+        list(ps.ledger(tmp_path))
 
 
 def test_a_ledger_can_be_read_while_it_is_written(tmp_path: Path) -> None:

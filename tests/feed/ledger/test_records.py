@@ -52,7 +52,7 @@ def test_samples_that_belong_to_no_step_can_be_encoded() -> None:
 
 def test_fields_are_decoded_as_they_were_encoded() -> None:
     fields = {"rank": 3, "parents": [["a", 1], None]}
-    assert decode_fields(memoryview(encode_fields(BEGIN, fields))) == fields
+    assert decode_fields(memoryview(encode_fields(BEGIN, fields)), {}) == fields
 
 
 def test_a_file_is_read_up_to_the_cut() -> None:

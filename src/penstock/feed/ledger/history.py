@@ -21,6 +21,13 @@ from penstock.feed.ledger.records import BEGIN, END, STEPS, StepsRecord, decode_
 from penstock.feed.ledger.writer import LEDGER_SUFFIX
 from penstock.order import I64
 
+# The fields of the first and the last record of a session.
+_BEGIN_FIELDS = {
+    **dict.fromkeys(("session", "dataset", "cut", "how"), str),
+    **dict.fromkeys(("epoch", "rank", "world", "step", "size", "clock"), int),
+    **{"parents": list, "left": list, "times": list | None, "loose": bool},
+}
+_END_FIELDS = {"step": int, "held": bool}
 NO_LIMIT = 1 << 62  # greater than the number of any step
 
 
@@ -101,7 +108,11 @@ def load_sessions(folder: Path) -> tuple[list[Session], list[TornFile]]:
         torn: list[TornFile] = []
         for name in names:
             data = _map_file(folder / name)
-            end = _read_sessions(data, sessions)
+            try:
+                end = _read_sessions(data, sessions)
+            except ValueError as exc:
+                problem = f"the ledger file is damaged, or of another version: {exc}"
+                raise StorageError(problem, str(folder / name)) from exc
             torn += [TornFile(name, len(data) - end)] if end < len(data) else []
     except StorageError:
         raise
@@ -122,14 +133,14 @@ def _read_sessions(data: memoryview, sessions: list[Session]) -> int:
     for end, content in iter_contents(data):
         record_type = bytes(content[:1])
         if record_type == BEGIN:
-            session = Session(decode_fields(content), data)
+            session = Session(decode_fields(content, _BEGIN_FIELDS), data)
             sessions.append(session)
         elif session is not None and record_type == STEPS:
             session.offsets.append(end - len(content))
             session.lengths.append(len(content))
         elif session is not None and record_type == END:
-            fields = decode_fields(content)
-            session.end_step, session.retracted = int(fields["step"]), bool(fields["held"])
+            fields = decode_fields(content, _END_FIELDS)
+            session.end_step, session.retracted = fields["step"], fields["held"]
     return end
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engines import DELIVERED, DROPPED, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, PASSED, POSITION, SHARD
+from penstock.errors import StorageError
 from penstock.feed.ledger.history import NO_LIMIT, CountedSteps, History, TornFile
 from penstock.order import ENDLESS, I64
 
@@ -48,9 +49,16 @@ class ShardNames:
     counts: list[list[int]]
 
     def samples(self, rows: I64) -> list[Sample]:
-        """Return the samples of a table."""
+        """Return the samples of a table.
+
+        Raises:
+            StorageError: The table refers to a shard that is not in the list.
+        """
         columns = rows[[LEAF, SHARD, INDEX, OUTPUT, KIND]].T.tolist()
-        return [Sample(a, self.shards[a][s], i, o, kind == PADDED) for a, s, i, o, kind in columns]
+        try:
+            return [Sample(a, self.shards[a][s], i, o, kind == PADDED) for a, s, i, o, kind in columns]
+        except IndexError:
+            raise StorageError("the ledger's list of shards is too short: it is damaged, or of another dataset") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,9 +121,11 @@ class Ledger:
             path = self.folder / f"dataset-{dataset}.json"
             try:
                 sources = json.loads(path.read_text())["sources"]
-            except (OSError, ValueError, KeyError) as exc:
-                raise StorageError(f"the ledger's list of shards cannot be read: {exc}", str(path)) from exc
-            self._names[dataset] = ShardNames([s["names"] for s in sources], [s["counts"] for s in sources])
+                names = ShardNames([list(s["names"]) for s in sources], [list(map(int, s["counts"])) for s in sources])
+            except (OSError, ValueError, KeyError, TypeError) as exc:
+                problem = f"the ledger's list of shards cannot be read: {type(exc).__name__}: {exc}"
+                raise StorageError(problem, str(path)) from exc
+            self._names[dataset] = names
         return self._names[dataset]
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 import numpy as np
 
 from penstock.engines import COLUMNS, ITEM
+from penstock.errors import StorageError
 from penstock.order import I64
 
 MAGIC = b"penstock ledger 1\n"
@@ -58,10 +60,17 @@ def encode_fields(record_type: bytes, fields: dict[str, Any]) -> bytes:
     return record_type + json.dumps(fields, separators=(",", ":")).encode()
 
 
-def decode_fields(content: memoryview) -> dict[str, Any]:
-    """Return the fields that ``encode_fields`` encoded."""
-    fields: dict[str, Any] = json.loads(bytes(content[1:]))
-    return fields
+def decode_fields(content: memoryview, kinds: Mapping[str, type | UnionType]) -> dict[str, Any]:
+    """Return the fields that ``encode_fields`` encoded.
+
+    Raises:
+        ValueError: The content is not JSON, or a field is missing or has another type than in ``kinds``.
+    """
+    fields = json.loads(bytes(content[1:]))
+    for name, kind in kinds.items():
+        if not isinstance(fields, dict) or not isinstance(fields.get(name, ...), kind):
+            raise ValueError(f"a record has no valid {name!r}")
+    return fields  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,17 @@ class StepsRecord:
     content: memoryview
 
     def table(self) -> I64:
-        """Decode the table of samples (see ``engines.lineage``); its items are numbered from the first step."""
+        """Decode the table of samples (see ``engines.lineage``); its items are numbered from the first step.
+
+        Raises:
+            StorageError: The table is damaged, although its checksum is right.
+        """
+        try:
+            return self._decode()
+        except (KeyError, IndexError, ValueError, struct.error) as exc:
+            raise StorageError(f"the ledger's steps {self.first} to {self.first + self.count - 1} are damaged") from exc
+
+    def _decode(self) -> I64:
         _, _, count, samples = _STEPS.unpack_from(self.content)
         rows = np.zeros((COLUMNS, samples), np.int64)
         offset = _STEPS.size
