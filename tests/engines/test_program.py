@@ -109,7 +109,10 @@ def test_a_stage_that_asks_for_rows_is_fused_only_behind_stages_that_keep_the_co
     ("ds", "stage"),
     [
         (numbers((9,)).map(f).flat_map(f).shuffle(3).batched(2), None),
-        (numbers((9,)).batched(2).map(f), "batched(2)"),
+        (numbers((9,)).batched(2).map(f).filter(f).flat_map(f), None),
+        (numbers((9,)).flat_map(f).shuffle(3).map(f).batched(2).map(f), None),
+        (numbers((9,)).batched(2).map(f).batched(3), "batched(3)"),
+        (numbers((9,)).batched(2).shuffle(3), "shuffle(window=3)"),
         (numbers((9,)).flat_map(f).shuffle(3).map(f).flat_map(f).shuffle(4), "shuffle(window=4)"),
         (numbers((9,)).filter(f).limit(2), "limit(2)"),
         (numbers((9,)).batched_by(len, 3), "batched_by(len, 3)"),
@@ -120,11 +123,13 @@ def test_a_plan_names_the_stage_that_keeps_it_from_being_recut(ds: Dataset, stag
     assert problem is None if stage is None else problem is not None and problem.startswith(stage)
 
 
-def test_only_the_window_of_a_late_shuffle_that_can_be_recut_goes_to_other_ranks() -> None:
+def test_only_a_group_that_can_be_delivered_in_part_and_recut_goes_to_other_ranks() -> None:
     copies = numbers((9,)).flat_map(f)
     assert Program(copies.shuffle(3).map(f).plan).window_level == 1
-    assert Program(copies.shuffle(3).batched(2).unbatched().plan).window_level is None
+    assert Program(copies.shuffle(3).batched(2).batched(2).plan).window_level is None
     assert Program(copies.plan).window_level is None
+    assert Program(copies.batched(2).unbatched().plan).window_level == 1
+    assert Program(copies.batched(2).map(f).plan).window_level is None
 
 
 def test_equal_ranks_stay_equal_after_a_limit_per_rank() -> None:

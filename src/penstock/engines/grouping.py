@@ -73,7 +73,9 @@ class Grouping:
     ctx: Context = field(init=False)
 
     def __post_init__(self) -> None:
-        self.ctx = self.program.context(self.placed, self.epoch)
+        # The key of a group's permutation depends on the groups before it, which are part of a state's identity, and
+        # not on the stages before it, which may change between two runs.
+        self.ctx = replace(self.program.context(self.placed, self.epoch), stage_number=self.level)
         self.ctx.stack = BatchMemory().stacked
 
     def run(self, blocks: Iterator[Block]) -> Iterator[Block]:

@@ -320,21 +320,33 @@ class Program:
 
     @cached_property
     def window_level(self) -> int | None:
-        """The level of a late shuffle whose partly delivered window another rank can resume; None if there is none."""
+        """The level whose partly delivered group another rank can resume; None if there is none.
+
+        It is a window of a late shuffle, or a batch of which a later stage makes several items.
+        """
         heads = [level.head.stage for level in self.levels if level.head]
-        return 1 if heads and heads[0].recut is Recut.WINDOW and self.recut_problem is None else None
+        if not heads or self.recut_problem is not None:
+            return None
+        in_parts = heads[0].recut is Recut.WINDOW or (heads[0].recut is Recut.REGROUP and self._whole_batches is None)
+        return 1 if in_parts else None
+
+    @property
+    def _whole_batches(self) -> PlacedStage | None:
+        """The stage that forms the last groups, if these are batches that are always delivered as a whole."""
+        last = self.levels[-1]
+        each = all(placed.stage.keeps_count for segment in last.segments for placed in segment.stages)
+        return last.head if last.regroups and each else None
 
     @cached_property
     def recut_problem(self) -> str | None:
         """Why a state of this plan cannot be restored under another number of ranks; None if it can."""
-        stages = [placed.stage for placed in self.arrangement.body]
         groups: list[Recut] = []
-        for number, stage in enumerate(stages):
-            if stage.scope is not Scope.EACH:
-                groups.append(stage.recut)
-            last = number == len(stages) - 1
-            if groups not in ([], [Recut.WINDOW]) and not (groups[-1] is Recut.REGROUP and last):
-                return f"{stage.describe()} prevents this plan from being restored under another number of ranks"
+        for placed in self.arrangement.body:
+            if placed.stage.scope is not Scope.EACH:
+                groups.append(placed.stage.recut)
+            if groups not in ([], [Recut.WINDOW], [Recut.REGROUP], [Recut.WINDOW, Recut.REGROUP]):
+                stage = placed.stage.describe()
+                return f"{stage} prevents this plan from being restored under another number of ranks"
         return None
 
     def identity(self, *, counts: bool) -> str:
@@ -351,12 +363,22 @@ class Program:
         text = json.dumps([leaves, _shape(self._resolved), self._kinds()], separators=(",", ":"), default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
-    def _kinds(self) -> list[str]:
-        stages = [placed.stage for placed in self.arrangement.body]
-        if stages and stages[-1].recut is Recut.REGROUP:
-            stages.pop()  # the batch size may change
-        each = Scope.EACH
-        return [s.name if s.scope is each else s.describe() for s in stages if not s.keeps_count or s.scope is not each]
+    def _kinds(self) -> list[Any]:
+        """Return what a state depends on besides the order.
+
+        That is every group, unless it is a batch that is always delivered as a whole, so that the batch size may
+        change; the kinds of stages that change the count; and which stages before these draw random numbers, because
+        the numbers depend on the place of the stage.
+        """
+        body = [placed for placed in self.arrangement.body if placed is not self._whole_batches]
+        kinds: list[Any] = []
+        upto = 0
+        for number, stage in enumerate(placed.stage for placed in body):
+            if not stage.keeps_count or stage.scope is not Scope.EACH:
+                kinds.append(stage.name if stage.scope is Scope.EACH else stage.describe())
+                upto = number + 1
+        random = [placed.number for placed in body[:upto] if placed.stage.wants_rng]
+        return [*kinds, random] if random else kinds
 
     @property
     def endless(self) -> bool:
@@ -378,11 +400,21 @@ class Program:
         if self.remote and not all(reader.traits.countable for reader in self.readers):
             return None
         order = self.order(0)
-        items: int | None = None  # unknown, or endless
-        if 0 <= order.size < ENDLESS:
-            items = sum(total(part.pieces) for part in self.start(order, cut).parts())
+        return self.items_from(order, self.start(order, cut))
+
+    def items_from(self, order: Order, start: Start) -> int | None:
+        """Return how many items a run delivers from ``start`` on; None if that is unknown, or if there is no end."""
+        if not 0 <= order.size < ENDLESS:
+            return None
+        items: int | None = sum(total(part.pieces) for part in start.parts())
+        level = 0
         for placed in self.arrangement.body:
-            items = None if items is None else placed.stage.length(items)
+            level += placed.stage.scope is not Scope.EACH
+            seen = start.seen.get(level, 0) if placed is self.levels[level].head else 0
+            before, after = placed.stage.length(seen), None if items is None else placed.stage.length(seen + items)
+            items = None if before is None or after is None else after - before
+            if items is not None and placed is self.levels[level].head:
+                items -= start.groups.get(level, (0, 0))[0]  # outputs of a group that were delivered before
         return items
 
 

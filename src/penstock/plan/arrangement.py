@@ -120,6 +120,10 @@ class BranchStage(Stage):
     def group_size(self) -> int | None:
         return self.inner.group_size
 
+    @property
+    def wants_rng(self) -> bool:
+        return self.inner.wants_rng
+
     def for_leaf(self, leaf: int) -> Stage | None:
         return self.inner if leaf in self.leaves else None
 

@@ -58,6 +58,11 @@ class Stage(ABC):
         """How many items the stage processes at a time; ``None`` if that differs between groups."""
         return 1
 
+    @property
+    def wants_rng(self) -> bool:
+        """Whether the stage uses the sample's own generator, which is the second argument of its function."""
+        return False
+
     def for_leaf(self, leaf: int) -> Stage | None:
         """Return the stage that processes the samples of a source; ``None`` if they pass through unchanged."""
         return self
@@ -122,11 +127,6 @@ class EachStage(Stage):
     @abstractmethod
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Return the function to call on each item (and its generator, if ``wants_rng``); called once per block."""
-
-    @property
-    def wants_rng(self) -> bool:
-        """Whether ``function`` takes the sample's own generator as its second argument."""
-        return False
 
     def prepare(self, ctx: Context) -> None:
         self.function(ctx)
