@@ -14,7 +14,7 @@ import pytest
 from penstock.dataset import Dataset
 from penstock.engines import Program
 from penstock.engines.delivered import can_run_unordered
-from penstock.testing import fingerprint, numbers
+from penstock.testing import fingerprint, numbers, one_epoch_loader
 
 
 def slow_at_times(sample: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_a_run_that_is_restored_repeatedly_delivers_every_sample_once(name: str,
     for _ in range(4):
         following = []
         for rank in range(world):
-            loader = ds.loader(rank, world, uneven="keep", cut="range")
+            loader = one_epoch_loader(ds, rank, world)
             if states is not None:
                 loader.load_state_dict(states[rank])
             items, pieces = take(loader, rng.randrange(1, 9))
@@ -93,7 +93,7 @@ def test_a_run_that_is_restored_repeatedly_delivers_every_sample_once(name: str,
             loader.close()
         states = following
     for rank in range(2):  # the rest goes to another number of ranks
-        loader = ds.loader(rank, 2, uneven="keep", cut="range")
+        loader = one_epoch_loader(ds, rank, 2)
         loader.load_state_dict(states=states)
         got += samples(list(loader))
     assert got == want

@@ -18,7 +18,7 @@ from penstock.engines import Program
 from penstock.errors import PenstockError
 from penstock.feed import Loader
 from penstock.order import UncountedOrder
-from penstock.testing import fingerprint, numbers, outputs
+from penstock.testing import fingerprint, numbers, one_epoch_loader, outputs
 
 SEEDS = range(1000 if os.environ.get("PENSTOCK_FULL") == "1" else 12)
 Random = random.Random
@@ -213,7 +213,7 @@ def has_group_stage(ds: Dataset) -> bool:
 
 
 def loader_from(ds: Dataset, state: Any, **cut: Any) -> Loader:
-    loader = ds.loader(uneven="keep", **cut)
+    loader = one_epoch_loader(ds, **cut)
     if isinstance(state, list):
         loader.load_state_dict(states=json.loads(json.dumps(state)))
     elif state is not None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from itertools import islice
 from typing import Any, Literal
 
 import pytest
@@ -21,6 +22,14 @@ def _no_ranks_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _xs(items: Any) -> list[int]:
     return [int(sample["x"]) for sample in items]
+
+
+def _row(batch: Any) -> list[int]:
+    return [int(x) for x in batch["x"]]
+
+
+def _xs_of(batches: Any) -> list[int]:
+    return [x for batch in batches for x in _row(batch)]
 
 
 def _some(loader: Loader, count: int) -> list[int]:
@@ -127,7 +136,7 @@ def test_equal_ranks_stay_equal_when_resumed() -> None:
         ds = _ds()
         whole = [_xs(ds.loader(rank, 3, uneven=uneven)) for rank in range(3)]
         for rank in range(3):
-            for done in (0, 1, 19, 20, len(whole[rank])):
+            for done in (0, 1, 19):
                 loader = ds.loader(rank, 3, uneven=uneven)
                 got = _some(loader, done) if done else []
                 again = ds.loader(rank, 3, uneven=uneven)
@@ -171,26 +180,110 @@ def test_a_state_is_small_json() -> None:
     assert len(json.dumps(state)) < 400
 
 
-def test_a_state_after_the_last_batch_has_an_empty_rest() -> None:
-    loader = _ds().batched(4).loader()
-    assert len(list(loader)) == 16
-    again = _ds().batched(4).loader()
-    again.load_state_dict(loader.state_dict())
-    assert list(again) == []
-    assert again.epoch == 1
-    assert len(list(again)) == 16
+@pytest.mark.parametrize("uneven", ["keep", "drop", "pad"])
+def test_an_epoch_ends_with_its_last_batch_whether_or_not_the_consumer_asks_again(
+    uneven: Literal["keep", "drop", "pad"],
+) -> None:
+    for rank in range(3):
+        loader, straight = (_ds().batched(4).loader(rank, 3, uneven=uneven) for _ in range(2))
+        for epoch in range(4):
+            expected = [_row(batch) for batch in straight]
+            assert [_row(batch) for batch, _ in zip(loader, range(len(loader)), strict=False)] == expected
+            assert loader.epoch == straight.epoch == epoch + 1
+            assert (
+                loader.state_dict()
+                == straight.state_dict()
+                == _ds().batched(4).loader(rank, 3, epoch + 1, uneven=uneven).state_dict()
+            )
 
 
-def test_a_state_after_the_last_batch_has_an_empty_rest_before_the_iterator_ends() -> None:
-    loader = numbers((8,)).batched(4).loader()
-    run = iter(loader)
-    next(run)
-    next(run)
+def test_a_state_after_the_last_batch_restores_to_the_next_epoch() -> None:
+    for finish in (list, lambda loader: list(islice(loader, 16))):
+        loader, again = _ds().batched(4).loader(), _ds().batched(4).loader()
+        assert len(finish(loader)) == 16  # type: ignore[operator]
+        again.load_state_dict(loader.state_dict())
+        assert again.epoch == 1
+        second = _ds().batched(4).loader(epoch=1)
+        assert [_row(batch) for batch in again] == [_row(batch) for batch in second]
+
+
+def test_an_iteration_that_finds_nothing_left_of_an_epoch_continues_with_the_next() -> None:
+    def ds() -> Dataset:
+        return _ds().filter(lambda sample: sample["x"] % 3 == 0).batched(4)
+
+    epochs = [[_row(batch) for batch in ds().loader(epoch=epoch)] for epoch in range(3)]
+    loader = ds().loader()
+    for epoch in range(3):
+        assert [_row(batch) for batch in islice(loader, len(epochs[epoch]))] == epochs[epoch]
+        assert loader.epoch == epoch, "only a run can tell that this was the last batch"
     state = loader.state_dict()
-    loader.close()
-    again = numbers((8,)).batched(4).loader()
+    again = ds().loader()
     again.load_state_dict(state)
-    assert list(again) == []
+    assert [_row(batch) for batch in again] == [_row(batch) for batch in ds().loader(epoch=3)]
+
+
+def test_an_epoch_that_is_empty_from_its_start_is_yielded_empty() -> None:
+    loader = _ds().filter(lambda sample: False).loader()
+    assert [list(loader) for _ in range(3)] == [[], [], []]
+    assert loader.epoch == 3
+    few = numbers((1,)).loader(0, 2, uneven="keep")
+    assert [list(few) for _ in range(2)] == [[], []]
+    assert few.epoch == 2
+
+
+def test_a_rank_without_a_part_of_the_rest_yields_nothing_of_it() -> None:
+    old = [numbers((6,)).batched(3).loader(rank, 2, uneven="keep") for rank in range(2)]
+    list(islice(old[0], 1))
+    states = [loader.state_dict() for loader in old]
+    assert [state["epoch"] for state in states] == [1, 0]
+    for how in (lambda ds: ds, lambda ds: ds.filter(lambda sample: True)):
+        plans = [how(numbers((6,))).batched(3) for _ in range(4)]
+        before = [plans[0].loader(rank, 2, uneven="keep") for rank in range(2)]
+        list(islice(before[0], 1))
+        saved = [loader.state_dict() for loader in before]
+        rest = []
+        for rank in range(4):
+            loader = plans[rank].loader(rank, 4, uneven="keep")
+            loader.load_state_dict(states=saved)
+            rest.append([x for batch in loader for x in batch["x"].tolist()])
+            assert loader.epoch == 1
+        assert sorted(x for part in rest for x in part) == [3, 4, 5]
+        assert [] in rest
+
+
+def test_a_fixed_epoch_is_that_epoch_every_time() -> None:
+    loader = _ds().epoch(2).loader()
+    epochs = [_xs(loader) for _ in range(3)]
+    assert epochs[0] == epochs[1] == epochs[2] == _xs(_ds().loader(epoch=2))
+    assert loader.epoch == 2
+    assert _xs(_ds().epoch(2).loader(epoch=2)) == epochs[0]
+    for fixed, epoch in ((2, 3), (0, 3), (3, 0)):
+        with pytest.raises(PlanError, match=rf"ds.epoch\({fixed}\) fixes the epoch"):
+            _ds().epoch(fixed).loader(epoch=epoch)
+    with pytest.raises(StateError, match=r"epoch 1, but ds.epoch\(2\) fixes another"):
+        loader.load_state_dict(_ds().loader(epoch=1).state_dict())
+
+
+def test_states_on_both_sides_of_the_end_of_an_epoch_are_merged() -> None:
+    for done in range(1, 5):
+        loaders = [numbers((20, 12)).shuffle().batched(4).loader(rank, 2, uneven="keep") for rank in range(2)]
+        got = [_xs_of(islice(loaders[0], 4)), _xs_of(islice(loaders[1], done))]
+        states = [loader.state_dict() for loader in loaders]
+        assert [state["epoch"] for state in states] == [1, int(done == 4)]
+        for rank in range(3):
+            loader = numbers((20, 12)).shuffle().batched(4).loader(rank, 3, uneven="keep")
+            loader.load_state_dict(states=states)
+            got.append(_xs_of(loader) if done < 4 else [])
+        assert sorted(x for part in got for x in part) == list(range(32))
+
+
+def test_ranks_that_are_further_apart_are_not_merged() -> None:
+    loaders = [_ds().batched(4).loader(rank, 2, uneven="keep") for rank in range(2)]
+    list(islice(loaders[0], 3))
+    list(loaders[1])
+    list(islice(loaders[1], 1))
+    with pytest.raises(StateError, match="rank 1 is in epoch 1, another rank is still in epoch 0"):
+        _ds().batched(4).loader().load_state_dict(states=[loader.state_dict() for loader in loaders])
 
 
 def test_a_state_of_a_later_epoch_resumes_that_epoch() -> None:
@@ -308,8 +401,8 @@ def test_missing_ranks_are_named_and_nothing_changes() -> None:
 
 
 def test_states_that_do_not_belong_together_are_refused() -> None:
-    states = [_ds().loader(rank, 2, epoch=rank).state_dict() for rank in range(2)]
-    with pytest.raises(StateError, match="epoch is 0 for rank 0 and 1 for rank 1"):
+    states = [_ds().loader(rank, 2, epoch=2 * rank).state_dict() for rank in range(2)]
+    with pytest.raises(StateError, match="rank 1 is in epoch 2, another rank is still in epoch 0"):
         _ds().loader().load_state_dict(states=states)
     twice = [_ds().loader(rank, 2).state_dict() for rank in (0, 1, 1)]
     with pytest.raises(StateError, match=r"more than one state.*1"):

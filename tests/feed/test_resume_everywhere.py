@@ -21,7 +21,7 @@ import penstock as ps
 from penstock.errors import StateError
 from penstock.feed import Loader
 from penstock.plan import Batched
-from penstock.testing import BASE, CORPUS, RECUT, LocatedNumbers, fingerprint, numbers, outputs
+from penstock.testing import BASE, CORPUS, RECUT, LocatedNumbers, fingerprint, numbers, one_epoch_loader, outputs
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 How = Literal["range", "step"]
@@ -111,7 +111,7 @@ def _batches(ds: ps.Dataset, size: int) -> ps.Dataset:
 
 
 def _loaded(ds: ps.Dataset, state: Any, **where: Any) -> Loader:
-    loader = ds.loader(uneven="keep", **where)
+    loader = one_epoch_loader(ds, **where)
     if isinstance(state, list):
         loader.load_state_dict(states=json.loads(json.dumps(state)))
     elif state is not None:
@@ -135,7 +135,7 @@ def _alone(sample: Any) -> list[Any]:
 def test_the_rest_after_any_batch_is_exact(name: str, shards: list[str]) -> None:
     ds = SAMPLES[name](shards)
     want = outputs(ds.epoch(0).on("serial"))
-    loader = _batches(ds, 5).loader()
+    loader = one_epoch_loader(_batches(ds, 5))
     done: list[Any] = []
     with contextlib.closing(loader):
         states = [loader.state_dict()]
@@ -155,7 +155,7 @@ def test_the_rest_after_any_batch_is_exact(name: str, shards: list[str]) -> None
 def test_the_rest_after_any_item_is_exact(name: str, shards: list[str]) -> None:
     ds = OTHERS[name](shards)
     want = outputs(ds.epoch(0).on("serial"))
-    loader = ds.loader()
+    loader = one_epoch_loader(ds)
     states = [loader.state_dict()]
     for _ in loader:
         states.append(loader.state_dict())

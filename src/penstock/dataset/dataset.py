@@ -21,7 +21,18 @@ from penstock.dataset.describe import explain_plan, short_repr, type_of
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
 from penstock.errors import DataError, PlanError
-from penstock.feed import Epochs, Loader, TorchStream, WorkerShare, find_rank, this_worker, torch_class, warn_uncut
+from penstock.feed import (
+    BatchFormat,
+    Epochs,
+    Loader,
+    TorchStream,
+    WorkerShare,
+    find_rank,
+    map_ahead,
+    this_worker,
+    torch_class,
+    warn_uncut,
+)
 from penstock.formats import tables
 from penstock.formats.items import ItemsSource
 from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, unshuffled
@@ -81,7 +92,7 @@ class Dataset(WriteMethods):
         return self._track(Dataset(plan)._run(epoch)).items()
 
     def _worker_loader(self, plan: Plan, epoch: int, share: WorkerShare | None) -> Loader:
-        self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, share=share)
+        self._meters = loader = Loader(plan, plan.cut or Cut(0, 1), epoch, share=share, one_epoch=True)
         return loader
 
     def _run(self, epoch: int) -> Run:
@@ -329,12 +340,9 @@ class Dataset(WriteMethods):
             PlanError: An argument is out of range.
             MissingExtra: torch is not installed.
         """
-        from penstock.feed.torch import TensorConverter, map_prefetched
-
-        check_count("prefetch", prefetch)
-        convert = TensorConverter(device, dtypes, pin_memory)
+        convert = BatchFormat("torch", device, dtypes, pin_memory, prefetch)
         batches = self._epoch_items(self.batched(batch_size, drop_last, collate_fn).plan)
-        return map_prefetched(batches, convert, prefetch if device is not None else 0)
+        return map_ahead(batches, convert, convert.ahead)
 
     def to_torch(self) -> TorchDataset:
         """Return the dataset as a ``torch.utils.data.IterableDataset`` with a state and ``set_epoch``.
@@ -350,35 +358,55 @@ class Dataset(WriteMethods):
         self,
         rank: int | None = None,
         world: int | None = None,
-        epoch: int = 0,
+        epoch: int | None = None,
         cut: Literal["range", "step"] = "range",
         uneven: Literal["keep", "drop", "pad"] | None = None,
         ledger: str | os.PathLike[str] | None = None,
+        format: Literal["numpy", "torch", "jax"] | None = None,
+        device: Any = None,
+        dtypes: Any = None,
+        pin_memory: bool | None = None,
+        prefetch: int = 2,
     ) -> Loader:
         """Return a loader for one rank; its state can be saved after any batch and restored under any number of ranks.
 
         Args:
             rank: The rank of this process; by default that of torch.distributed, Ray Train or the environment.
             world: The number of ranks; by default found like ``rank``.
-            epoch: The first epoch.
+            epoch: The first epoch, by default 0; ``ds.epoch(k).loader()`` is epoch k every time.
             cut: ``"range"`` gives each rank a contiguous run of the order, ``"step"`` every world-th position.
             uneven: What to do if the ranks would get different numbers of samples: ``"drop"`` (the default with several
                 ranks), ``"pad"`` or ``"keep"``. If a stage changes the count, the ranks of a process group agree on
                 the end of the epoch by exchanging one integer per batch.
             ledger: A local folder in which the loader records the samples of every step; ``ps.ledger`` reads it.
+            format: The library whose arrays are delivered: numbers and arrays become tensors of torch, or arrays of
+                JAX or numpy; by default, items are delivered as the stages return them.
+            device: Where they are put, by a thread that works ahead; states, ranks and the ledger follow what is
+                delivered.
+            dtypes: The type of every array, or a type by field.
+            pin_memory: Whether torch copies to the device from pinned memory; by default, if it is a GPU.
+            prefetch: Items to keep ready on the device.
 
         Raises:
-            PlanError: The dataset is already cut and another rank is given, or the plan cannot be cut.
+            MissingExtra: The library of ``format`` is not installed.
+            PlanError: The dataset is already cut and another rank is given, the plan cannot be cut, ``ds.epoch`` fixes
+                another epoch, or an option does not fit the format.
         """
-        epoch = self.plan.epoch or check_count("epoch", epoch)
+        if self.plan.epoch is not None and epoch not in (None, self.plan.epoch):
+            raise PlanError(f"loader(epoch={epoch}): ds.epoch({self.plan.epoch}) fixes the epoch; give it in one place")
+        first = check_count("epoch", epoch or 0) if self.plan.epoch is None else self.plan.epoch
+        if format is None and not (device is None and dtypes is None and pin_memory is None):
+            raise PlanError("device=, dtypes= and pin_memory= need a format, such as format='torch'")
+        options: dict[str, Any] = {"ledger": ledger}
+        options["format"] = None if format is None else BatchFormat(format, device, dtypes, pin_memory, prefetch)
         if self.plan.cut is not None:
             if rank is not None or world is not None:
                 raise PlanError("the dataset is already cut by shard(); give rank and world in one place")
-            return Loader(self.plan, self.plan.cut, epoch, ledger=ledger)
+            return Loader(self.plan, self.plan.cut, first, **options)
         in_worker = rank is not None and this_worker() is not None
         rank, world = find_rank(rank, world)
         share = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"), in_worker)
-        return Loader(self.plan, share, epoch, ledger=ledger)
+        return Loader(self.plan, share, first, **options)
 
     def to_huggingface(
         self, path: str | os.PathLike[str] | None = None, *, features: Mapping[str, Any] | None = None

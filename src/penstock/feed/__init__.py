@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy
 
 if TYPE_CHECKING:
+    from penstock.feed.batch_format import BatchFormat as BatchFormat
+    from penstock.feed.batch_format import map_ahead as map_ahead
     from penstock.feed.epochs import Epochs as Epochs
     from penstock.feed.loader import Loader as Loader
     from penstock.feed.ranks import find_rank as find_rank

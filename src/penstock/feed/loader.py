@@ -6,30 +6,34 @@ import os
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from penstock.engines import Meters, Program, Run, Start, StartPart, Stats, snapshot
+from penstock.engines import Meters, Program, Start, Stats, snapshot
 from penstock.errors import PlanError, StateError
 from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
+from penstock.feed.batch_format import BatchFormat
+from penstock.feed.delivery import Delivery
 from penstock.feed.epochs import Epochs
 from penstock.feed.ledger import LedgerWriter, ResumePoint, resume_point
+from penstock.feed.restoring import is_untouched, make_state, restore
 from penstock.feed.torch_isinstance import torch_class
 from penstock.feed.torch_stream import TorchStream
-from penstock.feed.torch_workers import this_worker
+from penstock.feed.torch_workers import called_by_torch, this_worker
 from penstock.feed.worker_split import WorkerShare
-from penstock.order import Order, Piece, ShardOrder, ShuffledOrder, State, UncountedOrder, recut, to_counted, total
+from penstock.order import Order, Piece, total
 from penstock.plan import Cut, Identity, Plan, Skipped, check_count
 
 
 class Loader:
     """Feeds one rank, and can save and load its state.
 
-    Iterating yields the rest of the current epoch; at its end, the loader moves on to the next epoch. There is one live
-    iterator: a new one ends the one before and continues where that stopped. With ``ordered=False``, the state has gaps
-    and a loader that resumes from it yields the rest in any order; a plan whose state cannot have gaps runs in order.
+    Iterating yields the rest of the current epoch. An epoch ends with its last item: from then on the loader is at the
+    start of the next epoch, whether or not the consumer asks for another item. Where only a run can tell which item is
+    the last, an iteration that finds nothing left of an epoch continues with the next one. There is one live iterator:
+    a new one ends the one before and continues where that stopped. With ``ordered=False``, the state has gaps and a
+    loader that resumes from it yields the rest in any order; a plan whose state cannot have gaps runs in order.
 
     Attributes:
         epoch: The current epoch.
@@ -44,19 +48,32 @@ class Loader:
         cut: Cut,
         epoch: int = 0,
         *,
-        share: WorkerShare | None = None,
+        format: BatchFormat | None = None,
         ledger: str | os.PathLike[str] | None = None,
+        share: WorkerShare | None = None,
+        one_epoch: bool = False,
     ) -> None:
-        """Use ``Dataset.loader`` to create one; with ``share``, it feeds a worker of a DataLoader for one epoch."""
+        """Use ``Dataset.loader`` to create one.
+
+        Args:
+            plan: The plan.
+            cut: The rank, and how the order is cut.
+            epoch: The first epoch.
+            format: What items are converted to before they are delivered.
+            ledger: The folder of the ledger.
+            share: The share of a worker of a DataLoader.
+            one_epoch: The loader stays at the end of its epoch, and so does its state: a DataLoader begins the next.
+        """
         self._ledger = None if ledger is None else LedgerWriter(ledger)
         self._resume_point: ResumePoint | None = None  # of the next session in the ledger, after a state was loaded
+        self._ended: Any = None  # where the last epoch ended in the ledger; in states, until the next one is begun
         self._agreement = make_agreement(plan, cut)
         if self._agreement is not None:  # each rank has its whole share, and the ranks agree where the epoch ends
             cut = replace(cut, uneven="keep")
         plan = plan if plan.cut is not None else plan.shard(cut)
         self.plan = plan if share is None else replace(plan, engine=share.limit_engine(plan.engine))
         self.cut = cut
-        self._share = share
+        self._format, self._share, self._one_epoch = format, share, one_epoch
         self._epochs = Epochs(epoch)  # for workers only: the loader itself uses ``epoch``
         self.epoch = epoch
         self._dropped: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
@@ -66,10 +83,11 @@ class Loader:
         self._program = Program(self.plan)
         self._skipped: list[Skipped] = []
         self._epoch_start: tuple[int, Order, Start] | None = None  # the last result of ``_find_epoch_start``
-        self._run: Run | None = None
+        self._live: Delivery | None = None  # of the live iterator
         self._meters = Meters()
-        # The (epoch, start) to resume from while no iterator is live; None: the start of the epoch.
-        self._rest: tuple[int, Start] | None = None
+        self._rest: Start | None = None  # where to resume while no iterator is live; None: at the start of the epoch
+        self._shares_rest = False  # several ranks share the rest: this one's part of it may be empty
+        self._in_torch_pass = False  # a DataLoader without workers began the last iterator
 
     def __len__(self) -> int:
         """Return the number of items of a whole epoch of this rank.
@@ -89,58 +107,98 @@ class Loader:
             PlanError: The workers of a DataLoader cannot run this loader.
         """
         if self._share is None and (worker := this_worker(self.cut)) is not None:
-            self._refuse_if_agreed("the workers of a DataLoader")
-            if self._ledger is not None:
-                raise PlanError("ledger= needs the loader in the process that trains: use num_workers=0")
+            self._refuse_in_workers()
             return TorchStream(self.plan, self._epochs, worker, self._worker_loader)
-        over = self._run is not None and not any(part.pieces for part in self._run.start.parts())
-        over = over and self._agreement is None  # else this rank may have to continue with padding
+        in_torch_pass = not self._one_epoch and called_by_torch()
         self._pause()
-        self.epoch += over  # the iterator before had nothing to yield, so it may not have been run to its end
-        if self._rest is not None and self._rest[0] != self.epoch:
-            self._rest = None  # of an epoch that is over
-        order = self._order(self.epoch)
-        start = self._rest[1] if self._rest is not None else self._first_start(self.epoch)
-        on_delivered = None if self._ledger is None else self._ledger.record
-        run = self._run = Run(self._program, order, self.epoch, start, tracked=True, on_delivered=on_delivered)
-        self._meters = run.meters
-        return self._items(run)
+        if in_torch_pass and self._in_torch_pass and self._is_begun():
+            # The pass before was left early: like workers, the DataLoader begins another one.
+            self._go_to(self._following_epoch())
+        self._in_torch_pass = in_torch_pass
+        return self._items(self._start_run(), begun=self._is_begun() and not self._shares_rest)
 
-    def _items(self, run: Run) -> Iterator[Any]:
+    def _is_begun(self) -> bool:
+        """Return whether something of the current epoch was delivered."""
+        return self._padding_items > 0 or not (
+            self._rest is None or is_untouched(self._program, self.cut, self._rest, self._find_epoch_start(self.epoch))
+        )
+
+    def _start_run(self) -> Delivery:
+        order, start = self._order(self.epoch), self._rest or self._first_start(self.epoch)
+        live = Delivery(self._program, order, self.epoch, start, format=self._format, ledger=self._ledger)
+        self._live, self._meters = live, live.run.meters
+        return live
+
+    def _items(self, live: Delivery, begun: bool) -> Iterator[Any]:
+        """Yield the items of a run; if it has none, and its epoch was begun before, those of the next epoch."""
+        delivered = False
+        for item in self._epoch_items(live):
+            delivered, self._shares_rest = True, False
+            yield item
+        if begun and not delivered and self._live is None and not self._one_epoch:
+            yield from self._epoch_items(self._start_run())
+
+    def _epoch_items(self, live: Delivery) -> Iterator[Any]:
+        """Yield the items of a run; the epoch has ended before its last item is yielded, if the number is known."""
         try:
-            if self._ledger is not None and run is self._run:  # not before: an iterator may stay unused
-                self._ensure_session(self._ledger, self.epoch, fresh=self._rest is None)
-            yield from run if self._agreement is None else self._agreed_items(run, self._agreement)
+            if self._ledger is not None and live is self._live:  # not before: an iterator may stay unused
+                self._ensure_session(self._ledger, fresh=self._rest is None)
+            items = iter(live)
+            if self._agreement is not None:
+                items, known = self._agreed_items(live, items, self._agreement), None
+            else:
+                known = None if self._one_epoch else self._count_items(live.run.start)
+            for item, is_last in _with_last(items, known):
+                if is_last and live is self._live:
+                    self._end_epoch(live)  # the consumer may not ask for another item
+                yield item
         except BaseException:
-            if run is self._run:
+            if live is self._live:
                 self._pause()
             raise
-        if run is self._run:
-            self._pause()
-            assert self._rest is not None
-            if dropped := run.left_out(self._rest[1]):
-                self._dropped.append((self.epoch, dropped))
-            if self._ledger is not None:
-                self._ledger.end(self._order(self.epoch), dropped)
-                self._resume_point = None
-            if run.repeated():
-                self._padded.append((self.epoch, run.repeated()))
-            self._rest = (self.epoch, run.start.after(None, None))
-            self._padding_items = 0
-            self.epoch += 1
+        if live is self._live:
+            self._end_epoch(live)
 
-    def _agreed_items(self, run: Run, agreement: Agreement) -> Iterator[Any]:
+    def _count_items(self, start: Start) -> int | None:
+        """Return how many items a run from ``start`` delivers; None if only the run can tell."""
+        skips = self.plan.errors.action == "skip"
+        return None if skips else self._program.items_from(self._order(self.epoch), start)
+
+    def _end_epoch(self, live: Delivery) -> None:
+        self._pause()
+        run = live.run
+        assert self._rest is not None
+        if dropped := run.left_out(self._rest):
+            self._dropped.append((self.epoch, dropped))
+        if run.repeated():
+            self._padded.append((self.epoch, run.repeated()))
+        ended = None
+        if self._ledger is not None:
+            self._ledger.end(self._order(self.epoch), dropped)
+            ended = [*self._ledger.position()]
+        self._go_to(self._following_epoch())
+        self._ended = ended
+        if self._one_epoch:
+            self._rest = run.start.after(None, None)
+
+    def _following_epoch(self) -> int:
+        return self.epoch if self._one_epoch or self.plan.epoch is not None else self.epoch + 1
+
+    def _go_to(self, epoch: int) -> None:
+        """Go to the start of an epoch."""
+        self.epoch, self._rest, self._padding_items, self._shares_rest = epoch, None, 0, False
+        self._resume_point = self._ended = None
+
+    def _agreed_items(self, live: Delivery, items: Iterator[Any], agreement: Agreement) -> Iterator[Any]:
         """Yield the items of as many steps as the ranks agree on."""
-        items = iter(run)
-        while run is self._run:
+        while live is self._live:
             has_item, item = agreement.next_item(items)
             has_step = False
             try:
                 has_step = agreement.has_step(has_item)
             finally:
                 if has_item and not has_step:
-                    run.report_delivered()
-                    run.hold_back()
+                    live.hold_back()
                     self._resume_point = None if self._ledger is None else self._ledger.retract_step()
             if not has_step:
                 return
@@ -159,7 +217,7 @@ class Loader:
         if self._ledger is not None:
             for rows, items in self._padding.delivered:
                 self._ledger.record(rows, items)
-        return item
+        return item if self._format is None else self._format(item)
 
     def _pause(self) -> None:
         """End the live iterator, and remember where to resume."""
@@ -168,14 +226,13 @@ class Loader:
             padding.close()  # its pieces are all of this epoch, including those from before an earlier pause
             before = [row for row in self._padded if row[0] != self.epoch]
             self._padded = [*before, (self.epoch, padding.pieces)]
-        if self._run is not None:
-            run, self._run = self._run, None
-            run.report_delivered()
+        if self._live is not None:
+            live, self._live = self._live, None
+            self._rest = live.here()
+            self._skipped += live.skips()
             if self._ledger is not None:
                 self._ledger.flush()
-            self._rest = (self.epoch, run.here())
-            self._skipped += run.skips_so_far()
-            run.close()
+            live.close()
 
     @property
     def dropped(self) -> int:
@@ -206,7 +263,7 @@ class Loader:
     @property
     def skipped(self) -> list[Skipped]:
         """The samples that failed and were passed."""
-        return self._skipped + (self._run.skips_so_far() if self._run is not None else [])
+        return self._skipped + (self._live.skips() if self._live is not None else [])
 
     def stats(self) -> Stats:
         """Return what the current or last run did so far."""
@@ -218,10 +275,11 @@ class Loader:
         if self._ledger is not None:
             self._ledger.close()
 
-    def _ensure_session(self, ledger: LedgerWriter, epoch: int, fresh: bool = False) -> None:
+    def _ensure_session(self, ledger: LedgerWriter, fresh: bool = False) -> None:
         """Begin a session in the ledger unless the current one continues; ``fresh``: from the start of the epoch."""
-        if (fresh and ledger.step > 0) or self._resume_point is not None or not ledger.has_session(epoch):
-            ledger.begin(self._program, self._order(epoch), epoch, self.cut, self._resume_point or ResumePoint())
+        if (fresh and ledger.step > 0) or self._resume_point is not None or not ledger.has_session(self.epoch):
+            resumed = self._resume_point or ResumePoint()
+            ledger.begin(self._program, self._order(self.epoch), self.epoch, self.cut, resumed)
             self._resume_point = None
 
     def _order(self, epoch: int) -> Order:
@@ -243,15 +301,16 @@ class Loader:
         return self._epoch_start
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; in the current epoch, nothing changes.
+        """Go to the start of an epoch; in the current epoch, or if ``ds.epoch`` fixes the epoch, nothing changes.
 
         Raises:
             PlanError: The epoch is not a whole number from 0.
         """
         epoch = check_count("epoch", epoch)
+        epoch = epoch if self.plan.epoch is None else self.plan.epoch
         if epoch != self.epoch:
             self._pause()
-            self.epoch, self._rest, self._resume_point = epoch, None, None
+            self._go_to(epoch)
         self._epochs.set(epoch)
 
     @property  # type: ignore[misc]
@@ -261,16 +320,25 @@ class Loader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._refuse_if_agreed("other processes")
-        rest = self._rest if self._run is None else (self.epoch, self._run.here())
-        ledger = None if self._ledger is None else (self._ledger.folder, self._resume_point_of_copy(self._ledger, rest))
-        return _unpickle_loader, (cloudpickle.dumps(self.plan), self.cut, self.epoch, rest, self._epochs, ledger)
+        rest = self._rest if self._live is None else self._live.here()
+        resumed = self._resume_point
+        if self._ledger is not None and rest is not None and self._ledger.has_session(self.epoch):
+            resumed = ResumePoint("own", (self._ledger.position(),))
+        options = {"format": self._format, "ledger": None if self._ledger is None else self._ledger.folder}
+        members = {"_rest": rest, "_epochs": self._epochs, "_resume_point": resumed, "_ended": self._ended}
+        return _unpickle_loader, (cloudpickle.dumps((self.plan, self.cut, self.epoch, options)), members)
 
-    def _resume_point_of_copy(self, ledger: LedgerWriter, rest: tuple[int, Start] | None) -> ResumePoint | None:
-        if self._run is not None:
-            self._run.report_delivered()
-        if rest is not None and ledger.has_session(rest[0]):
-            return ResumePoint("own", (ledger.position(),))
-        return self._resume_point
+    def _refuse_in_workers(self) -> None:
+        """Refuse to run in the workers of a DataLoader what only the process that trains can do.
+
+        Raises:
+            PlanError: Ranks agree where an epoch ends, or there is a ledger or a device.
+        """
+        self._refuse_if_agreed("the workers of a DataLoader")
+        if self._ledger is not None:
+            raise PlanError("ledger= needs the loader in the process that trains: use num_workers=0")
+        if self._format is not None and self._format.device is not None:
+            raise PlanError("device= needs the loader in the process that trains: use num_workers=0")
 
     def _refuse_if_agreed(self, users: str) -> None:
         """Refuse users that cannot agree with the other ranks, if this loader has to.
@@ -286,9 +354,9 @@ class Loader:
 
     def _worker_loader(self, epoch: int, share: WorkerShare | None) -> Loader:
         """Return a loader for one epoch of a worker of a DataLoader."""
-        if self._rest is not None and self._rest[0] == epoch and share is not None:
-            share = replace(share, rest=self._rest[1])
-        return Loader(self.plan, self.cut, epoch, share=share)
+        if self._rest is not None and self.epoch == epoch and share is not None:
+            share = replace(share, rest=self._rest)
+        return Loader(self.plan, self.cut, epoch, format=self._format, share=share, one_epoch=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress of the loader as small JSON; every item that was yielded counts as delivered.
@@ -296,39 +364,21 @@ class Loader:
         Raises:
             PlanError: The source cannot be resumed.
         """
-        epoch = self.epoch
-        if self._run is not None:
-            self._run.report_delivered()
-            start = self._run.here()
-        elif self._rest is not None:
-            epoch, start = self._rest
-        else:
-            start = self._first_start(epoch)
-        lazy = isinstance(self._order(epoch), UncountedOrder)
-        levels = sorted(start.groups.keys() | start.seen.keys())
-        return State(
-            plan=self._program.identity(counts=not lazy),
-            seed=self._program.seed,
-            epoch=epoch,
-            cut=self.cut.kind,
-            rank=self.cut.rank,
-            world=self.cut.world,
-            open=[{"of": p.pieces, "n": p.n or 0, "done": p.done, "sub": p.sub} for p in start.opens],
-            left=start.left,
-            tail=[[level, *start.groups.get(level, (0, 0)), start.seen.get(level, 0)] for level in levels] or None,
-            counted=self._state_counts(start, epoch),
-            lazy=lazy,
-        ).to_json()
-
-    def _state_counts(self, start: Start, epoch: int) -> dict[str, Any]:
-        """Return the counts of a state: positions still due, or padding; the position in the ledger."""
+        start = self._rest if self._live is None else self._live.here()
+        start = start or self._first_start(self.epoch)
         counts: dict[str, Any] = {} if start.quota is None else {"quota": start.quota}
         if self._padding_items:
             counts = {"padded": self._padding_items}
-        if self._ledger is None:
-            return counts
-        self._ensure_session(self._ledger, epoch, fresh=self._run is None and self._rest is None)
-        return {**counts, "ledger": [*self._ledger.position()]}
+        if self._ledger is not None:
+            counts |= self._ledger_entries(self._ledger, start)
+        return make_state(self._program, self.cut, start, self._find_epoch_start(self.epoch), counts).to_json()
+
+    def _ledger_entries(self, ledger: LedgerWriter, start: Start) -> dict[str, Any]:
+        """Return the position in the ledger; at the untouched start of an epoch, where the one before it ended."""
+        if start == self._first_start(self.epoch) and not self._padding_items:
+            return {"ledger": []} | ({} if self._ended is None else {"ended": self._ended})
+        self._ensure_session(ledger)
+        return {"ledger": [*ledger.position()]}
 
     def load_state_dict(
         self, state: Mapping[str, Any] | None = None, *, states: Sequence[Mapping[str, Any]] | None = None
@@ -344,120 +394,38 @@ class Loader:
         """
         if (state is None) == (states is None):
             raise StateError("give one state, or states=[...] of all ranks")
-        given = [State.from_json(obj) for obj in ([state] if state is not None else states or [])]
-        if not given:
-            raise StateError("states=[]: give the states of all ranks")
-        for one in given:
-            self._check_plan(one)
-        epoch = given[0].epoch
-        order = self._order(epoch)
-        given = [_with_known_positions(one, order) for one in given]
-        own = next((s for s in given if s.rank == self.cut.rank and s.world == self.cut.world), None)
-        if own is not None and not all(map(order.holds, _all_pieces(own))):
-            raise StateError("the state has positions that this dataset does not have")
-        start = self._recut(given, order) if own is None else self._start_of(own)
-        padding_items = 0 if own is None else _get_count(own, "padded") or 0
-        resumed = None if self._ledger is None else resume_point(given, own)
+        given = [state] if state is not None else states or []
+        restored = restore(self._program, self.cut, given, self._find_epoch_start)
+        resumed = None if self._ledger is None else resume_point(restored.states, restored.own)
         self._pause()
-        self.epoch, self._rest = epoch, (epoch, start)
-        self._padding_items, self._resume_point = padding_items, resumed
+        self._go_to(restored.epoch)
+        self._rest, self._resume_point, self._in_torch_pass = restored.start, resumed, False
+        self._padding_items, self._shares_rest, self._ended = restored.padding_items, restored.shared, restored.ended
         if this_worker() is None:  # else it is the state of a pass that has been counted
-            self._epochs.set(epoch)
-
-    def _check_plan(self, state: State) -> None:
-        if state.plan != self._program.identity(counts=not state.lazy):
-            raise StateError(
-                "the state belongs to another dataset or plan: shards, their order, or stages that change the count "
-                "are not the same"
-            )
-        if state.seed != self._program.seed:
-            raise StateError(f"the state was made with seed {state.seed}, this dataset has seed {self._program.seed}")
-
-    def _start_of(self, state: State) -> Start:
-        rows = _parse_tail(state)
-        if state.open and self._program.window_level is None:
-            raise StateError("the state has open windows, but no stage of this plan has windows that could be open")
-        if beyond := [level for level, *_ in rows if not 0 < level < len(self._program.levels)]:
-            raise StateError(f"the state's 'tail' names level {beyond[0]}, which this plan does not have")
-        return Start(
-            state.left,
-            tuple(StartPart(window["of"], window["n"], window["done"], window["sub"]) for window in state.open),
-            {level: (done, sub) for level, done, sub, _ in rows if done or sub},
-            {level: seen for level, _, _, seen in rows if seen},
-            self._quota(state),
-            self._first_start(self.epoch).pad if self.cut.uneven == "pad" else None,
-        )
-
-    def _quota(self, state: State) -> int | None:
-        if self.cut.uneven == "keep":
-            return None
-        quota = _get_count(state, "quota")
-        return total(state.left) if quota is None else quota
-
-    def _recut(self, states: list[State], order: Order) -> Start:
-        problem = self._program.recut_problem
-        own = recut(states, self.cut.rank, self.cut.world, self.cut.kind, order, recut_problem=problem)
-        start = self._start_of(replace(own, counted=None))
-        if self.cut.uneven == "keep":
-            return start
-        left = sum(total(state.left) for state in states)
-        quota = left // self.cut.world if self.cut.uneven == "drop" else -(-left // self.cut.world)
-        return replace(start, quota=quota)
+            self._epochs.set(restored.epoch)
 
 
-def _unpickle_loader(
-    plan: bytes,
-    cut: Cut,
-    epoch: int,
-    rest: tuple[int, Start] | None,
-    epochs: Epochs,
-    ledger: tuple[Path, ResumePoint | None] | None,
-) -> Loader:
-    loader = Loader(pickle.loads(plan), cut, epoch, ledger=None if ledger is None else ledger[0])
-    loader._rest, loader._epochs, loader._resume_point = rest, epochs, None if ledger is None else ledger[1]
+def _with_last(items: Iterator[Any], known: int | None) -> Iterator[tuple[Any, bool]]:
+    """Yield the items, each with whether it is the last one; if their number is not known, none is said to be.
+
+    The last of a known number is yielded after the iterator has ended, which may take the inputs that give no item.
+    """
+    for number, item in enumerate(items, 1):
+        if number != known:
+            yield item, False
+            continue
+        try:
+            following = list(items)
+        except Exception:
+            yield item, False  # what came before an error is delivered first
+            raise
+        assert not following, "a stage yields more items than its length() says"
+        yield item, True
+
+
+def _unpickle_loader(arguments: bytes, members: dict[str, Any]) -> Loader:
+    plan, cut, epoch, options = pickle.loads(arguments)
+    loader = Loader(plan, cut, epoch, **options)
+    for name, value in members.items():
+        setattr(loader, name, value)
     return loader
-
-
-def _with_known_positions(state: State, order: Order) -> State:
-    """Return the state with positions of ``order``, if it was saved before the samples were counted.
-
-    Raises:
-        StateError: The state has counted positions, but the order does not know the counts.
-    """
-    if not state.lazy or isinstance(order, UncountedOrder):
-        if isinstance(order, UncountedOrder) and not state.lazy:
-            raise StateError("the state counts samples, but the shards' counts are not known; run `penstock index`")
-        return state
-    assert isinstance(order, ShardOrder | ShuffledOrder)
-    groups = order.groups()
-    opens = [{**window, "of": to_counted(window["of"], groups)} for window in state.open]
-    return replace(state, left=to_counted(state.left, groups), open=opens, lazy=False)  # type: ignore[arg-type]
-
-
-def _all_pieces(state: State) -> list[Piece]:
-    return [*state.left, *(piece for window in state.open for piece in window["of"])]
-
-
-def _get_count(state: State, name: str) -> int | None:
-    """Return a number of the state's entry ``counted``.
-
-    Raises:
-        StateError: It is not a whole number from 0.
-    """
-    value = (state.counted or {}).get(name)
-    if value is not None and not (type(value) is int and value >= 0):
-        raise StateError(f"the state's 'counted' holds {name}={value!r:.40}, not a number from 0")
-    return value
-
-
-def _parse_tail(state: State) -> list[tuple[int, int, int, int]]:
-    """Return the partly delivered groups of a state, by level.
-
-    Raises:
-        StateError: An entry is not four whole numbers from 0.
-    """
-    rows = state.tail or []
-    for row in rows:
-        if not (isinstance(row, list) and len(row) == 4 and all(type(n) is int and n >= 0 for n in row)):
-            raise StateError(f"the state's 'tail' holds {row!r:.60}, not [level, done, sub, seen]")
-    return [(row[0], row[1], row[2], row[3]) for row in rows]

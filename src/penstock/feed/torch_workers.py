@@ -35,6 +35,12 @@ def this_worker(cut: Cut | None = None) -> TorchWorker | None:
     return None if info is None else TorchWorker(info.id, info.num_workers, info.seed - info.id)
 
 
+def called_by_torch() -> bool:
+    """Return whether the caller of this function was called by a DataLoader without workers, to begin a pass."""
+    caller = sys._getframe(2)
+    return caller.f_globals.get("__name__") == "torch.utils.data._utils.fetch"
+
+
 def items_per_fetch() -> int:
     """Return how many items the DataLoader collates into a batch; call this while its worker fetches one.
 

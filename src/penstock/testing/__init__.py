@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.testing.laws import UnorderedEngineTests as UnorderedEngineTests
     from penstock.testing.laws import fingerprint as fingerprint
     from penstock.testing.laws import on_resources as on_resources
+    from penstock.testing.laws import one_epoch_loader as one_epoch_loader
     from penstock.testing.laws import outputs as outputs
     from penstock.testing.number_source import LocatedNumbers as LocatedNumbers
     from penstock.testing.number_source import Numbers as Numbers

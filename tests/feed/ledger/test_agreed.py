@@ -75,7 +75,7 @@ def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path) -> N
         assert padded.epochs[0].padded > 0
         assert padded.epochs[0].dropped == 0
         for uneven in ("drop", "pad"):
-            steps = list(ps.ledger(tmp_path / f"{uneven} {name}"))
+            steps = [step for step in ps.ledger(tmp_path / f"{uneven} {name}") if step.epoch == 0]
             assert [step.step for step in steps] == list(range(len(steps)))
             assert all(len(step.ranks) == WORLD for step in steps)
 

@@ -26,6 +26,14 @@ RECUT_COUNTED = [name for name in RECUT if "no counts" not in name]
 How = Literal["range", "step"]
 
 
+def saved_after(loader: Loader, count: int) -> Any:
+    """Return the state after the next ``count`` items, or after all that are left of the epoch."""
+    before = loader.state_dict()
+    take(loader, count)
+    further = loader.epoch > 1 or (loader.epoch == 1 and (loader._live is not None or loader._rest is not None))
+    return json.loads(json.dumps(before if further else loader.state_dict()))
+
+
 def take(loader: Loader, count: int) -> list[Any]:
     """Return the next ``count`` items, or all that are left."""
     items: list[Any] = []
@@ -42,8 +50,8 @@ def crash(loaders: list[Loader]) -> None:
     for loader in loaders:
         assert loader._ledger is not None
         loader._ledger._pending.clear()
-        if loader._run is not None:
-            loader._run.close()
+        if loader._live is not None:
+            loader._live.close()
 
 
 def run_and_crash(
@@ -59,13 +67,12 @@ def run_and_crash(
     for loader in loaders:
         if states is not None:
             loader.load_state_dict(states=states)
-        take(loader, chance.randrange(12))
-    saved = json.loads(json.dumps([loader.state_dict() for loader in loaders]))
+    saved = [saved_after(loader, chance.randrange(12)) for loader in loaders]
     running = [islice(loader, chance.randrange(9)) for loader in loaders]
     done = [list(run) if chance.random() < 0.5 else [*zip(run, range(5), strict=False)] for run in running]
     crash(loaders)
     del running, done
-    return list(saved)
+    return saved
 
 
 def finish(ds: Dataset, world: int, how: How, folder: Path, states: list[Any]) -> None:
@@ -118,7 +125,8 @@ def test_what_counts_is_what_an_uninterrupted_run_delivers(name: str, tmp_path: 
     finish(ds, 4, "step", tmp_path / "parts", states)
 
     def samples(folder: Path) -> Counter[Any]:
-        return Counter(sample for step in ps.ledger(folder) for got in step.ranks.values() for sample in got)
+        steps = (step for step in ps.ledger(folder) if step.epoch == 0)
+        return Counter(sample for step in steps for got in step.ranks.values() for sample in got)
 
     assert samples(tmp_path / "parts") == samples(tmp_path / "whole")
 
@@ -136,7 +144,7 @@ def test_runs_out_of_order_are_proved(make: Callable[[Dataset], Dataset], tmp_pa
     finish(ds, 1, "range", tmp_path, states)
     proof = ps.ledger(tmp_path).verify()
     assert proof.ok, proof
-    assert (proof.delivered, proof.epochs[0].passed) == (53, 54)
+    assert (proof.epochs[0].delivered, proof.epochs[0].passed) == (53, 54)
 
 
 def _odd(sample: dict[str, Any]) -> bool:

@@ -238,8 +238,8 @@ def _crash(loaders: list[Loader]) -> None:
     for loader in loaders:
         assert loader._ledger is not None
         loader._ledger._pending.clear()
-        if loader._run is not None:
-            loader._run.close()
+        if loader._live is not None:
+            loader._live.close()
 
 
 def _resumed(state: Any, folder: Path) -> Loader:
@@ -284,18 +284,19 @@ def test_a_run_can_resume_from_a_state_before_the_last_one(tmp_path: Path) -> No
 
 def test_resuming_from_an_earlier_epoch_voids_the_later_one(tmp_path: Path) -> None:
     loader = _ds().loader(ledger=tmp_path)
-    list(loader)
+    _take(loader, len(loader) - 1)
     state = loader.state_dict()
+    list(loader)
     _take(loader, 5)
     _crash([loader])
     again = _resumed(state, tmp_path)
-    assert list(again) == []
+    assert len(list(again)) == 1
     assert [epoch.epoch for epoch in ps.ledger(tmp_path).verify().epochs] == [0]
     list(again)
     proof = ps.ledger(tmp_path).verify()
     assert proof.ok, proof
     assert proof.finished
-    assert [(epoch.epoch, epoch.delivered, epoch.again) for epoch in proof.epochs] == [(0, 62, 0), (1, 62, 0)]
+    assert [(epoch.epoch, epoch.delivered, epoch.again) for epoch in proof.epochs] == [(0, 62, 2), (1, 62, 0)]
 
 
 def test_a_ledger_that_begins_within_an_epoch_proves_what_came_since(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class ShardNames:
         try:
             return [Sample(a, self.shards[a][s], i, o, kind == PADDED) for a, s, i, o, kind in columns]
         except IndexError:
-            raise StorageError("the ledger's list of shards is too short: it is damaged, or of another dataset") from None
+            raise StorageError("the ledger's list of shards is too short: it is damaged") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ class ResumePoint:
     Attributes:
         how: ``"fresh"``: from the start of the epoch; ``"own"``: from a session of the same rank and world;
             ``"recut"``: from the sessions of all ranks of another world.
-        parents: These sessions, each with its next step; None for a state that was saved without a ledger.
+        parents: These sessions, each with its next step; None for a state that was saved without a ledger. A rank
+            that had delivered nothing of the epoch has none.
         left: The positions that were still to come in the loaded states.
         within_group: A loaded state is within a group, whose samples are neither all delivered nor all to come.
     """
@@ -57,9 +58,12 @@ def resume_point(states: Sequence[State], own: State | None) -> ResumePoint:
         StateError: The entry of a state about its ledger is damaged.
     """
     used = list(states) if own is None else [own]
+    begun = [state for state in used if (state.counted or {}).get("ledger") != []]
+    if own is not None and not begun:
+        return ResumePoint()
     return ResumePoint(
         "recut" if own is None else "own",
-        tuple(map(_parent, used)),
+        tuple(map(_parent, begun)),
         tuple(piece for state in used for piece in state.left),
         any(state.tail for state in used),
     )
