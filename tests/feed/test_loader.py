@@ -208,7 +208,7 @@ def test_a_state_after_the_last_batch_restores_to_the_next_epoch() -> None:
 
 
 def test_an_iteration_that_finds_nothing_left_of_an_epoch_continues_with_the_next() -> None:
-    def ds() -> Dataset:
+    def ds() -> ps.Dataset:
         return _ds().filter(lambda sample: sample["x"] % 3 == 0).batched(4)
 
     epochs = [[_row(batch) for batch in ds().loader(epoch=epoch)] for epoch in range(3)]
