@@ -188,7 +188,7 @@ def test_an_epoch_ends_with_its_last_batch_whether_or_not_the_consumer_asks_agai
         loader, straight = (_ds().batched(4).loader(rank, 3, uneven=uneven) for _ in range(2))
         for epoch in range(4):
             expected = [_row(batch) for batch in straight]
-            assert [_row(batch) for batch, _ in zip(loader, range(len(loader)), strict=False)] == expected
+            assert [_row(batch) for _, batch in zip(range(len(loader)), loader, strict=False)] == expected
             assert loader.epoch == straight.epoch == epoch + 1
             assert (
                 loader.state_dict()

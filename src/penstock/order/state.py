@@ -5,8 +5,8 @@
 
 ``left`` lists the pieces [start, stop, step, sub] still to be delivered, ``open`` the partly delivered windows
 {of, n, done, sub} of a late shuffle. ``tail`` and ``counted`` belong to the caller and are omitted when empty. No
-number has more than 63 bits. The state of an order without counts has ``"lazy": true``; the start and stop of its pieces
-are pairs [group, offset], and the step is 1, or [n, 0] for every n-th group.
+number has more than 63 bits. The state of an order without counts has ``"lazy": true``; the start and stop of its
+pieces are pairs [group, offset], and the step is 1, or [n, 0] for every n-th group.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""A training by Lightning's Trainer: it takes exactly ``len`` batches of an epoch, and saves the loader's state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+
+import penstock as ps
+from penstock.testing import numbers
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:lightning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*:lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
+
+SAMPLES, STEPS = 62, 8
+
+
+def _loader(folder: Path) -> Any:
+    ds = numbers((30, 12, 20)).shuffle(10).batched(8)
+    return ds.loader(0, 1, ledger=folder, format="torch", dtypes={"x": torch.float32})
+
+
+class Model(lightning.LightningModule):
+    """Records the samples that it was trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: Any, _: int) -> torch.Tensor:
+        self.seen.append([int(x) for x in batch["x"]])
+        return self.layer(batch["x"][:, None] / 100).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+
+def _train(loader: Any, folder: Path, epochs: int, steps: int = -1, resume: Path | None = None) -> Model:
+    model = Model()
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        max_steps=steps,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(model, loader, ckpt_path=resume, weights_only=False)
+    trainer.save_checkpoint(folder / "saved.ckpt")
+    return model
+
+
+def _epochs(folder: Path) -> list[list[int]]:
+    loader = _loader(folder)
+    return [[int(x) for x in batch["x"]] for _ in range(3) for batch in loader]
+
+
+def test_every_epoch_of_a_trainer_is_whole(tmp_path: Path) -> None:
+    model = _train(_loader(tmp_path / "ledger"), tmp_path, epochs=3)
+    assert model.seen == _epochs(tmp_path / "straight")
+    assert Counter(len(batch) for batch in model.seen) == {8: 21, 6: 3}
+    proof = ps.ledger(tmp_path / "ledger").verify()
+    assert proof.ok
+    assert [epoch.delivered for epoch in proof.epochs] == [SAMPLES] * 3
+
+
+@pytest.mark.parametrize("stop", [3, STEPS, STEPS + 5])
+def test_a_training_that_is_stopped_and_restarted_gets_every_sample_once(stop: int, tmp_path: Path) -> None:
+    first = _train(_loader(tmp_path / "ledger"), tmp_path, epochs=2, steps=stop)
+    assert len(first.seen) == stop
+    second = _train(_loader(tmp_path / "ledger"), tmp_path, epochs=2, resume=tmp_path / "saved.ckpt")
+    assert first.seen + second.seen == _epochs(tmp_path / "straight")[: 2 * STEPS]
+    proof = ps.ledger(tmp_path / "ledger").verify()
+    assert proof.ok, proof
+    assert [epoch.delivered for epoch in proof.epochs] == [SAMPLES] * 2
