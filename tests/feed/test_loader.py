@@ -457,3 +457,22 @@ def test_a_loader_without_counts_can_resume() -> None:
 def test_equal_ranks_need_counts() -> None:
     with pytest.raises(PlanError, match="penstock index"):
         list(numbers((9, 9), hidden=True).loader(0, 2, uneven="drop"))
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize("late", [True, False], ids=["mapped late", "mapped early"])
+def test_padding_stays_marked_and_counted_by_a_map_that_returns_a_new_dict(late: bool, batched: bool) -> None:
+    def renewed(item: Any) -> Any:
+        return {"x": item["x"]}
+
+    ds = numbers((10,)) if late else numbers((10,)).map(renewed)
+    ds = ds.batched(2) if batched else ds
+    loader = (ds.map(renewed) if late else ds).loader(0, 3, uneven="pad")
+    items = list(loader)
+    assert loader.padded == 1
+    marks = [item.get("__pad__") for item in items]
+    if batched:
+        assert marks[0] is None
+        assert marks[-1].tolist() == [False, True]
+    else:
+        assert marks == [None, None, None, True]

@@ -11,23 +11,34 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from penstock.engines.cursor import Start
 from penstock.engines.grouping import Grouping
 from penstock.engines.joining import join_blocks
-from penstock.engines.lineage import CountedOrigin, empty_block
+from penstock.engines.lineage import (
+    DELIVERED,
+    KIND,
+    PADDED,
+    PASSED,
+    CountedOrigin,
+    GroupOrigin,
+    ItemLineage,
+    empty_block,
+)
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
 from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
 from penstock.order import I64, Order, Piece, Refs, fold_into
 from penstock.plan import (
+    PAD_FIELD,
     Block,
     GroupStage,
     Lineage,
     Located,
+    Origin,
     PlacedStage,
     Skipped,
     StreamStage,
@@ -150,6 +161,8 @@ def flow(
                 blocks = join_blocks(blocks, segment.rows, join_bytes, segment.describe())
             blocks = each(blocks, segment)
         blocks = finish_level(blocks)
+        if start.pad is not None:
+            blocks = _mark_padding(blocks)
     return _closing(blocks, first)
 
 
@@ -213,6 +226,34 @@ def finish_level(blocks: Iterator[Block]) -> Iterator[Block]:
             complete, unfinished = block.lineage.split_skips(lineage.inputs)
             skips, block.lineage = unfinished.skips, replace(unfinished, skips=complete)
         yield block
+
+
+def _mark_padding(blocks: Iterator[Block]) -> Iterator[Block]:
+    """Yield the blocks with padding marked, because a function that returns a new dict drops the mark."""
+    for block in blocks:
+        origin = block.lineage.origin
+        if len(block) and _has_padding(origin):
+            column = isinstance(origin, GroupOrigin) and origin.whole
+            lineages = (ItemLineage(block.lineage, n, n + 1, with_gaps=False) for n in range(len(block)))
+            marked = [_marked(item, lineage, column) for item, lineage in zip(block.items, lineages, strict=True)]
+            block = block.with_items(marked)
+        yield block
+
+
+def _has_padding(origin: Origin) -> bool:
+    """Return whether a block may have padding, which is the end of a stream."""
+    while isinstance(origin, GroupOrigin | CountedOrigin):
+        origin = origin.members[-1].origin if isinstance(origin, GroupOrigin) else origin.block.lineage.origin
+    return isinstance(origin, Span) and any(run.padding for run in origin.runs)
+
+
+def _marked(item: Any, lineage: ItemLineage, column: bool) -> Any:
+    """Return an item with the mark of padding, which is a column in a batch, unless it has one."""
+    if not isinstance(item, dict) or PAD_FIELD in item:
+        return item
+    kinds = lineage.trace(DELIVERED)[KIND]
+    padded = kinds[kinds != PASSED] == PADDED
+    return {**item, PAD_FIELD: padded if column else True} if padded.any() else item
 
 
 def _run_head(

@@ -14,7 +14,20 @@ from penstock.engines.cursor import Cursor
 from penstock.engines.lineage import COLUMNS, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
 from penstock.errors import DataError
 from penstock.order import I64, U64, Refs, scatter
-from penstock.plan import Block, Context, Fields, Located, Place, Reader, Row, Slot, Stage, join_columns, pick_rows
+from penstock.plan import (
+    PAD_FIELD,
+    Block,
+    Context,
+    Fields,
+    Located,
+    Place,
+    Reader,
+    Row,
+    Slot,
+    Stage,
+    join_columns,
+    pick_rows,
+)
 
 
 @dataclass(slots=True)
@@ -175,7 +188,7 @@ class Read(Stage):
             for row in np.flatnonzero(padded).tolist():
                 sample = items[row].values[0] if isinstance(items[row], Row) else items[row]
                 if isinstance(sample, dict):
-                    sample["__pad__"] = True
+                    sample[PAD_FIELD] = True
         block = block.with_items(items)
         if errors:
             return self._without_failed(block, errors, ctx)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.plan.block import Skipped as Skipped
     from penstock.plan.block import Slot as Slot
     from penstock.plan.block import estimate_nbytes as estimate_nbytes
+    from penstock.plan.collation import PAD_FIELD as PAD_FIELD
     from penstock.plan.collation import Pad as Pad
     from penstock.plan.collation import collate as collate
     from penstock.plan.collation import column as column
