@@ -82,4 +82,4 @@ def test_explain_says_whether_global_batches_depend_on_the_world() -> None:
 
 def test_explain_names_the_stage_that_prevents_a_recut() -> None:
     assert "can be restored under any number of ranks" in numbers((3,)).batched(2).explain()
-    assert "batched(2) prevents this plan" in numbers((3,)).batched(2).unbatched().explain()
+    assert "batched(3) prevents this plan" in numbers((3,)).batched(2).batched(3).explain()
