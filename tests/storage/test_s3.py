@@ -284,6 +284,7 @@ def test_a_pickle_keeps_the_keys_and_the_repr_hides_them() -> None:
     assert pickle.loads(pickle.dumps(storage)) == storage
     assert SECRET_KEY not in repr(storage)
     assert ACCESS_KEY not in repr(storage)
+    assert repr(S3(endpoint="http://me:word@host:9000")).startswith("S3(endpoint='http://host:9000', region=None")
 
 
 def test_without_botocore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from penstock.storage import (
     relative_names,
     traits_of,
 )
-from penstock.storage.protocol import scheme
+from penstock.storage.protocol import bare_url, scheme
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 _REMOTE_WORKERS = 16  # each remote file is a request of its own, so workers mostly wait
@@ -109,7 +109,7 @@ class ImagesSource(Source):
 
 
 def _folder_name(path: str) -> str:
-    return os.path.basename(os.path.dirname(os.path.abspath(path) if scheme(path) == "file" else path))
+    return os.path.basename(os.path.dirname(os.path.abspath(path) if scheme(path) == "file" else bare_url(path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class FilesReader(Reader):
     """Reads files by index; each folder is a shard. A file is opened only when its sample is read."""
 
     def __init__(self, paths: list[str], make_sample: MakeSample, storage: Storage | None = None) -> None:
-        folders = [os.path.dirname(path) for path in paths]
+        folders = [os.path.dirname(bare_url(path)) for path in paths]
         starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
         self._paths, self._make_sample, self._storage = paths, make_sample, storage
         self._starts = np.array([*starts, len(paths)], np.int64)
@@ -214,11 +214,11 @@ class FilesReader(Reader):
 
     def key(self, shard: int, index: int) -> str | None:
         """Return the base name of the file."""
-        return os.path.basename(self._paths[int(self._starts[shard]) + index])
+        return os.path.basename(bare_url(self._paths[int(self._starts[shard]) + index]))
 
     def url(self, shard: int) -> str:
         """Return the folder."""
-        return redacted(os.path.dirname(self._paths[int(self._starts[shard])])) or "."
+        return os.path.dirname(bare_url(self._paths[int(self._starts[shard])])) or "."
 
 
 @dataclass(slots=True)
@@ -241,8 +241,8 @@ class LocatedFiles:
             try:
                 samples.append(self.make_sample(redacted(path), self._content(path), self.fields))
             except (OSError, ValueError) as exc:
-                folder = redacted(os.path.dirname(path)) or "."
-                errors[position] = DataError(str(exc), folder, os.path.basename(path))
+                folder, _, name = bare_url(path).rpartition("/")
+                errors[position] = DataError(str(exc), folder or ".", name)
                 errors[position].__cause__ = exc
                 samples.append(None)
         return samples, errors

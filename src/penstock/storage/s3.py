@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any
 
@@ -100,6 +100,11 @@ class S3:
     profile: str | None = None
     session_token: str | None = field(default=None, repr=False)
     retry: Retry = DEFAULT
+
+    def __repr__(self) -> str:
+        shown = {own.name: getattr(self, own.name) for own in fields(self) if own.repr}
+        shown["endpoint"] = self.endpoint and redacted(self.endpoint)
+        return f"S3({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def info(self, url: str) -> Info:
         return self._object(url).info()
