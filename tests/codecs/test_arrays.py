@@ -318,11 +318,11 @@ def test_without_torch_pth_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def _zip_bomb(compression: int, declared: int) -> bytes:
-    """An archive of one member that expands to 64 MB, but declares a smaller size."""
+    """An archive of one member that expands to 16 MB, but declares a smaller size."""
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", compression) as archive:
-        archive.writestr("x", bytes(64 << 20))
-    real, claimed = (64 << 20).to_bytes(4, "little"), declared.to_bytes(4, "little")
+        archive.writestr("x", bytes(16 << 20))
+    real, claimed = (16 << 20).to_bytes(4, "little"), declared.to_bytes(4, "little")
     return stream.getvalue().replace(real, claimed)
 
 

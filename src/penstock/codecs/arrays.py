@@ -279,7 +279,7 @@ def _npz_members(archive: zipfile.ZipFile, limits: Limits) -> dict[str, Any]:
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    """Return the bytes of a member, decompressed piece by piece: never more than its declared size, which is checked."""
+    """Return the bytes of a member, decompressed in pieces: no more than its declared size, which is checked."""
     out = bytearray()
     with archive.open(member) as file:
         while piece := file.read(_ARCHIVE_PIECE_BYTES):
