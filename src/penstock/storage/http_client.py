@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -200,7 +200,7 @@ def send_request(
     url: str,
     headers: Mapping[str, str],
     retry: Retry,
-    body: bytes | None = None,
+    body: bytes | IO[bytes] | None = None,
     slow: bool = False,
 ) -> HttpResponse:
     """Send one request, and return its response, of any status, once the headers have arrived.

@@ -260,7 +260,15 @@ def scheme(url: str) -> str:
     return match[1].lower() if match else "file"
 
 
-def exists(storage: Storage, url: str) -> bool:
+class HasInfo(Protocol):
+    """What ``exists`` needs of a storage."""
+
+    def info(self, url: str) -> Info:
+        """Return the size and tag of an object."""
+        ...
+
+
+def exists(storage: HasInfo, url: str) -> bool:
     """Return whether an object exists.
 
     Raises:
