@@ -27,7 +27,7 @@ OPINIONS = (  # negative, positive
 )
 SUBJECTS = ("The plot", "The acting", "The music", "The ending", "The first half")
 
-Pixels = npt.NDArray[np.uint8]
+Photo = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _write_photos(folder: Path, count: int, rng: np.random.Generator) -> None:
         Image.fromarray(draw_photo(shape, rng)).save(folder / shape / f"{number:05d}.jpg", quality=90)
 
 
-def draw_photo(shape: str, rng: np.random.Generator) -> Pixels:
+def draw_photo(shape: str, rng: np.random.Generator) -> Photo:
     """Draw a shape over a background with the gradients and the grain of a photo."""
     height, width = int(rng.integers(180, 260)), int(rng.integers(240, 340))
     y, x = np.mgrid[:height, :width].astype(np.float32)
@@ -84,7 +84,8 @@ def draw_photo(shape: str, rng: np.random.Generator) -> Pixels:
     v = (down * math.cos(angle) - right * math.sin(angle)) / size
     picture[_inside(shape, u, v)] = rng.uniform(0, 255, 3)
     picture += rng.normal(0, 6, (height, width, 1)).astype(np.float32)
-    return picture.clip(0, 255).astype(np.uint8)
+    pixels: Photo = picture.clip(0, 255).astype(np.uint8)
+    return pixels
 
 
 def _inside(shape: str, u: npt.NDArray[np.float32], v: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 from penstock.errors import PlanError, StorageError
 from penstock.storage.http_client import HttpObject, HttpResponse, raise_if_transient, send_request
-from penstock.storage.http_write import HttpUpload, delete_object, list_folder
+from penstock.storage.http_write import HttpUpload, delete_object, list_objects
 from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed_error, redacted
 from penstock.storage.retry import DEFAULT, Retry, with_retries
 
@@ -19,7 +19,7 @@ _MAX_REDIRECTS = 5  # more of them are a loop
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MEANINGFUL = frozenset({200, 201, 202, 204, 207, 404, 405, 409, 410, 501})  # what writing looks at itself
 
-Body = bytes | IO[bytes]
+Sent = bytes | IO[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Http:
         return self._object(url).stream()
 
     def list(self, prefix: str) -> Iterator[Listed]:
-        return list_folder(self, prefix)
+        return list_objects(self, prefix)
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         return HttpUpload(self, url)
@@ -72,13 +72,13 @@ class Http:
     def _object(self, url: str) -> HttpObject:
         return HttpObject(url, partial(self._get, url), self.retry)
 
-    def send(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Body = b"") -> int:
+    def send(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Sent = b"") -> int:
         """Send a request that changes something, again if need be, and return its status."""
         response = self.answer(method, url, headers or {}, body)
         response.close()
         return response.status
 
-    def answer(self, method: str, url: str, headers: Mapping[str, str], body: Body) -> HttpResponse:
+    def answer(self, method: str, url: str, headers: Mapping[str, str], body: Sent) -> HttpResponse:
         """Send a request, again if need be, and return its response: successful, or of a status that has a meaning."""
 
         def attempt() -> HttpResponse:
@@ -96,7 +96,7 @@ class Http:
         _raise_for_status(response, url)
         return response
 
-    def _request(self, method: str, url: str, headers: Mapping[str, str], body: Body | None = None) -> HttpResponse:
+    def _request(self, method: str, url: str, headers: Mapping[str, str], body: Sent | None = None) -> HttpResponse:
         """Send a request, and follow redirects."""
         target, private_headers = _split_credentials(url)
         private_headers = {**dict(self.headers), **self._authorization(), **private_headers}

@@ -149,7 +149,7 @@ def delete_object(sender: Sender, url: str) -> None:
         raise StorageError(f"the server does not delete objects ({status})", redacted(url))
 
 
-def list_folder(sender: Sender, prefix: str) -> Iterator[Listed]:
+def list_objects(sender: Sender, prefix: str) -> Iterator[Listed]:
     """List the objects below a folder, recursively and sorted by URL.
 
     Raises:
