@@ -411,3 +411,12 @@ def test_no_object_needs_more_parts_than_s3_allows(hint: int | None) -> None:
 
 def test_common_shards_are_uploaded_in_parts_of_8_to_16_mib() -> None:
     assert {part_size(hint) for hint in (None, 10**6, 10**9, 10**11)} == {8 << 20, 16 << 20}
+
+
+def test_folders_of_a_long_listing_are_listed_side_by_side(port: int) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = _storage(proxy.port)
+        found = [entry.url for entry in storage.list("s3://full/")]
+        assert found == sorted(found)
+        assert len(found) == len(set(found)) > 2 * SHARDS
+        assert sum("delimiter" in request.path for request in proxy.requests) == 1

@@ -32,7 +32,7 @@ from penstock.storage.protocol import (
 )
 from penstock.storage.retry import Retry, StallDetector, TransientError, assemble, fetch, with_retries
 
-MAX_CONNECTIONS = 32  # kept open per server: that many concurrent requests need not connect again
+MAX_CONNECTIONS = 96  # kept open per server: that many concurrent requests need not connect again
 PIECE_BYTES = 1 << 18  # the most one read returns: the cost per piece is small, and a piece fits in the CPU cache
 _SLOW_FACTOR = 6  # times stall_s that a server may take to answer when it has work to do: storing bytes, listing names
 _CONTENT_RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
