@@ -56,10 +56,10 @@ def test_announced_objects_are_requested_side_by_side() -> None:
     fetcher = ObjectFetcher(storage)
     urls = [f"x://{n}" for n in range(200)]
     fetcher.announce(urls)
-    _wait_for(lambda: storage.running == small_objects.CONNECTIONS)
+    _wait_for(lambda: storage.running == small_objects.OBJECT_CONNECTIONS)
     storage.may_answer.set()
     assert [fetcher.read(url) for url in urls] == [url.encode() for url in urls]
-    assert storage.most == small_objects.CONNECTIONS
+    assert storage.most == small_objects.OBJECT_CONNECTIONS
     assert sorted(storage.requested) == sorted(urls)
     fetcher.stop()
 
@@ -68,7 +68,7 @@ def test_what_was_not_announced_or_not_requested_yet_is_fetched_by_its_reader() 
     storage = Scripted()
     fetcher = ObjectFetcher(storage)
     fetcher.announce([f"x://{n}" for n in range(200)])
-    _wait_for(lambda: storage.running == small_objects.CONNECTIONS)
+    _wait_for(lambda: storage.running == small_objects.OBJECT_CONNECTIONS)
     storage.may_answer.set()
     assert fetcher.read("x://199") == b"x://199"
     assert fetcher.read("x://other") == b"x://other"
@@ -78,7 +78,7 @@ def test_what_was_not_announced_or_not_requested_yet_is_fetched_by_its_reader() 
 
 def test_memory_is_bounded_and_reads_never_wait_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_objects, "MAX_HELD_BYTES", 100)
-    monkeypatch.setattr(small_objects, "CONNECTIONS", 4)
+    monkeypatch.setattr(small_objects, "OBJECT_CONNECTIONS", 4)
     storage = Scripted()
     storage.may_answer.set()
     fetcher = ObjectFetcher(storage)

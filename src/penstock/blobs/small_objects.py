@@ -10,9 +10,9 @@ from concurrent.futures import Future
 from penstock.storage import Storage, open_storage
 from penstock.storage.retry import while_wanted
 
-CONNECTIONS = 64  # a request for a small object mostly waits for the server
+OBJECT_CONNECTIONS = 64  # a request for a small object mostly waits for the server
 MAX_HELD_BYTES = 128 << 20  # that have arrived and are not read yet
-IDLE_S = 1.0  # a thread without work for this long ends
+_IDLE_S = 1.0  # a thread without work for this long ends
 
 
 class ObjectFetcher:
@@ -48,7 +48,7 @@ class ObjectFetcher:
             new = [url for url in dict.fromkeys(urls) if url not in self._futures]
             self._futures.update((url, Future()) for url in new)
             self._queue.extend(new)
-            while self._idle < len(self._queue) and len(self._threads) < CONNECTIONS:
+            while self._idle < len(self._queue) and len(self._threads) < OBJECT_CONNECTIONS:
                 thread = threading.Thread(target=self._work, name="penstock fetch", daemon=True)
                 self._threads.add(thread)
                 self._idle += 1
@@ -95,9 +95,11 @@ class ObjectFetcher:
                 self._idle += 1
 
     def _next(self, thread: threading.Thread) -> str | None:
-        """Wait for an object to fetch; return None after ``IDLE_S`` seconds without one, or when fetching stopped."""
+        """Wait for an object to fetch; return None after ``_IDLE_S`` seconds without one, or when fetching stopped."""
         with self._has_room:
-            self._has_room.wait_for(lambda: self.stopped or (self._queue and self._held_bytes < MAX_HELD_BYTES), IDLE_S)
+            self._has_room.wait_for(
+                lambda: self.stopped or (self._queue and self._held_bytes < MAX_HELD_BYTES), _IDLE_S
+            )
             self._idle -= 1
             if not self._queue or self._held_bytes >= MAX_HELD_BYTES:
                 self._threads.discard(thread)
