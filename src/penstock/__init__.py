@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.dataset import read_files as read_files
     from penstock.dataset import read_images as read_images
     from penstock.dataset import read_json as read_json
+    from penstock.dataset import read_lmdb as read_lmdb
     from penstock.dataset import read_parquet as read_parquet
     from penstock.dataset import read_tar as read_tar
     from penstock.dataset import read_text as read_text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -314,3 +315,36 @@ def test_without_torch_pth_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"penstock\[torch\]"):
         arrays.pth_decoder(LIMITS)
+
+
+def _zip_bomb(compression: int, declared: int) -> bytes:
+    """An archive of one member that expands to 16 MB, but declares a smaller size."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", compression) as archive:
+        archive.writestr("x", bytes(16 << 20))
+    real, claimed = (16 << 20).to_bytes(4, "little"), declared.to_bytes(4, "little")
+    return stream.getvalue().replace(real, claimed)
+
+
+@pytest.mark.parametrize("declared", [100, 1 << 20])
+def test_an_npz_file_expands_to_no_more_than_it_declares(declared: int) -> None:
+    data = _zip_bomb(zipfile.ZIP_DEFLATED, declared)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="npz archive"):  # its checksum is that of the whole member
+            arrays.decode_npz(data, Limits())
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_npz_file_that_cannot_be_read_in_pieces_is_refused(compression: int) -> None:
+    data = _zip_bomb(compression, 100)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="neither stored nor deflated"):
+            arrays.decode_npz(data, Limits())
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()

@@ -209,3 +209,10 @@ def test_remote_files_are_fetched_concurrently() -> None:
     samples = ps.read_files(folder, storage=SlowMemory()).take_all()
     assert [sample["bytes"] for sample in samples] == [b"%d" % number for number in range(64)]
     assert most >= 4
+
+
+def test_files_signed_anew_are_one_shard_per_folder_and_show_no_signature() -> None:
+    paths = [f"http://h/d/{name}?X-Amz-Credential=secret{name}/2026/s3" for name in ("a.jpg", "b.jpg")]
+    reader = files.FilesReader(paths, lambda path, content, fields: {})
+    assert reader.names == ["files"]
+    assert (reader.key(0, 1), reader.url(0)) == ("b.jpg", "http://h/d")

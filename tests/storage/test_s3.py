@@ -284,6 +284,7 @@ def test_a_pickle_keeps_the_keys_and_the_repr_hides_them() -> None:
     assert pickle.loads(pickle.dumps(storage)) == storage
     assert SECRET_KEY not in repr(storage)
     assert ACCESS_KEY not in repr(storage)
+    assert repr(S3(endpoint="http://me:word@host:9000")).startswith("S3(endpoint='http://host:9000', region=None")
 
 
 def test_without_botocore_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,3 +411,12 @@ def test_no_object_needs_more_parts_than_s3_allows(hint: int | None) -> None:
 
 def test_common_shards_are_uploaded_in_parts_of_8_to_16_mib() -> None:
     assert {part_size(hint) for hint in (None, 10**6, 10**9, 10**11)} == {8 << 20, 16 << 20}
+
+
+def test_folders_of_a_long_listing_are_listed_side_by_side(port: int) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = _storage(proxy.port)
+        found = [entry.url for entry in storage.list("s3://full/")]
+        assert found == sorted(found)
+        assert len(found) == len(set(found)) > 2 * SHARDS
+        assert sum("delimiter" in request.path for request in proxy.requests) == 1

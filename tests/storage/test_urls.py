@@ -142,3 +142,30 @@ def test_names_are_relative_to_the_common_root() -> None:
 
 def test_repeated_names_get_a_number() -> None:
     assert relative_names(["/d/a.tar", "/d/a.tar", "/d/a.tar"]) == ["a.tar", "a.tar#2", "a.tar#3"]
+
+
+def test_names_of_urls_have_no_host_user_or_query() -> None:
+    signed = [f"https://me:word@cdn{n}.org:8080/d/{name}.tar?X-Amz-Signature={n}/x" for n, name in enumerate("ab")]
+    assert relative_names(signed) == ["a.tar", "b.tar"]
+    assert relative_names(["http://h/d/x/a.tar?s=1", "http://h/d/y/a.tar?s=2"]) == ["x/a.tar", "y/a.tar"]
+    assert relative_names(["s3://bucket/d/a?.tar", "s3://bucket/d/b#.tar"]) == ["a?.tar", "b#.tar"]  # parts of the key
+
+
+def test_names_that_only_the_host_tells_apart_have_the_host() -> None:
+    assert relative_names(["http://one/a.tar", "http://me:word@two/a.tar"]) == ["one/a.tar", "two/a.tar"]
+
+
+def test_names_that_only_the_query_tells_apart_have_a_hash_of_it_that_outlives_a_signature() -> None:
+    monday, tuesday = (
+        relative_names([f"http://h/get?file={name}&token=secret{day}" for name in "ab"]) for day in ("1", "2")
+    )
+    assert monday == tuesday
+    assert len(set(monday)) == 2
+    assert not any("file" in name or "secret" in name for name in monday)
+
+
+def test_a_pattern_that_expands_to_too_many_names_is_shown_without_its_secrets() -> None:
+    with pytest.raises(PlanError) as caught:
+        list(expand_braces("https://me:word@host/{0..2000000}.tar?sig=secret"))
+    assert "word" not in str(caught.value)
+    assert "secret" not in str(caught.value)

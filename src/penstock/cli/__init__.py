@@ -24,6 +24,7 @@ COMMANDS = {
     "completion": "print a completion script for bash, zsh or fish",
     "convert": "convert files from one format to another: tar, Parquet, CSV, JSON, TFRecord",
     "demo": "pack a small dataset, stream it, train on it, interrupt and resume the training, and print the rates",
+    "example": "make a small dataset to try things on: photos, sounds, a table or text",
     "index": "build the index of shards that other tools wrote, and store it beside them",
     "info": "summarise shards or tables: samples, bytes, fields with their sizes or types, classes",
     "pack": "pack a folder, a list or shards into shards or Parquet files, on disk or on remote storage",

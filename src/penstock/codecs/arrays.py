@@ -36,6 +36,8 @@ _ARCHIVE_ERRORS = (
     *(zlib.error, lzma.LZMAError, struct.error),
 )
 
+_ARCHIVE_PIECE_BYTES = 1 << 18
+
 _TENBIN_MAGIC = b"~TenBin~"
 _TENBIN_ALIGN = 64
 _TENBIN_MAX_DIMS = 9
@@ -256,7 +258,10 @@ def _write_npy(stream: Any, array: Array) -> None:
 
 
 def _check_archive(archive: zipfile.ZipFile, stored_bytes: int, limits: Limits, label: str) -> None:
-    """Check the declared sizes, beyond which zipfile never reads."""
+    """Check the declared sizes, and that the archive can be read in pieces: zipfile decompresses other kinds whole."""
+    for member in archive.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{label} with a member that is neither stored nor deflated: {member.filename!r}")
     expanded_bytes = sum(member.file_size for member in archive.infolist())
     limits.check_bytes(expanded_bytes, label)
     limits.check_ratio(stored_bytes, expanded_bytes, label)
@@ -268,9 +273,18 @@ def _npz_members(archive: zipfile.ZipFile, limits: Limits) -> dict[str, Any]:
         name = member.filename.removesuffix(".npy")
         if name in members:
             raise ValueError(f"the npz archive has two members named {name!r}")
-        raw = archive.read(member)
+        raw = _read_member(archive, member)
         members[name] = decode_npy(raw, limits) if raw.startswith(_NPY_MAGIC) else raw
     return members
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    """Return the bytes of a member, decompressed in pieces: no more than its declared size, which is checked."""
+    out = bytearray()
+    with archive.open(member) as file:
+        while piece := file.read(_ARCHIVE_PIECE_BYTES):
+            out += piece
+    return bytes(out)
 
 
 def _tenbin_chunks(data: memoryview) -> Iterator[memoryview]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.dataset.sources import mix as mix
     from penstock.dataset.sources import read_files as read_files
     from penstock.dataset.sources import read_images as read_images
+    from penstock.dataset.sources import read_lmdb as read_lmdb
     from penstock.dataset.sources import read_tar as read_tar
     from penstock.dataset.table_sources import from_arrow as from_arrow
     from penstock.dataset.table_sources import from_huggingface as from_huggingface

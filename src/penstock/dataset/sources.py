@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from penstock.dataset.stage_methods import branch
 from penstock.errors import PlanError
 from penstock.formats.files import FilesSource, ImagesSource
 from penstock.formats.items import ItemsSource
+from penstock.formats.lmdb import LmdbSource
 from penstock.formats.tar.source import TarSource
 from penstock.formats.torch import TorchSource
 from penstock.plan import ByObject, Mix, Plan, check_branch, check_choice
@@ -61,6 +62,32 @@ def read_images(
         PlanError: No path is given, or the mode is unknown.
     """
     return dataset_of(ImagesSource(url_patterns(folder), mode, labels, workers, storage))
+
+
+def read_lmdb(
+    paths: Urls,
+    fields: Literal["tf.Example", "msgpack", "pickle", "caffe"] | Callable[[bytes], Mapping[str, Any]] | None = None,
+    trust_pickle: bool = False,
+    *,
+    workers: Workers = None,
+) -> Dataset:
+    """Read LMDB environments, each a shard: samples in the order of their keys, with ``__key__`` and ``value``.
+
+    The records ``__keys__`` and ``__len__``, which common conversions of image folders add, are not samples.
+
+    Args:
+        paths: Files, folders with a ``data.mdb``, or folders of environments. They must not change while they are read.
+        fields: What a value holds, to have its fields instead of ``value``: ``"tf.Example"``, ``"msgpack"``,
+            ``"pickle"``, ``"caffe"`` (``image`` and ``label``), or a function from the value to a dict. Pickled and
+            packed tuples become ``image`` and ``label``.
+        trust_pickle: Unpickle values, which can run code.
+        workers: How many workers read; by default reading is part of the next stage.
+
+    Raises:
+        MissingExtra: A package that ``fields`` needs is not installed.
+        PlanError: No path is given, ``fields`` is not valid, or values are pickled and not trusted.
+    """
+    return dataset_of(LmdbSource(url_patterns(paths), fields, trust_pickle, workers))
 
 
 def from_items(items: Sequence[Any]) -> Dataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -194,9 +194,10 @@ class Read(Stage):
             return self._without_failed(block, errors, ctx)
         return block
 
-    def _without_failed(self, block: Block, errors: dict[int, DataError], ctx: Context) -> Block:
-        for item in sorted(errors):
-            if not self.fail(block, item, errors[item], ctx):
+    def _without_failed(self, block: Block, errors: Mapping[int, DataError | None], ctx: Context) -> Block:
+        failed = sorted((item, error) for item, error in errors.items() if error is not None)
+        for item, error in failed:
+            if not self.fail(block, item, error, ctx):
                 kept = [i for i in range(item) if i not in errors]
                 return block.keep(kept, pick_rows(block.items, kept))
         kept = [i for i in range(len(block.items)) if i not in errors]
@@ -261,9 +262,9 @@ class LocatedUnion:
                 parts.append((indices[low:high] - sel.start, located.take(slice(int(low), int(high)))))
         return LocatedUnion(parts, self.nbytes[sel])
 
-    def read(self) -> tuple[list[Any], dict[int, DataError]]:
+    def read(self) -> tuple[list[Any], dict[int, DataError | None]]:
         out: list[Any] = [None] * len(self.nbytes)
-        errors: dict[int, DataError] = {}
+        errors: dict[int, DataError | None] = {}
         for indices, located in self.parts:
             items, part_errors = located.read()
             for number, item in zip(indices.tolist(), items, strict=True):
@@ -282,9 +283,9 @@ class LocatedZip:
     def take(self, sel: slice) -> LocatedZip:
         return LocatedZip([operand.take(sel) for operand in self.operands], self.nbytes[sel])
 
-    def read(self) -> tuple[list[Any], dict[int, DataError]]:
+    def read(self) -> tuple[list[Any], dict[int, DataError | None]]:
         results = [operand.read() for operand in self.operands]
-        errors: dict[int, DataError] = {}
+        errors: dict[int, DataError | None] = {}
         for _, operand_errors in reversed(results):  # the error of the leftmost operand wins
             errors.update(operand_errors)
         return [Row(list(values)) for values in zip(*(items for items, _ in results), strict=True)], errors
@@ -312,8 +313,9 @@ class LocatedSequence:
             begin = end
         return LocatedSequence.of(taken)
 
-    def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
-        items, errors, begin = [], {}, 0
+    def read(self) -> tuple[Sequence[Any], dict[int, DataError | None]]:
+        items, begin = [], 0
+        errors: dict[int, DataError | None] = {}
         for part in self.parts:
             part_items, part_errors = part.read()
             items.append(part_items)

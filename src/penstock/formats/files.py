@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from penstock.blobs.small_objects import ObjectFetcher
 from penstock.codecs import Limits, decoder
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, Source, Traits
-from penstock.plan.values import Workers
 from penstock.storage import (
     Storage,
     expand,
@@ -27,10 +27,11 @@ from penstock.storage import (
     relative_names,
     traits_of,
 )
-from penstock.storage.protocol import scheme
+from penstock.storage.protocol import bare_url, scheme
 
+LIST_SUFFIX = ".txt"  # of a file that lists images
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".pgm", ".pbm", ".bmp", ".gif", ".webp", ".tif", ".tiff")
-_REMOTE_WORKERS = 16  # each remote file is a request of its own, so workers mostly wait
+_REMOTE_FILE_BYTES = 64 << 10  # assumed: sizes are not known before files are read
 _SPECS_BY_MODE = {None: None, "RGB": "rgb8", "L": "l8", "RGBA": "rgba8"}
 
 MakeSample = Callable[[str, bytes, Fields], dict[str, Any]]  # (path, content, fields to include) -> sample
@@ -48,20 +49,14 @@ class FilesSource(Source):
 
     @property
     def resources(self) -> Resources | None:
-        """Set if the user asked for workers or a file is remote."""
-        workers = _worker_count(self.workers, self.patterns)
-        return None if workers is None else Resources(workers)
+        """Set if the user asked for workers."""
+        return None if self.workers is None else Resources(self.workers)
 
     def open(self) -> FilesReader:
         return FilesReader(find_files(self.patterns, (), self.storage), _bytes_sample, self.storage)
 
     def describe(self) -> str:
         return f"read_files({', '.join(repr(redacted(pattern)) for pattern in self.patterns)})"
-
-
-def _worker_count(requested: Workers, patterns: tuple[str, ...]) -> Workers:
-    remote = any(scheme(pattern) != "file" for pattern in patterns)
-    return _REMOTE_WORKERS if requested is None and remote else requested
 
 
 def _bytes_sample(path: str, content: bytes, fields: Fields) -> dict[str, Any]:
@@ -94,7 +89,7 @@ class ImagesSource(Source):
     @property
     def resources(self) -> Resources | None:
         """Always set, since reading includes decoding."""
-        return Resources(_worker_count(self.workers, self.patterns))
+        return Resources(self.workers)
 
     def open(self) -> FilesReader:
         paths = find_files(self.patterns, IMAGE_SUFFIXES, self.storage)
@@ -109,7 +104,7 @@ class ImagesSource(Source):
 
 
 def _folder_name(path: str) -> str:
-    return os.path.basename(os.path.dirname(os.path.abspath(path) if scheme(path) == "file" else path))
+    return os.path.basename(os.path.dirname(os.path.abspath(path) if scheme(path) == "file" else bare_url(path)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +130,16 @@ class MakeImageSample:
 def find_files(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: Storage | None = None) -> list[str]:
     """List the files that patterns match, sorted by path for each pattern; a folder is listed recursively.
 
-    Hidden files in folders are left out. An empty ``suffixes`` matches every file.
+    Hidden files in folders are left out. An empty ``suffixes`` matches every file; otherwise a text file lists files.
 
     Raises:
         StorageError: A folder or glob matches no file, or none of the paths exists.
     """
     paths: list[str] = []
     for pattern in (single for given in patterns for single in expand_braces(given)):
+        if suffixes and pattern.partition("?")[0].endswith(LIST_SUFFIX):
+            paths += _read_list(pattern, storage)
+            continue
         if scheme(pattern) != "file":
             paths += _list_remote(pattern, suffixes, storage)
             continue
@@ -158,6 +156,16 @@ def find_files(patterns: tuple[str, ...], suffixes: tuple[str, ...], storage: St
     if not any(scheme(path) != "file" or os.path.lexists(path) for path in paths):
         raise StorageError("no such file or folder", patterns[0])
     return paths
+
+
+def _read_list(url: str, storage: Storage | None) -> list[str]:
+    """Return the files that a text file lists, one a line: paths relative to its folder, or URLs."""
+    lines = b"".join(open_storage(url, storage).stream(url)).decode().splitlines()
+    folder = bare_url(url).rpartition("/")[0]
+    names = [line.strip() for line in lines if line.strip()]
+    if not names:
+        raise StorageError("the list of files is empty", redacted(url))
+    return [name if "://" in name or name.startswith("/") else f"{folder or '.'}/{name}" for name in names]
 
 
 def _list_remote(pattern: str, suffixes: tuple[str, ...], storage: Storage | None) -> list[str]:
@@ -184,9 +192,9 @@ class FilesReader(Reader):
     """Reads files by index; each folder is a shard. A file is opened only when its sample is read."""
 
     def __init__(self, paths: list[str], make_sample: MakeSample, storage: Storage | None = None) -> None:
-        folders = [os.path.dirname(path) for path in paths]
+        folders = [os.path.dirname(bare_url(path)) for path in paths]
         starts = [i for i, folder in enumerate(folders) if not i or folder != folders[i - 1]]
-        self._paths, self._make_sample, self._storage = paths, make_sample, storage
+        self._paths, self._make_sample, self._fetcher = paths, make_sample, ObjectFetcher(storage)
         self._starts = np.array([*starts, len(paths)], np.int64)
         self._folders = sorted({parent for folder in {*folders} for parent in (folder, os.path.dirname(folder))})
         self.names = relative_names([os.path.join(folders[i], "files") for i in starts])
@@ -197,6 +205,11 @@ class FilesReader(Reader):
 
     def stamp(self) -> object:
         return folder_times(f"{folder}/" for folder in self._folders)
+
+    def suspend(self) -> None:
+        """Stop fetching ahead; later reads begin again."""
+        fetcher, self._fetcher = self._fetcher, self._fetcher.anew()
+        fetcher.stop()
 
     def counts(self, scan: bool) -> I64 | None:
         return np.diff(self._starts)
@@ -210,15 +223,18 @@ class FilesReader(Reader):
 
     def locate(self, shard: I64, index: I64, fields: Fields) -> LocatedFiles:
         paths = [self._paths[i] for i in (self._starts[shard] + index).tolist()]
-        return LocatedFiles(paths, fields, self._make_sample, np.zeros(len(paths), np.int64), self._storage)
+        if remote := [path for path in paths if scheme(path) != "file"]:
+            self._fetcher.announce(remote)
+        nbytes = np.full(len(paths), _REMOTE_FILE_BYTES if remote else 0, np.int64)
+        return LocatedFiles(paths, fields, self._make_sample, nbytes, self._fetcher)
 
     def key(self, shard: int, index: int) -> str | None:
         """Return the base name of the file."""
-        return os.path.basename(self._paths[int(self._starts[shard]) + index])
+        return os.path.basename(bare_url(self._paths[int(self._starts[shard]) + index]))
 
     def url(self, shard: int) -> str:
         """Return the folder."""
-        return redacted(os.path.dirname(self._paths[int(self._starts[shard])])) or "."
+        return os.path.dirname(bare_url(self._paths[int(self._starts[shard])])) or "."
 
 
 @dataclass(slots=True)
@@ -229,10 +245,10 @@ class LocatedFiles:
     fields: Fields
     make_sample: MakeSample
     nbytes: I64
-    storage: Storage | None = None
+    fetcher: ObjectFetcher
 
     def take(self, sel: slice) -> LocatedFiles:
-        return LocatedFiles(self.paths[sel], self.fields, self.make_sample, self.nbytes[sel], self.storage)
+        return LocatedFiles(self.paths[sel], self.fields, self.make_sample, self.nbytes[sel], self.fetcher)
 
     def read(self) -> tuple[list[Any], dict[int, DataError]]:
         samples: list[Any] = []
@@ -241,14 +257,14 @@ class LocatedFiles:
             try:
                 samples.append(self.make_sample(redacted(path), self._content(path), self.fields))
             except (OSError, ValueError) as exc:
-                folder = redacted(os.path.dirname(path)) or "."
-                errors[position] = DataError(str(exc), folder, os.path.basename(path))
+                folder, _, name = bare_url(path).rpartition("/")
+                errors[position] = DataError(str(exc), folder or ".", name)
                 errors[position].__cause__ = exc
                 samples.append(None)
         return samples, errors
 
     def _content(self, path: str) -> bytes:
         if scheme(path) != "file":
-            return b"".join(open_storage(path, self.storage).stream(path))
+            return self.fetcher.read(path)
         with open(path, "rb") as file:
             return file.read()

@@ -49,18 +49,35 @@ class Arrangement:
         for placed in reversed(self.body):
             if (stage := placed.stage.for_leaf(leaf)) is not None:
                 wanted = stage.needs(wanted)
-        return replace(wanted, where=self._condition(leaf))
+        where, required = self._condition(leaf)
+        return replace(wanted, where=where, required=required)
 
-    def _condition(self, leaf: int) -> Condition | None:
-        """Return the condition that the samples of a source must meet before any other stage sees them, if any."""
+    def _condition(self, leaf: int) -> tuple[Condition | None, frozenset[str]]:
+        """Return the condition that the samples of a source must meet before any other stage sees them, if any.
+
+        Also return the fields without which a sample fails in one of these stages.
+        """
         condition: Condition | None = None
+        present, required = EVERYTHING, frozenset[str]()
         for placed in self.body if self.slots == 1 else ():
             stage = placed.stage.for_leaf(leaf)
+            used = frozenset[str]()
+            if isinstance(stage, ConditionFilter):
+                used = stage.condition.fields()
+            elif isinstance(stage, Select):
+                used = frozenset(stage.names)
+            elif not isinstance(stage, Drop | None):
+                break
+            if not all(map(present.wants, used)):  # every sample that comes this far fails here
+                break
+            required |= used
             if isinstance(stage, ConditionFilter):
                 condition = stage.condition if condition is None else condition & stage.condition
-            elif not isinstance(stage, Select | Drop | None):
-                break
-        return condition
+            elif isinstance(stage, Select):
+                present = Fields(used)
+            elif isinstance(stage, Drop):
+                present = present.without(stage.names)
+        return condition, required
 
 
 def arrange(plan: Plan, leaf_order: LeafOrder) -> tuple[Arrangement, OrderFactory]:

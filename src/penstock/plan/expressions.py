@@ -212,6 +212,14 @@ class Condition(ABC):
         """Return the names of the fields that it uses."""
 
     @abstractmethod
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        """Return whether evaluating the condition cannot fail for fields of these types; if in doubt, False.
+
+        Args:
+            kinds: For each field, ``float`` (any number), ``str`` or ``bytes``; ``None``: any other type.
+        """
+
+    @abstractmethod
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         """Return whether the condition may have this ``outcome`` for at least one of many rows; if in doubt, True.
 
@@ -258,6 +266,10 @@ class Compare(Condition):
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
 
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        kind = kinds[self.field]
+        return kind is not None and isinstance(self.value, int | float | np.number if kind is float else kind)
+
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         extent = extents.get(self.field, Extent())
         if extent.rows and extent.nulls == extent.rows:
@@ -298,6 +310,10 @@ class IsIn(Condition):
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
 
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        plain = (int, float, np.number, str, bytes)
+        return kinds[self.field] is not None and all(isinstance(value, plain) for value in self.values)
+
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         if not outcome:
             extent = extents.get(self.field, Extent())
@@ -319,6 +335,9 @@ class IsNull(Condition):
 
     def fields(self) -> frozenset[str]:
         return frozenset((self.field,))
+
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        return True
 
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         extent = extents.get(self.field, Extent())
@@ -342,6 +361,9 @@ class Both(Condition):
     def fields(self) -> frozenset[str]:
         return self.left.fields() | self.right.fields()
 
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        return self.left.defined_for(kinds) and self.right.defined_for(kinds)
+
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         sides = (side.possible(extents, outcome) for side in (self.left, self.right))
         return all(sides) if outcome else any(sides)
@@ -364,6 +386,9 @@ class Either(Condition):
     def fields(self) -> frozenset[str]:
         return self.left.fields() | self.right.fields()
 
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        return self.left.defined_for(kinds) and self.right.defined_for(kinds)
+
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         sides = (side.possible(extents, outcome) for side in (self.left, self.right))
         return any(sides) if outcome else all(sides)
@@ -384,6 +409,9 @@ class Not(Condition):
 
     def fields(self) -> frozenset[str]:
         return self.inner.fields()
+
+    def defined_for(self, kinds: Mapping[str, type | None]) -> bool:
+        return self.inner.defined_for(kinds)
 
     def possible(self, extents: Mapping[str, Extent], outcome: bool = True) -> bool:
         return self.inner.possible(extents, not outcome)
@@ -506,9 +534,6 @@ class ConditionFilter(Filter):
         items = block.items
         if not isinstance(items, Columns):
             return super().run(block, ctx)
-        if (present := items.present()) is not None:
-            items = items.pick(present)
-            block = block.keep(present, items)
         mask = items.mask(self.condition)
         if mask is None:
             return super().run(block, ctx)

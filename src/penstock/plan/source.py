@@ -52,8 +52,11 @@ class Located(Protocol):
     def take(self, sel: Any) -> Located:
         """Return the selected samples."""
 
-    def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
-        """Return the samples, and the errors of those that cannot be read, by number (``None`` takes their place)."""
+    def read(self) -> tuple[Sequence[Any], Mapping[int, DataError | None]]:
+        """Return the samples, and the errors of those that cannot be read, by number (``None`` takes their place).
+
+        A sample whose error is ``None`` was not read since a condition rejects it: it is dropped, and has not failed.
+        """
 
 
 class Reader(Protocol):

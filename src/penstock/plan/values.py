@@ -80,6 +80,7 @@ class Fields:
     excluded: frozenset[str] = frozenset()
     meta: bool = True  # include the fields named __like_this__
     where: Any = None  # a Condition: samples that do not meet it need only be counted, not read
+    required: frozenset[str] = frozenset()  # a sample without these fails before ``where`` decides
 
     def wants(self, name: str) -> bool:
         """Return whether the field ``name`` is requested."""

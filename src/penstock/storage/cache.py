@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
@@ -28,11 +26,8 @@ from penstock.storage.protocol import (
     range_size,
     redacted,
     scheme,
+    unsigned,
 )
-
-_SECRET = re.compile(r"token|secret|passw|credential|jwt|api_?key|access_?key", re.IGNORECASE)
-_SIGNATURE = re.compile(r"(?:.*-)?sig(?:nature)?", re.IGNORECASE)
-_SIGNED_WITH = re.compile(r"x-[a-z]+-.*|.*accesskeyid|.*accessid|expires|policy|key-pair-id|s[a-z]{1,4}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +241,7 @@ def _contradicts(info: Info, stop: int, tag: str | None) -> bool:
 def _url_key(storage: Storage, url: str) -> str:
     """Return the prefix of the file names of a URL's copies: a hash of the server and the URL, without secrets."""
     server = getattr(storage, "endpoint", None) or ""
-    return _hash_digits(f"{redacted(str(server))}\n{_without_credentials(url)}")
-
-
-def _without_credentials(url: str) -> str:
-    """Return a name for a URL that stays the same when its signature or token is renewed.
-
-    >>> _without_credentials("https://me:word@host/get?file=a.tar&token=abc")
-    'https://host/get?... file=a.tar'
-    """
-    name = redacted(url)
-    if not name.endswith("?..."):
-        return name
-    query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
-    if any(_SIGNATURE.fullmatch(key) for key, _ in query):
-        query = [(key, value) for key, value in query if not (_SIGNED_WITH.fullmatch(key) or _SIGNATURE.fullmatch(key))]
-    return " ".join([name, *sorted(f"{key}={value}" for key, value in query if not _SECRET.search(key))])
+    return _hash_digits(f"{redacted(str(server))}\n{unsigned(url)}")
 
 
 def _hash_digits(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Objects behind plain HTTP servers, with or without range requests. They can be read, but not listed or written."""
+"""Objects behind HTTP servers, with or without range requests; those that accept PUT, or are WebDAV, can be written."""
 
 from __future__ import annotations
 
@@ -6,28 +6,45 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import IO
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
-from penstock.errors import StorageError
+from penstock.errors import PlanError, StorageError
 from penstock.storage.http_client import HttpObject, HttpResponse, raise_if_transient, send_request
+from penstock.storage.http_write import HttpUpload, delete_object, list_objects
 from penstock.storage.protocol import Forbidden, Info, Listed, NotFound, Upload, changed_error, redacted
-from penstock.storage.retry import DEFAULT, Retry
+from penstock.storage.retry import DEFAULT, Retry, with_retries
 
 _MAX_REDIRECTS = 5  # more of them are a loop
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MEANINGFUL = frozenset({200, 201, 202, 204, 207, 404, 405, 409, 410, 501})  # what writing looks at itself
+
+Sent = bytes | IO[bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """Reads ``http://`` and ``https://`` URLs, which may contain a user and password.
+    """Reads and writes ``http://`` and ``https://`` URLs, which may contain a user and password.
 
     Attributes:
+        user: The user, for servers that ask for a user and password.
+        password: The password.
+        token: Sent as a bearer token.
         headers: Sent with each request, as (name, value) pairs, but not to other hosts that a server redirects to.
         retry: How persistent to be.
     """
 
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     retry: Retry = DEFAULT
+
+    def __post_init__(self) -> None:
+        if (self.user is None) != (self.password is None):
+            raise PlanError("HTTP: give both user and password, or neither")
+        if self.user is not None and self.token is not None:
+            raise PlanError("HTTP: give a user and password, or a token, not both")
 
     def info(self, url: str) -> Info:
         return self._object(url).info()
@@ -41,15 +58,13 @@ class Http:
         return self._object(url).stream()
 
     def list(self, prefix: str) -> Iterator[Listed]:
-        raise StorageError(
-            "an HTTP server cannot be listed; write out the names, as in a-{000..146}.tar", redacted(prefix)
-        )
+        return list_objects(self, prefix)
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
-        raise StorageError("HTTP URLs are read-only: nothing can be written", redacted(url))
+        return HttpUpload(self, url)
 
     def delete(self, url: str) -> None:
-        raise StorageError("HTTP URLs are read-only: nothing can be deleted", redacted(url))
+        delete_object(self, url)
 
     def local_path(self, url: str) -> str | None:
         return None
@@ -57,20 +72,54 @@ class Http:
     def _object(self, url: str) -> HttpObject:
         return HttpObject(url, partial(self._get, url), self.retry)
 
+    def send(self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Sent = b"") -> int:
+        """Send a request that changes something, again if need be, and return its status."""
+        response = self.answer(method, url, headers or {}, body)
+        response.close()
+        return response.status
+
+    def answer(self, method: str, url: str, headers: Mapping[str, str], body: Sent) -> HttpResponse:
+        """Send a request, again if need be, and return its response: successful, or of a status that has a meaning."""
+
+        def attempt() -> HttpResponse:
+            if not isinstance(body, bytes):
+                body.seek(0)
+            response = self._request(method, url, headers, body)
+            if response.status not in _MEANINGFUL:
+                _raise_for_status(response, url)
+            return response
+
+        return with_retries(attempt, url, self.retry)
+
     def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
-        """Send a GET request, and follow redirects."""
+        response = self._request("GET", url, headers)
+        _raise_for_status(response, url)
+        return response
+
+    def _request(self, method: str, url: str, headers: Mapping[str, str], body: Sent | None = None) -> HttpResponse:
+        """Send a request, and follow redirects."""
         target, private_headers = _split_credentials(url)
-        private_headers = {**dict(self.headers), **private_headers}
+        private_headers = {**dict(self.headers), **self._authorization(), **private_headers}
         for _ in range(_MAX_REDIRECTS + 1):
             sent = {**private_headers, **headers, "Accept-Encoding": "identity"}
-            response = send_request("GET", target, sent, self.retry)
+            response = send_request(method, target, sent, self.retry, body, slow=body is not None)
             location = response.headers.get("location")
             if response.status not in _REDIRECTS or not location:
-                _raise_for_status(response, url)
                 return response
             response.close()
             target, private_headers = _redirected(target, location, private_headers, url)
+            if body is not None and not isinstance(body, bytes):
+                body.seek(0)
         raise StorageError(f"the server redirects more than {_MAX_REDIRECTS} times", redacted(url))
+
+    def _authorization(self) -> dict[str, str]:
+        if self.token is not None:
+            return {"Authorization": f"Bearer {self.token}"}
+        return {} if self.user is None else _basic(f"{self.user}:{self.password}")
+
+
+def _basic(credentials: str) -> dict[str, str]:
+    return {"Authorization": f"Basic {b64encode(credentials.encode()).decode()}"}
 
 
 def _redirected(target: str, location: str, private_headers: dict[str, str], url: str) -> tuple[str, dict[str, str]]:
@@ -94,8 +143,7 @@ def _split_credentials(url: str) -> tuple[str, dict[str, str]]:
     user, at, host = parts.netloc.rpartition("@")
     if not at:
         return urlunsplit(parts._replace(fragment="")), {}
-    credentials = b64encode(unquote(user).encode()).decode()
-    return urlunsplit(parts._replace(netloc=host, fragment="")), {"Authorization": f"Basic {credentials}"}
+    return urlunsplit(parts._replace(netloc=host, fragment="")), _basic(unquote(user))
 
 
 def _raise_for_status(response: HttpResponse, url: str) -> None:

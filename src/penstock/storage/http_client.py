@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -32,7 +32,7 @@ from penstock.storage.protocol import (
 )
 from penstock.storage.retry import Retry, StallDetector, TransientError, assemble, fetch, with_retries
 
-MAX_CONNECTIONS = 32  # kept open per server: that many concurrent requests need not connect again
+MAX_CONNECTIONS = 96  # kept open per server: that many concurrent requests need not connect again
 PIECE_BYTES = 1 << 18  # the most one read returns: the cost per piece is small, and a piece fits in the CPU cache
 _SLOW_FACTOR = 6  # times stall_s that a server may take to answer when it has work to do: storing bytes, listing names
 _CONTENT_RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
@@ -200,7 +200,7 @@ def send_request(
     url: str,
     headers: Mapping[str, str],
     retry: Retry,
-    body: bytes | None = None,
+    body: bytes | IO[bytes] | None = None,
     slow: bool = False,
 ) -> HttpResponse:
     """Send one request, and return its response, of any status, once the headers have arrived.

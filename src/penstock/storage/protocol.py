@@ -16,11 +16,15 @@ from functools import cache
 from importlib import import_module
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
+from urllib.parse import parse_qsl, urlsplit
 
 from penstock.errors import MissingExtra, PlanError, StorageError
 
 _URL = re.compile(r"^([a-z][a-z0-9+.-]+)://(?:([^/?#]*)@)?([^?#]*)(\?[^#]*)?(#.*)?$", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
+_SECRET = re.compile(r"token|secret|passw|credential|jwt|api_?key|access_?key", re.IGNORECASE)
+_SIGNATURE = re.compile(r"(?:.*-)?sig(?:nature)?", re.IGNORECASE)
+_SIGNED_WITH = re.compile(r"x-[a-z]+-.*|.*accesskeyid|.*accessid|expires|policy|key-pair-id|s[a-z]{1,4}", re.IGNORECASE)
 _LITERAL_KEYS = frozenset({"s3", "memory"})  # these URLs have no query: "?" and "#" are part of the key
 _BUILT_IN = {
     "file": "penstock.storage.local:Local",
@@ -256,7 +260,15 @@ def scheme(url: str) -> str:
     return match[1].lower() if match else "file"
 
 
-def exists(storage: Storage, url: str) -> bool:
+class HasInfo(Protocol):
+    """What ``exists`` needs of a storage."""
+
+    def info(self, url: str) -> Info:
+        """Return the size and tag of an object."""
+        ...
+
+
+def exists(storage: HasInfo, url: str) -> bool:
     """Return whether an object exists.
 
     Raises:
@@ -290,6 +302,38 @@ def redacted(url: str) -> str:
     if kind.lower() in _LITERAL_KEYS:
         return f"{kind}://{'anonymous@' if user == 'anonymous' else ''}{rest}{query}{fragment}"
     return f"{kind}://{rest}{'?...' if query else ''}"
+
+
+def bare_url(url: str) -> str:
+    """Return a path, or a URL without user, password, query and fragment.
+
+    >>> bare_url("https://user:secret@host/a.tar?token=secret")
+    'https://host/a.tar'
+    """
+    return redacted(without_query(url))
+
+
+def without_query(url: str) -> str:
+    """Return a path, or a URL without query and fragment."""
+    match = _URL.match(url)
+    if not match or match[1].lower() in ("file", *_LITERAL_KEYS):
+        return url
+    return url[: match.end(3)]
+
+
+def unsigned(url: str) -> str:
+    """Return a name for a URL that stays the same when its signature or token is renewed; it may hold other secrets.
+
+    >>> unsigned("https://me:word@host/get?file=a.tar&token=abc")
+    'https://host/get?... file=a.tar'
+    """
+    name = redacted(url)
+    if not name.endswith("?..."):
+        return name
+    query = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    if any(_SIGNATURE.fullmatch(key) for key, _ in query):
+        query = [(key, value) for key, value in query if not (_SIGNED_WITH.fullmatch(key) or _SIGNATURE.fullmatch(key))]
+    return " ".join([name, *sorted(f"{key}={value}" for key, value in query if not _SECRET.search(key))])
 
 
 def range_size(start: int, stop: int, into: memoryview | None) -> int:

@@ -5,13 +5,14 @@ botocore finds the credentials, signs requests and parses responses; ``http_clie
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any
 
@@ -70,6 +71,7 @@ _TRANSIENT_CODES = frozenset(
 )
 
 _CONCURRENT_PARTS = 4  # an upload holds this many parts in memory, and the one being filled
+_CONCURRENT_LISTINGS = 16  # folders that are listed at a time: each page is a round trip
 _MIN_PART_BYTES, _DEFAULT_PART_BYTES = 8 << 20, 16 << 20
 _MAX_PARTS = 10_000  # a limit of S3
 
@@ -101,6 +103,11 @@ class S3:
     session_token: str | None = field(default=None, repr=False)
     retry: Retry = DEFAULT
 
+    def __repr__(self) -> str:
+        shown = {own.name: getattr(self, own.name) for own in fields(self) if own.repr}
+        shown["endpoint"] = self.endpoint and redacted(self.endpoint)
+        return f"S3({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def info(self, url: str) -> Info:
         return self._object(url).info()
 
@@ -115,15 +122,36 @@ class S3:
     def list(self, prefix: str) -> Iterator[Listed]:
         bucket, key, _ = _split_url(prefix)
         root = prefix[: len(prefix) - len(key)].rstrip("/")
-        params: dict[str, Any] = {"Bucket": bucket, "Prefix": _folder_prefix(key)}
-        found: list[tuple[str, int]] = []
-        while params:
-            page = self.call("list_objects_v2", prefix, params)
-            contents = page.get("Contents", ())
-            found += ((entry["Key"], entry["Size"]) for entry in contents if not entry["Key"].endswith("/"))
-            token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
-            params = {**params, "ContinuationToken": token} if token else {}
+        params = {"Bucket": bucket, "Prefix": _folder_prefix(key)}
+        pages = self._pages(prefix, params)
+        first = next(pages)
+        found = _listed(first)
+        if first.get("IsTruncated") and any("/" in name[len(params["Prefix"]) :] for name, _ in found):
+            found = self._list_folders(prefix, params)  # side by side: a page arrives only after the one before it
+        else:
+            found += (entry for page in pages for entry in _listed(page))
         return (Listed(f"{root}/{name}", size) for name, size in sorted(found))  # not every server sorts
+
+    def _list_folders(self, url: str, params: Mapping[str, Any]) -> builtins.list[tuple[str, int]]:
+        """List the objects of a folder, and those of each folder in it, at the same time."""
+        top = builtins.list(self._pages(url, {**params, "Delimiter": "/"}))
+        found = [entry for page in top for entry in _listed(page)]
+        folders = [folder["Prefix"] for page in top for folder in page.get("CommonPrefixes", ())]
+
+        def list_folder(folder: str) -> builtins.list[tuple[str, int]]:
+            return [entry for page in self._pages(url, {**params, "Prefix": folder}) for entry in _listed(page)]
+
+        with ThreadPoolExecutor(_CONCURRENT_LISTINGS, "penstock-list") as pool:
+            return [*found, *(entry for entries in pool.map(list_folder, folders) for entry in entries)]
+
+    def _pages(self, url: str, params: Mapping[str, Any]) -> Iterator[Any]:
+        token: str | None = None
+        while True:
+            page = self.call("list_objects_v2", url, {**params, **({"ContinuationToken": token} if token else {})})
+            yield page
+            token = page.get("NextContinuationToken") if page.get("IsTruncated") else None
+            if not token:
+                return
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         return S3Upload(self, url, _object_params(url), size_hint)
@@ -283,6 +311,12 @@ def _object_params(url: str) -> dict[str, str]:
     if not key:
         raise StorageError("the URL names a bucket, not an object in it", redacted(url))
     return {"Bucket": bucket, "Key": key}
+
+
+def _listed(page: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Return the keys and sizes in a page of a listing, without the empty objects that stand for folders."""
+    contents = page.get("Contents", ())
+    return [(entry["Key"], entry["Size"]) for entry in contents if not entry["Key"].endswith("/")]
 
 
 def _folder_prefix(key: str) -> str:

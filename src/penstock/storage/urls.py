@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan import Traits
-from penstock.storage.protocol import Storage, open_storage, redacted, scheme
+from penstock.storage.protocol import Storage, bare_url, open_storage, redacted, scheme, unsigned
 
 STDIN = "-"
+_HOST = re.compile(r"^(?:https?|ftps?|sftp|ssh|smb)://[^/]*/*", re.IGNORECASE)
 _SCHEME = re.compile(r"^([a-z][a-z0-9+.-]+):", re.IGNORECASE)
 _RANGE = re.compile(r"^(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?$")
 _LETTERS = re.compile(r"^(?:([a-z])\.\.([a-z])|([A-Z])\.\.([A-Z]))(?:\.\.(-?\d+))?$")
@@ -60,7 +62,7 @@ def expand_braces(pattern: str) -> Iterator[str]:
     """
     for number, name in enumerate(_braces(pattern)):
         if number >= _MAX_NAMES:
-            raise PlanError(f"{pattern!r} expands to more than {_MAX_NAMES:,} names")
+            raise PlanError(f"{redacted(pattern)!r} expands to more than {_MAX_NAMES:,} names")
         yield name
 
 
@@ -226,20 +228,40 @@ def _raise_no_files(name: str) -> list[str]:
 
 
 def relative_names(paths: Sequence[str]) -> list[str]:
-    """Return the names of files relative to their common root; repeated names get a number.
+    """Return the names of files in the identity of their dataset: relative to their common root; repeats get a number.
+
+    Users, queries and the hosts of servers are left out. Where names are the same without them, they have the host, and
+    a hash of the part of the query that is not signed anew, instead.
 
     >>> relative_names(["/data/a/x.tar", "/data/b/x.tar"])
     ['a/x.tar', 'b/x.tar']
+    >>> relative_names(["https://me:word@host/x.tar?signature=1", "https://host/y.tar?signature=2"])
+    ['x.tar', 'y.tar']
     """
-    if len({os.path.dirname(path) for path in paths}) == 1:
-        names = [os.path.basename(path) for path in paths]
-    else:
-        absolute = [os.path.abspath(path) for path in paths]
-        root = os.path.commonpath([os.path.dirname(path) for path in absolute])
-        names = [os.path.relpath(path, root).replace(os.sep, "/") for path in absolute]
+    distinct = len(set(map(unsigned, paths)))
+    names = _below_root([_HOST.sub("/", bare_url(path), count=1) for path in paths])
+    if len(set(names)) < distinct:
+        names = _below_root([bare_url(path) for path in paths])
+    if len(set(names)) < distinct:
+        names = [name + _query_hash(path) for name, path in zip(names, paths, strict=True)]
     counts: dict[str, int] = {}
     for number, name in enumerate(names):
         counts[name] = counts.get(name, 0) + 1
         if counts[name] > 1:
             names[number] = f"{name}#{counts[name]}"
     return names
+
+
+def _below_root(paths: Sequence[str]) -> list[str]:
+    """Return paths relative to the folder that holds all of them."""
+    if len({os.path.dirname(path) for path in paths}) == 1:
+        return [os.path.basename(path) for path in paths]
+    absolute = [os.path.abspath(path) for path in paths]
+    root = os.path.commonpath([os.path.dirname(path) for path in absolute])
+    return [os.path.relpath(path, root).replace(os.sep, "/") for path in absolute]
+
+
+def _query_hash(url: str) -> str:
+    if unsigned(url) == bare_url(url):
+        return ""
+    return f"?{hashlib.blake2b(unsigned(url).partition('?... ')[2].encode(), digest_size=4).hexdigest()}"

@@ -237,6 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._forward(body, fault)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _respond
+    do_OPTIONS = do_PROPFIND = do_MKCOL = do_MOVE = _respond
 
     def _body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -49,6 +49,17 @@ def http_server(folder: Path, *options: str) -> Iterator[int]:
 
 
 @contextmanager
+def webdav_server(folder: Path, *options: str) -> Iterator[int]:
+    """Serve a folder over WebDAV and yield the port on 127.0.0.1; ``options`` are passed to rclone.
+
+    Raises:
+        AssertionError: The program rclone is not installed, or does not start.
+    """
+    with _rclone("webdav", folder, "--dir-cache-time", "0s", "--poll-interval", "0", *options) as port:
+        yield port
+
+
+@contextmanager
 def _rclone(kind: str, folder: Path, *options: str) -> Iterator[int]:
     command = [_binary(), "serve", kind, "--addr", "127.0.0.1:0", *options, str(folder)]
     log = folder.parent / f"{folder.name}-{kind}-{time.monotonic_ns()}.log"

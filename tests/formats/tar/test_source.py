@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.errors import PlanError, StorageError
 from penstock.formats.tar import ShardWriter, TarReader
 from penstock.formats.tar.source import StdinReader, TarSource
@@ -80,3 +81,36 @@ def test_standard_input_is_a_stream(folder: Path, monkeypatch: pytest.MonkeyPatc
     data = (folder / "shard-000002.tar").read_bytes()
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
     assert [sample["__key__"] for sample, _ in reader.stream(Fields())] == ["k6", "k7"]
+
+
+def test_shards_signed_anew_have_the_order_and_the_state_of_the_copy_on_disk(folder: Path, tmp_path: Path) -> None:
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] == "k4":
+            raise ValueError("bad")
+        return sample
+
+    def run(urls: Any, day: str, state: Any = None) -> tuple[list[str], Any]:
+        ds = ps.read_tar(urls).shuffle(seed=1).map(fails).on_error("skip", quarantine=str(tmp_path / f"q{day}.jsonl"))
+        loader = ds.loader(ledger=str(tmp_path / f"ledger{day}"), epoch=0)
+        if state is not None:
+            loader.load_state_dict(state)
+        keys, states = [], []
+        for sample in loader:
+            keys.append(sample["__key__"])
+            states.append(loader.state_dict())
+        return keys, states
+
+    paths = sorted(str(path) for path in folder.glob("*.tar"))
+    (folder / "manifest.json").unlink()  # its entries have no query
+    local, states = run(paths, "local")
+    with plain_server(folder) as port:
+        hosts = (f"me:word@127.0.0.1:{port}", f"127.0.0.1:{port}")
+        for day, host in enumerate(hosts):
+            urls = [f"http://{host}/{Path(path).name}?X-Amz-Signature=secret{day}/x" for path in paths]
+            remote, _ = run(urls, str(day))
+            assert remote == local
+            assert run(urls, f"{day}-rest", states[2])[0] == local[3:]
+    written = b"".join(file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file.parent != folder)
+    assert b"k4" in written
+    assert b"secret" not in written
+    assert b"word" not in written

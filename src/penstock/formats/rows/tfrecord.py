@@ -132,10 +132,10 @@ def parse_example(record: bytes, fields: Fields, lists: tuple[str, ...] = ()) ->
         IndexError: The record ends in the middle of an integer.
     """
     sample: dict[str, Any] = {}
-    for number, wire_type, low, high in _message_fields(record, 0, len(record)):
+    for number, wire_type, low, high in message_fields(record, 0, len(record)):
         if number != 1 or wire_type != _LEN:
             raise ValueError(_NOT_AN_EXAMPLE)
-        for entry, _, start, stop in _message_fields(record, low, high):
+        for entry, _, start, stop in message_fields(record, low, high):
             if entry != 1:
                 raise ValueError(_NOT_AN_EXAMPLE)
             name, feature = _parse_entry(record, start, stop)
@@ -147,7 +147,7 @@ def parse_example(record: bytes, fields: Fields, lists: tuple[str, ...] = ()) ->
 def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, tuple[int, int]]:
     """Return the name of a field and the byte range of its feature."""
     name, feature = "", (0, 0)
-    for number, wire_type, low, high in _message_fields(record, start, stop):
+    for number, wire_type, low, high in message_fields(record, start, stop):
         if wire_type != _LEN:
             raise ValueError(_NOT_AN_EXAMPLE)
         if number == 1:
@@ -159,9 +159,9 @@ def _parse_entry(record: bytes, start: int, stop: int) -> tuple[str, tuple[int, 
 
 def _parse_feature(record: bytes, feature: tuple[int, int], as_list: bool) -> Any:
     kind, values = 0, []
-    for number, _, low, high in _message_fields(record, *feature):
+    for number, _, low, high in message_fields(record, *feature):
         kind = number
-        values += [(start, stop) for _, _, start, stop in _message_fields(record, low, high)]
+        values += [(start, stop) for _, _, start, stop in message_fields(record, low, high)]
     if kind == _BYTES_LIST:
         parts = [record[low:high] for low, high in values]
         return parts[0] if len(parts) == 1 and not as_list else parts
@@ -185,7 +185,7 @@ def _parse_feature(record: bytes, feature: tuple[int, int], as_list: bool) -> An
     return array[0].item() if len(array) == 1 and not as_list else array
 
 
-def _message_fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+def message_fields(data: bytes, at: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield the fields of a protocol buffer message: number, wire type, start and end of the content."""
     while at < stop:
         tag, at = _parse_varint(data, at)

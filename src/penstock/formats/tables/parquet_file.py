@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.errors import DataError, StorageError
-from penstock.formats.tables.values import plain
+from penstock.formats.tables.values import is_number, plain, plain_type
 from penstock.order import I64
 from penstock.plan.expressions import Condition, Extent
 from penstock.storage import Storage, redacted
@@ -103,7 +103,9 @@ class ParquetFile:
         return [schema.column(leaf).path.partition(".")[0] for leaf in range(len(schema))]
 
     def may_match(self, group: int, where: Condition) -> bool:
-        """Return whether the statistics of a row group leave it possible that one of its rows meets the condition."""
+        """Return whether a row of a row group may meet the condition, or may fail when it is evaluated."""
+        if not where.defined_for({name: _values_of(self.schema, name) for name in where.fields()}):
+            return True
         try:
             return where.possible({name: self._extent(group, name) for name in where.fields()})
         except TypeError:
@@ -155,6 +157,18 @@ class ParquetFile:
         if local_stamp(self.path, self.url) != self.stamp:
             raise StorageError("the file was changed while it was being read", self.url)
         return self.path
+
+
+def _values_of(schema: pa.Schema, name: str) -> type | None:
+    """Return the type of a column's values, as ``Condition.defined_for`` takes it."""
+    import pyarrow as pa
+
+    kind = plain_type(schema.field(name).type) if name in schema.names else pa.null()
+    if is_number(kind):
+        return float
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return str
+    return bytes if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) else None
 
 
 def with_partition(

@@ -167,7 +167,7 @@ class ParquetReader(Reader):
             row[positions] = rows - file.row_offsets[groups]
             for group in _distinct(groups):
                 members = positions[groups == group]
-                if fields.where is not None and not self._may_match(number, group, fields.where):
+                if not self._may_match(number, group, names, fields):
                     row[members] = ABSENT
                     continue
                 key = GroupKey(number, group, names)
@@ -210,13 +210,18 @@ class ParquetReader(Reader):
                 break
             file = self.file(shard)
             while group < file.groups and len(keys) < self._workers:
-                if _rows(file, group) and (fields.where is None or self._may_match(shard, group, fields.where)):
-                    keys.append(GroupKey(shard, group, self._wanted_columns(shard, fields)))
+                names = self._wanted_columns(shard, fields)
+                if _rows(file, group) and self._may_match(shard, group, names, fields):
+                    keys.append(GroupKey(shard, group, names))
                 group += 1
             shard, group = shard + 1, 0
         return keys
 
-    def _may_match(self, shard: int, group: int, where: Condition) -> bool:
+    def _may_match(self, shard: int, group: int, names: tuple[str, ...], fields: Fields) -> bool:
+        """Return whether rows of a row group may meet the condition, or fail before it decides."""
+        where: Condition | None = fields.where
+        if where is None or not fields.required.issubset(names):
+            return True
         key = (shard, group, where)
         try:
             if key not in self._matches:
@@ -310,15 +315,17 @@ class LocatedGroupRows:
     def take(self, sel: Any) -> LocatedGroupRows:
         return LocatedGroupRows(self.nbytes[sel], self.groups, self.slot[sel], self.row[sel], self.empty)
 
-    def read(self) -> tuple[Any, dict[int, DataError]]:
+    def read(self) -> tuple[Any, dict[int, DataError | None]]:
         """Return the rows as columns, and by number the errors of those whose row group cannot be decoded.
+
+        The error of a row that statistics rule out is ``None``.
 
         Raises:
             StorageError: A file is gone or has changed, or its storage does not answer.
         """
         row, slot = self.row, self.slot
         batches: list[Any] = []
-        errors: dict[int, DataError] = {}
+        errors: dict[int, DataError | None] = dict.fromkeys(np.flatnonzero(row < 0).tolist())
         row_bytes = float(self.nbytes[0]) if len(self.nbytes) else 0.0
         first = int(slot[0]) if len(slot) else 0
         if (

@@ -23,7 +23,7 @@ from penstock.order import I64
 from penstock.plan import ByObject, Fields, Reader, Resources, Source, Traits
 from penstock.storage import Cache, Storage, expand_braces, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
-from penstock.storage.protocol import scheme
+from penstock.storage.protocol import scheme, without_query
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -145,7 +145,7 @@ def _check_sets(paths: Sequence[str]) -> None:
     """
     sets: dict[tuple[str, str, str, str], set[int]] = {}
     for path in paths:
-        folder, _, name = path.rpartition("/")
+        folder, _, name = without_query(path).rpartition("/")
         if match := _NUMBERED_FILE.fullmatch(name):
             sets.setdefault((folder, match[1], match[3], match[4]), set()).add(int(match[2]))
     for (folder, prefix, total, suffix), found in sets.items():
@@ -182,7 +182,7 @@ def partitions_of(paths: Sequence[str]) -> list[Partition]:
 
 def _partition_texts(path: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
-    for folder in reversed(path.split("/")[:-1]):
+    for folder in reversed(without_query(path).split("/")[:-1]):
         match = _PARTITION_FOLDER.fullmatch(folder)
         if match is None:
             break

@@ -24,7 +24,7 @@ from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.walker import FieldFilter
 from penstock.plan import Reader, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
-from penstock.storage.protocol import scheme
+from penstock.storage.protocol import scheme, without_query
 
 _OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
 
@@ -226,7 +226,7 @@ class TarReader(Reader):
         if scheme(path) == "file":
             manifest = read_manifest(os.path.dirname(path) or ".")
             return manifest.entry(os.path.basename(path)) if manifest is not None else None
-        folder, _, name = path.rpartition("/")
+        folder, _, name = without_query(path).rpartition("/")
         if folder not in self._manifests:
             self._manifests[folder] = read_manifest_at(folder, open_storage(path, self._storage), optional=True)
         manifest = self._manifests[folder]

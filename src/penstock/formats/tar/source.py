@@ -21,7 +21,7 @@ from penstock.order import I64
 from penstock.plan import Fields, Resources, Source, StreamReader, Traits
 from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
-from penstock.storage.protocol import check_storage, scheme
+from penstock.storage.protocol import check_storage, scheme, without_query
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manife
     counts: list[int] = []
     for url, path in zip(urls, paths, strict=True):
         manifest = manifests[_folder(path)]
-        entry = manifest.entry(path.rpartition("/")[2]) if manifest is not None else None
+        entry = manifest.entry(without_query(path).rpartition("/")[2]) if manifest is not None else None
         if entry is not None:
             counts.append(entry.samples)
         elif scheme(path) == "file" and not os.path.isfile(path):
@@ -123,7 +123,7 @@ def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manife
 
 
 def _folder(path: str) -> str:
-    return path.rpartition("/")[0] if "/" in path else ""
+    return without_query(path).rpartition("/")[0]
 
 
 def _manifest(folder: str, storage: Storage | None) -> Manifest | None:

@@ -1,0 +1,161 @@
+"""Objects are written, listed and deleted over WebDAV as on any storage, and over plain PUT."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PlanError, StorageError
+from penstock.storage import Http, Retry
+from penstock.storage.protocol import Storage
+from penstock.testing.proxy import Proxy
+from penstock.testing.servers import http_server, webdav_server
+from penstock.testing.storages import DATA, StorageTests, write
+
+QUICK = Retry(tries=4, base_s=0.02, most_s=0.1, stall_s=2.0, connect_s=1.0)
+USER, PASSWORD = "user", "never-to-be-seen"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dav")
+
+
+@pytest.fixture(scope="module")
+def port(folder: Path) -> Iterator[int]:
+    with webdav_server(folder, "--user", USER, "--pass", PASSWORD) as port:
+        yield port
+
+
+@pytest.fixture
+def storage() -> Http:
+    return Http(USER, PASSWORD, retry=QUICK)
+
+
+@pytest.fixture
+def root(port: int) -> str:
+    return f"http://127.0.0.1:{port}/{uuid4().hex}"
+
+
+class TestWebDav(StorageTests):
+    def test_a_listing_is_of_the_folder_recursive_and_sorted(self, storage: Storage, root: str) -> None:
+        names = ["b/z", "b/a/x", "b/a-", "bc", "b.tar", "b/ü ü+", "b/100%25", "b/2", "b/10"]
+        for number, name in enumerate(names):
+            write(storage, f"{root}/{name}", b"x" * number)
+        want = sorted((f"{root}/{name}", number) for number, name in enumerate(names) if name.startswith("b/"))
+        for prefix in (f"{root}/b", f"{root}/b/"):
+            assert [(found.url, found.size) for found in storage.list(prefix)] == want
+        for url, size in want:
+            assert storage.info(url).size == size
+        assert list(storage.list(f"{root}/nothing")) == []
+
+
+def test_shards_are_packed_to_webdav_and_read_back(storage: Http, root: str) -> None:
+    samples = [{"__key__": f"{n:04d}", "txt": str(n).encode()} for n in range(50)]
+    ps.from_items(samples).write_tar(f"{root}/shards", max_samples=20, storage=storage)
+    ds = ps.read_tar(f"{root}/shards", storage=storage)
+    assert len(ds) == 50
+    assert [sample["txt"] for sample in ds] == [sample["txt"] for sample in samples]
+
+
+def test_an_upload_survives_connections_that_break(storage: Http, port: int) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        for method in ("PUT", "MOVE"):
+            proxy.rule(method, refuse=True)
+            proxy.rule(method, status=503)
+            proxy.rule(method, deaf=True)
+        url = f"http://127.0.0.1:{proxy.port}/broken/object"
+        write(storage, url, DATA)
+        assert storage.read(url, 0, len(DATA)) == DATA
+        assert [found.url for found in storage.list(f"http://127.0.0.1:{proxy.port}/broken")] == [url]
+
+
+def test_nothing_is_left_of_an_upload_that_fails(storage: Http, port: int, folder: Path) -> None:
+    with Proxy("127.0.0.1", port) as proxy:
+        url = f"http://127.0.0.1:{proxy.port}/failing/object"
+        write(storage, url, b"old")
+        proxy.rule("MOVE", times=None, status=507)
+        with pytest.raises(StorageError, match="507"):
+            write(storage, url, DATA)
+        assert storage.read(url, 0, 3) == b"old"
+    assert [path.name for path in (folder / "failing").iterdir()] == ["object"]
+
+
+class _PutHandler(SimpleHTTPRequestHandler):
+    """A plain server that accepts PUT and DELETE with a token, and has none of WebDAV's methods."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing."""
+
+    def _answer(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_PUT(self) -> None:
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Authorization"] != f"Bearer {PASSWORD}":
+            return self._answer(401)
+        path = Path(self.translate_path(self.path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        self._answer(201)
+
+    def do_DELETE(self) -> None:
+        path = Path(self.translate_path(self.path))
+        self._answer(204 if path.exists() else 404)
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def put_server(folder: Path) -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_PutHandler, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield int(server.server_address[1])
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_plain_server_is_written_by_put_with_a_token(tmp_path: Path) -> None:
+    with put_server(tmp_path) as port:
+        storage, url = Http(token=PASSWORD, retry=QUICK), f"http://127.0.0.1:{port}/a/b.bin"
+        write(storage, url, DATA)
+        assert storage.read(url, 0, len(DATA)) == DATA
+        storage.delete(url)
+        storage.delete(url)
+        assert not list(tmp_path.rglob("*.bin"))
+        with pytest.raises(StorageError, match="cannot be listed"):
+            list(storage.list(url))
+        with pytest.raises(StorageError, match=r"requires authentication \(401\)") as caught:
+            write(Http(token="wrong", retry=QUICK), url, DATA)
+        assert "wrong" not in str(caught.value).replace("missing or wrong", "")
+
+
+def test_a_server_that_only_reads_says_so(tmp_path: Path) -> None:
+    with http_server(tmp_path) as port:
+        url = f"http://127.0.0.1:{port}/object"
+        with pytest.raises(StorageError, match=r"does not accept uploads \(405\)"):
+            write(Http(retry=QUICK), url, DATA)
+        with pytest.raises(StorageError, match=r"does not delete objects \(405\)"):
+            Http(retry=QUICK).delete(url)
+
+
+def test_credentials_are_checked_and_never_shown() -> None:
+    assert PASSWORD not in repr(Http(USER, PASSWORD))
+    assert PASSWORD not in repr(Http(token=PASSWORD))
+    with pytest.raises(PlanError, match="both user and password"):
+        Http(user=USER)
+    with pytest.raises(PlanError, match="not both"):
+        Http(USER, PASSWORD, token=PASSWORD)
