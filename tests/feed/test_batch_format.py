@@ -26,9 +26,9 @@ def _labelled() -> ps.Dataset:
 
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize(("name", "kind"), [("torch", torch.Tensor), ("numpy", np.ndarray)])
-def test_labels_become_arrays_as_images_do(name: Any, kind: type, batched: bool) -> None:
+def test_labels_become_arrays_as_images_do(name: Any, kind: Any, batched: bool) -> None:
     ds = _labelled().batched(4) if batched else _labelled()
-    item = next(iter(ds.loader(format=name)))
+    item: Any = next(iter(ds.loader(format=name)))
     assert isinstance(item["image"], kind)
     assert isinstance(item["label"], kind)
     assert tuple(item["image"].shape) == ((4, 2, 2) if batched else (2, 2))

@@ -39,7 +39,8 @@ class Model(lightning.LightningModule):
 
     def training_step(self, batch: Any, _: int) -> torch.Tensor:
         self.seen.append([int(x) for x in batch["x"]])
-        return self.layer(batch["x"][:, None] / 100).square().mean()
+        loss: torch.Tensor = self.layer(batch["x"][:, None] / 100).square().mean()
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.01)
