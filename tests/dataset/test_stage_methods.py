@@ -181,7 +181,7 @@ def test_a_wrong_argument_is_refused_at_the_call(wrong: Any) -> None:
 
 def test_the_error_of_an_unknown_argument_lists_the_arguments() -> None:
     with pytest.raises(PlanError, match=r"map has no argument wrokers; it takes workers, .*; did you mean workers\?"):
-        numbers((3,)).map(len, wrokers=2, workers=1)  # type: ignore[arg-type]
+        numbers((3,)).map(len, wrokers=2, workers=1)  # type: ignore[call-arg]
 
 
 def test_the_error_of_a_failing_function_names_stage_shard_and_key() -> None:
