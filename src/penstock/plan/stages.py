@@ -12,7 +12,7 @@ from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns
-from penstock.plan.stage import EachStage, Filter, FlatMap, Map, sample_error
+from penstock.plan.stage import EachStage, Filter, FlatMap, Map, MissingField, sample_error
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes_parameter
 
 
@@ -245,7 +245,8 @@ def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
     Fields that are not ``None`` come first: the rows of a table have all its columns.
 
     Raises:
-        DataError: The sample has none of the fields, or is not a dict.
+        MissingField: The sample has none of the fields.
+        DataError: The sample is not a dict.
     """
     if not isinstance(sample, dict):
         raise DataError(f"{stage} needs a sample with fields, not {type(sample).__name__}")
@@ -254,7 +255,7 @@ def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
         if len(present) == 1:
             return present[0]
         return next((name for name in present if sample[name] is not None), present[0])
-    raise DataError(f"{stage}: the sample has no field {' or '.join(map(repr, names))}")
+    raise MissingField.of(stage, names, sample)
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,13 @@ class Select(_NameStage):
 
     def needs(self, after: Fields) -> Fields:
         return Fields(frozenset(self.names), meta=after.meta)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((name,) for name in self.names)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        return names.intersection(self.names)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         names = self.names
@@ -296,6 +304,9 @@ class Drop(_NameStage):
 
     def needs(self, after: Fields) -> Fields:
         return after.without(self.names)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        return names.difference(self.names)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         dropped = frozenset(self.names)
@@ -327,6 +338,14 @@ class Rename(_NameStage):
     def needs(self, after: Fields) -> Fields:
         wanted = [old for _, spec in self.names for old in _alternatives(spec)]
         return after.without(new for new, _ in self.names).with_(wanted)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(_alternatives(spec) for _, spec in self.names)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        renamed = {old for _, spec in self.names for old in _alternatives(spec)}
+        return names.difference(renamed) | {new for new, _ in self.names}
 
     def decided_by_names(self, names: Sequence[str]) -> bool:
         """Return False if a field has several alternatives among ``names``: some of them may be ``None``."""
@@ -371,6 +390,10 @@ class ToTuple(_FieldStage):
 
     def needs(self, after: Fields) -> Fields:
         return Fields(frozenset(name for spec in self.names for name in _alternatives(spec)), meta=False)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(map(_alternatives, self.names))
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         slots = [_alternatives(spec) for spec in self.names]

@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.tar.archive import EncodedSamples
+from penstock.plan import no_field
 from penstock.tarstream.raw import RawSample
 
 SORT_TYPES = ("text", "int", "float", "shuffle")
@@ -77,7 +78,7 @@ class SortOrder:
     def _text(self, raw: RawSample) -> str:
         data = raw.value(self.by)
         if data is None:
-            raise DataError(f"cannot sort by the field {self.by!r}: the sample does not have it", raw.shard, raw.key)
+            raise DataError(f"cannot sort: the sample has {no_field([self.by], raw.field_names)}", raw.shard, raw.key)
         return data.decode("utf-8", "surrogateescape")
 
 

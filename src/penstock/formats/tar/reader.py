@@ -161,6 +161,9 @@ class TarReader(Reader):
             raise IndexError(f"sample {index} of {found.samples} in {self._urls[shard]}")
         return found.key(index)
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for kind in self._shard(shard).index.kinds for name in kind))
+
     def locate(self, shard: I64, index: I64, fields: FieldFilter) -> LocatedTar:
         """Locate many samples at once, in any order.
 
