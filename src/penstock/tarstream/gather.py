@@ -76,6 +76,19 @@ def gather_runs(
             yield from _good_runs(reader.runs(), on_error)
 
 
+def gather_parts(urls: Iterable[str], *, on_error: ErrorHandler = raise_error) -> Iterator[RawSample]:
+    """Yield the samples of archives one after the other; one whose members lie apart is yielded in several parts.
+
+    Raises:
+        StorageError: An archive cannot be read.
+        DataError: An archive is damaged, unless ``on_error`` accepts that.
+    """
+    for url in urls:
+        with closing(open_raw(url, mapped=True)) as reader:
+            for run in _good_runs(reader.runs(apart=True), on_error):
+                yield from run
+
+
 def _good_runs(items: Iterable[RawRun | DataError], on_error: ErrorHandler) -> Iterator[RawRun]:
     for item in items:
         if isinstance(item, RawRun):
