@@ -23,10 +23,10 @@ def run(args: argparse.Namespace) -> int:
     from penstock.engines.progress import Progress
     from penstock.formats.manifest import MANIFEST
     from penstock.formats.tar.indexing import index_shard, store_index, update_manifest
-    from penstock.formats.tar.shard_names import TAR_SUFFIXES
-    from penstock.storage import expand, redacted, url_patterns
+    from penstock.formats.tar.shard_names import expand_shards
+    from penstock.storage import redacted, url_patterns
 
-    urls = expand(url_patterns(args.urls), TAR_SUFFIXES)
+    urls = expand_shards(url_patterns(args.urls))
     damaged = 0
     entries: dict[str, list[Any]] = {}
     with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(args.workers) as pool:

@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from penstock.errors import DataError
-from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.storage import STDIN, expand, url_patterns
+from penstock.formats.tar.shard_names import expand_shards
+from penstock.storage import STDIN, url_patterns
 from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
@@ -31,7 +31,7 @@ def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list
     """
     urls: list[str] = []
     for pattern in patterns:
-        urls += [STDIN] if pattern == STDIN else expand(url_patterns(pattern), TAR_SUFFIXES, storage)
+        urls += [STDIN] if pattern == STDIN else expand_shards(url_patterns(pattern), storage)
     return urls
 
 
