@@ -6,8 +6,8 @@ The files that the folder holds when the command ends are the new sample.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import re
 import select
 import shutil
 import signal
@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -32,7 +33,7 @@ from penstock.tarstream.raw import RawSample
 _SHARED_MEMORY = "/dev/shm"
 _MIN_FREE_BYTES = 1 << 30  # of shared memory, for folders to be created there
 _LOG_BYTES = 64 << 10  # only the last bytes of a command's output are kept
-_RUN_FOLDER = re.compile(r"penstock-proc-(\d+)-")
+_RUN_FOLDER = "penstock-proc-"
 _FILE_NAME = "sample"
 _KEY_FIELD = "__key__"  # a file sample.__key__ that the command writes holds the new key
 
@@ -132,7 +133,7 @@ class CommandRunner:
         _remove_stale_folders(parent)
         try:
             os.makedirs(parent, exist_ok=True)
-            self._root = tempfile.mkdtemp(prefix=f"penstock-proc-{os.getpid()}-", dir=parent)
+            self._root, self._root_lock = _locked_folder(parent)
         except OSError as exc:
             raise StorageError(f"cannot create the work folder: {exc.strerror or exc}", parent) from exc
         self._running: set[int] = set()
@@ -146,6 +147,7 @@ class CommandRunner:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
         _remove_folder(self._root)
+        os.close(self._root_lock)
 
     def stop(self) -> None:
         """Kill the running commands, and refuse to start others."""
@@ -333,14 +335,35 @@ def _default_parent() -> str:
     return tempfile.gettempdir()
 
 
+def _locked_folder(parent: str) -> tuple[str, int]:
+    """Create a folder, and lock it until its descriptor is closed: the lock tells that its owner is alive.
+
+    A process id would not: other containers, which may share the folder, number their processes themselves.
+    """
+    while True:
+        folder = tempfile.mkdtemp(prefix=_RUN_FOLDER, dir=parent)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(folder):  # another run may have removed it before it was locked
+            return folder, lock
+        os.close(lock)
+
+
 def _remove_stale_folders(parent: str) -> None:
-    """Remove the folders that killed runs of this user left behind."""
+    """Remove the folders that killed runs of this user left behind: those that no process has locked."""
     try:
         with os.scandir(parent) as entries:
-            folders = [(entry, match[1]) for entry in entries if (match := _RUN_FOLDER.match(entry.name))]
-        for entry, pid in folders:
-            if not os.path.exists(f"/proc/{pid}") and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                _remove_folder(entry.path)
+            folders = [entry for entry in entries if entry.name.startswith(_RUN_FOLDER)]
+        for entry in folders:
+            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+            lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove_folder(entry.path)
+            finally:
+                os.close(lock)
     except OSError:
         return
 
