@@ -34,7 +34,6 @@ _SHARED_MEMORY = "/dev/shm"
 _MIN_FREE_BYTES = 1 << 30  # of shared memory, for folders to be created there
 _LOG_BYTES = 64 << 10  # only the last bytes of a command's output are kept
 _RUN_FOLDER = "penstock-proc-"
-_FILE_NAME = "sample"
 _KEY_FIELD = "__key__"  # a file sample.__key__ that the command writes holds the new key
 
 
@@ -46,11 +45,13 @@ class ShellCommand:
         argv: The program and its arguments.
         timeout_s: How long it may take for one sample; None: no limit.
         log_field: The field that stores what the command printed; None: not stored.
+        base: The name of the files of a sample, before the dot.
     """
 
     argv: tuple[str, ...]
     timeout_s: float | None = None
     log_field: str | None = None
+    base: str = "sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class CommandRunner:
         folder = os.path.join(self._root, f"_{number:08d}")
         try:
             try:
-                _write_files(folder, raw)
+                _write_files(folder, raw, self._command.base)
             except OSError as exc:
                 if exc.errno == errno.ENAMETOOLONG:  # the name of a field is too long for a file
                     return CommandResult(raw, None, b"", f"its fields cannot be written as files: {exc.strerror}")
@@ -246,9 +247,10 @@ class CommandRunner:
         key = raw.key
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries)
+        start = f"{self._command.base}."
         for name in names:
-            field = name[len(_FILE_NAME) + 1 :].lower()
-            if not name.startswith(f"{_FILE_NAME}.") or not field:
+            field = name[len(start) :].lower()
+            if not name.startswith(start) or not field:
                 continue
             data = _read_file(os.path.join(folder, name))
             if field == _KEY_FIELD:
@@ -269,10 +271,10 @@ def _exit_code(pid: int) -> int:
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _write_files(folder: str, raw: RawSample) -> None:
+def _write_files(folder: str, raw: RawSample, base: str) -> None:
     os.mkdir(folder, 0o700)
     for field, data in raw.fields().items():
-        fd = os.open(os.path.join(folder, f"{_FILE_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = os.open(os.path.join(folder, f"{base}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             rest = memoryview(data)
             while rest:

@@ -106,3 +106,10 @@ def test_a_work_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot create the work folder"):
         CommandRunner(ShellCommand(("true",)), str(tmp_path / "file" / "w"))
+
+
+def test_the_files_of_a_sample_may_have_another_base_name(small_shard: str, proc: Proc) -> None:
+    samples, _ = proc(
+        "-b", "x", "-c", "test -e x.cls && cp x.cls x.new && touch sample.no", "--count", "1", small_shard
+    )
+    assert [set(fields) for fields in samples.values()] == [{"cls", "txt", "new"}]
