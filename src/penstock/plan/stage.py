@@ -40,7 +40,7 @@ class Stage(ABC):
     keeps_count: ClassVar[bool] = True  # one item out for every item in
     ends_stream: ClassVar[bool] = False  # the stage itself ends the stream, even one that has no end
     reads_source: ClassVar[bool] = False  # the stage reads the located samples of its block
-    optional_fields: ClassVar[bool] = False  # samples without a field that the stage names are no mistake
+    optional_fields: ClassVar[bool] = False  # some samples may lack a field that the stage names
     uses_features: ClassVar[bool] = False  # ``Context.features`` is filled in for this stage
 
     @abstractmethod

@@ -26,7 +26,7 @@ from penstock.tarstream.gather import ErrorHandler, raise_error
 from penstock.tarstream.raw import RawSample
 
 SORT_TYPES = ("text", "int", "float", "shuffle")
-Select = Callable[[Iterator[RawSample]], Iterator[RawSample]]
+SampleSelector = Callable[[Iterator[RawSample]], Iterator[RawSample]]
 _Record = list[Any]  # key, number, value, source, exact, field names, spans: of a sample, or of a part of one
 _KEY, _NUMBER, _VALUE, _SOURCE, _EXACT, _FIELDS, _SPANS = range(7)
 _RUN_RECORDS = 200_000  # records of one sorted run: about 150 MB
@@ -94,7 +94,7 @@ def sort_samples(
     order: SortOrder,
     folder: str | None = None,
     *,
-    select: Select | None = None,
+    select: SampleSelector | None = None,
     on_error: ErrorHandler = raise_error,
 ) -> Iterator[EncodedSamples]:
     """Yield samples in sorted order, equal ones in their original order; memory does not grow with their number.
@@ -222,7 +222,7 @@ class _SampleStore:
                 raise DataError(problem, self._shards[record[_SOURCE]], record[_KEY])
             yield record
 
-    def select(self, samples: Iterator[_Record], select: Select) -> Iterator[_Record]:
+    def select(self, samples: Iterator[_Record], select: SampleSelector) -> Iterator[_Record]:
         """Yield the records of the samples that are selected."""
         records: dict[int, _Record] = {}  # of the samples that are being looked at, by the object that stands for them
 
