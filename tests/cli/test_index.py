@@ -3,11 +3,14 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from penstock.cli import main
+from penstock.errors import DataError
 from penstock.formats.tar.index import read_beside
 from penstock.storage import Memory
 
@@ -57,3 +60,48 @@ def test_a_damaged_shard_is_reported_and_exit_1(shard: Path, capsys: pytest.Capt
     assert "1 of them unreadable" in capsys.readouterr().out
     assert main(["index", str(shard.with_name("missing.tar"))]) == 1
     assert capsys.readouterr().err.startswith("penstock: ")
+
+
+def rewrite(path: Path, count: int) -> None:
+    with ps.TarWriter(path) as writer:
+        for number in range(count):
+            writer.write({"__key__": f"new-{number}", "txt": b"text" * number})
+
+
+def by_another_tool(path: Path, count: int) -> None:
+    other = path.with_name("other")
+    with tarfile.open(other, "w") as tar:
+        for number in range(count):
+            tar.addfile(tarfile.TarInfo(f"new-{number}.txt"))
+    other.replace(path)
+
+
+@pytest.mark.parametrize("tool", [rewrite, by_another_tool])
+@pytest.mark.parametrize("count", [3, 5, 9])
+def test_a_shard_that_is_written_again_is_named_and_indexing_its_folder_mends_it(
+    tool: Callable[[Path, int], None], count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "packed"
+    ps.from_items([{"__key__": f"k{n}", "txt": b"x"} for n in range(10)]).write_tar(str(folder), max_samples=5)
+    tool(folder / "shard-000001.tar", count)
+    if count != 5:
+        with pytest.raises(
+            DataError, match=r"written again: manifest.json says 5 samples.*run `penstock index"
+        ) as caught:
+            list(ps.read_tar(str(folder)))
+        assert f"penstock index {folder}`" in str(caught.value)
+    assert main(["index", str(folder)]) == 0
+    assert "manifest.json: 1 entry updated" in capsys.readouterr().err
+    keys = [sample["__key__"] for sample in ps.read_tar(str(folder))]
+    assert keys == [f"k{n}" for n in range(5)] + [f"new-{n}" for n in range(count)]
+    assert len(ps.read_tar(str(folder))) == 5 + count
+    assert main(["verify", str(folder)]) == 0
+    assert main(["index", str(folder)]) == 0
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_shard_without_a_manifest_that_is_written_again_is_read_as_it_is(shard: Path, count: int) -> None:
+    assert main(["index", str(shard)]) == 0
+    by_another_tool(shard, count)
+    assert [sample["__key__"] for sample in ps.read_tar(shard)] == [f"new-{n}" for n in range(count)]

@@ -4,6 +4,7 @@ import argparse
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +88,41 @@ def test_the_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPat
 def test_the_module_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "penstock", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"penstock {penstock.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pak", "a"], "there is no command 'pak': did you mean `penstock pack`?"),
+        (["pack", "a", "b", "--fromat", "tar"], "unrecognized arguments: --fromat tar; did you mean --format?"),
+        (["cat", "a.tar", "--whre=x"], "unrecognized arguments: --whre=x; did you mean --where?"),
+    ],
+)
+def test_the_nearest_command_or_option_is_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {message}\n")
+
+
+@pytest.mark.parametrize("command", ["info", "index", "show"])
+def test_a_folder_of_other_files_is_described_with_what_reads_it(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cat").mkdir()
+    for name in ("1.jpg", "2.jpg", "cat/3.JPG", "README"):
+        (tmp_path / name).write_bytes(b"x")
+    assert main([command, str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "no tar shards in this folder; 3 of its files are .jpg: read with ps.read_images" in error
+    assert f"`penstock pack {tmp_path} FOLDER`" in error
+
+
+def test_a_parquet_file_given_to_a_tar_tool_is_named_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    assert main(["show", str(tmp_path / "a.parquet")]) == 1
+    assert "this is not a tar shard: read with ps.read_parquet, or make shards with" in capsys.readouterr().err

@@ -211,3 +211,16 @@ def test_a_class_that_cannot_be_constructed_stops_the_run() -> None:
 def test_map_batches_needs_samples_with_fields() -> None:
     with pytest.raises(StageError, match="samples with fields, not int"):
         list(ps.from_items([1]).map_batches(len))
+
+
+@pytest.mark.parametrize("on", ["threads", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_samples_as_large_as_photos_come_in_calls_of_batch_size_rows(on: Any, engine: Any) -> None:
+    def photo(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"photo": np.zeros((240, 320, 3), np.uint8)}
+
+    def rows_per_call(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"rows": [len(batch["photo"])] * len(batch["photo"])}
+
+    ds = numbers((300,)).map(photo, workers=2).map_batches(rows_per_call, batch_size=100, on=on, workers=1).on(engine)
+    assert [row["rows"] for row in ds] == [100] * 300

@@ -9,6 +9,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 import penstock as ps
@@ -141,3 +143,17 @@ def test_the_error_of_an_unknown_engine_lists_the_engines() -> None:
 def test_other_types_than_cache_and_storage_are_refused_at_the_call(given: Any, hint: str) -> None:
     with pytest.raises(PlanError, match=hint):
         ps.read_tar("a.tar", **given)
+
+
+@pytest.mark.parametrize(
+    ("items", "advice"),
+    [
+        ({"x": [1, 2]}, r"not dict: write ps.from_arrow\(pyarrow.table\(columns\)\)"),
+        (pd.DataFrame({"x": [1]}), r"not DataFrame: write ps.from_arrow\(pyarrow.Table.from_pandas\(frame\)\)"),
+        (pa.table({"x": [1]}), r"not Table: write ps.from_arrow\(table\)"),
+        (ps.from_items([1]), "not Dataset: write the Dataset itself"),
+    ],
+)
+def test_from_items_says_what_to_write_for_a_table(items: Any, advice: str) -> None:
+    with pytest.raises(PlanError, match=advice):
+        ps.from_items(items)

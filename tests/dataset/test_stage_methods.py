@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from pathlib import Path
@@ -79,6 +80,65 @@ def test_map_tuple_has_a_function_for_each_element() -> None:
     assert ds.map_tuple(str, None).first() == ("1", 2, 3)
     drawn = [t[1] for t in ps.from_items([(1, 2)] * 5).map_tuple(None, lambda v, rng: rng.random()).epoch(0)]
     assert len(set(drawn)) == 5
+
+
+FIELDS = [{"__key__": f"{i}", "jpg": b"image", "cls": i} for i in range(3)]
+
+
+@pytest.fixture(scope="module", params=["tar", "parquet", "json", "csv", "items"])
+def shards(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ps.Dataset:
+    """Samples with the fields jpg and cls, in every kind of source."""
+    folder = str(tmp_path_factory.mktemp("shards") / "packed")
+    ds = ps.from_items(FIELDS)
+    if request.param == "items":
+        return ds
+    if request.param == "tar":
+        ds.write_tar(folder)
+        return ps.read_tar(folder)
+    kind = request.param
+    getattr(ds.map(lambda sample: {**sample, "jpg": "image"}), f"write_{kind}")(folder)
+    read: ps.Dataset = getattr(ps, f"read_{kind}")(folder)
+    return read
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        lambda ds: ds.select("jgp"),
+        lambda ds: ds.rename(image="jgp;jgpeg"),
+        lambda ds: ds.to_tuple("cls", "jgp"),
+        lambda ds: ds.decode(jgp=bytes, jpg=bytes),
+        lambda ds: ds.decode(fields={"jgp": bytes}),
+        lambda ds: ds.filter(ps.col("jgp") == 3),
+        lambda ds: ds.with_columns(copy=ps.col("jgp")),
+        lambda ds: ds.drop("cls").decode(jpg=bytes).rename(label="jpg").select("jgp"),
+        lambda ds: ds.map(dict).select("jgp"),
+        lambda ds: ds["jgp"],
+    ],
+)
+@pytest.mark.parametrize("engine", ["serial", "local"])
+def test_the_error_of_a_field_that_no_sample_has_names_the_fields_and_the_nearest(
+    stage: Any, engine: Any, shards: ps.Dataset
+) -> None:
+    with pytest.raises((DataError, PlanError), match="no field 'jgp'") as caught:
+        list(stage(shards).on(engine))
+    near = "label" if "label" in str(stage(shards)) else "jpg"
+    assert re.search(rf"the fields are (cls, )?{near}", str(caught.value))
+    assert near == "label" or str(caught.value).partition(" (shard")[0].endswith("did you mean jpg?")
+
+
+def test_a_field_that_only_some_samples_have_is_no_mistake(tmp_path: Path) -> None:
+    samples = [{"__key__": "a", "jpg": b"x"}, {"__key__": "b", "jpg": b"x", "txt": b"words"}]
+    ps.from_items(samples).write_tar(str(tmp_path / "out"), max_samples=1)
+    for ds in (ps.read_tar(tmp_path / "out"), ps.from_items(samples)):
+        assert [sample.get("txt") for sample in ds.decode(txt=len, jpg=bytes)] == [None, 5]
+        with pytest.raises(DataError, match="select: the sample has no field 'txt'; the fields are jpg"):
+            list(ds.select("txt"))
+
+
+def test_a_field_that_no_later_stage_needs_is_no_mistake(tmp_path: Path) -> None:
+    ps.from_items(FIELDS).write_tar(str(tmp_path / "out"))
+    assert len(ps.read_tar(tmp_path / "out").decode(cls="cls", jpg=bytes).select("cls").take_all()) == 3
 
 
 @pytest.mark.parametrize(
@@ -181,7 +241,7 @@ def test_a_wrong_argument_is_refused_at_the_call(wrong: Any) -> None:
 
 def test_the_error_of_an_unknown_argument_lists_the_arguments() -> None:
     with pytest.raises(PlanError, match=r"map has no argument wrokers; it takes workers, .*; did you mean workers\?"):
-        numbers((3,)).map(len, wrokers=2, workers=1)  # type: ignore[arg-type]
+        numbers((3,)).map(len, wrokers=2, workers=1)  # type: ignore[call-arg]
 
 
 def test_the_error_of_a_failing_function_names_stage_shard_and_key() -> None:

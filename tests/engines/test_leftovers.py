@@ -261,7 +261,7 @@ BUSY = {
     "working": "time.sleep(0.002)",
     "sleeping": "time.sleep(60)",
     "in C": "re.match(r'(a+)+$', 'a' * 60 + 'b')",
-    "nested": "list(from_items(range(9)).map(time.sleep, on='processes', workers=1))",
+    "nested": "list(from_items(range(9)).map(lambda s: time.sleep(s) or s, on='processes', workers=1))",
 }
 SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
 FINISHES = {

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.errors import DataError, PlanError
+from penstock.errors import PlanError
 from penstock.plan import Condition, col
 from penstock.plan.expressions import Extent
 
@@ -110,8 +110,8 @@ def test_an_invalid_expression_is_refused_when_it_is_created(invalid: Any) -> No
         invalid()
 
 
-def test_a_missing_field_is_a_data_error() -> None:
-    with pytest.raises(DataError, match="no field 'y'"):
+def test_a_field_that_no_sample_has_is_a_plan_error() -> None:
+    with pytest.raises(PlanError, match="no field 'y'"):
         ps.from_items(ROWS).filter(col("y") == 1).take_all()
 
 

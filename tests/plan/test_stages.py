@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,16 @@ def test_map_batches_calls_the_function_on_columns_of_batch_size_rows() -> None:
     assert calls == [[1, 2], [3]]
 
 
-def test_map_batches_constructs_a_class_once_per_worker_and_closes_it() -> None:
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (MapFn, _numbers(11, 12, 13)),
+        (FilterFn, _numbers(1, 2, 3)),
+        (FlatMapFn, ["x", "x", "x"]),
+        (partial(MapBatches, batch_size=2), _numbers(11, 12, 13)),
+    ],
+)
+def test_a_class_with_callable_instances_is_constructed_once_per_worker_and_closed(kind: Any, expected: Any) -> None:
     events: list[Any] = []
 
     class Add:
@@ -122,22 +132,48 @@ def test_map_batches_constructs_a_class_once_per_worker_and_closes_it() -> None:
             self.number = number
             events.append(("constructed", device))
 
-        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-            return {"x": batch["x"] + self.number}
+        def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+            return {"x": sample["x"] + self.number}
 
         def close(self) -> None:
             events.append("closed")
 
-    stage, ctx = MapBatches(Add, 2, args=ByObject((10,))), Context(0, device="cpu")
+    stage, ctx = kind(Add, args=ByObject((10,))), Context(0, device="cpu")
+    stage.prepare(ctx)
     for _ in range(2):
-        assert stage.run(_block(_numbers(1, 2, 3)), ctx).items == _numbers(11, 12, 13)
+        assert stage.run(_block(_numbers(1, 2, 3)), ctx).items == expected
     stage.finish(ctx)
     assert events == [("constructed", "cpu"), "closed"]
 
 
-def test_constructor_arguments_need_a_class() -> None:
-    with pytest.raises(PlanError, match="need a class"):
-        MapBatches(len, args=ByObject((1,)))
+def test_an_instance_gets_the_generator_of_the_sample_and_the_device() -> None:
+    class Draw:
+        def __call__(self, item: Any, device: str, rng: Any) -> Any:
+            return item, device, int(rng.integers(1 << 40))
+
+    def draw(item: Any, device: str, rng: Any) -> Any:
+        return item, device, int(rng.integers(1 << 40))
+
+    ctx = Context(5, device="cuda:1")
+    assert (
+        MapFn(Draw).run(_block(["a", "b"]), ctx).items
+        == MapFn(draw).run(_block(["a", "b"]), Context(5, device="cuda:1")).items
+    )
+
+
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [(MapFn(str), ["0", "1"]), (FilterFn(bool), [1]), (FlatMapFn(range), [0]), (MapFn(Exception), None)],
+)
+def test_any_other_class_is_called_on_every_sample(stage: Stage, expected: Any) -> None:
+    out = list(stage.run(_block([0, 1]), Context(0)).items)
+    assert out == expected if expected is not None else [e.args for e in out] == [(0,), (1,)]
+
+
+@pytest.mark.parametrize("fn", [len, dict])
+def test_constructor_arguments_need_a_class_that_is_constructed(fn: Any) -> None:
+    with pytest.raises(PlanError, match="fn_args and fn_kwargs are for a class"):
+        MapBatches(fn, args=ByObject((1,)))
 
 
 def test_a_class_that_cannot_be_constructed_is_a_stage_error_without_a_sample() -> None:
@@ -145,9 +181,27 @@ def test_a_class_that_cannot_be_constructed_is_a_stage_error_without_a_sample() 
         def __init__(self) -> None:
             raise OSError("no weights")
 
-    with pytest.raises(StageError, match="OSError: no weights") as caught:
-        MapBatches(Broken).run(_block(_numbers(1)), Context(0, skip=True))
-    assert caught.value.key is None
+        def __call__(self, batch: Any) -> Any:
+            return batch
+
+    for stage in (MapBatches(Broken), MapFn(Broken)):
+        with pytest.raises(StageError, match="OSError: no weights") as caught:
+            stage.run(_block(_numbers(1)), Context(0, skip=True))
+        assert caught.value.key is None
+
+
+@pytest.mark.parametrize("kind", [MapFn, MapBatches])
+def test_a_function_that_returns_none_is_a_stage_error(kind: Any) -> None:
+    def forgets(sample: dict[str, Any]) -> None:
+        sample["x"] += 1
+
+    out = kind(forgets).run(_block(_numbers(1, 2)), Context(0))
+    assert (out.items, type(out.lineage.error)) == ([], StageError)
+    assert "returned None: return the new sample" in str(out.lineage.error)
+    skipped = kind(lambda sample: None if sample["x"] == 2 else sample).run(
+        _block(_numbers(1, 2)), Context(0, skip=True)
+    )
+    assert (list(skipped.items), len(skipped.lineage.skips)) == (_numbers(1), 1)
 
 
 def test_map_batches_skips_only_the_row_that_fails() -> None:

@@ -83,9 +83,35 @@ def test_a_shuffle_buffer_yields_every_sample_once_in_an_order_of_the_seed(path:
 
 
 def test_samples_without_a_field_to_keep_are_omitted(path: str) -> None:
-    assert keys(Selection(fields=frozenset({"none"})).encode(gather_samples([path]))) == []
     (first, *_) = Selection(drop=frozenset({"cls"})).encode(gather_samples([path]))
     assert first.field_names == ("jpg",)
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(fields=frozenset({"clss"})),
+        Selection(where=TextExpression("clss == 3 or size('jpg') > 10")),
+        Selection(where=TextExpression("_['clss'] == 3")),
+        Selection(where=TextExpression("lower(str(clss)) == key")),
+        Selection(named=(("png", "clss"),)),
+    ],
+)
+def test_a_field_that_no_sample_has_is_an_error_with_the_fields_there_are(selection: Selection, path: str) -> None:
+    with pytest.raises(DataError, match=r"no field .*'clss'; the fields are cls, jpg: did you mean cls\?"):
+        list(selection.encode(gather_samples([path])))
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(where=TextExpression("has('json') or cls == 3 or shard == key")),
+        Selection(named=(("png", "jpg"), ("__key__",))),
+        Selection(stop=2, fields=frozenset({"cls"})),
+    ],
+)
+def test_a_field_that_may_be_missing_is_no_error(selection: Selection, path: str) -> None:
+    list(selection.encode(gather_samples([path])))
 
 
 def test_keys_come_from_a_template(make_archive: MakeArchive) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, assert_type
 
 import numpy as np
+from ray.data import ActorPoolStrategy
 
 import penstock as ps
 from penstock import vision
@@ -31,6 +32,13 @@ def sources() -> None:
     ps.mix([ps.from_items([1])], stop="never")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+class Model:
+    def __init__(self, a: int) -> None: ...
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample
+
+
 def stages(ds: ps.Dataset, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     assert_type(ds.map(fn, workers=2, on="processes", retries=3, timeout_s=1.5, gpus=0.5, memory="2GB"), ps.Dataset)
     assert_type(ds.filter(ps.col("label") == 3).filter(lambda sample: bool(sample)), ps.Dataset)
@@ -40,10 +48,16 @@ def stages(ds: ps.Dataset, fn: Callable[[dict[str, Any]], dict[str, Any]]) -> No
     assert_type(ds.union(ds).zip(ds, suffix="_b").join(ds, on="key", how="left"), ps.Dataset)
     assert_type(ds.groupby("label").count(), ps.Dataset)
     assert_type(ds.split(4), list[ps.Dataset])
-    ds.map(fn, wokers=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    assert_type(ds.map(Model, fn_args=(1,), fn_kwargs={"a": 1}).flat_map(Model, fn_constructor_args=[2]), ps.Dataset)
+    assert_type(ds.filter(Model, concurrency=(1, 4), num_cpus=2, num_gpus=0.5), ps.Dataset)
+    assert_type(ds.map_batches(Model, fn_constructor_kwargs={"a": 1}, compute=ActorPoolStrategy(size=2)), ps.Dataset)
+    ds.map(fn, wokers=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    ds.map(fn, concurrency="2")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ds.map(fn, compute=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ds.map(fn, fn_args=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ds.map(fn, on="thread")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ds.map("fn")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    ds.filter(fn, worker=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ds.filter(fn, worker=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ds.batched("64")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ds.shuffel()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     ds.union(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

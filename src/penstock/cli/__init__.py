@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from penstock import __version__
 from penstock.cli.tools import OLD_NAMES, TOOLS
@@ -56,20 +58,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With 2 for a usage error, with 0 after ``--help`` or ``--version``.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    name = next((argument for argument in arguments if not argument.startswith("-")), None)
-    if name in TOOLS and arguments[0] == name:
-        # Not a subparser, which cannot parse options and positional arguments in any order.
-        return _run(name, parser_of(name).parse_intermixed_args(arguments[1:]))
+    name = arguments[0] if arguments else None
+    if name in COMMANDS | TOOLS:  # not a subparser, which reports unknown options as those of ``penstock``
+        parser = parser_of(name)
+        # Tools parse options and positional arguments in any order.
+        parse = parser.parse_intermixed_args if name in TOOLS else parser.parse_args
+        return _run(name, parse(arguments[1:]))
     description = "Pack datasets into shards, stream them into training, and process shards and files."
     parser = argparse.ArgumentParser(prog="penstock", description=description)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
+    if name is not None and not name.startswith("-"):
+        near = get_close_matches(name, COMMANDS | TOOLS, 1)
+        hint = f"did you mean `penstock {near[0]}`?" if near else "`penstock --help` lists the commands"
+        parser.error(f"there is no command {name!r}: {hint}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, summary in sorted((COMMANDS | TOOLS).items()):
-        subparser = subparsers.add_parser(command, help=summary, description=summary, formatter_class=_HELP_FORMATTER)
-        if command == name:  # only the module of the command that is called is imported
-            module_of(command).add_arguments(subparser)
-    args = parser.parse_args(arguments)
-    return _run(args.command, args)
+        subparsers.add_parser(command, help=summary)
+    parser.parse_args(arguments)
+    parser.error("name a command first, then its options")
 
 
 def old_name() -> int:
@@ -86,9 +92,19 @@ def old_name() -> int:
 def parser_of(name: str, prog: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of a command; the help, the reference page and the completion scripts are generated from it."""
     summary = (COMMANDS | TOOLS)[name]
-    parser = argparse.ArgumentParser(prog or f"penstock {name}", description=summary, formatter_class=_HELP_FORMATTER)
+    parser = CommandParser(prog or f"penstock {name}", description=summary, formatter_class=_HELP_FORMATTER)
     module_of(name).add_arguments(parser)
     return parser
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that names the option nearest to one that it does not know."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print a usage error and exit with 2."""
+        unknown = re.search(r"unrecognized arguments:.*?(--?[^\s=]+)", message)
+        near = get_close_matches(unknown[1], self._option_string_actions, 1) if unknown else []
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
 
 
 def module_of(name: str) -> CommandModule:

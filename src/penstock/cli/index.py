@@ -1,4 +1,4 @@
-"""``penstock index``: build the index of shards that other tools wrote, and store it beside them."""
+"""``penstock index``: build the index of shards that other tools wrote, store it beside them, update the manifest."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import positive_count
@@ -20,20 +21,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.engines.progress import Progress
-    from penstock.formats.tar.indexing import build_index, store_index
-    from penstock.formats.tar.shard_names import TAR_SUFFIXES
-    from penstock.storage import expand, redacted, url_patterns
+    from penstock.formats.manifest import MANIFEST
+    from penstock.formats.tar.indexing import index_shard, store_index, update_manifest
+    from penstock.formats.tar.shard_names import expand_shards
+    from penstock.storage import redacted, url_patterns
 
-    urls = expand(url_patterns(args.urls), TAR_SUFFIXES)
+    urls = expand_shards(url_patterns(args.urls))
     damaged = 0
+    entries: dict[str, list[Any]] = {}
     with Progress("indexing", len(urls), "shards") as bar, ThreadPoolExecutor(args.workers) as pool:
-        for url, index in zip(urls, pool.map(build_index, urls), strict=True):
+        for url, (index, entry) in zip(urls, pool.map(index_shard, urls), strict=True):
             store_index(url, index)
             damaged += bool(index.bad)
+            if not index.bad:  # a manifest says what a damaged shard held
+                entries.setdefault(url.rpartition("/")[0] or ".", []).append(entry)
             name = redacted(url)
             summary = {"shard": name, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}
             bad = f", {len(index.bad):,} of them unreadable" if index.bad else ""
             line = f"{name}: {counted(index.samples, 'sample')}{bad}"
             sys.stdout.write(f"{json.dumps(summary) if args.json else line}\n")
             bar.add()
+    for folder, found in entries.items():
+        if changed := update_manifest(folder, found):
+            sys.stderr.write(
+                f"penstock: {redacted(folder)}/{MANIFEST}: {counted(changed, 'entry', 'entries')} updated\n"
+            )
     return 1 if damaged else 0

@@ -76,11 +76,10 @@ def _table_lines(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def _summarise_shards(patterns: tuple[str, ...], workers: int) -> dict[str, Any]:
-    from penstock.formats.tar.shard_names import TAR_SUFFIXES
+    from penstock.formats.tar.shard_names import expand_shards
     from penstock.inspection.info import count_classes, load_shard_index, measure_fields
-    from penstock.storage import expand
 
-    urls = expand(patterns, TAR_SUFFIXES)
+    urls = expand_shards(patterns)
     with ThreadPoolExecutor(workers) as pool:
         indexes = list(pool.map(load_shard_index, urls))
     fields = measure_fields(indexes)

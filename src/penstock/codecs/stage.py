@@ -28,6 +28,7 @@ class Decode(Map):
     """
 
     uses_features = True
+    optional_fields = True
 
     spec: str | None = None
     by_field: tuple[tuple[str, FieldSpec], ...] = ()
@@ -56,6 +57,13 @@ class Decode(Map):
     def needs(self, after: Fields) -> Fields:
         """Return the same fields: a field that no later stage needs is not decoded."""
         return after
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((name,) for name, _ in self.by_field)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        return names
 
     @cached_property  # asked for once per block, and blocks of large images are short
     def wants_rng(self) -> bool:

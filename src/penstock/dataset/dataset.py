@@ -35,7 +35,7 @@ from penstock.feed import (
 )
 from penstock.formats import tables
 from penstock.formats.items import ItemsSource
-from penstock.plan import ByObject, Columns, Cut, MapFn, Plan, check_choice, check_count, unshuffled
+from penstock.plan import ByObject, Columns, Context, Cut, Map, Plan, check_choice, check_count, unshuffled
 
 if TYPE_CHECKING:
     import datasets
@@ -253,7 +253,7 @@ class Dataset(WriteMethods):
             TypeError: ``i`` is neither an integer nor a name, a stage changes the count, or the counts are not known.
         """
         if isinstance(i, str):
-            return Dataset(relations.select_fields(self.plan, i).then(MapFn(_Column(i))))
+            return Dataset(relations.select_fields(self.plan, i).then(_Column(i)))
         try:
             wanted = index(i)
         except TypeError:
@@ -452,13 +452,19 @@ class Dataset(WriteMethods):
         return explain_plan(Program(self.plan))
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """Returns the value of a field of a sample."""
+@dataclass(frozen=True)
+class _Column(Map):
+    """Replaces a sample by the value of one of its fields, which may be ``None``."""
 
     field: str
 
-    def __call__(self, sample: Any) -> Any:
+    def describe(self) -> str:
+        return f"[{self.field!r}]"
+
+    def function(self, ctx: Context) -> Callable[..., Any]:
+        return self._value
+
+    def _value(self, sample: Any) -> Any:
         if not isinstance(sample, dict) or self.field not in sample:
             kind = "sample" if isinstance(sample, dict) else type(sample).__name__
             raise DataError(f"ds[{self.field!r}]: a {kind} has no such field")

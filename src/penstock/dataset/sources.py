@@ -94,11 +94,29 @@ def from_items(items: Sequence[Any]) -> Dataset:
     """Read samples from a list.
 
     Raises:
-        PlanError: ``items`` is not iterable, or is text or bytes.
+        PlanError: ``items`` is not a list of items: a table, a dict of columns, text; the message says what to write.
     """
+    problem = f"from_items needs a list of samples, not {type(items).__name__}"
+    if (instead := _instead_of_items(items)) is not None:
+        raise PlanError(f"{problem}: write {instead}")
     if isinstance(items, str | bytes) or not isinstance(items, Iterable):
-        raise PlanError(f"from_items needs a list, not {type(items).__name__}")
+        raise PlanError(problem)
     return dataset_of(ItemsSource(ByObject(items if isinstance(items, Sequence) else list(items))))
+
+
+def _instead_of_items(items: Any) -> str | None:
+    """Return what to write for a table or columns; ``None`` if ``items`` is a list of items."""
+    if isinstance(items, Mapping):
+        return "ps.from_arrow(pyarrow.table(columns)) for a dict of columns, ps.from_items([sample]) for one sample"
+    if isinstance(items, Dataset):
+        return "the Dataset itself"
+    if hasattr(items, "to_batches") and hasattr(items, "schema"):
+        return "ps.from_arrow(table)"
+    if hasattr(items, "to_arrow"):
+        return "ps.from_arrow(frame.to_arrow())"
+    if hasattr(items, "columns") and hasattr(items, "iloc"):
+        return "ps.from_arrow(pyarrow.Table.from_pandas(frame))"
+    return None
 
 
 def from_torch(dataset: Any, fields: Sequence[str] = ("image", "label"), *, workers: Workers = None) -> Dataset:

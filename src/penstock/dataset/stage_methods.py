@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from difflib import get_close_matches
 from numbers import Integral
-from typing import Any, Literal, Never, Self
+from typing import Any, Literal, Never, Self, Unpack
 
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
 from penstock.dataset import relations
+from penstock.dataset.function_options import RayWords, function_options
 from penstock.engines import EngineName, Event, engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
 from penstock.plan import (
     Batched,
     BatchedBy,
-    ByObject,
     Combination,
     Condition,
     ConditionFilter,
@@ -141,12 +140,15 @@ class StageMethods:
         retries: int = 0,
         timeout_s: float | None = None,
         memory: float | str | None = None,
-        **unknown: Never,
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        **ray_words: Unpack[RayWords],
     ) -> Self:
         """Replace every sample by ``fn(sample)``; a parameter named ``rng`` gets the sample's own generator.
 
         Args:
-            fn: A function of a sample.
+            fn: A function of a sample, which returns the new one, or a class whose instances are such functions: it
+                is constructed once per worker. Any other class, such as ``dict``, is called on every sample.
             workers: How many workers call it, or (min, max); by default as many as there are cores.
             on: Whether workers are threads or processes.
             cpus: Cores per worker.
@@ -154,12 +156,16 @@ class StageMethods:
             retries: How often to retry a failing sample.
             timeout_s: How long one sample may take.
             memory: The memory that one worker needs, in bytes or as "2GB"; Ray uses it to place workers.
+            fn_args: Arguments of the class's constructor.
+            fn_kwargs: Keyword arguments of the class's constructor.
+            ray_words: The same arguments under Ray Data's names: ``concurrency``, ``num_cpus``, ``num_gpus``,
+                ``fn_constructor_args``, ``fn_constructor_kwargs``, ``compute=ActorPoolStrategy(...)``.
 
         Raises:
-            PlanError: ``fn`` is not a function, or an argument is unknown or out of range.
+            PlanError: ``fn`` is not a function, or an argument is unknown, out of range, or given under two names.
         """
-        resources = resources_of("map", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
-        return self._then(MapFn(fn, resources=resources))
+        resources = workers, on, cpus, gpus, retries, timeout_s, memory
+        return self._then(MapFn(fn, **function_options("map", ray_words, fn_args, fn_kwargs, *resources)))
 
     def filter(
         self,
@@ -172,7 +178,9 @@ class StageMethods:
         retries: int = 0,
         timeout_s: float | None = None,
         memory: float | str | None = None,
-        **unknown: Never,
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        **ray_words: Unpack[RayWords],
     ) -> Self:
         """Keep the samples for which ``fn(sample)`` is true. The other arguments are those of ``map``.
 
@@ -182,17 +190,19 @@ class StageMethods:
         Raises:
             PlanError: ``fn`` is neither a function nor a condition, or an argument is unknown or out of range.
         """
-        resources = resources_of("filter", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
+        resources = workers, on, cpus, gpus, retries, timeout_s, memory
+        options = function_options("filter", ray_words, fn_args, fn_kwargs, *resources)
         if not isinstance(fn, Condition):
-            return self._then(FilterFn(fn, resources=resources))
-        default = Resources()
-        if given := [f.name for f in fields(Resources) if getattr(resources, f.name) != getattr(default, f.name)]:
+            return self._then(FilterFn(fn, **options))
+        default, values = Resources(), options.pop("resources")
+        given = [f.name for f in fields(Resources) if getattr(values, f.name) != getattr(default, f.name)]
+        if given := given + [f"fn_{name}" for name, value in options.items() if value is not None]:
             raise PlanError(f"filter({fn}) does not call a function; leave out {', '.join(given)}")
         return self._then(ConditionFilter(fn))
 
     def flat_map(
         self,
-        fn: Callable[..., Iterable[Any]],
+        fn: Callable[..., Iterable[Any]] | type[Any],
         *,
         workers: Workers = None,
         on: WorkerKind = "threads",
@@ -201,23 +211,23 @@ class StageMethods:
         retries: int = 0,
         timeout_s: float | None = None,
         memory: float | str | None = None,
-        **unknown: Never,
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        **ray_words: Unpack[RayWords],
     ) -> Self:
         """Replace every sample by all samples in ``fn(sample)``. The other arguments are those of ``map``.
 
         Raises:
             PlanError: ``fn`` is not a function, or an argument is unknown or out of range.
         """
-        resources = resources_of("flat_map", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
-        return self._then(FlatMapFn(fn, resources=resources))
+        resources = workers, on, cpus, gpus, retries, timeout_s, memory
+        return self._then(FlatMapFn(fn, **function_options("flat_map", ray_words, fn_args, fn_kwargs, *resources)))
 
     def map_batches(
         self,
         fn: Callable[..., Any],
         batch_size: int | None = None,
         *,
-        fn_args: Sequence[Any] = (),
-        fn_kwargs: Mapping[str, Any] | None = None,
         workers: Workers = None,
         on: WorkerKind = "threads",
         cpus: float | None = None,
@@ -225,25 +235,24 @@ class StageMethods:
         retries: int = 0,
         timeout_s: float | None = None,
         memory: float | str | None = None,
-        **unknown: Never,
+        fn_args: Sequence[Any] = (),
+        fn_kwargs: Mapping[str, Any] | None = None,
+        **ray_words: Unpack[RayWords],
     ) -> Self:
-        """Call ``fn`` on columns of up to ``batch_size`` neighbouring samples, for speed; row i of the result is row i.
+        """Call ``fn`` on columns of ``batch_size`` neighbouring samples, for speed; row i of the result is row i.
 
         For batches to train on, use ``batched(n).map(fn)``. The other arguments are those of ``map``.
 
         Args:
-            fn: A function of ``{field: stacked array or list}``; a class is constructed once per worker.
-            batch_size: Rows per call, at most.
-            fn_args: Arguments of the class's constructor.
-            fn_kwargs: Keyword arguments of the class's constructor.
+            fn: A function of ``{field: stacked array or list}``, or a class whose instances are such functions.
+            batch_size: Rows per call; by default the engine chooses.
 
         Raises:
             PlanError: ``fn`` is not a function or class, or an argument is unknown or out of range.
         """
-        resources = resources_of("map_batches", unknown, workers, on, cpus, gpus, retries, timeout_s, memory)
-        args = ByObject(tuple(fn_args)) if fn_args else None
-        kwargs = ByObject(dict(fn_kwargs)) if fn_kwargs else None
-        return self._then(MapBatches(fn, batch_size, args, kwargs, resources=resources))
+        resources = workers, on, cpus, gpus, retries, timeout_s, memory
+        options = function_options("map_batches", ray_words, fn_args, fn_kwargs, *resources)
+        return self._then(MapBatches(fn, batch_size, **options))
 
     def select(self, *names: str) -> Self:
         """Keep these fields, and those named ``__like_this__``."""
@@ -532,20 +541,6 @@ class StageMethods:
         }
         given = {name: value for name, value in options.items() if value is not None}
         return self._with(replace(self.plan, engine=engine_options(engine, {**given, **unknown})))
-
-
-def resources_of(stage: str, unknown: Mapping[str, Any], *values: Any) -> Resources:
-    """Return the resources of a stage from its arguments, given in the order of ``Resources``.
-
-    Raises:
-        PlanError: An argument is unknown or out of range.
-    """
-    known = [field.name for field in fields(Resources)]
-    for name in unknown:
-        near = get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise PlanError(f"{stage} has no argument {name}; it takes {', '.join(known)}{hint}")
-    return Resources(*values)
 
 
 def _parts(choice: SplitSide | Exclude, plan: Plan) -> Iterator[SplitSide | Exclude]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, Never, Self
 
 from penstock.dataset import relations
-from penstock.dataset.stage_methods import StageMethods, resources_of
+from penstock.dataset.function_options import resources_of
+from penstock.dataset.stage_methods import StageMethods
 from penstock.errors import PlanError
 from penstock.plan import ByObject, Condition, Expression, Resources, WithColumns, check_choice, expression
 from penstock.plan.values import Workers

@@ -273,11 +273,13 @@ def walk(
     parts = start.parts()
     padding = start.padded_from()
     readers = program.readers
+    checked = False
     for part, start_part in enumerate(parts):
         for number, piece in enumerate(start_part.pieces):
             sub = piece[3]
             padded = part == len(parts) - 1 and number >= padding
             for (positions, refs, after), located in _located_chunks(program, order, piece, locate):
+                checked = checked or program.check_fields(refs)
                 for low, high in sizer.cuts(located.nbytes):
                     cut = slice(low, high)
                     following = int(positions[high]) if high < len(positions) else after

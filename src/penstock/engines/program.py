@@ -14,7 +14,7 @@ import numpy as np
 from penstock.engines.cursor import Start
 from penstock.engines.quarantine import Quarantine, read_identities
 from penstock.engines.read_stage import Finder, Read
-from penstock.errors import PlanError
+from penstock.errors import DataError, PlanError, StorageError
 from penstock.order import ENDLESS, Order, Piece, Refs, ShardOrder, UncountedOrder, head, name_hash, tail, total
 from penstock.plan import (
     Arrangement,
@@ -32,9 +32,11 @@ from penstock.plan import (
     Stage,
     StreamReader,
     arrange,
+    no_field,
     resolved,
 )
 
+_SEARCHED_SHARDS = 64  # in which a field is looked for before a plan that names it is refused
 DEFAULT_RESOURCES = Resources()  # a stage with these is fused with its neighbours
 
 
@@ -279,6 +281,51 @@ class Program:
         """Locate samples by reference, for every operand of a zip."""
         return self.finder.locate(refs)
 
+    def check_fields(self, refs: Refs) -> bool:
+        """Check that the fields which stages name exist, as far as that is known before the stages run; return True.
+
+        Args:
+            refs: The first samples. A field that none of their shards has is looked for in other shards too.
+
+        Raises:
+            PlanError: A stage names a field that no sample has; the message lists the fields there are.
+        """
+        first = {leaf: np.unique(refs.shard[refs.leaf == leaf]).tolist() for leaf in range(len(self.readers))}
+        if self._field_problem(first):
+            some = {leaf: _spread(len(reader.names)) for leaf, reader in enumerate(self.readers)}
+            if problem := self._field_problem(some):
+                raise PlanError(problem)
+        return True
+
+    def _field_problem(self, shards: dict[int, list[int]]) -> str | None:
+        """Return what is wrong with the first field that a stage names and no sample of these shards has."""
+        if not any(placed.stage.for_leaf(leaf) for placed in self._naming for leaf in shards):
+            return None
+        names = {leaf: _names_in(self.readers[leaf], chosen) for leaf, chosen in shards.items()}
+        for placed in self.arrangement.body:
+            stages = {leaf: stage for leaf in names if (stage := placed.stage.for_leaf(leaf)) is not None}
+            known = [names[leaf] for leaf in stages]
+            present = frozenset[str]().union(*(some for some in known if some is not None))
+            vary = any(self.readers[leaf].traits.fields_vary for leaf in stages)
+            for leaf, stage in stages.items():
+                judged = None not in known and present and (stage.optional_fields or not vary)
+                for wanted in stage.named_fields if judged else ():
+                    if not (present.intersection(wanted) or any(name.startswith("__") for name in wanted)):
+                        return f"{stage.describe()}: {no_field(wanted, present)}"
+                before = names[leaf]
+                names[leaf] = None if before is None else stage.names_after(before)
+        return None
+
+    @cached_property
+    def _naming(self) -> list[PlacedStage]:
+        """The stages that name fields, of any branch."""
+        leaves = range(len(self.arrangement.leaves))
+        return [
+            placed
+            for placed in self.arrangement.body
+            if any(stage.named_fields for leaf in leaves if (stage := placed.stage.for_leaf(leaf)) is not None)
+        ]
+
     def contexts(self, segment: Segment, epoch: int) -> list[Context]:
         """Return new contexts for one worker of ``segment``."""
         return [self.context(placed, epoch) for placed in segment.stages]
@@ -416,6 +463,21 @@ class Program:
             if items is not None and placed is self.levels[level].head:
                 items -= start.groups.get(level, (0, 0))[0]  # outputs of a group that were delivered before
         return items
+
+
+def _names_in(reader: Reader, shards: list[int]) -> frozenset[str] | None:
+    """Return the fields of the samples in some shards; None if they are unknown."""
+    try:
+        names = [reader.fields(shard) for shard in shards]
+    except (DataError, StorageError):  # reading the shard will report it
+        return None
+    return frozenset(name for shard in names for name in shard) if all(names) else None
+
+
+def _spread(count: int) -> list[int]:
+    """Return the numbers of up to ``_SEARCHED_SHARDS`` of ``count`` shards, evenly spread."""
+    step = -(-count // _SEARCHED_SHARDS) or 1
+    return list(range(0, count, step))
 
 
 def _quota(order: Order, cut: Cut) -> tuple[int | None, Piece | None]:

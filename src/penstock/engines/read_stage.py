@@ -44,7 +44,8 @@ class RefSlot:
         if not self.readers:  # a stream: its samples carry their own keys
             return Place(None, None, leaf, index)
         reader = self.readers[leaf]
-        return Place(reader.url(shard), reader.key(shard, index), leaf, index, reader.names[shard])
+        names = reader.names[shard]
+        return Place(reader.url(shard), reader.key(shard, index), leaf, index, names, fields=reader.fields(shard))
 
 
 class PieceRows(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,17 @@ class ItemsSource(Source):
         return f"from_items({len(self.items.value)} items)"
 
 
+_FIRST_ITEMS = 1000  # items whose fields are looked at
+
+
+def _has_fields(item: Any) -> bool:
+    return isinstance(item, dict) and all(isinstance(name, str) for name in item)
+
+
 class ItemsReader(Reader):
     """Reads a list as one shard."""
 
-    traits = Traits(in_memory=True)
+    traits = Traits(in_memory=True, fields_vary=True)
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.names = ["items"]
@@ -54,6 +62,15 @@ class ItemsReader(Reader):
         """Return the ``__key__`` of an item, or its index if it has none."""
         item = self._items[index]
         return str(item["__key__"]) if isinstance(item, dict) and "__key__" in item else str(index)
+
+    def fields(self, shard: int) -> tuple[str, ...]:
+        """Return the fields of the first items; empty if one of these is not a sample."""
+        return self._fields
+
+    @cached_property
+    def _fields(self) -> tuple[str, ...]:
+        first = [self._items[i] for i in range(min(len(self._items), _FIRST_ITEMS))]
+        return tuple({name: None for item in first for name in item}) if all(map(_has_fields, first)) else ()
 
     def url(self, shard: int) -> str:
         return "items"

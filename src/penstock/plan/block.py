@@ -24,6 +24,7 @@ class Place(NamedTuple):
     number: int = 0  # the index in the shard
     name: str | None = None  # the shard's name, relative to the root of its dataset
     samples: int = 1  # how many samples the item was computed from; the location is that of the first
+    fields: tuple[str, ...] = ()  # the fields of the samples in the shard, as far as they are known
 
 
 class Origin(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -99,6 +99,10 @@ class TextExpression:
         _check(tree, self.text, 0)
         object.__setattr__(self, "_tree", tree)
 
+    def fields(self) -> frozenset[str]:
+        """Return the fields that the expression uses, those aside that it only tests with ``has``."""
+        return frozenset(_fields_in(self._tree)) - {"key", "shard"}
+
     def of(self, sample: SampleFields) -> Any:
         """Return the value of the expression for a sample.
 
@@ -175,6 +179,22 @@ def _check(node: ast.AST, text: str, depth: int) -> None:
     operands = node.args if isinstance(node, ast.Call) else [n for n in ast.iter_child_nodes(node) if _is_operand(n)]
     for child in operands:
         _check(child, text, depth + 1)
+
+
+def _fields_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names of the fields that an expression reads."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("size", "has"):
+        if node.func.id == "size":
+            yield from (str(argument.value) for argument in node.args if isinstance(argument, ast.Constant))
+    elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "_":
+        if isinstance(node.slice, ast.Constant):
+            yield str(node.slice.value)
+    elif isinstance(node, ast.Name):
+        yield node.id
+    else:
+        operands = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+        for child in operands:
+            yield from _fields_in(child)
 
 
 def _is_operand(node: ast.AST) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import DataError, PlanError
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.columns import Columns
-from penstock.plan.stage import Filter, Map, sample_error
+from penstock.plan.stage import Filter, Map, MissingField, sample_error
 from penstock.plan.values import ByObject, Fields, name_of
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -154,6 +154,14 @@ class WithColumns(Map):
             return Fields()
         used = {name for _, value in self._columns() for name in value.fields()}
         return after.without(name for name, _ in self._columns()).with_(used)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        expressions = (value for _, value in self._columns() if isinstance(value, Expression))
+        return tuple((name,) for value in expressions for name in sorted(value.fields()))
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        return names.union(name for name, _ in self._columns())
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         return sample_error(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
@@ -417,16 +425,11 @@ class Not(Condition):
         return self.inner.possible(extents, not outcome)
 
 
-def field_missing(sample: Any, field: str) -> bool:
-    """Return whether a sample lacks a field, or has no fields at all."""
-    return not isinstance(sample, Mapping) or field not in sample
-
-
 def _field_value(sample: Mapping[str, Any], field: str) -> Any:
     if not isinstance(sample, Mapping):
         raise DataError(f"filter needs a sample with fields, not {type(sample).__name__}")
     if field not in sample:
-        raise DataError(f"filter: the sample has no field {field!r}")
+        raise MissingField.of("filter", (field,), sample)
     return sample[field]
 
 
@@ -443,8 +446,10 @@ class Column(Expression):
         return f"col({self._name!r})"
 
     def of(self, sample: Mapping[str, Any]) -> Any:
-        if field_missing(sample, self._name):
-            raise DataError(f"col({self._name!r}): the sample has no such field")
+        if not isinstance(sample, Mapping):
+            raise DataError(f"col({self._name!r}) needs a sample with fields, not {type(sample).__name__}")
+        if self._name not in sample:
+            raise MissingField.of(f"col({self._name!r})", (self._name,), sample)
         return sample[self._name]
 
     def fields(self) -> frozenset[str]:
@@ -511,6 +516,8 @@ def col(name: str) -> Column:
 class ConditionFilter(Filter):
     """``filter(ps.col("label") == 3)``: keeps the samples that meet a condition."""
 
+    optional_fields = True
+
     condition: Condition
 
     @property
@@ -522,6 +529,10 @@ class ConditionFilter(Filter):
 
     def needs(self, after: Fields) -> Fields:
         return after.with_(self.condition.fields())
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((name,) for name in sorted(self.condition.fields()))
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         return sample_error(exc.problem if isinstance(exc, DataError) else f"{self.describe()}: {exc}", place, exc)

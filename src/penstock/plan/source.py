@@ -20,6 +20,7 @@ class Traits:
         in_memory: The samples are in the memory of this process, and pickling the reader copies them.
         sendable: A pickled reader reads the same samples in another process.
         columnar: Samples are read as columns, so that blocks may hold many of them.
+        fields_vary: Only reading a sample tells its fields; ``Reader.fields`` returns those of the first samples.
         find_countable: Finds out whether all shards can be counted without fetching any of them whole; ``None``: yes.
         find_features: Finds the typed features of the fields; ``None``: there are none.
     """
@@ -28,6 +29,7 @@ class Traits:
     in_memory: bool = False
     sendable: bool = True
     columnar: bool = False
+    fields_vary: bool = False
     find_countable: Callable[[], bool] | None = None
     find_features: Callable[[], Mapping[str, Any]] | None = None
 
@@ -86,6 +88,10 @@ class Reader(Protocol):
 
     def url(self, shard: int) -> str:
         """Return the URL of a shard, for messages."""
+
+    def fields(self, shard: int) -> tuple[str, ...]:
+        """Return the fields that samples of a shard have, those named ``__like_this__`` aside; empty if unknown."""
+        return ()
 
     def suspend(self) -> None:
         """Stop background work, such as prefetching; the reader remains usable."""

@@ -7,7 +7,7 @@ and return the function to call from ``function``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ import numpy as np
 from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
 from penstock.order import ENDLESS, fold_into
 from penstock.plan.block import Block, Context, Place, Skipped, estimate_nbytes
-from penstock.plan.values import Fields, Recut, Resources, Scope
+from penstock.plan.values import Fields, Recut, Resources, Scope, no_field
 
 # The size that one block may reach in a flat_map before the remaining outputs go into another block.
 MAX_PART_ITEMS, MAX_PART_BYTES = 4096, 16_000_000
@@ -40,6 +40,7 @@ class Stage(ABC):
     keeps_count: ClassVar[bool] = True  # one item out for every item in
     ends_stream: ClassVar[bool] = False  # the stage itself ends the stream, even one that has no end
     reads_source: ClassVar[bool] = False  # the stage reads the located samples of its block
+    optional_fields: ClassVar[bool] = False  # some samples may lack a field that the stage names
     uses_features: ClassVar[bool] = False  # ``Context.features`` is filled in for this stage
 
     @abstractmethod
@@ -74,6 +75,15 @@ class Stage(ABC):
     def needs(self, after: Fields) -> Fields:
         """Return the input fields that the stage needs to produce ``after``; all fields by default."""
         return Fields()
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        """The fields that the stage names, each with its alternatives; a field that no sample has is a mistake."""
+        return ()
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str] | None:
+        """Return the fields after the stage, given those before it; ``None`` if only running it can tell."""
+        return None
 
     def features_after(self, features: dict[str, Any]) -> dict[str, Any]:
         """Return the typed features after the stage, given those before it."""
@@ -110,6 +120,8 @@ class Stage(ABC):
         sample = block.items[item]
         if isinstance(sample, dict) and isinstance(sample.get("__key__"), str):
             place = place._replace(key=sample["__key__"])
+        if isinstance(exc, MissingField):
+            exc = exc.at(place)
         fatal = isinstance(exc, _FATAL)
         error = exc if fatal or (isinstance(exc, PenstockError) and _names_location(exc)) else self.failure(exc, place)
         if fatal or not ctx.skip:
@@ -164,6 +176,33 @@ def sample_error(problem: str, place: Place, exc: Exception) -> DataError:
     error = DataError(problem, place.shard, place.key)
     error.__cause__ = exc
     return error
+
+
+class MissingField(DataError):
+    """A sample lacks a field that a stage names.
+
+    Attributes:
+        wanted: The field, and its alternatives.
+        present: The fields of the sample, as far as they were read.
+    """
+
+    wanted: tuple[str, ...] = ()
+    present: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, stage: str, wanted: tuple[str, ...], sample: Mapping[str, Any]) -> MissingField:
+        """Return the error for a sample."""
+        present = tuple(name for name in sample if not name.startswith("__"))
+        error = cls(f"{stage}: the sample has {no_field(wanted, present)}")
+        error.wanted, error.present = wanted, present
+        return error
+
+    def at(self, place: Place) -> DataError:
+        """Return the error with its location; fields that were not read are named too, unless a stage changed them."""
+        stage = self.problem.partition(":")[0]
+        unchanged = {*self.present} <= {*place.fields}
+        problem = f"{stage}: the sample has {no_field(self.wanted, place.fields if unchanged else self.present)}"
+        return DataError(problem, place.shard, place.key)
 
 
 def _names_location(exc: PenstockError) -> bool:
@@ -224,6 +263,9 @@ class Filter(Map):
     """Keeps the items for which the function returns true."""
 
     keeps_count = False
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str] | None:
+        return names
 
     def _converted(self, results: Iterator[Any]) -> Iterator[Any]:
         """Evaluate the truth of each result, which can fail as well."""

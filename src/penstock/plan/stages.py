@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,29 +12,45 @@ from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
 from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns
-from penstock.plan.stage import Filter, FlatMap, Map, sample_error
+from penstock.plan.stage import EachStage, Filter, FlatMap, Map, MissingField, sample_error
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes_parameter
 
 
 def bind_parameters(fn: Callable[..., Any], ctx: Context) -> Callable[..., Any]:
     """Return ``fn`` with its ``device`` bound, taking the generator, if any, as its second argument."""
-    if takes_parameter(fn, "device"):
-        fn = partial(fn, device=ctx.device)
+    fn = _with_device(fn, ctx)
     return _rng_by_keyword(fn) if takes_parameter(fn, "rng") else fn
+
+
+def _with_device(fn: Callable[..., Any], ctx: Context) -> Callable[..., Any]:
+    return partial(fn, device=ctx.device) if takes_parameter(fn, "device") else fn
 
 
 def _rng_by_keyword(fn: Callable[..., Any]) -> Callable[..., Any]:
     return lambda item, rng: fn(item, rng=rng)
 
 
+def _is_callable_class(fn: Any) -> bool:
+    """Return whether ``fn`` is a class whose instances can be called; ``dict`` and ``str`` are not."""
+    return isinstance(fn, type) and any("__call__" in base.__dict__ for base in fn.__mro__)
+
+
 @dataclass(frozen=True)
-class _UserStage:
-    """The base of map, filter and flat_map: a stage with a user's function."""
+class _UserStage(EachStage):
+    """The base of map, filter, flat_map and map_batches: a stage with a user's function.
+
+    A class whose instances can be called is constructed once per worker, with ``args`` and ``kwargs``.
+    """
 
     fn: Callable[..., Any]
+    args: ByObject | None = field(default=None, kw_only=True)
+    kwargs: ByObject | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         check_callable(self.name, self.fn)
+        if (self.args or self.kwargs) and not _is_callable_class(self.fn):
+            problem = f"fn_args and fn_kwargs are for a class, and {name_of(self.fn)} is called as it is"
+            raise PlanError(f"{self.name}: {problem}; use functools.partial to pass arguments to a function")
 
     @property
     def name(self) -> str:
@@ -42,12 +58,34 @@ class _UserStage:
 
     @property
     def wants_rng(self) -> bool:
-        return takes_parameter(self.fn, "rng")
+        fn: Any = self.fn
+        return takes_parameter(fn.__call__ if _is_callable_class(fn) else fn, "rng")
 
     def function(self, ctx: Context) -> Callable[..., Any]:
+        """Return the user's function, or the instance of the user's class, which is constructed by the first call."""
         if "call" not in ctx.local:
-            ctx.local["call"] = bind_parameters(self.fn, ctx)
+            call = _with_device(self._instance(ctx) if _is_callable_class(self.fn) else self.fn, ctx)
+            ctx.local["call"] = self._taking_rng(call) if self.wants_rng else call
         return ctx.local["call"]  # type: ignore[no-any-return]
+
+    def _taking_rng(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return _rng_by_keyword(call)
+
+    def _instance(self, ctx: Context) -> Callable[..., Any]:
+        args = self.args.value if self.args else ()
+        kwargs = self.kwargs.value if self.kwargs else {}
+        try:
+            instance = ctx.local["instance"] = _with_device(self.fn, ctx)(*args, **kwargs)
+        except Exception as exc:  # no sample caused it
+            raise StageError(f"{type(exc).__name__}: {exc}", self.describe()) from exc
+        return instance  # type: ignore[no-any-return]
+
+    def finish(self, ctx: Context) -> None:
+        """Close the instance that was constructed for this worker, if it has ``close``."""
+        instance = ctx.local.get("instance")
+        super().finish(ctx)
+        if (close := getattr(instance, "close", None)) is not None:
+            close()
 
     def describe(self) -> str:
         return f"{self.name}({name_of(self.fn)})"
@@ -56,6 +94,16 @@ class _UserStage:
 @dataclass(frozen=True)
 class MapFn(_UserStage, Map):
     """``map(fn)``."""
+
+    def _converted(self, results: Iterator[Any]) -> Iterator[Any]:
+        """Refuse ``None``: it is what a function without ``return`` returns."""
+        return map(_returned, results)
+
+
+def _returned(value: Any) -> Any:
+    if value is None:
+        raise TypeError("the function returned None: return the new sample, or use filter to leave samples out")
+    return value
 
 
 @dataclass(frozen=True)
@@ -69,22 +117,17 @@ class FlatMapFn(_UserStage, FlatMap):
 
 
 @dataclass(frozen=True)
-class MapBatches(Map):
+class MapBatches(_UserStage, Map):
     """``map_batches(fn)``: calls the function on stacked samples, for speed; row i of the result belongs to row i."""
 
     takes_columns = True
 
-    fn: Callable[..., Any]
     batch_size: int | None = None
-    args: ByObject | None = None
-    kwargs: ByObject | None = None
 
     def __post_init__(self) -> None:
-        check_callable("map_batches", self.fn)
+        super().__post_init__()
         if self.batch_size is not None:
             object.__setattr__(self, "batch_size", check_count("batch_size", self.batch_size, least=1))
-        if (self.args or self.kwargs) and not isinstance(self.fn, type):
-            raise PlanError("fn_args and fn_kwargs need a class, which is constructed once per worker")
 
     @property
     def name(self) -> str:
@@ -98,38 +141,12 @@ class MapBatches(Map):
     def group_size(self) -> int | None:
         return self.batch_size or 1
 
-    @property
-    def wants_rng(self) -> bool:
-        return takes_parameter(self.fn.__call__ if isinstance(self.fn, type) else self.fn, "rng")
-
-    def function(self, ctx: Context) -> Callable[..., Any]:
-        """Return the function of the columns of a batch; a class is constructed once per worker."""
-        if "call" not in ctx.local:
-            call = self._prepared(ctx)
-            ctx.local["call"] = _rngs_by_keyword(call) if self.wants_rng else call
-        return ctx.local["call"]  # type: ignore[no-any-return]
-
-    def _prepared(self, ctx: Context) -> Callable[..., Any]:
-        device = {"device": ctx.device} if takes_parameter(self.fn, "device") else {}
-        if isinstance(self.fn, type):
-            args = self.args.value if self.args else ()
-            kwargs = self.kwargs.value if self.kwargs else {}
-            try:
-                instance = ctx.local["instance"] = self.fn(*args, **{**device, **kwargs})
-                return instance  # type: ignore[no-any-return]
-            except Exception as exc:  # no sample caused it
-                raise StageError(f"{type(exc).__name__}: {exc}", self.describe()) from exc
-        return partial(self.fn, **device) if device else self.fn
+    def _taking_rng(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda batch, *rngs: call(batch, rng=list(rngs))
 
     def _watched(self, call: Callable[..., Any], block: Block, watch: Callable[[int], Any]) -> Callable[..., Any]:
         """Return the function unchanged: ``_results`` reports the progress batch by batch."""
         return call
-
-    def finish(self, ctx: Context) -> None:
-        """Close the instance that was constructed for this worker, if it has ``close``."""
-        instance = ctx.local.pop("instance", None)
-        if (close := getattr(instance, "close", None)) is not None:
-            close()
 
     def _results(self, block: Block, ctx: Context) -> tuple[list[Any], list[int]]:
         call, columns = self._calls(block, ctx)
@@ -163,10 +180,6 @@ class MapBatches(Map):
         return out, failed
 
 
-def _rngs_by_keyword(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda batch, *rngs: fn(batch, rng=list(rngs))
-
-
 class RowCountError(ValueError):
     """The function of ``map_batches`` returned a different number of rows than it received."""
 
@@ -180,7 +193,7 @@ def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] |
     """
     if not isinstance(items, Columns) and not isinstance(items[0], dict):
         raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
-    result = call(collate(items), *(rngs or ()))
+    result = _returned(call(collate(items), *(rngs or ())))
     out = uncollate(result) if isinstance(result, dict) else list(result)
     if len(out) != len(items):
         problem = f"{len(items)} rows in, {len(out)} rows out"
@@ -232,7 +245,8 @@ def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
     Fields that are not ``None`` come first: the rows of a table have all its columns.
 
     Raises:
-        DataError: The sample has none of the fields, or is not a dict.
+        MissingField: The sample has none of the fields.
+        DataError: The sample is not a dict.
     """
     if not isinstance(sample, dict):
         raise DataError(f"{stage} needs a sample with fields, not {type(sample).__name__}")
@@ -241,7 +255,7 @@ def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
         if len(present) == 1:
             return present[0]
         return next((name for name in present if sample[name] is not None), present[0])
-    raise DataError(f"{stage}: the sample has no field {' or '.join(map(repr, names))}")
+    raise MissingField.of(stage, names, sample)
 
 
 @dataclass(frozen=True)
@@ -258,6 +272,13 @@ class Select(_NameStage):
 
     def needs(self, after: Fields) -> Fields:
         return Fields(frozenset(self.names), meta=after.meta)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((name,) for name in self.names)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        return names.intersection(self.names)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         names = self.names
@@ -283,6 +304,9 @@ class Drop(_NameStage):
 
     def needs(self, after: Fields) -> Fields:
         return after.without(self.names)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        return names.difference(self.names)
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         dropped = frozenset(self.names)
@@ -314,6 +338,14 @@ class Rename(_NameStage):
     def needs(self, after: Fields) -> Fields:
         wanted = [old for _, spec in self.names for old in _alternatives(spec)]
         return after.without(new for new, _ in self.names).with_(wanted)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(_alternatives(spec) for _, spec in self.names)
+
+    def names_after(self, names: frozenset[str]) -> frozenset[str]:
+        renamed = {old for _, spec in self.names for old in _alternatives(spec)}
+        return names.difference(renamed) | {new for new, _ in self.names}
 
     def decided_by_names(self, names: Sequence[str]) -> bool:
         """Return False if a field has several alternatives among ``names``: some of them may be ``None``."""
@@ -358,6 +390,10 @@ class ToTuple(_FieldStage):
 
     def needs(self, after: Fields) -> Fields:
         return Fields(frozenset(name for spec in self.names for name in _alternatives(spec)), meta=False)
+
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple(map(_alternatives, self.names))
 
     def function(self, ctx: Context) -> Callable[..., Any]:
         slots = [_alternatives(spec) for spec in self.names]

@@ -6,6 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from enum import Enum
 from numbers import Integral
 from typing import Any, Literal, get_args
@@ -173,6 +174,8 @@ class ByObject:
         return repr(self.value)
 
 
+_NEAR = 0.6  # the ratio of equal characters from which two names are taken for one
+_MAX_NAMES = 20  # fields listed in a message
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
@@ -222,6 +225,22 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """
     if value not in (choices := tuple(choices)):
         raise PlanError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
+
+
+def no_field(wanted: Iterable[str], known: Iterable[str]) -> str:
+    """Return the words about a field that does not exist: the fields there are, and the name nearest to it.
+
+    >>> no_field(["jgp"], ["jpg", "cls"])
+    "no field 'jgp'; the fields are cls, jpg: did you mean jpg?"
+    """
+    wanted, known = list(wanted), sorted({name for name in known if not name.startswith("__")})
+    text = f"no field {' or '.join(map(repr, wanted))}"
+    if not known:
+        return text
+    ratio, near = max((SequenceMatcher(None, name, other).ratio(), other) for name in wanted for other in known)
+    more = f" and {len(known) - _MAX_NAMES} more" if len(known) > _MAX_NAMES else ""
+    hint = f": did you mean {near}?" if ratio >= _NEAR else ""
+    return f"{text}; the fields are {', '.join(known[:_MAX_NAMES])}{more}{hint}"
 
 
 def check_callable(name: str, value: Any) -> None:

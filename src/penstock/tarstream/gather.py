@@ -10,8 +10,8 @@ from random import Random
 from typing import Any
 
 from penstock.errors import DataError
-from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.storage import STDIN, expand, url_patterns
+from penstock.formats.tar.shard_names import expand_shards
+from penstock.storage import STDIN, url_patterns
 from penstock.storage.protocol import Storage
 from penstock.tarstream.raw import RawReader, RawRun, RawSample, open_raw
 
@@ -31,7 +31,7 @@ def find_shards(patterns: Iterable[str], storage: Storage | None = None) -> list
     """
     urls: list[str] = []
     for pattern in patterns:
-        urls += [STDIN] if pattern == STDIN else expand(url_patterns(pattern), TAR_SUFFIXES, storage)
+        urls += [STDIN] if pattern == STDIN else expand_shards(url_patterns(pattern), storage)
     return urls
 
 
@@ -74,6 +74,19 @@ def gather_runs(
     for url in urls:
         with closing(open_raw(url, mapped=mapped)) as reader:
             yield from _good_runs(reader.runs(), on_error)
+
+
+def gather_parts(urls: Iterable[str], *, on_error: ErrorHandler = raise_error) -> Iterator[RawSample]:
+    """Yield the samples of archives one after the other; one whose members lie apart is yielded in several parts.
+
+    Raises:
+        StorageError: An archive cannot be read.
+        DataError: An archive is damaged, unless ``on_error`` accepts that.
+    """
+    for url in urls:
+        with closing(open_raw(url, mapped=True)) as reader:
+            for run in _good_runs(reader.runs(apart=True), on_error):
+                yield from run
 
 
 def _good_runs(items: Iterable[RawRun | DataError], on_error: ErrorHandler) -> Iterator[RawRun]:

@@ -78,6 +78,15 @@ class RawSample:
         """The mapped file that its spans refer to, with the path ``shard``; None if the archive was streamed."""
         return self._data if isinstance(self._data, MappedFile) else None
 
+    @property
+    def exact(self) -> bool:
+        """Whether its members can be copied with their stored headers."""
+        return self._exact
+
+    def members(self) -> memoryview:
+        """Return the bytes from its first member to its last, headers included."""
+        return memoryview(self._data)[self.spans[0][0] - self._base : self.spans[-1][3] - self._base]
+
     def value(self, field: str) -> bytes | None:
         """Return the bytes of a field; None if the sample does not have it."""
         if field not in self.field_names:
@@ -97,9 +106,8 @@ class RawSample:
 
     def detached(self) -> RawSample:
         """Return a copy with bytes of its own, which does not keep the archive's buffer alive."""
-        begin, end = self.spans[0][0], self.spans[-1][3]
-        data = bytes(self._data[begin - self._base : end - self._base])
-        return RawSample(self.key, self.field_names, self.spans, self.shard, data, begin, self._exact)
+        begin = self.spans[0][0]
+        return RawSample(self.key, self.field_names, self.spans, self.shard, bytes(self.members()), begin, self._exact)
 
     def encode(self) -> EncodedSamples:
         """Return the sample for a writer, with its stored headers: a range of the mapped file or a view of a buffer."""
@@ -297,8 +305,10 @@ class RawReader:
             else:
                 yield item
 
-    def runs(self) -> Iterator[RawRun | DataError]:
+    def runs(self, apart: bool = False) -> Iterator[RawRun | DataError]:
         """Yield the samples in order, in runs with the same fields.
+
+        With ``apart``, a sample whose members lie apart is yielded in several parts with the same key.
 
         Raises:
             OSError: The archive cannot be read.
@@ -306,7 +316,7 @@ class RawReader:
         """
         buffer = self._buffer
         try:
-            for run in ArchiveWalker[MemberSpan](self.shard, buffer).runs():
+            for run in ArchiveWalker[MemberSpan](self.shard, buffer, apart=apart).runs():
                 if isinstance(run, DataError):
                     yield run
                 else:

@@ -12,6 +12,7 @@ from itertools import islice
 
 from penstock.errors import DataError, PlanError
 from penstock.formats.tar.archive import EncodedSamples, check_key
+from penstock.plan import no_field
 from penstock.plan.expression_text import TextExpression
 from penstock.tarstream.raw import RawRun, RawSample
 
@@ -73,6 +74,7 @@ class Selection:
         fields: The fields to keep; all by default.
         drop: The fields to leave out.
         rename: The template for new keys.
+        named: More fields that the user named, each with its alternatives, besides those of ``where`` and ``fields``.
     """
 
     where: TextExpression | None = None
@@ -84,6 +86,7 @@ class Selection:
     fields: frozenset[str] | None = None
     drop: frozenset[str] = frozenset()
     rename: KeyTemplate | None = None
+    named: tuple[tuple[str, ...], ...] = ()
 
     @property
     def copies_runs(self) -> bool:
@@ -105,13 +108,26 @@ class Selection:
                 return
 
     def samples(self, stream: Iterable[RawSample]) -> Iterator[RawSample]:
-        """Return an iterator over the selected samples, which reads no further than the last of these."""
-        chosen: Iterable[RawSample] = stream if self.where is None else (raw for raw in stream if self._matches(raw))
+        """Yield the selected samples; reads no further than the last of these.
+
+        Raises:
+            DataError: At the end: no sample has a field that the user named.
+        """
+        seen: dict[tuple[str, ...], str] = {}  # the fields of samples, and a shard that holds such samples
+        chosen: Iterable[RawSample] = _recorded(stream, seen)
+        if self.where is not None:
+            chosen = (raw for raw in chosen if self._matches(raw))
         if self.shuffle > 1:
             chosen = shuffle_buffered(chosen, self.shuffle, random.Random(self.seed))
-        if (self.start, self.stop, self.step) == (0, None, 1):
-            return iter(chosen)
-        return islice(chosen, self.start, self.stop, self.step)
+        yield from islice(chosen, self.start, self.stop, self.step)
+        self._check_fields(seen)
+
+    def _check_fields(self, seen: dict[tuple[str, ...], str]) -> None:
+        single = (*sorted(self.where.fields() if self.where is not None else ()), *sorted(self.fields or ()))
+        present = {name for names in seen for name in names}
+        for wanted in (*((name,) for name in single), *self.named):
+            if seen and not present.intersection(wanted) and not any(name.startswith("__") for name in wanted):
+                raise DataError(f"the samples have {no_field(wanted, present)}", next(iter(seen.values())))
 
     def encode(self, stream: Iterable[RawSample]) -> Iterator[EncodedSamples]:
         """Yield the selected samples for a writer; a sample that keeps none of its fields is left out.
@@ -134,6 +150,14 @@ class Selection:
     def _matches(self, raw: RawSample) -> bool:
         assert self.where is not None
         return bool(self.where.of(raw))
+
+
+def _recorded(stream: Iterable[RawSample], seen: dict[tuple[str, ...], str]) -> Iterator[RawSample]:
+    """Yield the samples, and record the fields that they have."""
+    for raw in stream:
+        if raw.field_names not in seen:
+            seen[raw.field_names] = raw.shard
+        yield raw
 
 
 def shuffle_buffered(stream: Iterable[RawSample], size: int, random: random.Random) -> Iterator[RawSample]:

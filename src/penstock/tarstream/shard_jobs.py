@@ -182,11 +182,15 @@ def on_ray(process: ProcessShard, cpus: int) -> StartJob:
 
     Raises:
         MissingExtra: Ray is not installed.
+        EngineError: No node of the cluster has that many cores.
     """
+    from penstock.engines.ray.placement import Need, grant_workers
     from penstock.engines.ray.session import connect_ray, import_ray
 
     connect_ray()
     ray = import_ray()
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    grant_workers([Need(f"proc -p {cpus}", cpus=cpus)], nodes, cpus)
     task: Any = ray.remote(max_retries=2)(_ray_task).options(num_cpus=cpus)
 
     def start(job: ShardJob) -> Future[ShardEntry]:

@@ -6,8 +6,8 @@ The files that the folder holds when the command ends are the new sample.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-import re
 import select
 import shutil
 import signal
@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -32,8 +33,7 @@ from penstock.tarstream.raw import RawSample
 _SHARED_MEMORY = "/dev/shm"
 _MIN_FREE_BYTES = 1 << 30  # of shared memory, for folders to be created there
 _LOG_BYTES = 64 << 10  # only the last bytes of a command's output are kept
-_RUN_FOLDER = re.compile(r"penstock-proc-(\d+)-")
-_FILE_NAME = "sample"
+_RUN_FOLDER = "penstock-proc-"
 _KEY_FIELD = "__key__"  # a file sample.__key__ that the command writes holds the new key
 
 
@@ -45,11 +45,13 @@ class ShellCommand:
         argv: The program and its arguments.
         timeout_s: How long it may take for one sample; None: no limit.
         log_field: The field that stores what the command printed; None: not stored.
+        base: The name of the files of a sample, before the dot.
     """
 
     argv: tuple[str, ...]
     timeout_s: float | None = None
     log_field: str | None = None
+    base: str = "sample"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class CommandRunner:
         _remove_stale_folders(parent)
         try:
             os.makedirs(parent, exist_ok=True)
-            self._root = tempfile.mkdtemp(prefix=f"penstock-proc-{os.getpid()}-", dir=parent)
+            self._root, self._root_lock = _locked_folder(parent)
         except OSError as exc:
             raise StorageError(f"cannot create the work folder: {exc.strerror or exc}", parent) from exc
         self._running: set[int] = set()
@@ -146,6 +148,7 @@ class CommandRunner:
     def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
         self.stop()
         _remove_folder(self._root)
+        os.close(self._root_lock)
 
     def stop(self) -> None:
         """Kill the running commands, and refuse to start others."""
@@ -164,7 +167,7 @@ class CommandRunner:
         folder = os.path.join(self._root, f"_{number:08d}")
         try:
             try:
-                _write_files(folder, raw)
+                _write_files(folder, raw, self._command.base)
             except OSError as exc:
                 if exc.errno == errno.ENAMETOOLONG:  # the name of a field is too long for a file
                     return CommandResult(raw, None, b"", f"its fields cannot be written as files: {exc.strerror}")
@@ -244,9 +247,10 @@ class CommandRunner:
         key = raw.key
         with os.scandir(folder) as entries:
             names = sorted(entry.name for entry in entries)
+        start = f"{self._command.base}."
         for name in names:
-            field = name[len(_FILE_NAME) + 1 :].lower()
-            if not name.startswith(f"{_FILE_NAME}.") or not field:
+            field = name[len(start) :].lower()
+            if not name.startswith(start) or not field:
                 continue
             data = _read_file(os.path.join(folder, name))
             if field == _KEY_FIELD:
@@ -267,10 +271,10 @@ def _exit_code(pid: int) -> int:
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _write_files(folder: str, raw: RawSample) -> None:
+def _write_files(folder: str, raw: RawSample, base: str) -> None:
     os.mkdir(folder, 0o700)
     for field, data in raw.fields().items():
-        fd = os.open(os.path.join(folder, f"{_FILE_NAME}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fd = os.open(os.path.join(folder, f"{base}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             rest = memoryview(data)
             while rest:
@@ -333,14 +337,35 @@ def _default_parent() -> str:
     return tempfile.gettempdir()
 
 
+def _locked_folder(parent: str) -> tuple[str, int]:
+    """Create a folder, and lock it until its descriptor is closed: the lock tells that its owner is alive.
+
+    A process id would not: other containers, which may share the folder, number their processes themselves.
+    """
+    while True:
+        folder = tempfile.mkdtemp(prefix=_RUN_FOLDER, dir=parent)
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.path.isdir(folder):  # another run may have removed it before it was locked
+            return folder, lock
+        os.close(lock)
+
+
 def _remove_stale_folders(parent: str) -> None:
-    """Remove the folders that killed runs of this user left behind."""
+    """Remove the folders that killed runs of this user left behind: those that no process has locked."""
     try:
         with os.scandir(parent) as entries:
-            folders = [(entry, match[1]) for entry in entries if (match := _RUN_FOLDER.match(entry.name))]
-        for entry, pid in folders:
-            if not os.path.exists(f"/proc/{pid}") and entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                _remove_folder(entry.path)
+            folders = [entry for entry in entries if entry.name.startswith(_RUN_FOLDER)]
+        for entry in folders:
+            if entry.stat(follow_symlinks=False).st_uid != os.getuid():
+                continue
+            lock = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                with suppress(BlockingIOError):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove_folder(entry.path)
+            finally:
+                os.close(lock)
     except OSError:
         return
 

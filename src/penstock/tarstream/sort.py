@@ -1,7 +1,8 @@
-"""Sort any number of samples: an external merge sort of records that hold the location of each sample.
+"""Sort any number of samples: an external merge sort of records that say where the members of each sample are.
 
-Samples in files are read in place; those of pipes and compressed archives are spilled to one temporary file first.
-Records are sorted in memory; if there are too many, sorted runs are spilled and merged.
+Members are read in place from files; those of pipes and compressed archives are spilled to one temporary file first.
+The members of a sample may lie apart: its parts are joined by a sort of their own. Records are sorted in memory; if
+there are too many, sorted runs are spilled and merged.
 """
 
 from __future__ import annotations
@@ -14,21 +15,24 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import IO, Any
 
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.tar.archive import EncodedSamples
+from penstock.plan import no_field
+from penstock.tarstream.gather import ErrorHandler, raise_error
 from penstock.tarstream.raw import RawSample
 
 SORT_TYPES = ("text", "int", "float", "shuffle")
-_Record = list[Any]  # value, source, begin, length, key, kind, starts, sizes
+SampleSelector = Callable[[Iterator[RawSample]], Iterator[RawSample]]
+_Record = list[Any]  # key, number, value, source, exact, field names, spans: of a sample, or of a part of one
+_KEY, _NUMBER, _VALUE, _SOURCE, _EXACT, _FIELDS, _SPANS = range(7)
 _RUN_RECORDS = 200_000  # records of one sorted run: about 150 MB
 _CHUNK = 1000  # records read back from a run at once
 _READ_AHEAD = 64  # samples that the system is asked to prefetch
 _MAX_OPEN = 64  # files open at a time
-_SPILL = -1  # the source of samples in the temporary file
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +58,25 @@ class SortOrder:
         if self.type not in SORT_TYPES:
             raise PlanError(f"unknown sort type {self.type!r}: use one of {', '.join(SORT_TYPES)}")
 
+    @property
+    def by_key(self) -> bool:
+        """Whether samples are sorted by their keys as text."""
+        return self.type == "text" and self.by in ("key", "__key__")
+
     def value(self, raw: RawSample) -> Any:
-        """Return the value that a sample is sorted by.
+        """Return the value that a sample is sorted by; None if the sample, or this part of it, does not have it.
 
         Raises:
-            DataError: The sample does not have the field, or its value is not a number.
+            DataError: The value is not a number.
         """
         if self.type == "shuffle":
             return hashlib.blake2b(f"{self.seed}/{raw.key}".encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        text = raw.key if self.by in ("key", "__key__") else self._text(raw)
+        if self.by in ("key", "__key__"):
+            text = raw.key
+        elif (data := raw.value(self.by)) is not None:
+            text = data.decode("utf-8", "surrogateescape")
+        else:
+            return None
         if self.type == "text":
             return text
         try:
@@ -74,41 +88,38 @@ class SortOrder:
             raise DataError(f"cannot sort by the field {self.by!r}: its value is NaN", raw.shard, raw.key)
         return number
 
-    def _text(self, raw: RawSample) -> str:
-        data = raw.value(self.by)
-        if data is None:
-            raise DataError(f"cannot sort by the field {self.by!r}: the sample does not have it", raw.shard, raw.key)
-        return data.decode("utf-8", "surrogateescape")
 
-
-def sort_samples(stream: Iterable[RawSample], order: SortOrder, folder: str | None = None) -> Iterator[EncodedSamples]:
+def sort_samples(
+    parts: Iterable[RawSample],
+    order: SortOrder,
+    folder: str | None = None,
+    *,
+    select: SampleSelector | None = None,
+    on_error: ErrorHandler = raise_error,
+) -> Iterator[EncodedSamples]:
     """Yield samples in sorted order, equal ones in their original order; memory does not grow with their number.
 
     Args:
-        stream: The samples.
+        parts: The samples, or parts of samples whose members lie apart.
         order: The order.
         folder: Where temporary files are created; by default in the system's temporary folder.
+        select: Selects samples, given all of them in their original order; by default all are sorted.
+        on_error: Called for each sample whose parts do not fit together; raises by default.
 
     Raises:
-        DataError: A sample has no value to sort by.
+        DataError: A sample has no value to sort by, or has a field twice.
         StorageError: A temporary file cannot be written, or an archive changed in the meantime.
     """
     with _SampleStore(folder) as store:
-        runs: list[Callable[[], Iterator[_Record]]] = []
-        run: list[_Record] = []
-        for raw in stream:
-            run.append([order.value(raw), *store.add(raw)])
-            if len(run) >= _RUN_RECORDS:
-                runs.append(store.spill_records(_sorted(run, order)))
-                run = []
-        last = _sorted(run, order)
-        merged = heapq.merge(*(read() for read in runs), last, key=itemgetter(0), reverse=order.reverse)
-        yield from store.samples(merged if runs else iter(last))
-
-
-def _sorted(run: list[_Record], order: SortOrder) -> list[_Record]:
-    run.sort(key=itemgetter(0), reverse=order.reverse)
-    return run
+        records = (store.add(raw, number, order.value(raw)) for number, raw in enumerate(parts))
+        if order.by_key and select is None:
+            samples = store.join(store.sort(records, _KEY, order.reverse), on_error)
+        else:
+            samples = store.sort(store.join(store.sort(records, _KEY), on_error), _NUMBER)
+            if select is not None:
+                samples = store.select(samples, select)
+            samples = store.sort(store.with_values(samples, order), _VALUE, order.reverse)
+        yield from store.encode(samples)
 
 
 class _SampleStore:
@@ -116,9 +127,8 @@ class _SampleStore:
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
-        self._sources: dict[str, int] = {}
-        self._paths: list[str] = []
-        self._kinds: dict[tuple[str, ...], int] = {}
+        self._shards: list[str] = []  # the archive of each source
+        self._spilled: list[bool] = []  # whether its members are in the temporary file
         self._open: OrderedDict[int, int] = OrderedDict()
         self._spill_file: IO[bytes] | None = None
         self._spilled_bytes = 0
@@ -134,28 +144,43 @@ class _SampleStore:
             if file is not None:
                 file.close()
 
-    def add(self, raw: RawSample) -> _Record:
-        """Return the record of a sample without its sort value; a sample that is not in a file is spilled."""
-        encoded = raw.encode()
-        kind = self._kinds.setdefault(encoded.field_names, len(self._kinds))
-        if raw.file is not None and (extent := raw.extent) is not None:
-            source = self._sources.setdefault(raw.shard, len(self._sources))
-            begin = extent[0]
-        else:
-            source, begin = _SPILL, self._spilled_bytes
-            self._spill_sample(encoded.pieces)
-            self._spilled_bytes += encoded.nbytes
-        return [source, begin, encoded.nbytes, raw.key, kind, encoded.starts, encoded.sizes]
+    def add(self, raw: RawSample, number: int, value: Any) -> _Record:
+        """Return the record of a sample or part; one that is not in a file is spilled."""
+        spilled = raw.file is None
+        if not self._shards or (self._shards[-1], self._spilled[-1]) != (raw.shard, spilled):
+            self._shards.append(raw.shard)
+            self._spilled.append(spilled)
+        spans = raw.spans
+        if spilled:
+            members = raw.members()
+            moved = self._spilled_bytes - spans[0][0]
+            spans = [(head + moved, body + moved, size, end + moved) for head, body, size, end in spans]
+            self._spill(members)
+        return [raw.key, number, value, len(self._shards) - 1, raw.exact, raw.field_names, spans]
 
-    def _spill_sample(self, pieces: list[Any]) -> None:
+    def _spill(self, members: memoryview) -> None:
         try:
             if self._spill_file is None:
                 self._spill_file = tempfile.TemporaryFile(prefix="penstock-sort-", dir=self._folder)  # noqa: SIM115
-            self._spill_file.writelines(pieces)
+            self._spill_file.write(members)
+            self._spilled_bytes += len(members)
         except OSError as exc:
             raise self._cannot_write(exc) from exc
 
-    def spill_records(self, run: list[_Record]) -> Callable[[], Iterator[_Record]]:
+    def sort(self, records: Iterable[_Record], column: int, reverse: bool = False) -> Iterator[_Record]:
+        """Yield records sorted by one of their columns, equal ones in their order."""
+        runs: list[Callable[[], Iterator[_Record]]] = []
+        run: list[_Record] = []
+        for record in records:
+            run.append(record)
+            if len(run) >= _RUN_RECORDS:
+                run.sort(key=itemgetter(column), reverse=reverse)
+                runs.append(self._spill_records(run))
+                run = []
+        run.sort(key=itemgetter(column), reverse=reverse)
+        return heapq.merge(*(read() for read in runs), run, key=itemgetter(column), reverse=reverse)
+
+    def _spill_records(self, run: list[_Record]) -> Callable[[], Iterator[_Record]]:
         """Write a sorted run of records to a temporary file; return a function that reads it back."""
         try:
             file = tempfile.TemporaryFile(prefix="penstock-sort-", dir=self._folder)  # noqa: SIM115
@@ -173,24 +198,73 @@ class _SampleStore:
             f"cannot write temporary files: {exc.strerror or exc}; choose another folder with --tmp", folder
         )
 
-    def samples(self, records: Iterator[_Record]) -> Iterator[EncodedSamples]:
-        """Yield the samples of records, in order."""
-        if self._spill_file is not None:
-            self._spill_file.flush()
-        self._paths = list(self._sources)
-        kinds = list(self._kinds)
-        while batch := list(islice(records, _READ_AHEAD)):
-            for _, source, begin, length, *_rest in batch:
-                os.posix_fadvise(self._fd(source), begin, length, os.POSIX_FADV_WILLNEED)
-            for _, source, begin, length, key, kind, starts, sizes in batch:
-                data = os.pread(self._fd(source), length, begin)
-                if len(data) < length:
-                    raise StorageError("the shard became shorter while it was being sorted", self._paths[source])
-                yield EncodedSamples([key], kinds[kind], [data], starts, sizes, length)
+    def join(self, parts: Iterator[_Record], on_error: ErrorHandler) -> Iterator[_Record]:
+        """Join neighbouring parts with the same key and archive into samples."""
+        for (key, source), group in groupby(parts, key=itemgetter(_KEY, _SOURCE)):
+            first, *others = group
+            if not others:
+                yield first
+                continue
+            names = [name for part in (first, *others) for name in part[_FIELDS]]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                on_error(DataError(f"the field {twice!r} appears twice", self._shards[source], key))
+                continue
+            spans = [span for part in (first, *others) for span in part[_SPANS]]
+            value = next((part[_VALUE] for part in (first, *others) if part[_VALUE] is not None), None)
+            exact = all(part[_EXACT] for part in (first, *others))
+            yield [key, first[_NUMBER], value, source, exact, names, spans]
+
+    def with_values(self, samples: Iterator[_Record], order: SortOrder) -> Iterator[_Record]:
+        """Yield the records after a check that each of them has a value to sort by."""
+        for record in samples:
+            if record[_VALUE] is None:
+                problem = f"cannot sort: the sample has {no_field([order.by], record[_FIELDS])}"
+                raise DataError(problem, self._shards[record[_SOURCE]], record[_KEY])
+            yield record
+
+    def select(self, samples: Iterator[_Record], select: SampleSelector) -> Iterator[_Record]:
+        """Yield the records of the samples that are selected."""
+        records: dict[int, _Record] = {}  # of the samples that are being looked at, by the object that stands for them
+
+        def looked_at() -> Iterator[RawSample]:
+            for record in samples:
+                raw = self._read(record)
+                records.clear()
+                records[id(raw)] = record
+                yield raw
+
+        for raw in select(looked_at()):
+            yield records[id(raw)]
+
+    def encode(self, samples: Iterator[_Record]) -> Iterator[EncodedSamples]:
+        """Yield the samples of records for a writer, in order."""
+        while batch := list(islice(samples, _READ_AHEAD)):
+            for record in batch:
+                for begin, end in _pieces(record[_SPANS]):
+                    os.posix_fadvise(self._fd(record[_SOURCE]), begin, end - begin, os.POSIX_FADV_WILLNEED)
+            for record in batch:
+                yield self._read(record).encode()
+
+    def _read(self, record: _Record) -> RawSample:
+        """Read a sample; its members become neighbours."""
+        source, fd = record[_SOURCE], self._fd(record[_SOURCE])
+        data = b""
+        for begin, end in _pieces(record[_SPANS]):
+            piece = os.pread(fd, end - begin, begin)
+            if len(piece) < end - begin:
+                raise StorageError("the shard became shorter while it was being sorted", self._shards[source])
+            data += piece
+        spans, position = [], 0
+        for head, body, size, end in record[_SPANS]:
+            spans.append((position, position + body - head, size, position + end - head))
+            position += end - head
+        fields = tuple(record[_FIELDS])
+        return RawSample(record[_KEY], fields, spans, self._shards[source], data, 0, record[_EXACT])
 
     def _fd(self, source: int) -> int:
-        if source == _SPILL:
+        if self._spilled[source]:
             assert self._spill_file is not None
+            self._spill_file.flush()
             return self._spill_file.fileno()
         if source in self._open:
             self._open.move_to_end(source)
@@ -198,8 +272,19 @@ class _SampleStore:
         if len(self._open) >= _MAX_OPEN:
             os.close(self._open.popitem(last=False)[1])
         try:
-            fd = os.open(self._paths[source], os.O_RDONLY)
+            fd = os.open(self._shards[source], os.O_RDONLY)
         except OSError as exc:
-            raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._paths[source]) from exc
+            raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._shards[source]) from exc
         self._open[source] = fd
         return fd
+
+
+def _pieces(spans: list[Any]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of an archive that members lie in; neighbours are one range."""
+    begin, end = spans[0][0], spans[0][3]
+    for head, _, _, stop in spans[1:]:
+        if head != end:
+            yield begin, end
+            begin = head
+        end = stop
+    yield begin, end

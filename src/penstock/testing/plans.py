@@ -134,6 +134,27 @@ def fails(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "inverse": 1 // (sample["x"] % 5)}
 
 
+class _Adds:
+    """A model: constructed once per worker, called on every sample."""
+
+    def __init__(self, number: int, name: str = "sum") -> None:
+        self._number, self._name = number, name
+
+    def __call__(self, sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**sample, self._name: sample["x"] + self._number, "draw": int(rng.integers(1 << 40))}
+
+
+class _Above:
+    """A class for filter and flat_map: whether a sample is above a number, or as many copies as it is above."""
+
+    def __init__(self, number: int, copies: int | None = None) -> None:
+        self._number, self._copies = number, copies
+
+    def __call__(self, sample: dict[str, Any]) -> Any:
+        above = sample["x"] > self._number
+        return above if self._copies is None else [sample] * (self._copies * above)
+
+
 def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {**batch, "double": batch["x"] * 2}
 
@@ -189,6 +210,13 @@ CORPUS: dict[str, Callable[[], Dataset]] = {
     ),
     "train side": lambda: numbers(BASE).shuffle(7).train_test_split(0.3)[0],
     "test side": lambda: numbers(BASE).shuffle(7).train_test_split(0.3)[1].map(noise),
+    "classes": lambda: (
+        numbers(BASE)
+        .map(_Adds, fn_args=(5,), fn_kwargs={"name": "more"})
+        .filter(_Above, fn_constructor_args=(9,), concurrency=2)
+        .map(dict)
+        .flat_map(_Above, fn_constructor_kwargs={"number": 20, "copies": 2})
+    ),
     "map_batches": lambda: numbers(BASE).shuffle().map_batches(_doubled, 4),
     "rows of a filter": lambda: numbers(BASE).shuffle().filter(_odd).map_batches(_doubled, 5).map(noise),
     "rows of copies, with skips": lambda: (

@@ -102,3 +102,12 @@ def test_a_damaged_sample_stops_the_copy_or_is_skipped(shard: str, tmp_path: Pat
     assert main(["cat", str(tmp_path / "bad.tar"), "-o", out, "--on-error", "skip"]) == 0
     assert b"penstock: skipped: " in capfdbinary.readouterr().err
     assert len(ps.read_tar(out)) >= 15
+
+
+@pytest.mark.parametrize("option", [["--where", "clss == 3"], ["-f", "clss"]])
+def test_a_field_that_no_sample_has_is_an_error_and_leaves_no_archive(
+    option: list[str], shard: str, tmp_path: Path, capfdbinary: Capture
+) -> None:
+    assert main(["cat", shard, *option, "-o", str(tmp_path / "out.tar")]) == 1
+    assert b"no field 'clss'; the fields are cls, jpg, txt: did you mean cls?" in capfdbinary.readouterr().err
+    assert not (tmp_path / "out.tar").exists()

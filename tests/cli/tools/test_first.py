@@ -23,4 +23,7 @@ def test_no_matching_sample_is_exit_1(shard: str, capfdbinary: pytest.CaptureFix
     error = b"penstock: no sample that meets the condition has the field txt\n"
     assert capfdbinary.readouterr().err == error
     assert main(["first", "-f", "png gif", shard]) == 1
-    assert capfdbinary.readouterr().err == b"penstock: no sample has any of the fields png, gif\n"
+    error = b"penstock: the samples have no field 'png' or 'gif'; the fields are cls, jpg, txt: did you mean jpg?\n"
+    assert capfdbinary.readouterr().err == error
+    assert main(["first", "-S", "clss == 3", "-f", "txt", shard]) == 1
+    assert b"no field 'clss'; the fields are cls, jpg, txt: did you mean cls?" in capfdbinary.readouterr().err

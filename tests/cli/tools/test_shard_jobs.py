@@ -154,3 +154,11 @@ if FULL:  # it starts Ray
             assert "in-02.tar failed: the command failed with exit code 1" in error
             assert error.endswith("penstock: 3 shards done, 1 failed\n")
         assert _files(tmp_path / "ray") == _files(tmp_path / "local")
+
+    @pytest.mark.usefixtures("shared_ray")
+    def test_more_cores_than_any_node_has_are_refused_at_once(
+        write_shards: WriteShards, tmp_path: Path, capfdbinary: Capture
+    ) -> None:
+        words = ["proc", "-p", "4000", "-c", "true", write_shards(), "-o", str(tmp_path / "{}.tar"), "--engine", "ray"]
+        assert main(words) == 1
+        assert b"proc -p 4000 asks for cpus=4000 for each worker; the cluster has" in capfdbinary.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,11 +66,23 @@ def test_a_key_file_sets_a_new_key_and_a_sample_without_files_is_dropped(small_s
 
 
 def test_folders_of_a_killed_run_are_removed_by_the_next(small_shard: str, tmp_path: Path, proc: Proc) -> None:
-    dead = subprocess.Popen(["true"])
-    dead.wait()
-    left = tmp_path / "w" / f"penstock-proc-{dead.pid}-abc" / "_00000000"
+    left = tmp_path / "w" / "penstock-proc-abc" / "_00000000"
     left.mkdir(parents=True)
     proc("-c", "true", "-w", str(tmp_path / "w"), small_shard)
+    assert list((tmp_path / "w").iterdir()) == []
+
+
+def test_the_folder_of_a_live_run_stays_whatever_its_process_is_numbered(
+    small_shard: str, tmp_path: Path, proc: Proc
+) -> None:
+    command = ShellCommand(("/bin/sh", "-c", "true"))
+    with CommandRunner(command, str(tmp_path / "w")) as runner:
+        (folder,) = (tmp_path / "w").iterdir()
+        foreign = folder.rename(folder.with_name(f"penstock-proc-{2**22 + 1}-abc"))  # no process here has this number
+        proc("-c", "true", "-w", str(tmp_path / "w"), small_shard)
+        assert list((tmp_path / "w").iterdir()) == [foreign]
+        foreign.rename(folder)
+        runner.stop()
     assert list((tmp_path / "w").iterdir()) == []
 
 
@@ -95,3 +106,10 @@ def test_a_work_folder_that_cannot_be_created_is_a_storage_error(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot create the work folder"):
         CommandRunner(ShellCommand(("true",)), str(tmp_path / "file" / "w"))
+
+
+def test_the_files_of_a_sample_may_have_another_base_name(small_shard: str, proc: Proc) -> None:
+    samples, _ = proc(
+        "-b", "x", "-c", "test -e x.cls && cp x.cls x.new && touch sample.no", "--count", "1", small_shard
+    )
+    assert [set(fields) for fields in samples.values()] == [{"cls", "txt", "new"}]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import gzip
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import penstock as ps
 from penstock.cli import main
 from penstock.tarstream import sort as sorting
 
@@ -61,3 +63,14 @@ def test_sorting_a_pipe_or_a_compressed_shard_gives_the_same_as_sorting_the_file
 def test_a_sample_that_cannot_be_compared_is_named(field: str, shard: str, capfdbinary: Capture) -> None:
     assert main(["sort", shard, "-s", field, "-S", "float"]) == 1
     assert b"key: k00" in capfdbinary.readouterr().err
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_archive_whose_members_are_not_sorted_is_sorted(on_error: str, tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "a.cls", "b.cls"):
+        (tmp_path / name).write_text("1")
+    unsorted = tmp_path / "unsorted.tar"
+    subprocess.run(["tar", "-C", tmp_path, "-cf", unsorted, "b.txt", "a.txt", "a.cls", "b.cls"], check=True)
+    assert main(["sort", str(unsorted), "--on-error", on_error, "-o", str(tmp_path / "sorted.tar")]) == 0
+    samples = [(sample["__key__"], sorted(sample)[2:]) for sample in ps.read_tar(tmp_path / "sorted.tar")]
+    assert samples == [("a", ["cls", "txt"]), ("b", ["cls", "txt"])]

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 import penstock as ps
+from penstock.cli import parser_of
 from penstock.cli.tools import OLD_NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
@@ -163,3 +164,8 @@ def test_an_archive_does_not_replace_its_own_input(tmp_path: Path) -> None:
     ps.read_tar(str(tmp_path / "a.tar")).write_tar(str(tmp_path / "b.tar"))
     with tarfile.open(tmp_path / "b.tar") as tar:
         assert tar.getnames() == ["a.txt"]
+
+
+def test_tarproc_skips_samples_that_fail_and_penstock_proc_stops() -> None:
+    defaults = [parser_of("proc", prog).parse_args(["-c", "true"]).on_failure for prog in ("tarproc", "penstock proc")]
+    assert defaults == ["skip", "abort"]

@@ -46,8 +46,14 @@ def _unescape(line: str) -> list[str]:
 def test_a_column_may_come_from_several_fields(shard: str, capfdbinary: Capture) -> None:
     assert main(["tsv", "-f", "png;txt cls", "--nokey", "-c", "1", shard]) == 0
     assert capfdbinary.readouterr().out == b"png\tcls\nt0\t9\n"
-    assert main(["tsv", "-f", "none", "--noheader", "-c", "1", shard]) == 0
-    assert capfdbinary.readouterr().out == b"k00\t\n"
+
+
+def test_a_column_that_no_sample_has_is_an_error_and_leaves_no_file(
+    shard: str, tmp_path: Path, capfdbinary: Capture
+) -> None:
+    assert main(["tsv", "-f", "clss", shard, "-o", str(tmp_path / "out.tsv")]) == 1
+    assert b"no field 'clss'; the fields are cls, jpg, txt: did you mean cls?" in capfdbinary.readouterr().err
+    assert not (tmp_path / "out.tsv").exists()
 
 
 def test_bytes_need_a_format_that_can_store_them(shard: str, tmp_path: Path, capfdbinary: Capture) -> None:

@@ -184,3 +184,18 @@ def test_the_error_of_a_record_that_is_not_an_example_names_it(tmp_path: Path) -
 def test_lists_must_be_field_names() -> None:
     with pytest.raises(PlanError, match="give a list of field names"):
         ps.read_tfrecords("a", lists="id")
+
+
+@pytest.mark.parametrize("key", ["0001", "folder/größe", "bytes \udcff"])
+def test_the_key_is_a_field_and_the_url_is_not(key: str) -> None:
+    record = encode_example({"__key__": key, "__url__": "a.tar", "x": 3})
+    assert parse_example(record, Fields()) == {"__key__": key, "x": 3}
+    assert parse_example(record, Fields(frozenset({"x"}), meta=False)) == {"x": 3}
+
+
+def test_a_file_of_records_keeps_the_keys_of_tar_samples(tmp_path: Path) -> None:
+    with ps.TarWriter(tmp_path / "a.tar") as writer:
+        for number in range(3):
+            writer.write({"__key__": f"k{number}", "txt": b"x"})
+    ps.read_tar(tmp_path / "a.tar").write_tfrecords(str(tmp_path / "out"))
+    assert [sample["__key__"] for sample in ps.read_tfrecords(str(tmp_path / "out"))] == ["k0", "k1", "k2"]

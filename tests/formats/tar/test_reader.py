@@ -168,6 +168,7 @@ def test_counts_of_a_manifest_are_used_without_opening_a_shard(tmp_path: Path) -
 
 def test_samples_that_the_manifest_counts_but_the_shard_lacks_are_bad(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tar", rows(0, 5), index=False)
+    os.truncate(path, path.stat().st_size - 1024)  # without the end marker
     reader = reader_of(path, counts=np.array([8]))
     found, errors = reader.locate(np.zeros(8, np.int64), np.arange(8), Only()).read()
     assert list(errors) == [5, 6, 7]
@@ -175,9 +176,10 @@ def test_samples_that_the_manifest_counts_but_the_shard_lacks_are_bad(tmp_path: 
     assert [row["__key__"] for row in found if row] == [f"0/{n}" for n in range(5)]
 
 
-def test_more_samples_than_in_the_manifest_are_an_error(tmp_path: Path) -> None:
-    reader = reader_of(write(tmp_path / "a.tar", rows(0, 5)), counts=np.array([4]))
-    with pytest.raises(DataError, match="says 4 samples, the shard holds 5"):
+@pytest.mark.parametrize("count", [4, 8])
+def test_a_whole_shard_with_another_count_than_in_the_manifest_is_an_error(count: int, tmp_path: Path) -> None:
+    reader = reader_of(write(tmp_path / "a.tar", rows(0, 5)), counts=np.array([count]))
+    with pytest.raises(DataError, match=f"written again: manifest.json says {count} samples, the shard holds 5"):
         reader.locate(np.array([0]), np.array([0]), Only())
 
 

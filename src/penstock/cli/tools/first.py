@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.cli.tools import streams
-    from penstock.errors import PlanError
+    from penstock.errors import DataError, PlanError
+    from penstock.plan import no_field
     from penstock.plan.expression_text import TextExpression
     from penstock.storage import open_storage
 
@@ -49,7 +50,9 @@ def run(args: argparse.Namespace) -> int:
         condition = TextExpression(args.where) if args.where else None
     except PlanError as exc:
         usage_error(str(exc))
+    present: set[str] = set()
     for raw in streams.read_samples(args):
+        present.update(raw.field_names)
         field = next((name for name in args.field if name in raw.field_names), None)
         if field is None or (condition is not None and not condition.of(raw)):
             continue
@@ -63,9 +66,13 @@ def run(args: argparse.Namespace) -> int:
                 upload.commit()
         sys.stderr.write(f"{_printable(raw.key)}.{field}\n")
         return 0
-    samples = "no sample" if condition is None else "no sample that meets the condition"
+    for name in sorted(condition.fields()) if condition is not None else ():
+        if present and name not in present:
+            raise DataError(f"the samples have {no_field([name], present)}")
+    if present and not present.intersection(args.field):
+        raise DataError(f"the samples have {no_field(args.field, present)}")
     fields = "the field" if len(args.field) == 1 else "any of the fields"
-    sys.stderr.write(f"penstock: {samples} has {fields} {', '.join(args.field)}\n")
+    sys.stderr.write(f"penstock: no sample that meets the condition has {fields} {', '.join(args.field)}\n")
     return 1
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    on_failure = "skip" if parser.prog == "tarproc" else "abort"  # what each of the two names does by default
     add_input_arguments(parser)
     add_output_arguments(parser)
     add_selection_arguments(parser, count_flags=("--count",))
@@ -55,8 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-failure",
         "--error-handling",
         choices=("abort", "skip", "keep", "ignore"),
-        default="abort",
-        help="stop at a sample that fails, skip it, or keep it unchanged; ignore means keep (abort)",
+        default=on_failure,
+        help=f"stop at a sample that fails, skip it, or keep it unchanged; ignore means keep ({on_failure})",
+    )
+    parser.add_argument(
+        "-b", "--base", default="sample", metavar="NAME", help="base name of the files of the sample (sample)"
     )
     parser.add_argument("--timeout", type=seconds, metavar="S", help="a sample fails if it takes longer than S seconds")
     parser.add_argument("--add-log", metavar="FIELD", help="store the output of the command in this field")
@@ -101,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         args.on_failure = "keep"
     if args.script is not None and not os.path.isfile(args.script):
         usage_error(f"there is no script {args.script!r}")
+    if not args.base or "/" in args.base or "." in args.base:
+        usage_error(f"--base {args.base!r} is not the base name of files: it has no dot and no slash")
     if args.decode is not None and args.python is None:
         usage_error("--decode needs --python: a command gets the files undecoded")
     if args.python is not None and (args.where or args.count is not None):
@@ -214,7 +220,7 @@ def _shell_command(args: argparse.Namespace) -> ShellCommand:
 
     shell = args.interpreter or shutil.which("bash") or "/bin/sh"
     argv = (shell, "-c", args.command) if args.script is None else (shell, os.path.abspath(args.script))
-    return ShellCommand(argv, args.timeout, args.add_log)
+    return ShellCommand(argv, args.timeout, args.add_log, args.base)
 
 
 @dataclass(frozen=True, slots=True)

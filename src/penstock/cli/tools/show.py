@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         lines = "".join(draw_field(name, data) for name, data in fields.items())
         return f"{drawing.escape(raw.key)}\n{lines}\n"
 
-    for raw in streams.selection(args).samples(streams.read_samples(args)):
+    named = [(name,) for name in args.field or ()]
+    for raw in streams.selection(args, named).samples(streams.read_samples(args)):
         sys.stdout.write(draw_sample(raw))
     sys.stdout.flush()
     return 0

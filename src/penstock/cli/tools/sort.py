@@ -37,11 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.cli.tools import streams
+    from penstock.tarstream.gather import gather_parts
     from penstock.tarstream.sort import SortOrder, sort_samples
 
     order = SortOrder(args.by, args.type, args.reverse, args.seed)
     selection = streams.selection(args)
+    select = None if selection.copies_runs and selection.stop is None else selection.samples
+    on_error = streams.bad_sample_callback(args)
+    parts = gather_parts(streams.shard_urls(args), on_error=on_error)
     with streams.open_output(args) as out:
-        for samples in sort_samples(selection.samples(streams.read_samples(args, mapped=True)), order, args.tmp):
+        for samples in sort_samples(parts, order, args.tmp, select=select, on_error=on_error):
             out.write_encoded(samples)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from penstock.cli.argument_types import usage_error
@@ -80,8 +80,12 @@ def _report_skipped(error: DataError) -> None:
     sys.stderr.write(f"penstock: skipped: {error}\n")
 
 
-def selection(args: argparse.Namespace) -> Selection:
+def selection(args: argparse.Namespace, named: Iterable[tuple[str, ...]] = ()) -> Selection:
     """Return the samples and fields that a tool selects; options that the tool does not have select everything.
+
+    Args:
+        args: The arguments of the tool.
+        named: Fields, each with its alternatives, that the user named in another way than by ``--fields``.
 
     Raises:
         SystemExit: With 2 if a condition or template cannot be parsed.
@@ -104,9 +108,10 @@ def selection(args: argparse.Namespace) -> Selection:
         start=start,
         stop=stop,
         step=step,
-        fields=frozenset(args.fields) if getattr(args, "fields", None) else None,
+        fields=frozenset(args.fields) if isinstance(getattr(args, "fields", None), list) else None,
         drop=frozenset(getattr(args, "drop", None) or ()),
         rename=rename,
+        named=tuple(named),
     )
 
 

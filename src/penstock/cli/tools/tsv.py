@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
         streams.refuse_terminal(args.output)
     table: tables.SampleTable | None = None
     with _open_file(args.output) as write:
-        for raw in streams.selection(args).samples(streams.read_samples(args)):
+        named = [column.fields for column in columns]
+        for raw in streams.selection(args, named).samples(streams.read_samples(args)):
             if table is None:
                 columns = columns or tables.text_columns(raw)
                 table = tables.open_table(format, columns, write, key=not args.nokey, header=not args.noheader)

@@ -47,6 +47,7 @@ ReadResult = tuple[Sequence[Any], dict[int, DataError]]  # the samples, and by p
 
 _OPEN_FILES = 32  # a window reads 16 files at once, and the next window may have begun
 _GROUP_ROWS, _GROUP_BYTES = 8192, 1 << 20  # rows that are read together if many of them are wanted soon
+_FIRST_ROWS = 100  # rows whose fields are looked at
 _DENSE = 64  # "many" is one row in 64: reading a row alone costs as much as reading 50 rows together
 _CACHED_GROUP_BYTES = 64_000_000  # groups stay in memory for readers of their other rows, up to this size
 _EVICTION_CANDIDATES = 8  # how many of the oldest groups are considered for eviction when one is added
@@ -164,6 +165,7 @@ class RowsReader(Reader):
         self._urls, self._paths, self._format, self._storage = list(urls), list(paths), row_format, storage
         self._offsets: dict[int, RowOffsets] = {}
         self._open: OrderedDict[int, RowFile] = OrderedDict()
+        self._field_names: dict[int, tuple[str, ...]] = {}
         self._schema: tuple[Any] | None = None  # in a tuple, since a schema may be None
         self._lock = threading.Lock()
         self._file_locks = [threading.Lock() for _ in paths]
@@ -176,7 +178,8 @@ class RowsReader(Reader):
 
     @cached_property
     def traits(self) -> Traits:
-        return traits_of(self._paths, columnar=self._format.columnar, find_countable=self._find_countable)
+        columnar = self._format.columnar
+        return traits_of(self._paths, columnar=columnar, fields_vary=not columnar, find_countable=self._find_countable)
 
     def stamp(self) -> object:
         return folder_times(self._paths)
@@ -221,6 +224,14 @@ class RowsReader(Reader):
     def key(self, shard: int, index: int) -> str | None:
         offsets = self._offsets_of(shard)
         return None if index >= offsets.readable_rows else self._format.key(self.file(shard), index)
+
+    def fields(self, shard: int) -> tuple[str, ...]:
+        if shard not in self._field_names:
+            rows = min(_FIRST_ROWS, self._offsets_of(shard).readable_rows)
+            items, _ = self._read_rows(shard, np.arange(rows), Fields())
+            names = (name for item in items if isinstance(item, dict) for name in item)
+            self._field_names[shard] = tuple(dict.fromkeys(names))
+        return self._field_names[shard]
 
     def url(self, shard: int) -> str:
         return self._urls[shard]

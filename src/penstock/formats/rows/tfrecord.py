@@ -28,6 +28,7 @@ _FLOAT = struct.Struct("<f")
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # field numbers in the message tf.train.Feature
 _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
 
+_KEY = "__key__"  # always text in a sample
 _NOT_AN_EXAMPLE = "the record is not a tf.train.Example"
 _LARGE_VARINT = "the tf.train.Example is damaged: an integer has more than 64 bits"
 
@@ -141,6 +142,8 @@ def parse_example(record: bytes, fields: Fields, lists: tuple[str, ...] = ()) ->
             name, feature = _parse_entry(record, start, stop)
             if fields.wants(name):
                 sample[name] = _parse_feature(record, feature, name in lists)
+    if isinstance(key := sample.get(_KEY), bytes):
+        sample[_KEY] = key.decode("utf-8", "surrogateescape")
     return sample
 
 
@@ -238,15 +241,17 @@ def _parse_varints(data: bytes) -> I64:
 def encode_example(sample: Mapping[str, Any]) -> bytes:
     """Return a sample as a ``tf.train.Example``: numbers, bytes, text, and lists or one-dimensional arrays of them.
 
-    Fields named ``__like_this__`` are left out.
+    ``__key__`` is a feature like any other; other fields named ``__like_this__`` are left out.
 
     Raises:
         ValueError: A value cannot be stored in a ``tf.train.Example``.
     """
     entries = []
     for name, value in sample.items():
-        if name.startswith("__"):
+        if name.startswith("__") and name != _KEY:
             continue
+        if name == _KEY and isinstance(value, str):
+            value = value.encode("utf-8", "surrogateescape")  # a key is a path, which may be any bytes
         try:
             feature = b"" if value is None else _encode_feature(value)
         except (TypeError, OverflowError, ValueError) as exc:

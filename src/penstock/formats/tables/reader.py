@@ -94,6 +94,9 @@ class ParquetReader(Reader):
     def key(self, shard: int, index: int) -> str | None:
         return str(index)
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return tuple(self._columns or self.file(shard).schema.names)
+
     def url(self, shard: int) -> str:
         return self._urls[shard]
 

@@ -27,12 +27,16 @@ class Grouper(Generic[ValueT]):
     A sample next to damage may have lost fields. It counts as complete only if an earlier sample of the shard had
     exactly the same set of fields; otherwise the entry that stands for the loss covers it too.
 
+    Args:
+        apart: Members of a sample may lie apart: a key that comes back is another part of its sample, not an error.
+
     Attributes:
         skipped: The number of members that belong to no sample: folders, links, names without a field.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, apart: bool = False) -> None:
         self.skipped = 0
+        self._apart = apart
         self._raw_key = b""  # the key of the open sample as the archive writes it; empty when none is open
         self._key = b""
         self._sample: dict[str, ValueT] = {}
@@ -114,9 +118,10 @@ class Grouper(Generic[ValueT]):
         if b"." in lines and b"." in b"".join([key.rpartition(b"/")[2] for key in keys]):
             return None
         distinct = set(keys)
-        if len(distinct) < len(keys) or not distinct.isdisjoint(self._seen_keys):
+        if len(distinct) < len(keys) or not distinct.isdisjoint(self._seen_keys) or self._key in distinct:
             return None
-        self._seen_keys |= distinct
+        if not self._apart:
+            self._seen_keys |= distinct
         return keys
 
     def finish(self) -> list[SampleEntry[ValueT]]:
@@ -140,9 +145,10 @@ class Grouper(Generic[ValueT]):
         if not self._raw_key or key != self._key:
             closed = self._close(torn=False) if self._raw_key else []
             self._key, self._sample, self._problem = key, {}, problem
-            if key in self._seen_keys:
-                self._problem = problem or "the key appears again after other samples"
-            self._seen_keys.add(key)
+            if not self._apart:
+                if key in self._seen_keys:
+                    self._problem = problem or "the key appears again after other samples"
+                self._seen_keys.add(key)
         self._raw_key = raw_key
         return closed
 

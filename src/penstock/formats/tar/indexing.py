@@ -16,7 +16,13 @@ from penstock.blobs.checksums import CellChecksums
 from penstock.blobs.draft import put_object, read_object
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
-from penstock.formats.manifest import ShardEntry
+from penstock.formats.manifest import (
+    ShardEntry,
+    read_manifest,
+    read_manifest_at,
+    write_manifest,
+    write_manifest_at,
+)
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, write_beside
 from penstock.formats.tar.scan import load_index, open_archive, scan
 from penstock.formats.tar.shard_names import on_disk
@@ -35,7 +41,17 @@ class FileChecksums:
 
 
 def build_index(url: str, storage: Storage | None = None) -> Index:
-    """Build the index of a shard on any storage, with the checksums of its cells.
+    """Build the index of a shard on any storage as :func:`index_shard` does, without its entry for a manifest.
+
+    Raises:
+        StorageError: The shard cannot be read.
+        MissingExtra: The shard is compressed by zstd, and zstandard is not installed.
+    """
+    return index_shard(url, storage)[0]
+
+
+def index_shard(url: str, storage: Storage | None = None) -> tuple[Index, ShardEntry]:
+    """Read a whole shard on any storage; return its index, with the checksums of its cells, and its manifest entry.
 
     A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is downloaded.
 
@@ -43,13 +59,39 @@ def build_index(url: str, storage: Storage | None = None) -> Index:
         StorageError: The shard cannot be read.
         MissingExtra: The shard is compressed by zstd, and zstandard is not installed.
     """
-    with local_copy(url, storage) as (path, checksums):
+    with local_copy(url, storage) as (path, known):
+        checksums = known or checksum_file(path)
         if on_disk(url):
             index = load_index(path, shard=url)
-            return index.stamped(index.stamp, (checksums or checksum_file(path)).cells)
-        content = open_archive(path, redacted(url))
-        checksums = checksums or checksum_file(path)
-        return scan(content.buffer, content.problem).stamped(Stamp(checksums.size), checksums.cells)
+            index = index.stamped(index.stamp, checksums.cells)
+        else:
+            content = open_archive(path, redacted(url))
+            index = scan(content.buffer, content.problem).stamped(Stamp(checksums.size), checksums.cells)
+    return index, ShardEntry(url.rpartition("/")[2], index.samples, checksums.size, checksums.sha256)
+
+
+def update_manifest(folder: str, entries: Iterable[ShardEntry], storage: Storage | None = None) -> int:
+    """Bring the entries of shards in a folder's manifest up to date; return how many were changed or added.
+
+    A folder without a manifest stays without one.
+
+    Raises:
+        DataError: The manifest is not one of tar shards.
+        StorageError: The manifest cannot be read or written.
+    """
+    local = on_disk(folder)
+    manifest = read_manifest(local_path(folder)) if local else read_manifest_at(folder, storage)
+    changed = [entry for entry in entries if manifest is not None and manifest.entry(entry.name) != entry]
+    if manifest is None or not changed:
+        return 0
+    try:
+        if local:
+            write_manifest(local_path(folder), changed, classes=manifest.classes)
+        else:
+            write_manifest_at(folder, storage, changed, classes=manifest.classes)
+    except OSError as exc:
+        raise StorageError(f"the manifest cannot be written: {getattr(exc, 'strerror', None) or exc}", folder) from exc
+    return len(changed)
 
 
 def store_index(url: str, index: Index, storage: Storage | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.prefetch import CONNECTIONS, Fetcher, PrefetchedBytes
 from penstock.errors import DataError, StorageError
-from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
+from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
@@ -161,6 +162,9 @@ class TarReader(Reader):
             raise IndexError(f"sample {index} of {found.samples} in {self._urls[shard]}")
         return found.key(index)
 
+    def fields(self, shard: int) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for kind in self._shard(shard).index.kinds for name in kind))
+
     def locate(self, shard: I64, index: I64, fields: FieldFilter) -> LocatedTar:
         """Locate many samples at once, in any order.
 
@@ -268,10 +272,18 @@ class TarReader(Reader):
                 known=known,
             )
         if expected is not None and index.samples != expected:
-            source = "the manifest" if counts is not None else "its earlier index"
-            problem = f"{source} says {expected} samples, the shard holds {index.samples}: index it again"
-            raise DataError(problem, url)
+            raise self._changed(shard, expected, index.samples)
         return index, content
+
+    def _changed(self, shard: int, expected: int, found: int) -> DataError:
+        """Return the error for a shard that was written again and holds another number of samples than before."""
+        if self._manifest_counts is None:
+            return DataError(
+                f"the shard was changed during the run: it had {expected} samples, now {found}", self._urls[shard]
+            )
+        folder = self._urls[shard].rpartition("/")[0] or "."
+        problem = f"the shard was written again: {MANIFEST} says {expected} samples, the shard holds {found}"
+        return DataError(f"{problem}; run `penstock index {shlex.quote(folder)}` to update it", self._urls[shard])
 
     def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | None:
         """Remember the count of a shard, and the open shard if its content was loaded."""

@@ -124,7 +124,9 @@ def _fetch_whole(
                 return open_archive(file.name, redacted(url), limits)
             if not attempt:
                 log.warning("%s: its checksum is not the one in the manifest; fetching it again", redacted(url))
-    raise DataError("its checksum is not the one in the manifest", redacted(url))
+    folder = redacted(url).rpartition("/")[0]
+    advice = f"it is damaged, or was written again: then run `penstock index {folder}`"
+    raise DataError(f"its checksum is not the one in the manifest; {advice}", redacted(url))
 
 
 def _write_all(chunks: Iterator[bytes], file: IO[bytes], url: str) -> str:

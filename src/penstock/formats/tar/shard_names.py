@@ -1,15 +1,77 @@
-"""Names of shards: the target of a writer as a folder, a pattern or one archive, and compression by suffix."""
+"""Names of shards: those that patterns match, the target of a writer, and compression by suffix."""
 
 from __future__ import annotations
 
 import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
-from penstock.errors import PlanError
+from penstock.errors import PlanError, StorageError
+from penstock.storage import Storage, expand, local_path
 from penstock.storage.protocol import scheme
 
 TAR_SUFFIXES = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _DEFAULT_PATTERN = "shard-%06d.tar"
+_READERS = {
+    "read_parquet": (".parquet", ".pq"),
+    "read_arrow": (".arrow", ".feather"),
+    "read_csv": (".csv", ".tsv"),
+    "read_json": (".json", ".jsonl", ".ndjson"),
+    "read_tfrecords": (".tfrecord", ".tfrecords"),
+    "read_images": (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm"),
+}
+_MAX_LISTED = 10_000  # files below a folder that are looked at to say what it holds
+
+
+def expand_shards(patterns: Sequence[str], storage: Storage | None = None) -> list[str]:
+    """Return the shards that patterns match, as ``storage.expand`` does.
+
+    Raises:
+        StorageError: A folder or pattern has no shards, or a file is of another format; the message says what was
+            found and what reads it.
+    """
+    try:
+        urls = expand(patterns, TAR_SUFFIXES, storage)
+    except StorageError as exc:
+        found = _describe_folder(exc.url) if exc.url is not None else None
+        if found is None:
+            raise
+        raise StorageError(f"there are no tar shards in this folder; {found}", exc.url) from exc
+    for url in urls:
+        if (reader := _reader_of(url)) not in (None, "read_images"):
+            raise StorageError(f"this is not a tar shard: {_advice(str(reader), url)}", url)
+    return urls
+
+
+def _reader_of(name: str) -> str | None:
+    """Return the function that reads files with such a name; None if that is not known."""
+    extension = os.path.splitext(name)[1].lower()
+    return next((reader for reader, suffixes in _READERS.items() if extension in suffixes), None)
+
+
+def _advice(reader: str, url: str) -> str:
+    command = "pack" if reader == "read_images" else "convert"
+    return f"read with ps.{reader}, or make shards with `penstock {command} {shlex.quote(url)} FOLDER`"
+
+
+def _describe_folder(url: str) -> str | None:
+    """Return what a local folder without shards holds, and what reads it; None if it is not a local folder."""
+    if scheme(url) != "file" or not os.path.isdir(path := local_path(url)):
+        return None
+    names: list[str] = []
+    for _, _, files in os.walk(path):
+        names += [name for name in files if not name.startswith(".")]
+        if len(names) >= _MAX_LISTED:
+            break
+    if not names:
+        return "it is empty"
+    extensions = Counter(os.path.splitext(name)[1].lower() or "no extension" for name in names)
+    common, count = extensions.most_common(1)[0]
+    reader = _reader_of("x" + common)
+    advice = _advice(reader, url) if reader is not None else "read with ps.read_files"
+    return f"{count:,} of its files are {common}: {advice}"
 
 
 def parse_target(path: str, compress: str | None) -> tuple[str, str, bool]:

@@ -15,11 +15,11 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.errors import DataError, PlanError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
 from penstock.formats.tar.reader import TarReader
-from penstock.formats.tar.shard_names import TAR_SUFFIXES
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
 from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources, Source, StreamReader, Traits
-from penstock.storage import STDIN, Cache, Storage, expand, local_path, redacted, relative_names
+from penstock.storage import STDIN, Cache, Storage, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import check_storage, scheme, without_query
 
@@ -69,7 +69,7 @@ class TarSource(Source):
         if self.streams:
             return StdinReader()
         patterns = [url for pattern in self.patterns for url in self._resolve_http_folder(pattern)]
-        urls = expand(patterns, TAR_SUFFIXES, self.storage)
+        urls = expand_shards(patterns, self.storage)
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = wrap_with_cache(self.cache, paths, self.storage)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}

@@ -202,14 +202,20 @@ class ArchiveWalker(Generic[ValueT]):
         buffer: The archive.
         value: Returns the value that stands for a member, given its name and span. By default the value is the span,
             and the bytes of a sample stay in the buffer until the sample has been yielded.
+        apart: Yield parts of samples whose members lie apart, instead of errors.
     """
 
     def __init__(
-        self, shard: str, buffer: ArchiveBuffer, value: Callable[[bytes, MemberSpan], ValueT] | None = None
+        self,
+        shard: str,
+        buffer: ArchiveBuffer,
+        value: Callable[[bytes, MemberSpan], ValueT] | None = None,
+        *,
+        apart: bool = False,
     ) -> None:
         self.shard, self.buffer = shard, buffer
         self._value = value
-        self._grouper: Grouper[ValueT] = Grouper()
+        self._grouper: Grouper[ValueT] = Grouper(apart)
         self._headers_ahead = _FIRST_HEADERS
         if value is None:
             buffer.first_needed = self._first_needed
