@@ -180,7 +180,7 @@ class _SampleStore:
         self._paths = list(self._sources)
         kinds = list(self._kinds)
         while batch := list(islice(records, _READ_AHEAD)):
-            for _, source, begin, length, *_rest in batch:
+            for _, source, begin, length, *_rest in batch if hasattr(os, "posix_fadvise") else ():
                 os.posix_fadvise(self._fd(source), begin, length, os.POSIX_FADV_WILLNEED)
             for _, source, begin, length, key, kind, starts, sizes in batch:
                 data = os.pread(self._fd(source), length, begin)
