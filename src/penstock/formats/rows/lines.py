@@ -173,7 +173,7 @@ def _given_types(types: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     return {name: arrow_type(Value(dtype)) for name, dtype in types}
 
 
-def _first_rows(file: RowFile) -> tuple[memoryview, int]:
+def _first_rows(file: RowFile) -> tuple[bytes | memoryview, int]:
     """Return the first rows of a file, about ``_SCHEMA_BYTES`` of them, and their number."""
     offsets = file.offsets
     last = int(np.searchsorted(offsets.starts, offsets.starts[0] + _SCHEMA_BYTES)) - 1

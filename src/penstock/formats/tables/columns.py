@@ -191,7 +191,7 @@ class ArrowColumns(Columns):
     @property
     def _has_all_fields(self) -> bool:
         """Whether the fields are those of the batches, under their own names and in their order."""
-        names = self._batches[0].schema.names
+        names: list[str] = self._batches[0].schema.names
         return list(self._fields) == names and list(self._fields.values()) == names
 
     def batch(self) -> pa.RecordBatch:
