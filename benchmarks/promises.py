@@ -113,6 +113,10 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         Target("us a sample of a ledger, batches of 64", "a sample, with a ledger", 1.0, value="us over a loop"),
         Target("seconds a state takes", "a state", 0.001),
     ),
+    "csv-batches": (
+        Target("penstock, to open_csv", "penstock, batches of 8192", 0.8, table_cases.CSV_LIMIT, at_least=True),
+        Target("penstock, to read_csv", "penstock, batches of 8192", 0.8, table_cases.CSV_TABLE, at_least=True),
+    ),
     "table-batches": (
         Target("penstock, to read_table", "penstock", 1.0, table_cases.LIMIT, at_least=True),
         *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in table_cases.HUGGINGFACE),

@@ -25,6 +25,9 @@ from watching import cpu_seconds
 FILES = 8
 ROW_GROUP = 32_768
 BATCH = 1024
+CSV_BATCH = 8192
+CSV_LIMIT = "limit: pyarrow open_csv"
+CSV_TABLE = "pyarrow read_csv, the whole table, cut into batches of 8192"
 LIMIT = "limit: pyarrow read_table"
 HUGGINGFACE = ("Hugging Face, map-style", "Hugging Face, streaming")
 RECIPE = "the document's recipe"
@@ -310,7 +313,78 @@ def _embed(workers: int, **options: str) -> Callable[[Any, Path], object]:
 
 DATA = (table, _hf_photos)
 
+
+def _csv_file(sizes: Sizes) -> StoredData:
+    """Return a folder with one CSV file of numbers and short text, which is written once."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    rows = 3_000_000 // (1 if sizes == FULL else 20)
+    folder = data.HOME / f"csv-{rows}"
+    if not folder.exists():
+        data.ignored_folder(data.HOME)
+        draft = folder.with_name(f".{folder.name}-{os.getpid()}")
+        draft.mkdir(parents=True)
+        rng = np.random.default_rng(0)
+        integers = {"id": np.arange(rows), "n": rng.integers(1 << 20, size=rows)}
+        numbers = {**integers, "x": rng.random(rows), "y": rng.random(rows)}
+        text = [f"word{number % 977} some text {number}" for number in range(rows)]
+        pc.write_csv(pa.table({**numbers, "text": text}), draft / "rows.csv")
+        draft.rename(folder)
+    return StoredData(folder, rows)
+
+
+def _csv(read: Callable[[str], Iterable[Any]]) -> Measure:
+    """Measure a pass over the batches of the CSV file; it runs once before, so that row offsets are known."""
+
+    def measure(task: Task) -> Result:
+        stored = _csv_file(task.sizes)
+        path = str(stored.folder / "rows.csv")
+        if task.check:
+            ids = [int(number) for batch in read(path) for number in batch["id"].to_pylist()]
+            return {"samples": len(ids), "digest": zlib.crc32(repr(ids).encode())}
+        next(iter(read(path)))  # imports what it needs
+        return _timed(stored.samples, _nbytes(stored), lambda: deque(read(path), maxlen=0))
+
+    return measure
+
+
+def _arrow_read_csv(path: str) -> Iterable[Any]:
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    pa.set_cpu_count(2)
+    return pc.read_csv(path).to_batches(max_chunksize=CSV_BATCH)  # type: ignore[no-any-return]
+
+
+def _arrow_open_csv(path: str) -> Iterable[Any]:
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    pa.set_cpu_count(2)
+    with pc.open_csv(path) as reader:
+        yield from reader
+
+
+def _penstock_csv(size: int) -> Callable[[str], Iterable[Any]]:
+    import penstock as ps
+
+    return lambda path: ps.read_csv(path).iter_batches(size, format="arrow")
+
+
 CASES: dict[str, Case] = {
+    "csv-batches": Case(
+        "One CSV file of 230 MB (4 columns of numbers, one of text) to batches of Arrow columns",
+        (
+            Row(CSV_LIMIT, _csv(_arrow_open_csv)),
+            Row(CSV_TABLE, _csv(_arrow_read_csv)),
+            Row("penstock, batches of 8192", _csv(_penstock_csv(CSV_BATCH))),
+            Row("penstock, batches of 1024", _csv(_penstock_csv(BATCH))),
+        ),
+        baseline=CSV_LIMIT,
+        max_rounds=9,
+    ),
     "table-batches": Case(
         "Parquet files (id, 200 letters, 128 int32) to batches of 1024 in numpy; text as a list of str",
         (

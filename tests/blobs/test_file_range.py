@@ -54,6 +54,15 @@ def test_copies_that_the_kernel_refuses_are_done_by_reading_and_writing(
     assert (tmp_path / "target").read_bytes() == DATA
 
 
+def test_a_system_without_copy_file_range_copies_in_other_ways(
+    source: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "copy_file_range")
+    with open(tmp_path / "target", "wb", buffering=0) as target:
+        FileRange(OWNER, source, 0, len(DATA)).copy_to(target.fileno())
+    assert (tmp_path / "target").read_bytes() == DATA
+
+
 def test_a_target_that_no_copy_can_write_is_an_error(source: int, tmp_path: Path) -> None:
     (tmp_path / "target").touch()
     target = os.open(tmp_path / "target", os.O_RDONLY)

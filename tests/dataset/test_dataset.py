@@ -206,3 +206,20 @@ def test_data_frames_hold_the_same_rows() -> None:
     ds = ps.from_items(rows)
     assert ds.to_polars().rows(named=True) == rows
     assert ds.to_pandas().to_dict("records") == rows
+
+
+def write_rows(path: Path, rows: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("x\n" + "".join(f"{row}\n" for row in range(rows)))
+
+
+def test_the_length_counts_what_an_iteration_yields_after_shards_were_added_or_rewritten(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a/a.csv", 3)
+    nested, folder = ps.read_csv(str(tmp_path / "*/*.csv")), ps.read_csv(tmp_path / "a")
+    assert (len(nested), len(folder), nested[0]) == (3, 3, {"x": 0})
+    write_rows(tmp_path / "b/b.csv", 4)  # in a folder that did not exist
+    assert len(nested) == len(list(nested)) == 7
+    write_rows(tmp_path / "a/a.csv", 5)  # in place: the folder does not change
+    assert len(nested) == len(list(nested)) == 9
+    assert len(folder) == len(list(folder)) == folder.count() == 5
+    assert folder[4] == {"x": 4}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -72,10 +74,21 @@ def test_the_derived_class_is_both_and_is_created_once() -> None:
     assert torch_class(_Own, Epochs()) is derived
 
 
-def test_the_epoch_count_is_shared_once_torch_has_seen_the_class() -> None:
+def test_the_epoch_count_is_shared_with_forks_once_torch_has_seen_the_class() -> None:
     epochs = Epochs()
     torch_class(_Own, epochs)
-    assert epochs.shared
+    assert not epochs.shared
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert epochs.shared
+        pool.apply(int)
+
+
+def test_isinstance_opens_no_files() -> None:
+    datasets = [ps.from_items([1]) for _ in range(20)]
+    before = len(os.listdir("/dev/fd"))
+    assert not any(isinstance(ds, dict) for ds in datasets)
+    assert all(isinstance(ds, IterableDataset) for ds in datasets)
+    assert len(os.listdir("/dev/fd")) == before
 
 
 def test_without_torch_a_dataset_has_its_own_class(monkeypatch: pytest.MonkeyPatch) -> None:

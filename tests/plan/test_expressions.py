@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError
 from penstock.plan import Condition, col
-from penstock.plan.expressions import Extent
+from penstock.plan.expressions import Expression, Extent
 
 ROWS: list[dict[str, Any]] = [{"x": x, "s": s} for x in (None, 1, 2, 3) for s in (None, "a", "b")]
 CONDITIONS: list[tuple[Condition, Any]] = [
@@ -88,7 +88,7 @@ def test_a_condition_is_a_value() -> None:
     assert (col("x") == 3) & (col("s") == "a") == ((col("x") == 3) & (col("s") == "a"))
     ds = ps.from_items(ROWS).filter((col("x") == 3) | ~col("s").isin(["a"]))
     assert pickle.loads(pickle.dumps(ds)).plan.stages == ds.plan.stages
-    assert "filter((col('x') == 3 | ~(col('s').isin(['a']))))" in repr(ds)
+    assert "filter((col('x') == 3) | ~col('s').isin(['a']))" in repr(ds)
 
 
 @pytest.mark.parametrize(
@@ -118,3 +118,33 @@ def test_a_field_that_no_sample_has_is_a_plan_error() -> None:
 def test_a_filter_reads_the_fields_of_its_condition() -> None:
     ds = ps.from_items(ROWS).filter(col("x") == 3).select("s")
     assert "fields read: s, x" in ds.explain()
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *(condition for condition, _ in CONDITIONS),
+        (col("x") > 3) & ((col("y") < 1) | ~(col("z") != "a'b")) & ~~col("x").is_null(),
+        (col("x") >= float("inf")) | (col("x") <= -1.5) | col("x").isin([1, float("-inf"), b"z"]),
+    ],
+    ids=repr,
+)
+def test_the_repr_of_a_condition_is_the_code_that_makes_it(condition: Condition) -> None:
+    assert eval(repr(condition), {"col": ps.col}) == condition
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        -col("x"),
+        (col("x") + 1) * 2 - col("y") / 3,
+        7 // (col("x") % 5) ** 2,
+        1 - (2 * col("y")),
+        col("x") * float("inf"),
+    ],
+    ids=repr,
+)
+def test_the_repr_of_an_expression_is_the_code_that_makes_it(expression: Expression) -> None:
+    again = eval(repr(expression), {"col": ps.col})
+    assert repr(again) == repr(expression)
+    assert again.of({"x": 8, "y": 3.5}) == expression.of({"x": 8, "y": 3.5})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.plan import (
     size_in_bytes,
     takes_parameter,
 )
+from penstock.plan.values import available_cores
 
 
 @pytest.mark.parametrize(
@@ -142,3 +144,9 @@ def test_counts_may_be_numpy_integers_and_become_ints() -> None:
     for value in invalid:
         with pytest.raises(PlanError, match="whole number"):
             ps.from_items(range(8)).limit(value)
+
+
+def test_cores_are_counted_on_systems_without_affinities(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 1 <= available_cores() <= (os.cpu_count() or 1)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert available_cores() == (os.cpu_count() or 1)

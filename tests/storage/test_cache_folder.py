@@ -325,3 +325,11 @@ def test_an_object_in_use_is_not_dropped(cache_dir: Path) -> None:
     assert Path(folder.path(key, COMPLETE_SUFFIX)).exists()
     assert folder.drop(key)
     assert not Path(folder.path(key, COMPLETE_SUFFIX)).exists()
+
+
+def test_a_lock_file_that_is_a_link_is_refused(remote: RemoteFolder, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/penstock-cache").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="the cache folder cannot be used"):
+        Cache(tmp_path / "shared").wrap(remote).read(URL, 0, 10)
+    assert not (tmp_path / "elsewhere").exists()

@@ -415,3 +415,32 @@ def test_a_limit_on_file_sizes_does_not_stop_reading(ten_objects: RemoteFolder, 
         assert cached.local_path("remote://host/0") is None
 
     assert exit_status(start_forked(read_with_limit)) == 0
+
+
+@pytest.mark.parametrize("suffix", [".penstock", ".penstock-part", ".penstock-new"])
+def test_a_link_planted_in_the_folder_is_replaced_and_never_followed(
+    remote: RemoteFolder, cache_dir: Path, tmp_path: Path, suffix: str
+) -> None:
+    b"".join(Cache(cache_dir).wrap(remote).stream(URL))
+    (complete,) = cache_dir.glob("*.penstock")
+    complete.unlink()
+    planted, target = complete.with_suffix(suffix), tmp_path / "target"
+    wrong = b"x" * len(CONTENT)
+    target.write_bytes(wrong)
+    planted.symlink_to(target)
+    cached = Cache(cache_dir).wrap(remote)
+    assert cached.local_path(URL) is None
+    assert b"".join(cached.stream(URL)) == CONTENT
+    path = cached.local_path(URL) or ""
+    assert not os.path.islink(path)
+    assert Path(path).read_bytes() == CONTENT
+    assert target.read_bytes() == wrong
+    assert not [*cache_dir.glob("*-part"), *cache_dir.glob("*-new")]
+
+
+def test_a_file_that_a_killed_process_was_creating_is_replaced(remote: RemoteFolder, cache_dir: Path) -> None:
+    b"".join(Cache(cache_dir).wrap(remote).stream(URL))
+    (complete,) = cache_dir.glob("*.penstock")
+    complete.rename(complete.with_suffix(".penstock-new"))
+    assert b"".join(Cache(cache_dir).wrap(remote).stream(URL)) == CONTENT
+    assert not list(cache_dir.glob("*-new"))

@@ -56,6 +56,12 @@ def test_numbers_are_not_compared_as_text(path: str) -> None:
     assert by_text == sorted(by_text, key=str) != sorted(by_text)
 
 
+def test_a_system_that_takes_no_advice_on_reads_sorts_alike(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = sorted_keys(path, SortOrder("num"))
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert sorted_keys(path, SortOrder("num")) == expected
+
+
 def test_a_shuffle_depends_on_its_seed_alone(path: str) -> None:
     first, again, other = (sorted_keys(path, SortOrder(type="shuffle", seed=seed)) for seed in (1, 1, 2))
     assert first == again != other

@@ -11,7 +11,10 @@ from penstock.errors import StorageError
 
 _CHUNK = 1 << 20
 # Errors for one way of copying between two files; another way may work.
-_UNSUPPORTED = {errno.EINVAL, errno.EXDEV, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM}
+_UNSUPPORTED = {
+    *(errno.EINVAL, errno.EXDEV, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.ETXTBSY, errno.EPERM),
+    errno.ENOTSOCK,  # sendfile of systems other than Linux
+}
 
 
 class FileRange:
@@ -78,6 +81,8 @@ def _progress(done: int) -> int:
 
 
 def _copy_file_range(source: int, target: int, start: int, size: int) -> int:
+    if not hasattr(os, "copy_file_range"):
+        raise OSError(errno.ENOSYS, "only Linux copies ranges")
     return os.copy_file_range(source, target, size, start)
 
 

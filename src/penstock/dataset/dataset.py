@@ -179,7 +179,24 @@ class Dataset(WriteMethods):
         return length
 
     def _length(self) -> int | None:
-        return None if self._program().stream is not None else self._program().length(self.plan.cut)
+        program = self._relisted()
+        return None if program.stream is not None else program.length(self.plan.cut)
+
+    def _relisted(self) -> Program:
+        """Return a program whose shards are listed now, as those of a run are; a remote one keeps known counts."""
+        known = self._opened if self._opened is not None and self._opened.plan == self.plan else None
+        if known is not None and known.stream is not None:
+            return known
+        program = Program(self.plan)
+        if (
+            known is not None
+            and program.stream is None
+            and program.remote
+            and known.shard_names() == program.shard_names()
+        ):
+            return known
+        self._opened, self._opened_stamp = program, program.stamp()
+        return program
 
     def __bool__(self) -> bool:
         return True

@@ -32,6 +32,7 @@ from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
 from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
 from penstock.order import I64, Order, Piece, Refs, fold_into
+from penstock.order.orders import doubling_sizes
 from penstock.plan import (
     PAD_FIELD,
     Block,
@@ -49,7 +50,7 @@ Each = Callable[[Iterator[Block], Segment], Iterator[Block]]
 Locate = Callable[[Refs], Located]
 
 MAX_SAMPLES = 512  # of a block
-COLUMN_BLOCK_ROWS = 8192  # maximum of a block of columns, whose cost is per block, not per row
+COLUMN_BLOCK_ROWS = 16_384  # maximum of a block of columns, whose cost is per block, not per row
 JOIN_BYTES = 1_000_000_000  # held back to give a stage the rows that it asks for
 COLUMN_BLOCK_BYTES = 4_000_000  # maximum of stored bytes in such a block
 
@@ -298,7 +299,8 @@ def _located_chunks(
     if locate is not None:
         return ((chunk, locate(chunk[1])) for chunk in order.walk(piece))
     if not program.remote:
-        return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece))
+        sizes = doubling_sizes(COLUMN_BLOCK_ROWS) if program.columnar else None
+        return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece, sizes))
     sizer = _ChunkSizer()
 
     def locate_and_learn(chunk: tuple[I64, Refs, int]) -> Located:

@@ -171,6 +171,10 @@ class Program:
             for reader in self.readers:
                 reader.suspend()
 
+    def shard_names(self) -> list[list[str]]:
+        """Return the names of the shards of each source."""
+        return [reader.names for reader in self.readers]
+
     def stamp(self) -> object:
         """Return a value that changes if opening the sources again may find other shards."""
         return [] if self.stream is not None else [reader.stamp() for reader in self.readers]

@@ -15,6 +15,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from penstock.engines.meter import Meter, Meters
+from penstock.plan.values import available_cores
 
 MIN_BLOCKS = 5  # fewer blocks are not conclusive
 MIN_SECONDS = 0.05  # a shorter run is not conclusive
@@ -259,7 +260,7 @@ def snapshot(meters: Meters, cores: float | None = None, crowded: bool | None = 
         cores: The number of cores that the run may use; by default those of this process.
         crowded: Whether other programs keep the machine busy; by default derived from the load of the machine.
     """
-    cores = _cores() if cores is None else cores
+    cores = available_cores() if cores is None else cores
     crowded = os.getloadavg()[0] > CROWDED * (os.cpu_count() or 1) if crowded is None else crowded
     segments = [replace(meter, sizes=list(meter.sizes)) for meter in list(meters.segments)]
     running, seconds, items = meters.ended is None, meters.seconds, meters.items
@@ -307,10 +308,6 @@ def _workers(meter: Meter) -> int:
 
 def _ratio(value: float, by: float, default: float = 0.0) -> float:
     return value / by if by > 0 else default
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def bottleneck(run: RunLoad) -> str:

@@ -50,6 +50,10 @@ class Epochs:
             self._attach(_unnamed_file())
             self._write(self._upcoming, [])
 
+    def share_on_fork(self) -> None:
+        """Share the count when this process forks; until then it takes no file descriptor."""
+        _shared_on_fork.add(self)
+
     def _attach(self, file: int) -> None:
         self._file = file
         weakref.finalize(self, os.close, file)
@@ -134,6 +138,18 @@ def _unnamed_file() -> int:
     file, path = tempfile.mkstemp(prefix="penstock-")
     os.unlink(path)
     return file
+
+
+_shared_on_fork: weakref.WeakSet[Epochs] = weakref.WeakSet()
+
+
+def _share_before_fork() -> None:
+    for epochs in list(_shared_on_fork):
+        epochs.share()
+    _shared_on_fork.clear()
+
+
+os.register_at_fork(before=_share_before_fork)
 
 
 def _unpickle_epochs(file: Any) -> Epochs:

@@ -22,12 +22,13 @@ _warned = False
 def torch_class(own: type, epochs: Epochs) -> type:
     """Return the value of ``__class__`` for a dataset of class ``own``.
 
-    The caller may be a DataLoader that will fork workers, so from now on ``epochs`` is shared with them.
+    The caller may be a DataLoader that will fork workers, so ``epochs`` is shared with all processes that are forked
+    from now on.
     """
     iterable = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
     if iterable is None:
         return own
-    epochs.share()
+    epochs.share_on_fork()
     return _derived_class(own, iterable)
 
 

@@ -6,7 +6,6 @@ access to the shards are not measured.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from penstock.dataset.sources import from_items, read_tar
 from penstock.dataset.table_sources import read_parquet
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
+from penstock.plan.values import available_cores
 from penstock.storage import Storage, expand, open_storage, redacted, url_patterns
 
 _MAX_MEMORY_BYTES = 256_000_000  # for raw samples, and as much again for decoded ones
@@ -120,11 +120,7 @@ def bench(
         raise PlanError(f"batch={batch}, size={size}, seconds={seconds} and workers={workers} must be above 0")
     shards = expand(url_patterns(urls), (*TAR_SUFFIXES, ".parquet"), storage)
     ds = read_parquet(shards, storage=storage) if shards[0].endswith(".parquet") else read_tar(shards, storage=storage)
-    return _Bench(ds, shards, spec, batch, size, antialias, workers or _cores(), seconds, storage).report()
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return _Bench(ds, shards, spec, batch, size, antialias, workers or available_cores(), seconds, storage).report()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +253,7 @@ class _Bench:
 
             return decode_one
 
-        rate = _parallel_rate(_cores(), self.seconds, images, make_decoder)
+        rate = _parallel_rate(available_cores(), self.seconds, images, make_decoder)
         return BenchResult("limit: decode", rate, rate * sum(map(len, images)) / len(images))
 
 

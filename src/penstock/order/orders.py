@@ -80,12 +80,16 @@ class Spans:
         return Spans(np.clip(self.bounds[first : last + 1], start, stop) - start, self.keys[first:last])
 
 
-def doubling_sizes() -> Iterator[int]:
-    """Yield chunk sizes 1, 2, 4, ...: the first sample touches one shard only, and later chunks amortise the cost."""
+def doubling_sizes(most: int = MAX_CHUNK) -> Iterator[int]:
+    """Yield chunk sizes 1, 1, 2, 4, ...: the first sample touches one shard only, and later chunks amortise the cost.
+
+    The chunks of one size begin at multiples of that size, as groups of rows do that are read together.
+    """
+    yield 1
     size = 1
     while True:
         yield size
-        size = min(2 * size, MAX_CHUNK)
+        size = min(2 * size, most)
 
 
 class Order(ABC):

@@ -6,6 +6,7 @@ an expression of a missing value (``None``) is missing, and a comparison with on
 
 from __future__ import annotations
 
+import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -90,6 +91,11 @@ class Expression(ABC):
         raise PlanError(f"{self} is neither true nor false: it is evaluated for each sample")
 
 
+def _literal(value: Any) -> str:
+    """Return code for a value; ``repr`` alone returns none for infinity and NaN."""
+    return f"float('{value}')" if type(value) is float and not math.isfinite(value) else repr(value)
+
+
 def expression(value: Any) -> Expression:
     """Return ``value`` as an expression: unchanged, or as a constant."""
     return value if isinstance(value, Expression) else Constant(value)
@@ -102,7 +108,7 @@ class Constant(Expression):
     value: Any
 
     def __repr__(self) -> str:
-        return repr(self.value)
+        return _literal(self.value)
 
     def of(self, sample: Mapping[str, Any]) -> Any:
         return self.value
@@ -256,6 +262,11 @@ def _condition(value: Any) -> Condition:
     return value
 
 
+def _operand(condition: Condition) -> str:
+    """Return code for a condition as an operand of ``&``, ``|`` and ``~``, which bind tighter than comparisons."""
+    return f"({condition})" if isinstance(condition, Compare | Both | Either) else repr(condition)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Compare(Condition):
     """A comparison of a field with a value."""
@@ -265,7 +276,7 @@ class Compare(Condition):
     value: Any
 
     def __repr__(self) -> str:
-        return f"col({self.field!r}) {self.op} {self.value!r}"
+        return f"col({self.field!r}) {self.op} {_literal(self.value)}"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
         value = _field_value(sample, self.field)
@@ -309,7 +320,7 @@ class IsIn(Condition):
     values: tuple[Any, ...]
 
     def __repr__(self) -> str:
-        return f"col({self.field!r}).isin({list(self.values)!r})"
+        return f"col({self.field!r}).isin([{', '.join(map(_literal, self.values))}])"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
         value = _field_value(sample, self.field)
@@ -360,7 +371,7 @@ class Both(Condition):
     right: Condition
 
     def __repr__(self) -> str:
-        return f"({self.left} & {self.right})"
+        return f"{_operand(self.left)} & {_operand(self.right)}"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
         left, right = self.left.holds(sample), self.right.holds(sample)
@@ -385,7 +396,7 @@ class Either(Condition):
     right: Condition
 
     def __repr__(self) -> str:
-        return f"({self.left} | {self.right})"
+        return f"{_operand(self.left)} | {_operand(self.right)}"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
         left, right = self.left.holds(sample), self.right.holds(sample)
@@ -409,7 +420,7 @@ class Not(Condition):
     inner: Condition
 
     def __repr__(self) -> str:
-        return f"~({self.inner})"
+        return f"~{_operand(self.inner)}"
 
     def holds(self, sample: Mapping[str, Any]) -> bool | None:
         holds = self.inner.holds(sample)

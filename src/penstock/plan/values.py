@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,11 @@ Workers = int | tuple[int, int] | None
 WorkerKind = Literal["threads", "processes"]
 CutKind = Literal["range", "step"]
 Uneven = Literal["keep", "drop", "pad"]
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Scope(Enum):

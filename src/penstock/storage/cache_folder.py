@@ -280,7 +280,7 @@ class CacheFolder:
     def _check_lock_file(self) -> None:
         """Take the locks again on a new lock file if the folder was emptied."""
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(os.path.join(self.folder, LOCK_FILE)), os.fstat(self._fd)):
+            if os.path.samestat(os.lstat(os.path.join(self.folder, LOCK_FILE)), os.fstat(self._fd)):
                 return
         del _open_lock_files[self.folder]  # not closed: another thread may be about to use it
         self._fd, self.writable = _open_lock_file(self.folder)
@@ -296,10 +296,10 @@ def _open_lock_file(folder: str) -> tuple[int, bool]:
         path = os.path.join(folder, LOCK_FILE)
         try:
             os.makedirs(folder, exist_ok=True)
-            _open_lock_files[folder] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _open_lock_files[folder] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             try:
-                _open_lock_files[folder] = os.open(path, os.O_RDONLY)
+                _open_lock_files[folder] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             except OSError:
                 raise StorageError(f"the cache folder cannot be used: {error.strerror}", folder) from error
     fd = _open_lock_files[folder]

@@ -10,7 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, CacheFolder
@@ -188,9 +188,10 @@ class CachedObject:
         for suffix in (COMPLETE_SUFFIX, PARTIAL_SUFFIX, COMPLETE_SUFFIX):
             try:
                 flags = os.O_RDWR if suffix == PARTIAL_SUFFIX and self.folder.writable else os.O_RDONLY
-                copy = _Copy(os.open(self.folder.path(self.key, suffix), flags), self.size, suffix == PARTIAL_SUFFIX)
+                fd = os.open(self.folder.path(self.key, suffix), flags | os.O_NOFOLLOW)
             except OSError:
                 continue
+            copy = _Copy(fd, self.size, suffix == PARTIAL_SUFFIX)
             if copy.is_valid:
                 return copy
             os.close(copy.fd)
@@ -213,7 +214,9 @@ class CachedObject:
 
     def _create(self) -> _Copy:
         path = self.folder.path(self.key, NEW_SUFFIX)
-        copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), self.size, True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of a process that was killed, or a link that someone else put there
+        copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), self.size, True)
         try:
             os.ftruncate(copy.fd, self.size + len(_MAGIC) + chunk_count(self.size))
             copy.write(self.size, _MAGIC)
@@ -293,12 +296,12 @@ class CachedObject:
             return False
         with self.folder.creating(self.key):
             try:
-                if not os.path.samestat(os.stat(partial), os.fstat(copy.fd)):
+                if not os.path.samestat(os.lstat(partial), os.fstat(copy.fd)):
                     return False
                 os.ftruncate(copy.fd, self.size)
                 os.rename(partial, complete)
             except FileNotFoundError:
-                return os.path.exists(complete)
+                return os.path.exists(complete) and not os.path.islink(complete)
         return True
 
 

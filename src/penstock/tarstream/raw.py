@@ -245,7 +245,7 @@ def open_raw(url: str, storage: Storage | None = None, *, mapped: bool = False) 
 
 def _enlarge_pipe(file: BinaryIO) -> None:
     """Enlarge the buffer of a pipe, so that both ends wait less."""
-    with suppress(OSError):  # not a pipe, or not permitted
+    with suppress(OSError, AttributeError):  # not a pipe, not permitted, or not Linux
         fcntl.fcntl(file.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -31,6 +32,7 @@ from penstock.formats.tar.walker import MAX_MEMBER
 from penstock.tarstream.raw import RawSample
 
 _SHARED_MEMORY = "/dev/shm"
+_POLL_S = 0.01  # between looks at a process where the system cannot wait for it with a timeout
 _MIN_FREE_BYTES = 1 << 30  # of shared memory, for folders to be created there
 _LOG_BYTES = 64 << 10  # only the last bytes of a command's output are kept
 _RUN_FOLDER = "penstock-proc-"
@@ -197,7 +199,7 @@ class CommandRunner:
     def _run_in(self, folder: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
         """Run the command in a folder; return its exit code (None after a timeout) and the end of what it printed."""
         variables = {"PENSTOCK_KEY": raw.key, "PENSTOCK_SHARD": raw.shard, "PENSTOCK_NUMBER": str(number)}
-        log = os.memfd_create("penstock-proc")
+        log = _log_file()
         try:
             process = subprocess.Popen(
                 self._command.argv,
@@ -231,15 +233,7 @@ class CommandRunner:
         if self._command.timeout_s is None:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             return _exit_code(process.pid)
-        fd = os.pidfd_open(process.pid)
-        try:
-            poll = select.poll()
-            poll.register(fd, select.POLLIN)
-            if not poll.poll(self._command.timeout_s * 1000):
-                return None
-        finally:
-            os.close(fd)
-        return _exit_code(process.pid)
+        return _exit_code(process.pid) if _exits_within(process.pid, self._command.timeout_s) else None
 
     def _read_files(self, folder: str, raw: RawSample, printed: bytes) -> EncodedSamples | None:
         """Read the sample from the files that the command left; None if there are none."""
@@ -262,6 +256,33 @@ class CommandRunner:
         if self._command.log_field is not None:
             fields[self._command.log_field] = printed
         return encode_sample(key, fields) if fields else None
+
+
+def _log_file() -> int:
+    """Open a file without a name, in memory where the system can do that."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("penstock-proc")
+    fd, path = tempfile.mkstemp(prefix="penstock-")
+    os.unlink(path)
+    return fd
+
+
+def _exits_within(pid: int, timeout_s: float) -> bool:
+    """Wait for a child process without reaping it; return False after the timeout."""
+    if not hasattr(os, "pidfd_open"):
+        deadline = time.monotonic() + timeout_s
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+    fd = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+    finally:
+        os.close(fd)
 
 
 def _exit_code(pid: int) -> int:

@@ -239,7 +239,7 @@ class _SampleStore:
     def encode(self, samples: Iterator[_Record]) -> Iterator[EncodedSamples]:
         """Yield the samples of records for a writer, in order."""
         while batch := list(islice(samples, _READ_AHEAD)):
-            for record in batch:
+            for record in batch if hasattr(os, "posix_fadvise") else ():
                 for begin, end in _pieces(record[_SPANS]):
                     os.posix_fadvise(self._fd(record[_SOURCE]), begin, end - begin, os.POSIX_FADV_WILLNEED)
             for record in batch:

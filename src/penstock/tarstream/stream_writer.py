@@ -73,7 +73,7 @@ class DescriptorStreamWriter:
         self._pieces: list[Any] = []
         self._pending_bytes = 0
         self._write_thread = BackgroundThread("penstock-write", _QUEUED_BATCHES)
-        with suppress(OSError):  # not a pipe, or not permitted
+        with suppress(OSError, AttributeError):  # not a pipe, not permitted, or not Linux
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def write_encoded(self, encoded: EncodedSamples) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +56,19 @@ def test_the_mistake_of_a_command_is_named(script: str, message: str, small_shar
     _, error = proc("--timeout", "0.3", "--count", "1", "-c", script, small_shard, code=1)
     assert message in error
     assert "key: d/k0" in error
+
+
+@pytest.mark.parametrize(("script", "problem"), [("echo hello", None), ("sleep 100", "0.3 s")])
+def test_a_command_runs_without_calls_that_only_linux_has(
+    script: str, problem: str | None, small_shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("memfd_create", "pidfd_open"):
+        monkeypatch.delattr(os, name)
+    command = ShellCommand(("/bin/sh", "-c", script), timeout_s=0.3 if problem else 60)
+    with CommandRunner(command, str(tmp_path / "w")) as runner:
+        result = next(run_on_each(gather_samples([small_shard]), runner, 1))
+    assert result.printed == (b"" if problem else b"hello\n")
+    assert (result.problem is None) if problem is None else problem in (result.problem or "")
 
 
 def test_a_key_file_sets_a_new_key_and_a_sample_without_files_is_dropped(small_shard: str, proc: Proc) -> None:

@@ -19,7 +19,8 @@ from penstock.plan import Fields
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> str:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(reader_module, "_GROUP_ROWS", 8192)
     (tmp_path / "a.csv").write_text("x\n" + "".join(f"{n}\n" for n in range(20_000)))
     return str(tmp_path / "a.csv")
 
@@ -88,6 +89,29 @@ def test_threads_that_need_the_same_group_wait_for_one_read(path: str, reads: Co
         thread.join()
     assert got == [[{"x": n} for n in range(1024)]] * 6
     assert reads == {8192: 1}
+
+
+def test_a_thread_reads_its_other_groups_while_one_is_being_read(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = open_rows([path], (".csv",), CsvFormat(), None, None)
+    located = reader.locate(np.zeros(20_000, np.int64), np.arange(20_000), Fields())
+    original, others_are_read, begun = CsvFormat.read, threading.Event(), []
+
+    def read(self: CsvFormat, file: Any, rows: Any, *args: Any) -> Any:
+        begun.append(int(rows[0]))
+        if len(begun) == 1:
+            assert others_are_read.wait(60)  # the first group is slow: the second thread reads the other two
+        result = original(self, file, rows, *args)
+        if len(begun) == 3:
+            others_are_read.set()
+        return result
+
+    monkeypatch.setattr(CsvFormat, "read", read)
+    threads = [threading.Thread(target=located.read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert begun == [0, 8192, 16384]
 
 
 def test_results_are_merged_in_the_order_of_their_positions() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import random
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from penstock.errors import DataError, PlanError
-from penstock.formats.rows.crc32c import crc32c, masked
-from penstock.formats.rows.tfrecord import encode_example, frame_records, parse_example
+from penstock.errors import DataError, MissingExtra, PlanError
+from penstock.formats.rows.tfrecord import encode_example, frame_records, masked_checksums, parse_example
 from penstock.plan import Fields
 from penstock.testing import fingerprint
 
@@ -104,6 +104,32 @@ def test_arbitrary_bytes_are_parsed_or_refused_without_a_crash(data: bytes) -> N
 SAMPLES = [{"id": n, "text": b"x" * (n % 50), "v": np.arange(2 + n % 3)} for n in range(100)]
 
 
+def masked_crc(data: bytes) -> int:
+    """Compute a stored checksum by its definition, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def test_checksums_are_masked_crcs_by_their_definition() -> None:
+    rng = random.Random(5)
+    records = [b"", b"123456789", *(rng.randbytes(n) for n in (1, 3, 255, 256, 257, 3000))]
+    assert masked_crc(b"123456789") == ((0xE3069283 >> 15 | 0xE3069283 << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    assert masked_checksums(records).tolist() == [masked_crc(record) for record in records]
+    assert masked_checksums([]).tolist() == []
+
+
+def test_without_the_checksum_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record_file(tmp_path / "a.tfrecord", SAMPLES[:2])
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    with pytest.raises(MissingExtra, match=r"TFRecord needs an extra .* 'penstock\[formats\]'"):
+        len(ps.read_tfrecords(tmp_path / "a.tfrecord"))
+
+
 def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
     """Write a file without ``frame_records``; return the offsets of its records."""
     starts, out = [], b""
@@ -111,7 +137,7 @@ def record_file(path: Path, samples: list[dict[str, Any]]) -> list[int]:
         data = encode_example(sample)
         length = struct.pack("<Q", len(data))
         starts.append(len(out))
-        checksums = [struct.pack("<I", int(masked(np.array([crc32c(part)], np.uint32))[0])) for part in (length, data)]
+        checksums = [struct.pack("<I", masked_crc(part)) for part in (length, data)]
         out += length + checksums[0] + data + checksums[1]
     path.write_bytes(out)
     return starts

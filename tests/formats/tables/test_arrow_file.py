@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.tables.arrow_file import open_arrow
 from penstock.formats.tables.source import ArrowSource
 from penstock.storage import Memory, open_storage
 from penstock.testing import fingerprint
@@ -226,6 +229,59 @@ def test_a_damaged_record_batch_is_named_and_can_be_skipped(tmp_path: Path) -> N
     assert "x.arrow" in str(caught.value)
     rest = ps.read_arrow(path).on_error("skip").take_all()
     assert [s["id"] for s in rest] == [*range(10), *range(20, 30)]
+
+
+CLAIMED = {
+    "numbers": pa.table({"id": np.arange(37)}),
+    "text": pa.table({"text": [f"t{i}" for i in range(37)]}),
+    "nulls": pa.table({"nothing": pa.nulls(37)}),
+    "nulls and numbers": pa.table({"nothing": pa.nulls(37), "id": np.arange(37)}),
+}
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("columns", CLAIMED)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_that_claims_more_rows_than_it_holds_is_refused(
+    form: str, columns: str, compression: str | None, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "x.arrow", CLAIMED[columns], form, 37, compression)
+    honest, claimed = (struct.pack("<q", rows) for rows in (37, 1 << 40))
+    data = path.read_bytes()
+    assert honest in data
+    path.write_bytes(data.replace(honest, claimed))
+    for ds in (ps.read_arrow(path), ps.read_arrow(path).on_error("skip")):
+        with pytest.raises(DataError, match=r"not a complete Arrow file.*x\.arrow|x\.arrow.*not a complete Arrow file"):
+            ds.take_all()
+
+
+def test_a_stream_without_its_end_marker_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.arrow", make_table(0, 20), "stream")
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(DataError, match="no end-of-stream marker"):
+        len(ps.read_arrow(path))
+
+
+def test_counting_a_remote_file_reads_one_small_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    rows = pa.table({"id": np.arange(40, dtype=np.uint8), "blob": [rng.bytes(100_000) for _ in range(40)]})
+    data = write(tmp_path / "x.arrow", rows, batch=10).read_bytes()
+    storage, url, spans, read = Memory(), "memory://counted/x.arrow", [], Memory.read
+    with storage.put(url) as upload:
+        upload.write(data)
+        upload.commit()
+
+    def noted(self: Memory, url: str, start: int, stop: int, **rest: Any) -> bytes | memoryview:
+        spans.append(stop - start)
+        return read(self, url, start, stop, **rest)
+
+    monkeypatch.setattr(Memory, "read", noted)
+    file = open_arrow(url, url, storage, ())
+    assert (file.groups, file.rows) == (4, 40)
+    assert sum(spans) < len(data) // 4
+    [batch] = file.decode(3, ("id",))
+    assert batch["id"].to_pylist() == list(range(30, 40))
+    assert sum(spans) < len(data) // 3
 
 
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ from penstock.engines.program import DEFAULT_RESOURCES, Program, Segment, prepar
 from penstock.errors import EngineError, StageError
 from penstock.order import Order
 from penstock.plan import Block, Context, Place, estimate_nbytes, size_in_bytes
+from penstock.plan.values import available_cores
 
 MAX_READY_BLOCKS = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY_BYTES = 1_000_000_000  # for blocks in progress, by default
@@ -83,11 +84,6 @@ def run(
     pool_specs = _pool_specs(program, segments, epoch, cores, sharers, options.get("devices"))
     pooled_run = PooledRun(program, epoch, ordered, cores, memory, requested is not None, meters, pool_specs)
     return pooled_run.blocks(order, start)
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(slots=True)

@@ -82,25 +82,24 @@ class _ArrowParsed(ABC):
     def read(self, file: RowFile, rows: I64, fields: Fields, schema: Any) -> ReadResult:
         parse = self.parser(file, fields, schema)
         byte_range = aligned_range(file.offsets, rows)
-        batch = None if byte_range is None else _try_parse(parse, file.data[byte_range], len(rows))[0]
-        batches: list[Any] = [batch]
-        problems: dict[int, str] = {}
-        if batch is None:
-            batches, problems = _parse_valid_rows(parse, find_rows(file, rows, self.find_ends, False), file.data)
+        batch = None if byte_range is None else _try_parse(parse, memoryview(file.data)[byte_range], len(rows))[0]
+        if batch is not None:
+            return self._columns_of([batch], np.arange(len(rows)), None, fields), {}
+        batches, problems = _parse_valid_rows(parse, find_rows(file, rows, self.find_ends, False), file.data)
         errors = {n: DataError(problem, file.url, self.key(file, int(rows[n]))) for n, problem in problems.items()}
         if not batches:
             return [None] * len(rows), errors
         counts = [batch.num_rows for batch in batches]
-        row_in_batch = np.full(len(rows), ABSENT, np.int64)
-        batch_number = np.zeros(len(rows), np.int64)
+        row_in_batch, batch_number = np.full(len(rows), ABSENT, np.int64), np.zeros(len(rows), np.int64)
         is_valid = np.ones(len(rows), bool)
         is_valid[list(errors)] = False
         row_in_batch[is_valid] = np.concatenate([np.arange(count) for count in counts])
         batch_number[is_valid] = np.repeat(np.arange(len(batches)), counts)
+        return self._columns_of(batches, row_in_batch, batch_number if len(batches) > 1 else None, fields), errors
+
+    def _columns_of(self, batches: list[Any], row: I64, slot: I64 | None, fields: Fields) -> ArrowColumns:
         wanted = {name: name for name in batches[0].schema.names if fields.wants(name)}
-        row_bytes = sum(batch.nbytes for batch in batches) / len(rows)
-        batch_numbers = batch_number if len(batches) > 1 else None
-        return ArrowColumns(batches, row_in_batch, batch_numbers, wanted, row_bytes), errors
+        return ArrowColumns(batches, row, slot, wanted, sum(batch.nbytes for batch in batches) / len(row))
 
     @abstractmethod
     def parser(self, file: RowFile, fields: Fields, schema: Any) -> Parser:
@@ -111,7 +110,7 @@ class _ArrowParsed(ABC):
         """
 
 
-Parser = Callable[[bytes], Any]  # the joined bytes of rows -> a record batch
+Parser = Callable[[bytes | memoryview], Any]  # the joined bytes of rows -> a record batch
 
 
 def _parse_valid_rows(parse: Parser, spans: RowSpans, data: FileBytes) -> tuple[list[Any], dict[int, str]]:
@@ -127,7 +126,7 @@ def _parse_valid_rows(parse: Parser, spans: RowSpans, data: FileBytes) -> tuple[
     return left + right, left_problems | {half + number: problem for number, problem in right_problems.items()}
 
 
-def _try_parse(parse: Parser, data: bytes, rows: int) -> tuple[Any, str]:
+def _try_parse(parse: Parser, data: bytes | memoryview, rows: int) -> tuple[Any, str]:
     """Return the record batch of ``rows`` rows, or ``None`` and what is wrong with them."""
     import pyarrow as pa
 
@@ -174,12 +173,12 @@ def _given_types(types: tuple[tuple[str, str], ...]) -> dict[str, Any]:
     return {name: arrow_type(Value(dtype)) for name, dtype in types}
 
 
-def _first_rows(file: RowFile, find_ends: FindEnds) -> tuple[bytes, int]:
+def _first_rows(file: RowFile) -> tuple[bytes | memoryview, int]:
     """Return the first rows of a file, about ``_SCHEMA_BYTES`` of them, and their number."""
     offsets = file.offsets
     last = int(np.searchsorted(offsets.starts, offsets.starts[0] + _SCHEMA_BYTES)) - 1
     count = min(offsets.readable_rows, (last + 1) * offsets.interval)
-    return find_rows(file, np.arange(count), find_ends, False).joined(file.data), count
+    return memoryview(file.data)[slice(*offsets.byte_range(0, last))], count
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,25 +216,32 @@ class CsvFormat(_ArrowParsed):
 
     def infer_schema(self, file: RowFile) -> tuple[str, dict[str, Any]]:
         """Return the URL of the file and the Arrow types of its columns, inferred from its first rows."""
-        pa, pacsv = _arrow("csv")
+        pa, _ = _arrow("csv")
         names = self._columns(file)
         given = _given_types(self.types)
         if unknown := [name for name in given if name not in names]:
             raise DataError(f"types names the column {unknown[0]!r}, but the columns are {', '.join(names)}", file.url)
         inferred = {name: pa.string() for name in names}
         if file.offsets.readable_rows:
-            data, _ = _first_rows(file, self.find_ends)
-            skip_invalid = pacsv.ParseOptions(
-                delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
-            )
-            table = pacsv.read_csv(
-                pa.py_buffer(data),
-                read_options=_read_options(pacsv, names, data),
-                parse_options=skip_invalid,
-                convert_options=pacsv.ConvertOptions(check_utf8=False),
-            )
+            data, count = _first_rows(file)
+            table = self._infer(data, names)
+            if table.num_rows > count:  # Arrow takes a line of spaces for a value
+                table = self._infer(find_rows(file, np.arange(count), self.find_ends, False).joined(file.data), names)
             inferred = {column.name: _csv_type(column.type) for column in table.schema}
         return file.url, inferred | given
+
+    def _infer(self, data: bytes | memoryview, names: tuple[str, ...]) -> Any:
+        """Parse rows with inferred types, without those that have too many or too few values."""
+        pa, pacsv = _arrow("csv")
+        skip_invalid = pacsv.ParseOptions(
+            delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
+        )
+        return pacsv.read_csv(
+            pa.py_buffer(data),
+            read_options=_read_options(pacsv, names, data),
+            parse_options=skip_invalid,
+            convert_options=pacsv.ConvertOptions(check_utf8=False),
+        )
 
     def parser(self, file: RowFile, fields: Fields, schema: tuple[str, dict[str, Any]]) -> Parser:
         first_url, types = schema
@@ -252,7 +258,7 @@ class CsvFormat(_ArrowParsed):
             raise DataError(f"two columns are named {duplicates[0]!r}", file.url, "line 1")
         return names
 
-    def _parse(self, data: bytes, names: tuple[str, ...], types: Mapping[str, Any]) -> Any:
+    def _parse(self, data: bytes | memoryview, names: tuple[str, ...], types: Mapping[str, Any]) -> Any:
         pa, pacsv = _arrow("csv")
         try:
             table = pacsv.read_csv(
@@ -267,7 +273,7 @@ class CsvFormat(_ArrowParsed):
         return _batch(table)
 
 
-def _read_options(module: Any, names: Sequence[str] | None, data: bytes) -> Any:
+def _read_options(module: Any, names: Sequence[str] | None, data: bytes | memoryview) -> Any:
     """Return options to parse ``data`` as one block in this thread: the engine provides the parallelism."""
     columns = {} if names is None else {"column_names": list(names)}
     return module.ReadOptions(use_threads=False, block_size=len(data) + 1, **columns)
@@ -299,8 +305,8 @@ class JsonFormat(_ArrowParsed):
         pa, pajson = _arrow("json")
         if not file.offsets.readable_rows:
             return pa.schema([])
-        data, rows = _first_rows(file, find_line_ends)
-        if data.lstrip()[:1] == b"[":
+        data, rows = _first_rows(file)
+        if bytes(data[:1024]).lstrip()[:1] == b"[":
             problem = "the file is one JSON array; only JSON lines, with an object on each line, can be read"
             raise DataError(problem, file.url, "line 1")
         given = _given_types(self.types)
@@ -324,7 +330,7 @@ class JsonFormat(_ArrowParsed):
         return partial(_parse_json, schema=schema)
 
 
-def _parse_json(data: bytes, schema: Any) -> Any:
+def _parse_json(data: bytes | memoryview, schema: Any) -> Any:
     pa, pajson = _arrow("json")
     options = pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
     return _batch(

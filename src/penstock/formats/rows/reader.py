@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -46,8 +46,8 @@ FileBytes = mmap.mmap | bytes
 ReadResult = tuple[Sequence[Any], dict[int, DataError]]  # the samples, and by position the errors of those that failed
 
 _OPEN_FILES = 32  # a window reads 16 files at once, and the next window may have begun
-_GROUP_ROWS, _GROUP_BYTES = 8192, 1 << 20  # rows that are read together if many of them are wanted soon
 _FIRST_ROWS = 100  # rows whose fields are looked at
+_GROUP_ROWS, _GROUP_BYTES = 16_384, 2 << 20  # rows that are read together if many of them are wanted soon
 _DENSE = 64  # "many" is one row in 64: reading a row alone costs as much as reading 50 rows together
 _CACHED_GROUP_BYTES = 64_000_000  # groups stay in memory for readers of their other rows, up to this size
 _EVICTION_CANDIDATES = 8  # how many of the oldest groups are considered for eviction when one is added
@@ -258,33 +258,29 @@ class RowsReader(Reader):
         return (offsets.end - int(offsets.starts[0])) // rows if rows else 0
 
     def _group_rows(self, shard: int) -> int:
-        """Return how many rows a group of a file has: a multiple of the interval of its offsets."""
-        interval = self._offsets_of(shard).interval
+        """Return how many rows a group of a file has: a power of two, at least the interval of its offsets."""
         limit = min(_GROUP_ROWS, _GROUP_BYTES // max(1, self._mean_row_bytes(shard)))
-        return max(1, limit // interval) * interval
+        return max(self._offsets_of(shard).interval, 1 << (limit.bit_length() - 1))
 
-    def read(self, shard: int, rows: I64, group: I64, fields: Fields) -> ReadResult:
-        """Read rows of one file, each with its group, or alone where ``group`` is -1."""
-        parts = []
-        for number in distinct(group):
-            positions = np.flatnonzero(group == number)
-            if number < 0:
-                parts.append((positions, self._read_rows(shard, rows[positions], fields)))
-                continue
-            key = (shard, number, fields.only, fields.excluded, fields.meta)
-            items, errors = self._groups.get(key, partial(self._read_group, shard, number, fields))
-            rows_in_group = rows[positions] - number * self._group_rows(shard)
-            numbered = enumerate(rows_in_group.tolist()) if errors else ()
-            row_errors = {n: errors[row] for n, row in numbered if row in errors}
-            parts.append((positions, (pick_rows(items, rows_in_group), row_errors)))
-        return merge_results(parts)
+    def read_groups(self, groups: Sequence[tuple[int, int]], fields: Fields) -> list[ReadResult]:
+        """Read groups, each given by its file and its number in the file."""
+        wanted = (fields.only, fields.excluded, fields.meta)
+        reads = {(shard, number, *wanted): partial(self._read_group, shard, number, fields) for shard, number in groups}
+        return self._groups.get(reads)
+
+    def pick(self, shard: int, number: int, group: ReadResult, rows: I64) -> ReadResult:
+        """Return rows of a file from the group that holds them."""
+        items, errors = group
+        rows_in_group = rows - number * self._group_rows(shard)
+        numbered = enumerate(rows_in_group.tolist()) if errors else ()
+        return pick_rows(items, rows_in_group), {n: errors[row] for n, row in numbered if row in errors}
 
     def _read_group(self, shard: int, number: int, fields: Fields) -> ReadResult:
         size = self._group_rows(shard)
         end = min((number + 1) * size, self._offsets_of(shard).readable_rows)
-        return self._read_rows(shard, np.arange(number * size, end), fields)
+        return self.read_rows(shard, np.arange(number * size, end), fields)
 
-    def _read_rows(self, shard: int, rows: I64, fields: Fields) -> ReadResult:
+    def read_rows(self, shard: int, rows: I64, fields: Fields) -> ReadResult:
         """Read exactly these rows; the error of a file that cannot be read at all is the error of each row."""
         try:
             file = self.file(shard)
@@ -395,11 +391,21 @@ class LocatedRows:
         )
 
     def read(self) -> ReadResult:
+        wanted = [
+            (shard, number, in_shard[self.group[in_shard] == number])
+            for shard in distinct(self.shard)
+            for in_shard in (np.flatnonzero(self.shard == shard),)
+            for number in distinct(self.group[in_shard])
+        ]
+        reader, in_groups = self.reader, [(shard, number) for shard, number, _ in wanted if number >= 0]
+        groups = iter(reader.read_groups(in_groups, self.fields))
         parts = []
-        for number in distinct(self.shard):
-            positions = np.flatnonzero(self.shard == number)
-            result = self.reader.read(number, self.index[positions], self.group[positions], self.fields)
-            parts.append((positions, result))
+        for shard, number, positions in wanted:
+            rows = self.index[positions]
+            if number < 0:
+                parts.append((positions, reader.read_rows(shard, rows, self.fields)))
+            else:
+                parts.append((positions, reader.pick(shard, number, next(groups), rows)))
         return merge_results(parts)
 
 
@@ -435,24 +441,33 @@ class _GroupCache:
         self._nbytes = 0
         self._lock = threading.Lock()
 
-    def get(self, key: Any, read: Callable[[], ReadResult]) -> ReadResult:
-        """Return the group for ``key``: from the cache, from another thread that is reading it, or by ``read``."""
-        with self._lock:
-            future = self._entries.get(key)
-            is_new = future is None
-            if future is None:
-                future = self._entries[key] = Future()
-            self._entries.move_to_end(key)
-        if is_new:
-            try:
-                future.set_result(read())
-            except BaseException as exc:
-                future.set_exception(exc)
-                with self._lock:
-                    self._entries.pop(key, None)
-                raise
-            self._add_size(key, int(getattr(future.result()[0], "nbytes", 0)))
-        return future.result()
+    def get(self, reads: Mapping[Any, Callable[[], ReadResult]]) -> list[ReadResult]:
+        """Return groups by key; those that are not in the cache are read by the function that comes with the key.
+
+        Groups that no other thread is reading come first: several threads that want the same groups share the work.
+        """
+        found: dict[Any, Future[ReadResult]] = {}
+        for key, read in reads.items():
+            with self._lock:
+                future = self._entries.get(key)
+                is_new = future is None
+                if future is None:
+                    future = self._entries[key] = Future()
+                self._entries.move_to_end(key)
+            found[key] = future
+            if is_new:
+                self._fill(key, future, read)
+        return [future.result() for future in found.values()]
+
+    def _fill(self, key: Any, future: Future[ReadResult], read: Callable[[], ReadResult]) -> None:
+        try:
+            future.set_result(read())
+        except BaseException as exc:
+            future.set_exception(exc)
+            with self._lock:
+                self._entries.pop(key, None)
+            raise
+        self._add_size(key, int(getattr(future.result()[0], "nbytes", 0)))
 
     def _add_size(self, key: Any, size: int) -> None:
         """Count the size of a group, and evict the oldest groups while the total is too large."""

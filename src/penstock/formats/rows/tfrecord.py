@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.errors import DataError
-from penstock.formats.rows.crc32c import crc32c_of, masked
+from penstock.errors import DataError, MissingExtra
 from penstock.formats.rows.reader import FileBytes, ReadResult, RowFile
 from penstock.formats.rows.row_offsets import RowOffsets
 from penstock.order import I64
@@ -29,6 +29,8 @@ _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3  # field numbers in the message 
 _VARINT, _FIXED64, _LEN, _FIXED32 = 0, 1, 2, 5  # wire types of protocol buffers
 
 _KEY = "__key__"  # always text in a sample
+_MASK_DELTA = np.uint32(0xA282EAD8)
+
 _NOT_AN_EXAMPLE = "the record is not a tf.train.Example"
 _LARGE_VARINT = "the tf.train.Example is damaged: an integer has more than 64 bits"
 
@@ -70,7 +72,7 @@ class TfRecordFormat:
 
     def read(self, file: RowFile, rows: I64, fields: Fields, schema: None) -> ReadResult:
         records, checksums = _find_records(file, rows)
-        is_damaged = masked(crc32c_of(records)) != np.array(checksums, np.uint32)
+        is_damaged = masked_checksums(records) != np.array(checksums, np.uint32)
         samples: list[Any] = []
         errors: dict[int, DataError] = {}
         for position, (record, damaged) in enumerate(zip(records, is_damaged.tolist(), strict=True)):
@@ -82,6 +84,22 @@ class TfRecordFormat:
                 errors[position] = DataError(str(exc), file.url, self.key(file, int(rows[position])))
                 samples.append(None)
         return samples, errors
+
+
+def masked_checksums(records: Sequence[bytes]) -> npt.NDArray[np.uint32]:
+    """Return the CRC-32C of each record as TFRecord files store it: rotated and offset.
+
+    A CRC over bytes that contain their own CRC would be of little use, hence the mask.
+
+    Raises:
+        MissingExtra: google-crc32c is not installed.
+    """
+    try:
+        from google_crc32c import value
+    except ImportError as exc:
+        raise MissingExtra("TFRecord", "formats") from exc
+    crcs = np.fromiter(map(value, records), np.uint32, len(records))
+    return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + _MASK_DELTA
 
 
 def _step_over_records(data: FileBytes, at: int) -> tuple[list[int], int, bool]:
@@ -104,7 +122,7 @@ def _count_valid_lengths(data: FileBytes, starts: list[int]) -> int:
     """Return how many records come before the first whose length does not match its checksum."""
     headers = [data[at : at + _LENGTH_AND_CHECKSUM.size] for at in starts]
     checksums = np.array([_CHECKSUM.unpack_from(header, 8)[0] for header in headers], np.uint32)
-    damaged = np.flatnonzero(masked(crc32c_of([header[:8] for header in headers])) != checksums)
+    damaged = np.flatnonzero(masked_checksums([header[:8] for header in headers]) != checksums)
     return int(damaged[0]) if len(damaged) else len(starts)
 
 
@@ -300,7 +318,7 @@ def _encode_varint(value: int) -> bytes:
 def frame_records(records: list[bytes]) -> list[bytes]:
     """Return records as a file stores them: each with its length and its checksums."""
     lengths = [_LENGTH.pack(len(record)) for record in records]
-    checksums = masked(crc32c_of([*lengths, *records])).astype("<u4")
+    checksums = masked_checksums([*lengths, *records]).astype("<u4")
     count = len(records)
     return [
         b"".join((length, checksums[n].tobytes(), record, checksums[count + n].tobytes()))

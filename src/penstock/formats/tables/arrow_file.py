@@ -1,22 +1,24 @@
 """One file in Arrow's IPC format, in its file or stream variant, and its record batches.
 
-A message is a length, metadata as a FlatBuffers table, and a body. The file format lists its messages in a footer; the
-stream format is walked from message to message. The bodies of a local file are mapped, not read. Of a remote file, the
-metadata of all messages is read to count the rows, and a body when its rows are due.
+The bodies of a local file are mapped, not read. A remote file is read by ranges: its smallest column, to count the
+rows, and a record batch when its rows are due. A remote stream has no footer that says where its record batches are,
+so it is fetched whole.
 """
 
 from __future__ import annotations
 
-import struct
+import io
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.blobs.prefetch import CONNECTIONS
+from penstock.blobs.prefetch import CONNECTIONS, Fetcher, read_whole
 from penstock.errors import DataError, StorageError
 from penstock.formats.tables.parquet_file import (
     Partition,
@@ -37,35 +39,33 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _MAGIC = b"ARROW1"
-_FILE_START = 8  # offset of the first message in the file format; a stream's first message is at 0
-_CONTINUATION = 0xFFFFFFFF  # stands before the length of a message, except before Arrow 0.15
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # the kinds of messages, as FlatBuffers numbers them
-_PEEK_BYTES = 1 << 16  # read of a remote stream at a time to find the next messages
+_CONTINUATION = b"\xff\xff\xff\xff"  # stands before the length of a message, except before Arrow 0.15
+_READ_AHEAD_BYTES = 1 << 16  # of a remote file: most metadata of a record batch is shorter
+_MAX_BATCH_ROWS = (1 << 31) - 1  # what Arrow's format recommends; a column of nulls could claim any number
 
 
 @dataclass(frozen=True, slots=True)
-class _Message:
-    """A message: its kind, its range of bytes, and for a record batch the number of rows."""
+class _Batch:
+    """A record batch: its rows, and in a stream the offset of its messages and whether dictionaries are among them."""
 
-    kind: int
-    start: int
-    stop: int
-    rows: int = 0
-    compressed: bool = False
+    rows: int
+    offset: int = 0
+    has_dictionaries: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class ArrowFile:
-    """A file whose messages are known; holds no file handle, so any thread may read from it.
+    """A file whose record batches are known; holds no file handle, so any thread may read from it.
 
     Attributes:
         url: The file's name in errors.
         path: The file's path or URL.
         storage: The storage that reads it; ``None`` for a local file.
-        stamp: The file's stamp when the messages were listed.
+        stamp: The file's stamp when it was opened.
         file_schema: The columns that the file stores.
-        head: The schema message of a stream, or the offset of the footer of a file.
-        messages: The dictionaries and record batches, in the order of the file.
+        batches: The record batches, in the order of the file.
+        is_stream: Whether the file has no footer, so that Arrow has to be told where a record batch is.
+        fetched: The content of a remote stream.
         partition: The columns that the file's folders name, with their values.
         checked: The sets of columns that were found to match those of the dataset's first file.
     """
@@ -75,9 +75,10 @@ class ArrowFile:
     storage: Storage | None
     stamp: TableStamp
     file_schema: pa.Schema
-    head: bytes | int
-    messages: tuple[_Message, ...]
-    partition: Partition = ()
+    batches: Sequence[_Batch]
+    is_stream: bool
+    fetched: pa.Buffer | None
+    partition: Partition
     checked: set[tuple[str, ...]] = field(default_factory=set)
 
     @cached_property
@@ -92,19 +93,18 @@ class ArrowFile:
         return schema
 
     @cached_property
-    def _batches(self) -> list[int]:
-        """The numbers of the messages that are record batches."""
-        return [number for number, message in enumerate(self.messages) if message.kind == _BATCH]
-
-    @cached_property
     def row_offsets(self) -> I64:
         """The number of the first row of each record batch, and at the end the number of rows."""
-        return np.cumsum([0, *(self.messages[number].rows for number in self._batches)], dtype=np.int64)
+        return np.cumsum([0, *(batch.rows for batch in self.batches)], dtype=np.int64)
+
+    @cached_property
+    def _with_dictionaries(self) -> list[int]:
+        return [number for number, batch in enumerate(self.batches) if batch.has_dictionaries]
 
     @property
     def groups(self) -> int:
         """The number of record batches."""
-        return len(self._batches)
+        return len(self.batches)
 
     @property
     def rows(self) -> int:
@@ -112,13 +112,13 @@ class ArrowFile:
         return int(self.row_offsets[-1])
 
     def nbytes(self, group: int, names: Sequence[str]) -> int:
-        """Estimate the size of some columns of a record batch: all columns are taken to be equally large."""
-        message = self.messages[self._batches[group]]
-        return max(1, (message.stop - message.start) * len(names) // max(1, len(self.file_schema)))
+        """Estimate the size of some columns of a record batch: all rows and columns are taken to be equally large."""
+        batch_bytes = self.stamp.size * self.batches[group].rows // max(1, self.rows)
+        return max(1, batch_bytes * len(names) // max(1, len(self.file_schema)))
 
     def may_match(self, group: int, where: Condition) -> bool:
         """Return whether the partition columns leave it possible that a row of a record batch meets the condition."""
-        rows = self.messages[self._batches[group]].rows
+        rows = self.batches[group].rows
         extents = {
             name: Extent(value, value, rows if value is None else 0, rows)
             for name, value in self.partition
@@ -134,14 +134,13 @@ class ArrowFile:
 
         Raises:
             DataError: The record batch is damaged.
-            StorageError: The file is gone, or has changed since its messages were listed.
+            StorageError: The file is gone, or has changed since it was opened.
         """
         import pyarrow as pa
 
-        number = self._batches[group]
         stored = [name for name in names if name in self.file_schema.names]
         try:
-            batch = self._read_batch(number, stored)
+            batch = self._read_batch(group, stored)
             batch.validate(full=True)  # Arrow would follow damaged offsets beyond the end of the buffers
             table = pa.Table.from_batches([batch])
             return plain_batches(with_partition(table, names, self.schema, self.partition, batch.num_rows))
@@ -150,37 +149,37 @@ class ArrowFile:
         except (pa.ArrowException, OSError, ValueError, KeyError, MemoryError) as exc:
             raise DataError(f"record batch {group} cannot be decoded: {first_line(exc)}", self.url) from exc
 
-    def _read_batch(self, number: int, names: Sequence[str]) -> pa.RecordBatch:
+    def _read_batch(self, group: int, names: Sequence[str]) -> pa.RecordBatch:
         import pyarrow as pa
 
-        message = self.messages[number]
-        dictionaries = [other for other in self.messages if other.kind == _DICTIONARY]
-        columns = sorted(self.file_schema.get_field_index(name) for name in names)
-        options = pa.ipc.IpcReadOptions(included_fields=columns) if names and message.compressed else None
-        source = self._source()
-        if isinstance(self.head, int):
-            ranges = [(needed.start, needed.stop) for needed in (*dictionaries, message)]
-            with pa.ipc.open_file(source.file([*ranges, (self.head, self.stamp.size)]), options=options) as file:
-                return file.get_batch(self._batches.index(number)).select(names)
-        earlier = [other for other in dictionaries if other.start < message.start]
-        if not (earlier or message.compressed):
-            encoded = pa.ipc.read_message(source.read(message.start, message.stop))
-            return pa.ipc.read_record_batch(encoded, self.file_schema).select(names)
-        bodies = [source.read(needed.start, needed.stop) for needed in (*earlier, message)]
-        stream = pa.py_buffer(b"".join([self.head, *(memoryview(body) for body in bodies)]))
-        with pa.ipc.open_stream(stream, options=options) as reader:
-            return reader.read_next_batch().select(names)
+        options = None
+        if len(names) < len(self.file_schema):
+            columns = [self.file_schema.get_field_index(name) for name in names]
+            options = pa.ipc.IpcReadOptions(included_fields=columns or [_smallest_column(self.file_schema)])
+        if not self.is_stream:
+            with pa.ipc.open_file(self._source(), options=options) as file:
+                return file.get_batch(group).select(names)
+        source = pa.BufferReader(self._source())
+        with pa.ipc.open_stream(source, options=options) as stream:
+            for number in self._with_dictionaries:
+                if number < group:  # Arrow has to see the dictionaries, which come with the batch that follows them
+                    source.seek(self.batches[number].offset)
+                    stream.read_next_batch()
+            source.seek(self.batches[group].offset)
+            return stream.read_next_batch().select(names)
 
-    def _source(self) -> _LocalBytes | _RemoteBytes:
+    def _source(self) -> Any:
+        if self.fetched is not None:
+            return self.fetched
         if self.storage is not None:
-            return _RemoteBytes(self.path, self.storage, self.stamp)
+            return _remote_source(self.path, self.storage, self.stamp)
         if local_stamp(self.path, self.url) != self.stamp:
             raise StorageError("the file was changed while it was being read", self.url)
-        return _LocalBytes(self.path, self.stamp)
+        return _mapped(self.path, self.stamp)
 
 
 def open_arrow(url: str, path: str, storage: Storage | None, partition: Partition) -> ArrowFile:
-    """List the messages of a file.
+    """Count the rows of the record batches of a file.
 
     Raises:
         DataError: The file is not an Arrow file, is cut off, or is damaged.
@@ -189,26 +188,102 @@ def open_arrow(url: str, path: str, storage: Storage | None, partition: Partitio
     import pyarrow as pa
 
     stamp = local_stamp(path, url) if storage is None else remote_stamp(path, storage)
+    fetched = None
     try:
-        source = _LocalBytes(path, stamp) if storage is None else _RemoteBytes(path, storage, stamp)
-        start = bytes(memoryview(source.read(0, min(stamp.size, _FILE_START))))
-        if start[:6] == _MAGIC:
-            footer, messages = _list_file(source, stamp.size)
-            with pa.ipc.open_file(source.file([(footer, stamp.size)])) as file:
-                schema = _check_names(file.schema)
-            return ArrowFile(url, path, storage, stamp, schema, footer, tuple(messages), partition)
+        if storage is None:
+            source = _mapped(path, stamp)
+            start = bytes(source.slice(0, 8))
+        else:
+            source = _remote_source(path, storage, stamp)
+            start = bytes(source.read(8))
         if start[:4] == b"FEA1":
             raise ValueError("it is a Feather file of version 1; rewrite it with pyarrow.feather")
-        messages = _list_stream(source, stamp.size)
-        if not messages or messages[0].kind != _SCHEMA:
-            raise ValueError("it does not begin with a schema")
-        head = bytes(memoryview(source.read(messages[0].start, messages[0].stop)))
-        schema = _check_names(pa.ipc.read_schema(pa.py_buffer(head)))
+        is_stream = not start.startswith(_MAGIC)
+        if is_stream and storage is not None:
+            source = fetched = _fetch(path, url, storage)
+        schema, batches = _list_stream(source) if is_stream else _list_file(source, path, storage, stamp)
     except (DataError, StorageError):
         raise
-    except (pa.ArrowException, OSError, ValueError, MemoryError, struct.error) as exc:
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as exc:
         raise DataError(f"not a complete Arrow file: {first_line(exc)}", url) from exc
-    return ArrowFile(url, path, storage, stamp, schema, head, tuple(messages[1:]), partition)
+    return ArrowFile(url, path, storage, stamp, schema, batches, is_stream, fetched, partition)
+
+
+def _list_file(source: Any, path: str, storage: Storage | None, stamp: TableStamp) -> tuple[pa.Schema, list[_Batch]]:
+    """Return the schema and the record batches of a file with a footer; of a remote file, several at a time."""
+    import pyarrow as pa
+
+    with pa.ipc.open_file(source) as file:
+        schema, count = _check_names(file.schema), file.num_record_batches
+
+    def rows_of(numbers: Sequence[int]) -> list[int]:
+        own = source if storage is None else _remote_source(path, storage, stamp)
+        with pa.ipc.open_file(own, options=_counting_options(schema)) as file:
+            return [_checked_rows(file.get_batch(number)) for number in numbers]
+
+    if storage is None or count <= 1:
+        return schema, [_Batch(rows) for rows in rows_of(range(count))]
+    workers = min(count, CONNECTIONS)
+    counts = np.empty(count, np.int64)
+    with ThreadPoolExecutor(workers, "penstock footers") as pool:
+        for first, rows in enumerate(pool.map(rows_of, [range(n, count, workers) for n in range(workers)])):
+            counts[first::workers] = rows
+    return schema, [_Batch(rows) for rows in counts.tolist()]
+
+
+def _list_stream(data: pa.Buffer) -> tuple[pa.Schema, list[_Batch]]:
+    """Return the schema and the record batches of a stream.
+
+    Raises:
+        ValueError: The end-of-stream marker is missing, or a record batch is damaged.
+    """
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(data) as whole:
+        schema = _check_names(whole.schema)
+    source, batches, dictionaries = pa.BufferReader(data), [], 0
+    with pa.ipc.open_stream(source, options=_counting_options(schema)) as stream:
+        offset = source.tell()
+        with suppress(StopIteration):
+            while True:
+                rows = _checked_rows(stream.read_next_batch())
+                before, dictionaries = dictionaries, stream.stats.num_dictionary_batches
+                batches.append(_Batch(rows, offset, dictionaries > before))
+                offset = source.tell()
+    continuation = _CONTINUATION if bytes(data.slice(0, 4)) == _CONTINUATION else b""
+    if bytes(data.slice(offset, source.tell() - offset)) != continuation + bytes(4):
+        raise ValueError("it has no end-of-stream marker, so its writer did not finish")
+    return schema, batches
+
+
+def _checked_rows(batch: pa.RecordBatch) -> int:
+    """Return the number of rows of a record batch, after checking that its buffers hold as many.
+
+    Raises:
+        ValueError: They hold fewer.
+    """
+    batch.validate()
+    if batch.num_rows > _MAX_BATCH_ROWS:
+        raise ValueError(f"a record batch claims {batch.num_rows} rows")
+    return int(batch.num_rows)
+
+
+def _counting_options(schema: pa.Schema) -> pa.ipc.IpcReadOptions | None:
+    """Return options to read as little as possible of each record batch."""
+    import pyarrow as pa
+
+    return pa.ipc.IpcReadOptions(included_fields=[_smallest_column(schema)]) if len(schema) else None
+
+
+def _smallest_column(schema: pa.Schema) -> int:
+    """Return the number of the column with the smallest values; a column of nulls has none that could be checked."""
+    import pyarrow as pa
+
+    def bits(number: int) -> float:
+        kind = schema.field(number).type
+        return kind.bit_width if pa.types.is_primitive(kind) else float("inf") if pa.types.is_null(kind) else 1 << 20
+
+    return min(range(len(schema)), key=bits)
 
 
 def _check_names(schema: pa.Schema) -> pa.Schema:
@@ -218,160 +293,35 @@ def _check_names(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _list_file(source: _LocalBytes | _RemoteBytes, size: int) -> tuple[int, list[_Message]]:
-    """Return the offset of the footer of a file, and the messages that the footer lists.
+def _mapped(path: str, stamp: TableStamp) -> pa.Buffer:
+    import pyarrow as pa
 
-    Raises:
-        ValueError: The footer is missing or damaged, or lists something that is not a message.
-    """
-    trailer = bytes(memoryview(source.read(max(0, size - 10), size)))
-    start = size - 10 - int.from_bytes(trailer[:4], "little")
-    if trailer[4:] != _MAGIC or start < _FILE_START:
-        raise ValueError("it does not end with an Arrow footer")
-    footer = memoryview(source.read(start, size))
-    (root,) = struct.unpack_from("<I", footer, 0)
-    blocks = [(_DICTIONARY, *block) for block in _footer_blocks(footer, _field_position(footer, root, 2))]
-    blocks += [(_BATCH, *block) for block in _footer_blocks(footer, _field_position(footer, root, 3))]
-    if any(
-        offset < _FILE_START or head_bytes < 8 or body_bytes < 0 or offset + head_bytes + body_bytes > start
-        for _, offset, head_bytes, body_bytes in blocks
-    ):
-        raise ValueError("its footer lists a message outside the file")
-    if isinstance(source, _RemoteBytes):
-        with ThreadPoolExecutor(CONNECTIONS, "penstock footers") as pool:
-            heads = list(pool.map(lambda block: source.read(block[1], block[1] + block[2]), blocks))
-    else:
-        heads = [source.read(offset, offset + head_bytes) for _, offset, head_bytes, _ in blocks]
-    messages = []
-    for (kind, offset, head_bytes, body_bytes), head in zip(blocks, heads, strict=True):
-        view = memoryview(head)
-        message, _ = _parse(view[8 if int.from_bytes(view[:4], "little") == _CONTINUATION else 4 :], offset)
-        if message.kind != kind:
-            raise ValueError(f"the message at byte {offset} is not of the type that the footer gives")
-        stop = offset + head_bytes + body_bytes
-        messages.append(_Message(kind, offset, stop, message.rows, message.compressed))
-    return start, messages
+    if not stamp.size:
+        return pa.py_buffer(b"")
+    with pa.memory_map(path) as file:
+        return file.read_buffer()
 
 
-def _footer_blocks(footer: memoryview, position: int) -> list[tuple[int, int, int]]:
-    """Return the offset, the length of the metadata and the length of the body of each message in a list."""
-    if not position:
-        return []
-    position += struct.unpack_from("<I", footer, position)[0]
-    (count,) = struct.unpack_from("<I", footer, position)
-    if position + 4 + 24 * count > len(footer):
-        raise ValueError("its footer is damaged")
-    return [struct.unpack_from("<qi4xq", footer, position + 4 + 24 * number) for number in range(count)]
+def _remote_source(path: str, storage: Storage, stamp: TableStamp) -> Any:
+    """Return a remote file for Arrow to read: it starts with the end, where the footer is."""
+    end = (max(0, stamp.size - _READ_AHEAD_BYTES), stamp.size)
+    return io.BufferedReader(RemoteFile(path, storage, stamp, [end]), _READ_AHEAD_BYTES)
 
 
-def _list_stream(source: _LocalBytes | _RemoteBytes, size: int) -> list[_Message]:
-    """Return all messages of a stream up to its end-of-stream marker.
+def _fetch(path: str, url: str, storage: Storage) -> pa.Buffer:
+    """Fetch a remote file whole, unless a cache has it; the temporary file is gone when its content is not in use."""
+    import pyarrow as pa
 
-    Raises:
-        ValueError: The marker is missing, or something in the stream is not a message.
-    """
-    offset = 0
-    messages: list[_Message] = []
-    while offset + 4 <= size:
-        head = source.peek(offset)
-        (length,) = struct.unpack_from("<I", head, 0)
-        prefix = 4
-        if length == _CONTINUATION:
-            (length,) = struct.unpack_from("<I", head, 4)
-            prefix = 8
-        if not length:
-            return messages
-        if offset + prefix + length > size:
-            raise ValueError(f"it ends within the message that begins at byte {offset}")
-        if prefix + length > len(head):
-            head = memoryview(source.read(offset, offset + prefix + length))
-        message, body_bytes = _parse(head[prefix : prefix + length], offset)
-        stop = offset + prefix + length + body_bytes
-        if body_bytes < 0 or stop > size:
-            raise ValueError(f"it ends within the message that begins at byte {offset}")
-        messages.append(_Message(message.kind, offset, stop, message.rows, message.compressed))
-        offset = stop
-    raise ValueError("it has no end-of-stream marker, so its writer did not finish")
-
-
-def _parse(metadata: memoryview, offset: int) -> tuple[_Message, int]:
-    """Return the message that FlatBuffers metadata describes, without its range, and the length of its body."""
+    if (cached := storage.local_path(path)) is not None:
+        with pa.memory_map(cached) as file:
+            return file.read_buffer()
+    fetcher = Fetcher()
     try:
-        (root,) = struct.unpack_from("<I", metadata, 0)
-        (kind,) = struct.unpack_from("<B", metadata, _field_position(metadata, root, 1))
-        position = _field_position(metadata, root, 3)
-        body_bytes = struct.unpack_from("<q", metadata, position)[0] if position else 0
-        if kind != _BATCH:
-            return _Message(kind, offset, offset), body_bytes
-        position = _field_position(metadata, root, 2)
-        batch = position + struct.unpack_from("<I", metadata, position)[0]
-        position = _field_position(metadata, batch, 0)
-        rows = struct.unpack_from("<q", metadata, position)[0] if position else 0
-        compressed = bool(_field_position(metadata, batch, 3))
-    except struct.error as exc:
-        raise ValueError(f"there is no valid message at byte {offset}") from exc
-    if rows < 0:
-        raise ValueError(f"there is no valid message at byte {offset}")
-    return _Message(kind, offset, offset, rows, compressed), body_bytes
-
-
-def _field_position(data: memoryview, table: int, number: int) -> int:
-    """Return the position of a field of a FlatBuffers table; 0 if the table does not have it."""
-    (distance,) = struct.unpack_from("<i", data, table)
-    vtable = table - distance
-    if vtable < 0:
-        raise struct.error("not a table")
-    (size,) = struct.unpack_from("<H", data, vtable)
-    if 6 + 2 * number > size:
-        return 0
-    (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number)
-    return table + offset if offset else 0
-
-
-class _LocalBytes:
-    """The bytes of a local file, mapped into memory while a part of them is in use."""
-
-    def __init__(self, path: str, stamp: TableStamp) -> None:
-        import pyarrow as pa
-
-        self._data: Any = pa.py_buffer(b"")
-        if stamp.size:
-            with pa.memory_map(path) as file:
-                self._data = file.read_buffer()
-
-    def file(self, ranges: Sequence[tuple[int, int]]) -> Any:
-        """Return a source from which Arrow reads the file; ``ranges`` are those that it will need."""
-        return self._data
-
-    def read(self, start: int, stop: int) -> Any:
-        """Return a range of bytes as an Arrow buffer; not copied."""
-        return self._data.slice(start, max(0, stop - start))
-
-    def peek(self, offset: int) -> memoryview:
-        """Return some bytes from an offset on: at least those of the metadata of a small message."""
-        return memoryview(self._data.slice(offset, min(_PEEK_BYTES, self._data.size - offset)))
-
-
-class _RemoteBytes:
-    """The bytes of a remote file, with the same methods; keeps what ``peek`` read last."""
-
-    def __init__(self, path: str, storage: Storage, stamp: TableStamp) -> None:
-        self._path, self._storage, self._stamp = path, storage, stamp
-        self._peeked_from, self._peeked = 0, memoryview(b"")
-
-    def file(self, ranges: Sequence[tuple[int, int]]) -> Any:
-        return RemoteFile(self._path, self._storage, self._stamp, ranges)
-
-    def read(self, start: int, stop: int) -> Any:
-        import pyarrow as pa
-
-        tag = self._stamp.tag
-        return pa.py_buffer(self._storage.read(self._path, start, stop, tag=tag if isinstance(tag, str) else None))
-
-    def peek(self, offset: int) -> memoryview:
-        ahead = offset - self._peeked_from
-        rest = self._peeked[ahead:] if 0 <= ahead < len(self._peeked) else self._peeked[:0]
-        if len(rest) < 8 or len(rest) < 8 + int.from_bytes(rest[4:8], "little"):
-            self._peeked_from = offset
-            self._peeked = rest = memoryview(self.read(offset, min(offset + _PEEK_BYTES, self._stamp.size)))
-        return rest
+        with tempfile.NamedTemporaryFile(prefix="penstock-") as temporary:
+            for chunk in read_whole(storage, path, url, storage.info(path), fetcher):
+                temporary.write(chunk)
+            temporary.flush()
+            with pa.memory_map(temporary.name) as file:
+                return file.read_buffer()
+    finally:
+        fetcher.stop()

@@ -171,10 +171,10 @@ class ArrowColumns(Columns):
     def _consecutive_runs(self) -> list[tuple[int, int, int]]:
         """Return the rows as runs (batch, first row, count); an empty list if that takes more than ``_MAX_RUNS``."""
         if self._runs is None:
-            breaks = np.diff(self._row) != 1
+            breaks = self._row[1:] - self._row[:-1] != 1
             if self._slot is not None:
-                breaks |= np.diff(self._slot) != 0
-            cuts = np.flatnonzero(breaks) + 1
+                breaks |= self._slot[1:] != self._slot[:-1]
+            cuts = breaks.nonzero()[0] + 1
             edges = [0, *cuts.tolist(), len(self._row)] if len(cuts) < _MAX_RUNS and len(self._row) else []
             slot = self._slot if self._slot is not None else np.zeros(len(self._row), np.int8)
             self._runs = [(int(slot[low]), int(self._row[low]), high - low) for low, high in pairwise(edges)]
@@ -188,11 +188,20 @@ class ArrowColumns(Columns):
         cuts = np.flatnonzero(np.diff(self._slot[order])) + 1
         return [(int(self._slot[positions[0]]), positions) for positions in np.split(order, cuts)]
 
+    @property
+    def _has_all_fields(self) -> bool:
+        """Whether the fields are those of the batches, under their own names and in their order."""
+        names: list[str] = self._batches[0].schema.names
+        return list(self._fields) == names and list(self._fields.values()) == names
+
     def batch(self) -> pa.RecordBatch:
         """Return the rows as one record batch, with the metadata of the schema and its fields."""
         import pyarrow as pa
 
-        schema = self._batches[0].schema
+        schema, runs = self._batches[0].schema, self._consecutive_runs()
+        if len(runs) == 1 and self._has_all_fields:
+            number, first, count = runs[0]
+            return self._batches[number].slice(first, count)
         fields = [schema.field(old).with_name(new) for new, old in self._fields.items()]
         arrays = [self._array(old) for old in self._fields.values()]
         typed = [field.with_type(array.type) for field, array in zip(fields, arrays, strict=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from penstock.formats.tables.reader import FileOpener, ParquetReader
 from penstock.formats.tables.values import plain, plain_type
 from penstock.order import I64
 from penstock.plan import ByObject, Fields, Reader, Resources, Source, Traits
+from penstock.plan.values import available_cores
 from penstock.storage import Cache, Storage, expand_braces, local_path, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import scheme, without_query
@@ -88,7 +88,7 @@ class ParquetSource(Source):
             paths,
             self.columns,
             partitions_of(paths),
-            workers or (_REMOTE_WORKERS if remote else len(os.sched_getaffinity(0))),
+            workers or (_REMOTE_WORKERS if remote else available_cores()),
             wrap_with_cache(self.cache, paths, self.storage),
             self._opener(),
         )
