@@ -16,7 +16,7 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.prefetch import CONNECTIONS, Fetcher, PrefetchedBytes
 from penstock.errors import DataError, StorageError
-from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at
+from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
@@ -226,11 +226,11 @@ class TarReader(Reader):
         if scheme(path) == "file":
             manifest = read_manifest(os.path.dirname(path) or ".")
             return manifest.entry(os.path.basename(path)) if manifest is not None else None
-        folder, _, name = without_query(path).rpartition("/")
+        folder = without_query(path).rpartition("/")[0]
         if folder not in self._manifests:
             self._manifests[folder] = read_manifest_at(folder, open_storage(path, self._storage), optional=True)
         manifest = self._manifests[folder]
-        return manifest.entry(name) if manifest is not None else None
+        return manifest.entry(shard_name(path)) if manifest is not None else None
 
     def _shard(self, shard: int) -> OpenShard:
         """Return an open shard; opens it if necessary."""
