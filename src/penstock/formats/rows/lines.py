@@ -225,6 +225,7 @@ class CsvFormat(_ArrowParsed):
         inferred = {name: pa.string() for name in names}
         if file.offsets.readable_rows:
             data, _ = _first_rows(file, self.find_ends)
+            data = data.decode("utf-8", "replace").encode()  # Arrow passes invalid rows to the handler as text
             skip_invalid = pacsv.ParseOptions(
                 delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
             )
