@@ -125,9 +125,8 @@ def test_resources_reach_the_stages_of_branches() -> None:
     assert [stage.resources for stage in plan.body] == [one]
 
 
-@pytest.mark.parametrize("on", ["threads", "processes"])
-def test_a_value_that_holds_itself_arrives(on: str) -> None:
-    got = list(ps.from_items([{"n": 1}, {"n": 2}]).map(_hold_itself, on=on))
+def test_a_value_that_holds_itself_arrives() -> None:
+    got = list(ps.from_items([{"n": 1}, {"n": 2}]).map(_hold_itself, workers=2))
     assert [(sample["n"], sample["x"][0] is sample["x"]) for sample in got] == [(1, True), (2, True)]
 
 

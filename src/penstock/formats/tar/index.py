@@ -58,6 +58,7 @@ class Index:
         lost: The samples of ``bad`` that stand for a lost range, which may have held any number of samples.
         skipped: The number of members that belong to no sample.
         content_size: The size of the archive in bytes, decompressed.
+        padding: The bytes after the end marker.
         stamp: The file that the index was built from.
         checksums: CRC-32 of every MiB of the file as stored, so that any part can be verified as it arrives; empty
             where they were not computed.
@@ -74,6 +75,7 @@ class Index:
     lost: frozenset[int] = frozenset()
     skipped: int = 0
     content_size: int = 0
+    padding: int = 0
     stamp: Stamp = _NO_STAMP
     checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
 
@@ -164,6 +166,7 @@ class Index:
             "lost": sorted(self.lost),
             "skipped": self.skipped,
             "content_size": self.content_size,
+            "padding": self.padding,
             "stamp": [self.stamp.size, self.stamp.mtime_ns, self.stamp.inode],
             "samples": self.samples,
             "members": len(self.start),
@@ -220,6 +223,7 @@ class Index:
             lost=frozenset(map(int, about["lost"])),
             skipped=int(about["skipped"]),
             content_size=int(about["content_size"]),
+            padding=int(about.get("padding", 0)),
             stamp=Stamp(*map(int, about["stamp"])),
             **arrays,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from penstock.blobs.content import Content
 from penstock.blobs.prefetch import CONNECTIONS, Fetcher, PrefetchedBytes
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
+from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
@@ -26,6 +28,7 @@ from penstock.plan import Reader, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.protocol import scheme, without_query
 
+log = logging.getLogger(__name__)
 _OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
 
 
@@ -271,6 +274,8 @@ class TarReader(Reader):
             source = "the manifest" if counts is not None else "its earlier index"
             problem = f"{source} says {expected} samples, the shard holds {index.samples}: index it again"
             raise DataError(problem, url)
+        if index.padding > RECORD and shard not in self._index_counts:  # once: the count is remembered
+            log.warning("%s: %s", url, long_padding(index.padding))
         return index, content
 
     def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | None:
