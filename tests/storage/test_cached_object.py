@@ -21,7 +21,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage import NotFound, Storage
 from penstock.storage.cache import Cache, CachedStorage
-from penstock.storage.cache_folder import COMPLETE_SUFFIX, CacheFolder
+from penstock.storage.cache_folder import COMPLETE_SUFFIX, LOCK_FILE, CacheFolder
 from penstock.storage.cached_object import CHUNK_BYTES as CHUNK
 from penstock.storage.cached_object import CHUNKS_PER_REQUEST, CachedObject
 from tests.storage.conftest import (
@@ -415,3 +415,25 @@ def test_a_limit_on_file_sizes_does_not_stop_reading(ten_objects: RemoteFolder, 
         assert cached.local_path("remote://host/0") is None
 
     assert exit_status(start_forked(read_with_limit)) == 0
+
+
+@pytest.mark.parametrize("suffix", ["-new", "-part", ""])
+def test_a_planted_link_is_not_followed(remote: RemoteFolder, cache_dir: Path, tmp_path: Path, suffix: str) -> None:
+    Cache(cache_dir).wrap(remote).read(URL, 0, 10)
+    (partial,) = cache_dir.glob("*-part")
+    victim = tmp_path / "victim"
+    victim.write_bytes(partial.read_bytes())
+    before = victim.read_bytes()
+    planted = partial.with_name(partial.name.removesuffix("-part") + suffix)
+    partial.unlink()
+    planted.symlink_to(victim)
+    assert Cache(cache_dir).wrap(remote).read(URL, 2 * CHUNK, 2 * CHUNK + 10) == CONTENT[2 * CHUNK : 2 * CHUNK + 10]
+    assert victim.read_bytes() == before
+
+
+def test_a_planted_lock_file_is_not_followed(remote: RemoteFolder, cache_dir: Path, tmp_path: Path) -> None:
+    cache_dir.mkdir(exist_ok=True)
+    (cache_dir / LOCK_FILE).symlink_to(tmp_path / "victim")
+    with pytest.raises(StorageError, match="cannot be used"):
+        Cache(cache_dir).wrap(remote).read(URL, 0, 10)
+    assert not (tmp_path / "victim").exists()

@@ -296,10 +296,10 @@ def _open_lock_file(folder: str) -> tuple[int, bool]:
         path = os.path.join(folder, LOCK_FILE)
         try:
             os.makedirs(folder, exist_ok=True)
-            _open_lock_files[folder] = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            _open_lock_files[folder] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             try:
-                _open_lock_files[folder] = os.open(path, os.O_RDONLY)
+                _open_lock_files[folder] = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
             except OSError:
                 raise StorageError(f"the cache folder cannot be used: {error.strerror}", folder) from error
     fd = _open_lock_files[folder]

@@ -10,7 +10,7 @@ import errno
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, CacheFolder
@@ -188,7 +188,8 @@ class CachedObject:
         for suffix in (COMPLETE_SUFFIX, PARTIAL_SUFFIX, COMPLETE_SUFFIX):
             try:
                 flags = os.O_RDWR if suffix == PARTIAL_SUFFIX and self.folder.writable else os.O_RDONLY
-                copy = _Copy(os.open(self.folder.path(self.key, suffix), flags), self.size, suffix == PARTIAL_SUFFIX)
+                fd = os.open(self.folder.path(self.key, suffix), flags | os.O_NOFOLLOW)
+                copy = _Copy(fd, self.size, suffix == PARTIAL_SUFFIX)
             except OSError:
                 continue
             if copy.is_valid:
@@ -213,7 +214,9 @@ class CachedObject:
 
     def _create(self) -> _Copy:
         path = self.folder.path(self.key, NEW_SUFFIX)
-        copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666), self.size, True)
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of a process that was killed; in a shared folder it may also be another user's link
+        copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), self.size, True)
         try:
             os.ftruncate(copy.fd, self.size + len(_MAGIC) + chunk_count(self.size))
             copy.write(self.size, _MAGIC)
