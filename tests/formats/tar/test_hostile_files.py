@@ -9,6 +9,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,26 @@ from penstock.testing.servers import plain_server
 SEEDS = range(3000 if os.environ.get("PENSTOCK_FULL") == "1" else 80)
 MAX_MEMORY = 300 << 20
 SAMPLES = 12
-HUGE = (-1, 0, 1, 7, 2**20, 2**31, 2**40, 2**62, 2**63, 2**64, 10**30, 1.5, float("inf"), None, True, "x", [], {})
+HUGE: tuple[Any, ...] = (
+    -1,
+    0,
+    1,
+    7,
+    2**20,
+    2**31,
+    2**40,
+    2**62,
+    2**63,
+    2**64,
+    10**30,
+    1.5,
+    float("inf"),
+    None,
+    True,
+    "x",
+    [],
+    {},
+)
 NAMES = ("..", "../x", "a/../b", "/etc/x", "", "a\0b", "__key__", "__url__", "TXT", "txt", "k0", "a/b", "{a,b}", "*")
 
 
@@ -106,7 +126,7 @@ def test_an_index_whose_keys_no_scan_yields_is_not_used(folder: Path, key: str) 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1, 10**30])
 def test_an_index_with_impossible_numbers_is_built_anew(folder: Path, value: float) -> None:
     for name in ("samples", "members", "text", "grid", "skipped", "content_size"):
-        edit_index(folder / "shard-000000.tar.index", lambda about, name=name: about.update({name: value}))
+        edit_index(folder / "shard-000000.tar.index", partial(dict.update, **{name: value}))
         assert len(read_all(folder)) == SAMPLES
 
 
