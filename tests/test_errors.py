@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+import penstock as ps
 from penstock import errors
 from penstock.errors import (
     DataError,
@@ -84,3 +85,22 @@ def test_the_facts_of_an_error_are_attributes() -> None:
     assert (stage.problem, stage.stage, stage.key, stage.shard) == ("p", "map(f)", "k", "s")
     assert StorageError("p", "u").url == "u"
     assert (MissingExtra("f", "e").feature, MissingExtra("f", "e").extra) == ("f", "e")
+
+
+def test_control_characters_of_a_key_do_not_reach_the_terminal() -> None:
+    text = str(DataError("bad", "a\x9b.tar", "\x1b[2Jk\u202e"))
+    assert text == r"bad (shard: a\x9b.tar, key: \x1b[2Jk\u202e)"
+    assert str(DataError("one\ntwo: é 日本")) == "one\ntwo: é 日本"
+
+
+def test_an_exception_without_a_text_has_a_message() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    def fails(sample: object) -> object:
+        raise BrokenError
+
+    with pytest.raises(StageError, match="BrokenError"):
+        list(ps.from_items([1]).map(fails))
+    assert list(ps.from_items([1]).map(fails).on_error("skip")) == []

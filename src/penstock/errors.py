@@ -14,6 +14,8 @@ The facts are in ``args`` and ``__str__`` formats them, so every error can be pi
 
 from __future__ import annotations
 
+import unicodedata
+
 
 class PenstockError(Exception):
     """The base class of all errors that Penstock raises on purpose."""
@@ -103,4 +105,26 @@ class MissingExtra(PenstockError, ImportError):
 def _located(problem: str, **places: str | None) -> str:
     """Append the places that are not None: ``bad header (shard: a.tar, key: 0001)``."""
     known = ", ".join(f"{name}: {value}" for name, value in places.items() if value is not None)
-    return f"{problem} ({known})" if known else problem
+    return printable(f"{problem} ({known})" if known else problem)
+
+
+def printable(text: str) -> str:
+    """Return text with its control characters escaped: names in a shard must not move the cursor of a terminal.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\\\x1b[2Jb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        letter if letter in "\n\t" or not unicodedata.category(letter).startswith("C") else ascii(letter)[1:-1]
+        for letter in text
+    )
+
+
+def message_of(exc: BaseException) -> str:
+    """Return the type and text of an exception, also of one whose text cannot be computed."""
+    try:
+        return f"{type(exc).__name__}: {exc}"
+    except Exception as failure:
+        return f"{type(exc).__name__} (its text cannot be shown: {type(failure).__name__})"

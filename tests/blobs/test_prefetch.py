@@ -230,3 +230,19 @@ def test_a_whole_object_is_read_in_order(has_ranges: bool) -> None:
     storage: Any = SlowStorage()
     got = b"".join(read_whole(storage, "x://a", "x://a", Info(SIZE, None, has_ranges), Fetcher()))
     assert got == BYTES
+
+
+def test_the_size_of_an_object_allocates_nothing() -> None:
+    class Zeros(SlowStorage):
+        def read(self, url: str, start: int, stop: int, *, into: memoryview, tag: str | None = None) -> memoryview:
+            return into
+
+    info = Info(10**18, "t", True)
+    fetcher, storage = Fetcher(), Zeros()
+    whole = PrefetchedBytes(fetcher, storage, "u", "u", info)  # type: ignore[arg-type]
+    whole.announce(np.array([5]), np.array([10**18]), ascending=False)
+    assert len(whole._chunks) <= fetcher.max_bytes // CHUNK + 2
+    chunks = read_whole(storage, "u", "u", info, fetcher)  # type: ignore[arg-type]
+    assert len(next(chunks)) == CHUNK
+    chunks.close()  # type: ignore[attr-defined]
+    fetcher.stop()

@@ -27,7 +27,7 @@ from penstock.codecs.features import (
     arrow_schema,
     metadata_of,
 )
-from penstock.codecs.limits import Limits
+from penstock.codecs.limits import Limits, OverLimit
 from penstock.errors import DataError, PlanError
 
 
@@ -305,3 +305,12 @@ def test_a_column_that_does_not_match_its_metadata_is_left_unchanged() -> None:
 
     mismatched = pa.table({"a": [1, 2]}).replace_schema_metadata(metadata_of({"a": Image()}))
     assert ps.from_arrow(mismatched).decode().take_all() == [{"a": 1}, {"a": 2}]
+
+
+def test_audio_that_grows_beyond_the_limits_when_it_is_resampled_is_refused() -> None:
+    data = io.BytesIO()
+    soundfile.write(data, np.zeros(1000, np.float32), 1, format="WAV")
+    decode = feature_decoder(Audio(sampling_rate=16_000), limits=Limits())
+    assert decode is not None
+    with pytest.raises(OverLimit, match="resampled audio"):
+        decode({"bytes": data.getvalue(), "path": None})

@@ -188,3 +188,17 @@ def test_features_are_inferred_from_arrow_types() -> None:
     assert [arrow_type(feature) for feature in features_by_type(columns[:3]).values()] == [
         arrow for _, arrow in columns[:3]
     ]
+
+
+def test_a_number_of_classes_without_names_is_bounded() -> None:
+    assert features_from({"y": {"num_classes": 3, "_type": "ClassLabel"}}) == {"y": ClassLabel(("0", "1", "2"))}
+    assert features_from({"y": {"num_classes": 200_000_000, "_type": "ClassLabel"}}) == {"y": Value("int64")}
+
+
+@pytest.mark.parametrize("depth", [100, 100_000])
+def test_deeply_nested_features_are_ignored(depth: int) -> None:
+    text = '{"info": {"features": {"x": ' + "[" * depth + '{"dtype": "int8", "_type": "Value"}' + "]" * depth + "}}}"
+    assert features_of({b"huggingface": text.encode()}) is None
+    assert (
+        features_of({b"huggingface": b'{"info": {"features": {"x": {"_type": "List", "length": Infinity}}}}'}) is None
+    )

@@ -41,3 +41,8 @@ def test_the_same_rate_and_an_empty_array_are_returned_unchanged() -> None:
     assert resampled(array, 8000, 8000) is array
     assert len(resampled(array[:0], 8000, 16000)) == 0
     assert len(resampled(array[:1], 8000, 16000)) == 2
+
+
+def test_a_rate_that_only_a_damaged_header_declares_is_refused() -> None:
+    with pytest.raises(ValueError, match="4294967295 Hz"):
+        resampled(np.zeros(100, np.float32), 4_294_967_295, 16_000)

@@ -189,3 +189,13 @@ def test_a_missing_package_is_named_when_the_decoder_is_built(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=r"penstock\[formats\]"):
         build()
+
+
+@pytest.mark.parametrize("data", ["d81c81d81d00", "d81ca10161d8", "d81ca101d81d00", "d81c8201d9001d00"])
+def test_a_cbor_document_that_holds_itself_is_refused(data: str) -> None:
+    with pytest.raises(ValueError, match="CBOR"):
+        text.decode_cbor(bytes.fromhex(data))
+
+
+def test_a_cbor_document_may_refer_to_a_value_twice() -> None:
+    assert text.decode_cbor(bytes.fromhex("82d81c8101d81d00")) == [[1], [1]]

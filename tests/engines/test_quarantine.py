@@ -3,9 +3,11 @@ from __future__ import annotations
 import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.engines.quarantine import Quarantine, read_identities
 from penstock.errors import DataError, StorageError
 from penstock.plan import Identity, Place, Skipped
@@ -103,7 +105,6 @@ def test_several_processes_can_write_one_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        '{"source": 0, "shard": "s", "ind',
         "[]",
         '{"source": 0, "shard": "s"}',
         '{"source": "0", "shard": "s", "index": 1}',
@@ -124,3 +125,15 @@ def test_a_damaged_line_is_named_with_its_file(tmp_path: Path, line: str) -> Non
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"No such file.*nowhere\.jsonl"):
         list(read_identities(str(tmp_path / "nowhere.jsonl")))
+
+
+def test_half_a_line_after_a_full_disk_is_followed_by_whole_ones(tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_bytes(b'{"source": 0, "shard": "a.tar", "index": 1, "key": "k"}\n{"source": 0, "shard": "a.ta')
+
+    def fails(sample: Any) -> Any:
+        raise ValueError("bad")
+
+    list(ps.from_items([1]).map(fails).on_error("skip", quarantine=str(path)))
+    assert path.read_bytes().count(b"\n") == 3
+    assert [identity.index for identity in read_identities(str(path))] == [1, 0]

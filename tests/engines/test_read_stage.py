@@ -54,7 +54,7 @@ def test_the_operands_of_a_zip_are_read_side_by_side_and_the_left_error_wins() -
     program, refs = first_positions(ds, 5)
     items, bad = program.locate(refs).take(slice(1, 4)).read()
     assert [[value["x"] for value in item.values] for item in items] == [[1, 1], [2, 2], [3, 3]]
-    assert {number: error.shard for number, error in bad.items()} == {0: "a-0000", 2: "b-0000"}
+    assert {number: error and error.shard for number, error in bad.items()} == {0: "a-0000", 2: "b-0000"}
 
 
 def test_samples_in_memory_keep_their_errors_when_they_are_cut() -> None:

@@ -10,8 +10,11 @@ import pytest
 
 import penstock as ps
 from penstock.blobs.checksums import CELL
+from penstock.errors import DataError
 from penstock.formats.manifest import ShardEntry, read_manifest, write_manifest
-from penstock.inspection.verify import shards_to_verify, verify_shard
+from penstock.formats.tar.walker import iter_samples
+from penstock.inspection.verify import FileToVerify, shards_to_verify, verify_shard
+from penstock.plan import Fields
 from penstock.storage import Memory
 
 
@@ -109,3 +112,34 @@ def test_remote_shards_are_verified(folder: Path) -> None:
 def test_every_missing_shard_of_a_manifest_is_a_problem(tmp_path: Path) -> None:
     write_manifest(tmp_path, [ShardEntry(f"{n}.tar", 1, 1, "") for n in range(3)])
     assert len(problems(tmp_path)) == 3
+
+
+@pytest.mark.parametrize(("size", "lost"), [(100_000, False), (3 << 20, True)])
+def test_a_shard_whose_second_half_is_zeros_is_reported(
+    tmp_path: Path, size: int, lost: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a power cut: the file has its size, but the end was never written."""
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(10):
+            info = tarfile.TarInfo(f"k{number}.txt")
+            info.size = size // 10
+            archive.addfile(info, io.BytesIO(b"x" * info.size))
+    data = bytearray(path.read_bytes())
+    half = data.index(b"k5.txt")
+    data[half:] = bytes(len(data) - half)
+    path.write_bytes(data)
+    (problem,) = verify_shard(FileToVerify(str(path), None, False))
+    assert "samples may be lost" in problem.problem
+    ds = ps.read_tar(path)
+    with path.open("rb") as stream:
+        walked = list(iter_samples(stream, "a.tar", Fields()))
+    if not lost:
+        assert [sample["__key__"] for sample in ds] == [f"k{n}" for n in range(5)]
+        assert len(walked) == 5
+        assert [record.message.count("samples may be lost") for record in caplog.records] == [1, 1]  # each reader once
+        return
+    with pytest.raises(DataError, match="last good key: 'k4'"):
+        list(ds)
+    assert len(list(ds.on_error("skip"))) == 5
+    assert "last good key: 'k4'" in str(walked[-1][1])

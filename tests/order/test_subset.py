@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock as ps
 from penstock.errors import PlanError
+from penstock.formats.tar import ShardWriter
 from penstock.order.hashing import name_hash, name_hashes
 from penstock.order.mixture import MixedOrder
 from penstock.order.orders import (
@@ -119,3 +122,19 @@ def test_an_order_that_changes_with_the_epoch_refuses_to_find_samples() -> None:
     ):
         with pytest.raises(PlanError, match=r"put exclude\(\) before"):
             find(order, [(0, 0, 0)])
+
+
+def test_adding_a_folder_moves_no_sample_to_the_other_side(tmp_path: Path) -> None:
+    for folder in ("a", "b/c"):
+        with ShardWriter(tmp_path / folder, max_samples=25) as writer:
+            for number in range(100):
+                writer.write({"__key__": f"{folder}/{number}", "txt": b""})
+    one = ps.read_tar(str(tmp_path / "a"))
+    other = ps.read_tar(str(tmp_path / "b/c"))
+    both = ps.read_tar([str(tmp_path / "a"), str(tmp_path / "b/c")])
+    expected = {sample["__key__"] for sample in one.train_test_split(0.2, seed=1)[1]}
+    assert len(expected) == 20
+    for larger in (both, one.union(other), other.union(one)):
+        found = {sample["__key__"] for sample in larger.train_test_split(0.2, seed=1)[1]}
+        assert {key for key in found if key.startswith("a/")} == expected
+        assert len(found) == 40

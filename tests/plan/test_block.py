@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import DataError
 from penstock.order import I64
-from penstock.plan import Block, Lineage, Place, Skipped, Slot
+from penstock.plan import Block, Lineage, Place, Skipped, Slot, estimate_nbytes
 
 
 class FakeOrigin:
@@ -85,3 +85,13 @@ def test_a_generator_depends_only_on_key_and_stage_number() -> None:
     assert first != [g.integers(1 << 40) for g in block.generators(2)]
     part = block.keep([2], ["i2"]).generators(1)[0]
     assert part.integers(1 << 40) == pytest.approx(first[2], abs=0)
+
+
+def test_the_size_of_a_value_that_holds_itself_is_finite() -> None:
+    endless: list[Any] = [b"12345"]
+    endless += [endless] * 40
+    assert estimate_nbytes({"x": endless, "y": b"abc"}) >= 3
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    assert estimate_nbytes(deep) == 0

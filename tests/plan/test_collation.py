@@ -116,3 +116,10 @@ def test_padding_leaves_text_and_differing_dimensions_unchanged() -> None:
 def test_tensors_are_padded_to_tensors() -> None:
     padded = ps.pad()([torch.ones(2), torch.ones(1)])
     assert padded.tolist() == [[1, 1], [1, 0]]
+
+
+def test_decoded_audio_is_padded() -> None:
+    sounds = [{"a": {"array": np.ones(n, np.float32), "sampling_rate": 8}} for n in (1, 3)]
+    batch = ps.pad()(sounds)
+    assert batch["a"]["array"].tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert batch["a"]["sampling_rate"].tolist() == [8, 8]

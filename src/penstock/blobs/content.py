@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -14,6 +16,7 @@ from penstock.blobs.prefetch import PrefetchedBytes
 from penstock.errors import DataError, StorageError
 
 Buffer = mmap.mmap | bytes
+MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
 HEAD = 512  # bytes by which a file is recognised
 
 
@@ -66,6 +69,39 @@ def open_content(
         if isinstance(exc, StorageError):
             raise
         raise StorageError(f"cannot read the file: {exc.strerror or exc}", url) from exc
+
+
+@contextmanager
+def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Iterator[str]:
+    """Write fetched bytes to an unlinked temporary file, and provide a path that only this process can open.
+
+    Args:
+        chunks: The bytes.
+        url: What to call the file in errors.
+        size: How many bytes there are; None if the storage does not say.
+
+    Raises:
+        StorageError: The temporary folder has no room for that many bytes, or cannot be written.
+    """
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    limit = min(MAX_UNSIZED, free // 2) if size is None else size
+    if limit > free:
+        raise StorageError(f"its {size:,} bytes do not fit into {tempfile.gettempdir()}; set TMPDIR", url)
+    with tempfile.TemporaryFile(prefix="penstock-") as file:
+        done = 0
+        for chunk in chunks:
+            done += len(chunk)
+            if done > limit:
+                problem = f"more than {limit:,} bytes arrive, although the server does not declare a size"
+                raise StorageError(f"{problem}; copy it to a disk first", url)
+            try:
+                file.write(chunk)
+            except OSError as exc:
+                problem = f"cannot write the fetched file to {tempfile.gettempdir()}: {exc.strerror or exc}"
+                raise StorageError(problem, url) from exc
+        file.flush()
+        file.seek(0)
+        yield f"/dev/fd/{file.fileno()}"
 
 
 def _mapped(file: BinaryIO) -> Buffer:

@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
+from penstock.errors import DataError
 from penstock.storage import Forbidden, NotFound, Storage, Upload, redacted
 
+MAX_OBJECT = 256 << 20  # bytes: the index of five million samples, or the manifest of a million shards
 log = logging.getLogger(__name__)
 
 
@@ -142,9 +144,16 @@ def read_object(storage: Storage, url: str, *, optional: bool = False) -> bytes 
 
     Raises:
         StorageError: The object exists and cannot be read, or its existence cannot be determined.
+        DataError: The object is too large to be an index, a manifest or the like.
     """
+    data = bytearray()
     try:
-        return b"".join(storage.stream(url))
+        for chunk in storage.stream(url):
+            data += chunk
+            if len(data) > MAX_OBJECT:
+                problem = f"it has more than {MAX_OBJECT:,} bytes, too many for a file that describes shards"
+                raise DataError(problem, redacted(url))
+        return bytes(data)
     except NotFound:
         return None
     except Forbidden:

@@ -262,8 +262,12 @@ class PrefetchedBytes:
             if self.fetcher.stopped or not wanted():
                 return
             added: list[_Chunk] = []
+            room = self.fetcher.max_bytes  # what does not fit is fetched when it is read
             for start, stop in runs:
-                added += self._cover(start, stop)
+                if room <= 0:
+                    break
+                added += self._cover(start, min(stop, start + room))
+                room -= stop - start
             self._count_unread(starts, stops, keep=not ascending)
             first, last = int(starts[0]), int(stops[-1])
             if abs(first - self._end) <= MAX_GAP:
@@ -346,7 +350,7 @@ class PrefetchedBytes:
             if not wanted():
                 raise StorageError("the read was cancelled: nothing waits for it any more", self.url)
             if not found:
-                self.fetcher.enqueue(self._cover(start, stop), first=True)
+                self.fetcher.enqueue(self._cover(start, min(stop, start + READ_AHEAD)), first=True)
                 continue
             chunk = found[0]
             if chunk.state == _ARRIVED:
@@ -421,9 +425,10 @@ def read_whole(storage: Storage, full_url: str, url: str, info: Info, fetcher: F
         return
     whole = PrefetchedBytes(fetcher, storage, full_url, url, info)
     try:
-        if len(whole):
-            whole.announce(np.array([0]), np.array([len(whole)]), ascending=True)
-        for at in range(0, len(whole), CHUNK):
-            yield whole[at : min(at + CHUNK, len(whole))]
+        for first in range(0, len(whole), READ_AHEAD):
+            last = min(first + READ_AHEAD, len(whole))
+            whole.announce(np.array([first]), np.array([last]), ascending=True)
+            for at in range(first, last, CHUNK):
+                yield whole[at : min(at + CHUNK, last)]
     finally:
         whole.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import positive_count
-from penstock.errors import PlanError
+from penstock.errors import PlanError, printable
 
 if TYPE_CHECKING:
     from penstock.dataset import Dataset
@@ -42,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         tables = [open_files(pattern, formats[0]) for pattern in patterns]
         summary, lines = _summarise_tables(tables, formats[0]), _table_lines
-    sys.stdout.write(json.dumps(summary) + "\n" if args.json else "".join(f"{line}\n" for line in lines(summary)))
+    sys.stdout.write(
+        json.dumps(summary) + "\n" if args.json else "".join(f"{printable(line)}\n" for line in lines(summary))
+    )
     return 0
 
 

@@ -53,7 +53,8 @@ def feature_decoder(feature: Feature, spec: str | None = None, *, limits: Limits
             decode_image = images.image_decoder(spec or _IMAGE_SPECS_BY_MODE.get(mode or ""), limits)
             return partial(decode_file, decode=decode_image)
         case Audio(rate, channels, True):
-            decode = partial(_decode_audio, decode=audio.audio_decoder(limits), rate=rate, channels=channels)
+            decode = partial(_decode_audio, limits=limits, rate=rate, channels=channels)
+            audio.audio_decoder(limits)  # raises where soundfile is not installed
             return partial(decode_file, decode=decode)
         case Tensor():
             return partial(_decode_tensor, feature=feature)
@@ -92,14 +93,16 @@ def decode_file(value: Any, decode: Callable[..., Any], **kwargs: Any) -> Any:
     return value if data is None else decode(data, **kwargs)
 
 
-def _decode_audio(
-    data: bytes, decode: Callable[[bytes], Any], rate: int | None, channels: int | None
-) -> dict[str, Any]:
-    decoded: dict[str, Any] = decode(data)
+def _decode_audio(data: bytes, limits: Limits, rate: int | None, channels: int | None) -> dict[str, Any]:
+    decoded = audio.decode_audio(data, limits)
     if channels == 1 and decoded["array"].ndim == 2:
         decoded["array"] = decoded["array"].mean(axis=1, dtype=np.float32)
     if rate is not None and decoded["sampling_rate"] != rate:
-        decoded = {"array": resampled(decoded["array"], decoded["sampling_rate"], rate), "sampling_rate": rate}
+        array, own_rate = decoded["array"], decoded["sampling_rate"]
+        size = array.nbytes * rate // max(1, own_rate)
+        limits.check_bytes(size, "resampled audio")
+        limits.check_ratio(array.nbytes, size, "resampled audio")
+        decoded = {"array": resampled(array, own_rate, rate), "sampling_rate": rate}
     return decoded
 
 

@@ -15,6 +15,8 @@ from typing import Any, TypeAlias, cast
 from penstock.errors import MissingExtra, PlanError
 
 METADATA_KEY = b"huggingface"  # the key in the metadata of an Arrow schema under which features are described
+_MAX_DEPTH = 64  # levels of lists and structs
+_MAX_UNNAMED = 1_000_000  # classes without names
 _DTYPE = re.compile(r"[a-z][a-z0-9_]*([\[(][^\])]*[\])])?")
 _NUMBERS = re.compile(r"u?int(8|16|32|64)|float(16|32|64)|bool")
 
@@ -159,7 +161,7 @@ def features_of(metadata: Mapping[bytes, bytes] | None) -> Features | None:
     try:
         descriptions = json.loads((metadata or {})[METADATA_KEY])["info"]["features"]
         return features_from(descriptions)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
 
@@ -181,7 +183,7 @@ def features_from(descriptions: Mapping[str, Any]) -> Features:
     """
     if not isinstance(descriptions, Mapping):
         raise ValueError(f"features must be described by a dict, not {type(descriptions).__name__}")
-    return {name: _parsed_feature(description) for name, description in descriptions.items()}
+    return {name: _parsed_feature(description, _MAX_DEPTH) for name, description in descriptions.items()}
 
 
 def _description(feature: Feature) -> Any:
@@ -207,14 +209,16 @@ def _description(feature: Feature) -> Any:
     return {**changed, "_type": type(feature).__name__}
 
 
-def _parsed_feature(description: Any) -> Feature:
+def _parsed_feature(description: Any, depth: int) -> Feature:
+    if not depth:
+        raise ValueError(f"features are nested more than {_MAX_DEPTH} deep")
     if isinstance(description, list) and len(description) == 1:  # how old versions of datasets describe lists
-        return Sequence(_parsed_feature(description[0]))
+        return Sequence(_parsed_feature(description[0], depth - 1))
     if not isinstance(description, Mapping):
         raise ValueError(f"{description!r} does not describe a feature")
     kind = description.get("_type")
     if not isinstance(kind, str):
-        return Struct(tuple((name, _parsed_feature(inner)) for name, inner in description.items()))
+        return Struct(tuple((name, _parsed_feature(inner, depth - 1)) for name, inner in description.items()))
     if kind == "Value":
         return Value(description["dtype"])
     if kind == "Image":
@@ -223,16 +227,18 @@ def _parsed_feature(description: Any) -> Feature:
         get = description.get
         return Audio(get("sampling_rate"), get("num_channels"), get("decode", True))
     if kind == "ClassLabel":
-        return ClassLabel(tuple(description.get("names") or map(str, range(description.get("num_classes") or 0))))
+        names, count = description.get("names"), description.get("num_classes") or 0
+        # A larger number without names is a claim that no data backs; the column holds numbers all the same.
+        return ClassLabel(tuple(names or map(str, range(count)))) if names or count <= _MAX_UNNAMED else Value("int64")
     if kind in ("List", "Sequence"):
-        return _parsed_list(description)
+        return _parsed_list(description, depth)
     if re.fullmatch(r"Array[2-5]D", kind):
         return Tensor(tuple(description["shape"]), description["dtype"])
     return OtherFeature(json.dumps(description, sort_keys=True))
 
 
-def _parsed_list(description: Mapping[str, Any]) -> Feature:
-    inner, length = _parsed_feature(description["feature"]), description.get("length", -1)
+def _parsed_list(description: Mapping[str, Any], depth: int) -> Feature:
+    inner, length = _parsed_feature(description["feature"], depth - 1), description.get("length", -1)
     length = None if length in (-1, None) else int(length)
     # datasets stores a Sequence of a struct as a struct of lists, unlike a List of one.
     if isinstance(inner, Struct) and description["_type"] == "Sequence":

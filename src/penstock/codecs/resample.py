@@ -14,13 +14,20 @@ _ZERO_CROSSINGS = 24  # of the sinc on either side: 24 keep the error of a tone 
 _KAISER_BETA = 9.0  # attenuates by 90 dB in the stop band
 _ROLLOFF = 0.94  # cut-off as a share of the lower Nyquist frequency: leaves room for the transition band
 _MAX_MATRIX_WEIGHTS = 1 << 22  # a larger matrix of one period is not built
+_MAX_DECIMATION = 1000
 _CHUNK_FRAMES = 4096  # output frames computed at a time without the matrix
 
 
 def resampled(array: F32, rate: int, new_rate: int) -> F32:
-    """Return ``(frames,)`` or ``(frames, channels)`` at another rate, with the same duration rounded up to a frame."""
+    """Return ``(frames,)`` or ``(frames, channels)`` at another rate, with the same duration rounded up to a frame.
+
+    Raises:
+        ValueError: The new rate is less than a thousandth of the old one: the filter would span too many frames.
+    """
     if rate == new_rate or not len(array):
         return array
+    if rate > new_rate * _MAX_DECIMATION:
+        raise ValueError(f"audio of {rate} Hz cannot be resampled to {new_rate} Hz")
     if array.ndim == 2:
         return np.stack([resampled(channel, rate, new_rate) for channel in array.T], axis=1)
     divisor = gcd(rate, new_rate)

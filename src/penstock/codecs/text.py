@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from io import BytesIO
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 
 from penstock.errors import MissingExtra
 
+_CBOR_REFERENCE = re.compile(rb"\xd8\x1d|[\xd9-\xdb]\0+\x1d")  # tag 29: a value that was read before
 _SHOWN_BYTES = 40  # enough of an invalid value to recognise it in a message
 
 
@@ -157,11 +160,33 @@ def decode_cbor(data: bytes) -> Any:
     stream = BytesIO(data)
     try:
         value = cbor2.load(stream)
+        endless = bool(_CBOR_REFERENCE.search(data)) and _holds_itself(value, [], set())
     except (cbor2.CBORDecodeError, ValueError, EOFError, RecursionError) as exc:
         raise ValueError(f"not CBOR: {exc}") from exc
     if stream.tell() != len(data):
         raise ValueError(f"not one CBOR document: it ends at byte {stream.tell()} of {len(data)}")
+    if endless:
+        raise ValueError("the CBOR document refers to itself: such a value has no end")
     return value
+
+
+def _holds_itself(value: Any, above: list[int], checked: set[int]) -> bool:
+    """Return whether a value contains itself; ``above`` are the ids of the containers that it is in."""
+    if isinstance(value, Mapping):
+        inner: Iterable[Any] = chain(value.keys(), value.values())
+    elif isinstance(value, list | tuple | set | frozenset):
+        inner = value
+    else:
+        inner = [value.value] if hasattr(value, "tag") and hasattr(value, "value") else []
+    if id(value) in checked or not inner:
+        return False
+    if id(value) in above:
+        return True
+    above.append(id(value))
+    found = any(_holds_itself(part, above, checked) for part in inner)
+    above.pop()
+    checked.add(id(value))
+    return found
 
 
 def encode_cbor(value: Any) -> bytes:

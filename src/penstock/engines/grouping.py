@@ -12,7 +12,7 @@ from penstock.engines.batch_memory import BatchMemory
 from penstock.engines.cursor import AnyCursor, Start
 from penstock.engines.lineage import GroupOrigin, ItemLineage, empty_block
 from penstock.engines.program import Program
-from penstock.errors import DataError, PenstockError, StageError
+from penstock.errors import DataError, PenstockError, StageError, message_of
 from penstock.order import ENDLESS, I64, U64
 from penstock.plan import Block, Context, GroupStage, Lineage, Map, Origin, PlacedStage, Skipped, join_columns
 
@@ -186,7 +186,7 @@ class Grouping:
             if isinstance(exc, DataError):
                 error = DataError(exc.problem, exc.shard or place.shard, exc.key or place.key)
             else:
-                error = StageError(f"{type(exc).__name__}: {exc}", self.stage.describe(), place.key, place.shard)
+                error = StageError(message_of(exc), self.stage.describe(), place.key, place.shard)
             error.__cause__ = exc
             if not self.ctx.skip:
                 return _failed(group.lineage.origin, error)

@@ -220,12 +220,17 @@ class Program:
     def _hashes(self) -> list[np.ndarray[Any, np.dtype[np.uint64]]]:
         return [np.array([name_hash(name) for name in reader.names], np.uint64) for reader in self.readers]
 
+    @cached_property
+    def _base_hashes(self) -> list[np.ndarray[Any, np.dtype[np.uint64]]]:
+        bases = [[name.rpartition("/")[2].partition("#")[0] for name in reader.names] for reader in self.readers]
+        return [np.array([name_hash(base) for base in names], np.uint64) for names in bases]
+
     def _leaf_order(self, leaf: int, seed: int, epoch: int) -> Order:
         counts = self.readers[leaf].counts(scan=True)
         if counts is None:
             source = self.arrangement.leaves[leaf].describe()
             raise PlanError(f"{source}: the counts of its shards are unknown; run `penstock index` on the shards first")
-        return ShardOrder(self._hashes[leaf], counts, leaf, seed, epoch)
+        return ShardOrder(self._hashes[leaf], counts, leaf, seed, epoch, self._base_hashes[leaf])
 
     def _uncounted_order(self, epoch: int) -> UncountedOrder | None:
         """Return the order for shards without counts; None if a stage needs the counts."""

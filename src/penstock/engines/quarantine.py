@@ -17,6 +17,7 @@ from typing import Any
 from penstock.errors import DataError, StorageError
 from penstock.plan import Identity, Skipped, parse_identity
 
+_LINE_START = b'{"source"'
 _MAX_PROBLEM = 1000  # characters: a write of a few lines is atomic, one of megabytes is not
 
 
@@ -57,8 +58,11 @@ class Quarantine:
         path = self._path / f"{socket.gethostname()}-{os.getpid()}.jsonl" if self._folder else self._path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
             try:
+                size = os.fstat(file).st_size
+                if data and size and os.pread(file, 1, size - 1) != b"\n":  # the disk was full in the middle of a line
+                    data = b"\n" + data
                 if os.write(file, data) < len(data):
                     raise OSError("only a part of a line was written: is the disk full?")
             finally:
@@ -78,7 +82,8 @@ def _format_line(skip: Skipped) -> str:
 def read_identities(path: str) -> Iterator[Identity]:
     """Yield the samples that a quarantine lists; for a folder, those of all its ``.jsonl`` files.
 
-    Lines about items computed from several samples, or read from a stream, do not identify one sample and are ignored.
+    Lines about items computed from several samples, or read from a stream, do not identify one sample and are ignored,
+    as is half a line at which the disk was full.
 
     Raises:
         StorageError: The file cannot be read.
@@ -103,5 +108,7 @@ def _parse_line(line: bytes, location: str) -> Identity | None:
             return None
         return parse_identity((entry["source"], entry["shard"], entry["index"]))
     except (ValueError, LookupError, TypeError, AttributeError):
+        if line.startswith(_LINE_START) and not line.rstrip().endswith(b"}"):
+            return None  # half a line, after which the disk was full: its sample is listed again when it fails again
         shown = line[:60].decode(errors="replace")
         raise DataError(f'{location}: not a line of a quarantine, such as {{"source": 0, ...}}: {shown!r}') from None

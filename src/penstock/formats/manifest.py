@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
 from penstock.blobs.draft import put_object, read_object, replace_file
 from penstock.errors import DataError
 from penstock.storage import Storage, open_storage, redacted
+from penstock.storage.protocol import scheme, without_query
 
 MANIFEST = "manifest.json"
+_MAX_SAMPLES = 1 << 40  # of one shard: sums over millions of shards stay within 64 bits
 
 
 class ShardEntry(NamedTuple):
@@ -166,6 +169,17 @@ def manifest_url(folder: str) -> str:
     return f"{folder.rstrip('/')}/{MANIFEST}"
 
 
+def shard_url(folder: str, name: str) -> str:
+    """Return the path or URL of a shard that a manifest names; characters that mean something in a URL are quoted."""
+    return f"{folder.rstrip('/')}/{quote(name) if scheme(folder) in ('http', 'https') else name}"
+
+
+def shard_name(url: str) -> str:
+    """Return the name of a shard in the manifest of its folder: the inverse of ``shard_url``."""
+    name = without_query(url).rpartition("/")[2]
+    return unquote(name) if scheme(url) in ("http", "https") else name
+
+
 def _check_format(existing: Manifest | None, format: str, url: str) -> Manifest:
     """Return the existing manifest, or an empty one, after a check that its format is the given one."""
     if existing is not None and existing.format != format:
@@ -207,9 +221,9 @@ def _from_bytes(data: bytes, path: str) -> Manifest:
 
 
 def _entry(name: str, samples: int, bytes: int, sha256: str) -> ShardEntry:
-    if not (type(samples) is type(bytes) is int and samples >= 0 and bytes >= 0):
+    if not (type(samples) is type(bytes) is int and 0 <= samples <= _MAX_SAMPLES and 0 <= bytes < 1 << 60):
         raise ValueError(f"invalid counts: {samples!r} samples, {bytes!r} bytes")
-    if "/" in _text(name) or name in ("", ".", ".."):
+    if not _text(name) or name[0] == "." or "/" in name or "\0" in name:
         raise ValueError(f"invalid file name: {name!r}")
     return ShardEntry(name, samples, bytes, _text(sha256))
 

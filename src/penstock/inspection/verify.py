@@ -13,6 +13,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.files import find_files
 from penstock.formats.manifest import Manifest, ShardEntry, read_manifest_at
 from penstock.formats.tables.source import PARQUET_SUFFIXES
+from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.indexing import FileChecksums, checksum_file, local_copy
 from penstock.formats.tar.scan import open_archive, scan
@@ -167,6 +168,8 @@ def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
         fresh = scan(content.buffer, content.problem)
     for number, problem in fresh.bad.items():
         yield f"sample {number} ({fresh.key(number)!r}): {problem}"
+    if fresh.padding > RECORD and not fresh.bad:
+        yield long_padding(fresh.padding)
     good = fresh.samples - len(fresh.bad)
     if file.entry is not None and good != file.entry.samples:
         yield f"the manifest says {file.entry.samples} samples, but the shard has {good} good ones"

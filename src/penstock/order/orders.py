@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,10 +66,21 @@ class Spans:
     """The units that a shuffle groups: ranges of positions that are read front to back, each with a hash.
 
     ``bounds`` has one more entry than ``keys`` and runs from 0 to the size of the order. A span may be empty.
+    ``bases`` are hashes of the shards' base names, which other shards and folders do not change; ``None``: the keys.
     """
 
     bounds: I64
     keys: U64
+    bases: U64 | None = None
+
+    def rekeyed(self, number: int) -> Spans:
+        """Return the spans of branch or pass ``number``, with hashes of its own."""
+        return replace(self, keys=fold_into(self.keys, number), bases=self.base_keys)
+
+    @property
+    def base_keys(self) -> U64:
+        """A hash of each span that does not depend on other spans."""
+        return self.keys if self.bases is None else self.bases
 
     def clip(self, start: int, stop: int) -> Spans:
         """Return the spans within ``[start, stop)``, with positions relative to ``start``."""
@@ -77,7 +88,8 @@ class Spans:
             return self
         first = max(0, int(np.searchsorted(self.bounds, start, "right")) - 1)
         last = max(first, int(np.searchsorted(self.bounds, stop, "left")))
-        return Spans(np.clip(self.bounds[first : last + 1], start, stop) - start, self.keys[first:last])
+        bounds = np.clip(self.bounds[first : last + 1], start, stop) - start
+        return Spans(bounds, self.keys[first:last], self.base_keys[first:last])
 
 
 def doubling_sizes(most: int = MAX_CHUNK) -> Iterator[int]:
@@ -203,8 +215,10 @@ class ShardOrder(Order):
 
     stable = fixed = True
 
-    def __init__(self, names_hash: U64, counts: I64, leaf: int, seed: int, epoch: int) -> None:
-        self.leaf = leaf
+    def __init__(
+        self, names_hash: U64, counts: I64, leaf: int, seed: int, epoch: int, bases_hash: U64 | None = None
+    ) -> None:
+        self.leaf, self._bases = leaf, bases_hash
         self._names = np.asarray(names_hash, np.uint64)
         self._bounds = cumulative_bounds(np.asarray(counts, np.int64))
         self._keys = shard_keys(self._names, leaf, seed, epoch)
@@ -228,7 +242,7 @@ class ShardOrder(Order):
         return self._bounds
 
     def _spans(self, stop: int) -> Spans:
-        return Spans(self._bounds, self._names)
+        return Spans(self._bounds, self._names, self._bases)
 
 
 def shard_keys(names: U64, leaf: int, seed: int, epoch: int) -> U64:
@@ -359,14 +373,16 @@ class ChainedOrder(Order):
             for b, (start, order) in enumerate(zip(starts, self._orders, strict=True))
             if start < stop
         ]
-        return chain_spans([(start, Spans(s.bounds, fold_into(s.keys, b))) for start, b, s in parts])
+        return chain_spans([(start, spans.rekeyed(b)) for start, b, spans in parts])
 
 
 def chain_spans(parts: Sequence[tuple[int, Spans]]) -> Spans:
     """Concatenate spans, each given with the position at which it begins."""
     bounds = [spans.bounds[1:] + start for start, spans in parts]
-    keys = [spans.keys for _, spans in parts]
-    return Spans(np.concatenate([np.zeros(1, np.int64), *bounds]), np.concatenate([np.zeros(0, np.uint64), *keys]))
+    none = np.zeros(0, np.uint64)
+    keys = np.concatenate([none, *(spans.keys for _, spans in parts)])
+    bases = np.concatenate([none, *(spans.base_keys for _, spans in parts)])
+    return Spans(np.concatenate([np.zeros(1, np.int64), *bounds]), keys, bases)
 
 
 class ZippedOrder(Order):
@@ -440,6 +456,5 @@ class RepeatedOrder(Order):
         parts = []
         for start in range(0, stop, max(1, self._pass_size)):
             i = start // self._pass_size
-            spans = self._pass(i).spans(stop - start)
-            parts.append((start, Spans(spans.bounds, fold_into(spans.keys, i))))
+            parts.append((start, self._pass(i).spans(stop - start).rekeyed(i)))
         return chain_spans(parts)

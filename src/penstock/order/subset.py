@@ -16,8 +16,8 @@ class SubsetOrder(Order):
     """One side of a train-test split: the test samples of each span are the first ones of a keyed permutation.
 
     A side keeps the order of the whole. The share is exact if it is a whole number of a span's samples; otherwise the
-    span's hash decides how to round, so that many tiny shards also add up to the share. Adding shards does not move
-    any sample to the other side.
+    span's hash decides how to round, so that many tiny shards also add up to the share. The hash is that of the shard's
+    base name and count alone: adding shards or folders does not move any sample to the other side.
 
     Raises:
         PlanError: The inner order differs between epochs, is endless or is not counted.
@@ -32,8 +32,8 @@ class SubsetOrder(Order):
             )
         spans = inner.spans()
         self._inner, self._test, self._ends, self._starts = inner, test, spans.bounds, spans.bounds[:-1]
-        self._counts, self._keys = np.diff(spans.bounds), spans.keys
-        self._split_keys = fold_into(spans.keys, fold(seed, 7))
+        self._counts, self._keys, self._bases = np.diff(spans.bounds), spans.keys, spans.base_keys
+        self._split_keys = fold_into(fold_into(self._bases, self._counts), fold(seed, 7))
         chance = (fold_into(self._split_keys, 1) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         test_counts = np.floor(np.round(self._counts * share, 9) + chance).astype(np.int64)
         self._test_counts = np.clip(test_counts, 0, self._counts)
@@ -81,7 +81,7 @@ class SubsetOrder(Order):
         return np.flatnonzero(is_test if self._test else ~is_test)
 
     def _spans(self, stop: int) -> Spans:
-        return Spans(self._bounds, self._keys)
+        return Spans(self._bounds, self._keys, self._bases)
 
 
 class ExcludingOrder(Order):
@@ -114,4 +114,4 @@ class ExcludingOrder(Order):
 
     def _spans(self, stop: int) -> Spans:
         spans = self._inner.spans()
-        return Spans(spans.bounds - np.searchsorted(self._excluded, spans.bounds), spans.keys)
+        return Spans(spans.bounds - np.searchsorted(self._excluded, spans.bounds), spans.keys, spans.bases)

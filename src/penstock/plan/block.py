@@ -14,6 +14,8 @@ import numpy as np
 
 from penstock.order import I64, U64, generators
 
+_MAX_DEPTH = 64  # levels of dicts and lists that are measured
+
 
 class Place(NamedTuple):
     """The location of a sample, as errors and lists of skipped samples show it."""
@@ -209,14 +211,24 @@ class Block:
 
 
 def estimate_nbytes(item: Any) -> int:
-    """Return the approximate size of a value in bytes; long lists are estimated from a few of their values."""
-    if isinstance(item, dict):
-        return sum(map(estimate_nbytes, item.values()))
+    """Return the approximate size of a value in bytes; long lists are estimated from a few of their values.
+
+    A dict or list that appears again inside the value counts once: a value may hold itself.
+    """
+    return _estimate(item, set(), _MAX_DEPTH)
+
+
+def _estimate(item: Any, seen: set[int], depth: int) -> int:
     if isinstance(item, (bytes, bytearray, str)):
         return len(item)
-    if isinstance(item, (list, tuple)):
+    if isinstance(item, (dict, list, tuple)):
+        if id(item) in seen or not depth:
+            return 0
+        seen.add(id(item))
+        if isinstance(item, dict):
+            return sum(_estimate(value, seen, depth - 1) for value in item.values())
         sampled = item[:: max(1, len(item) // 4)]
-        return sum(map(estimate_nbytes, sampled)) * len(item) // len(sampled) if sampled else 0
+        return sum(_estimate(value, seen, depth - 1) for value in sampled) * len(item) // len(sampled) if sampled else 0
     size = getattr(item, "nbytes", None)  # arrays, tensors and the like
     return size if isinstance(size, int) else 64
 

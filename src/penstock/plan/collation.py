@@ -102,7 +102,10 @@ def _row_tuples(parts: list[Any], names: list[str]) -> list[tuple[Any, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Pad:
-    """A collate function that pads the arrays and lists of numbers in a column to the largest shape among them."""
+    """A collate function that pads the arrays and lists of numbers in a column to the largest shape among them.
+
+    A column of dicts, such as decoded audio, becomes a dict of padded columns.
+    """
 
     value: float = 0
 
@@ -111,6 +114,8 @@ class Pad:
         return _collate(samples, self._column)
 
     def _column(self, values: list[Any]) -> Any:
+        if all(isinstance(value, dict) and value and value.keys() == values[0].keys() for value in values):
+            return {name: self._column([value[name] for value in values]) for name in values[0]}
         if is_tensor(values[0]):
             torch = sys.modules["torch"]
             return torch.from_numpy(self._column([value.detach().cpu().numpy() for value in values]))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError
+from penstock.errors import DataError, EngineError, MissingExtra, PenstockError, PlanError, StageError, message_of
 from penstock.order import ENDLESS, fold_into
 from penstock.plan.block import Block, Context, Place, Skipped, estimate_nbytes
 from penstock.plan.values import Fields, Recut, Resources, Scope, no_field
@@ -110,7 +110,7 @@ class Stage(ABC):
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         """Return the error to report when ``exc`` was raised for the sample at ``place``."""
-        error = StageError(f"{type(exc).__name__}: {exc}", self.describe(), place.key, place.shard)
+        error = StageError(message_of(exc), self.describe(), place.key, place.shard)
         error.__cause__ = exc
         return error
 

@@ -124,7 +124,10 @@ def _basic(credentials: str) -> dict[str, str]:
 
 def _redirected(target: str, location: str, private_headers: dict[str, str], url: str) -> tuple[str, dict[str, str]]:
     """Return the URL that a redirect leads to, and its headers; those of the user are not sent to another host."""
-    new_target, credentials = _split_credentials(urljoin(target, location))
+    try:
+        new_target, credentials = _split_credentials(urljoin(target, location))
+    except ValueError:
+        raise StorageError("the server redirects to a URL that is not HTTP", redacted(url)) from None
     before, after = urlsplit(target), urlsplit(new_target)
     if after.scheme not in ("http", "https"):
         raise StorageError("the server redirects to a URL that is not HTTP", redacted(url))

@@ -35,7 +35,8 @@ from penstock.storage.retry import Retry, StallDetector, TransientError, assembl
 MAX_CONNECTIONS = 96  # kept open per server: that many concurrent requests need not connect again
 PIECE_BYTES = 1 << 18  # the most one read returns: the cost per piece is small, and a piece fits in the CPU cache
 _SLOW_FACTOR = 6  # times stall_s that a server may take to answer when it has work to do: storing bytes, listing names
-_CONTENT_RANGE = re.compile(r"^bytes (?:(\d+)-(\d+)|\*)/(\d+|\*)$")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _LOGGERS = ("urllib3.connectionpool", "botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.parsers")
 
@@ -271,7 +272,7 @@ def range_header(start: int, stop: int | None) -> dict[str, str]:
 
 def total_size(headers: Mapping[str, str]) -> int | None:
     """Return the size of the whole object, from Content-Range."""
-    match = _CONTENT_RANGE.match(headers.get("content-range", ""))
+    match = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
     return int(match[3]) if match and match[3] != "*" else None
 
 
@@ -282,8 +283,8 @@ def _body_range(response: HttpResponse, start: int, stop: int | None) -> tuple[i
         if response.status == 206:
             raise TransientError("the server sent a partial response without Content-Range")
         length = response.headers.get("content-length", "")
-        return None, int(length) if length.isdigit() else None
-    match, size = _CONTENT_RANGE.match(content_range), total_size(response.headers)
+        return None, int(length) if _LENGTH.fullmatch(length) else None
+    match, size = _CONTENT_RANGE.fullmatch(content_range), total_size(response.headers)
     if not match or match[1] is None or int(match[1]) != start:
         raise TransientError(f"the server sent another range than the one requested from byte {start:,}")
     end = int(match[2]) + 1
@@ -296,16 +297,14 @@ def _retry_after_s(retry_after: str | None) -> float | None:
     """Return the seconds that a Retry-After header, a number or a date, asks for."""
     if retry_after is None:
         return None
-    try:
+    if re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{0,9})?", retry_after.strip()):
         return max(0.0, float(retry_after))
-    except ValueError:
-        pass
     try:
         moment = parsedate_to_datetime(retry_after)
-    except ValueError:
+        moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return max(0.0, (moment - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError, OverflowError):  # what the parser raises for text that is not a date
         return None
-    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - datetime.now(UTC)).total_seconds())
 
 
 def _raise_if_permanent(error: Exception, url: str) -> None:

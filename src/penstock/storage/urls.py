@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan import Traits
@@ -239,7 +240,7 @@ def relative_names(paths: Sequence[str]) -> list[str]:
     ['x.tar', 'y.tar']
     """
     distinct = len(set(map(unsigned, paths)))
-    names = _below_root([_HOST.sub("/", bare_url(path), count=1) for path in paths])
+    names = _below_root([_without_host(path) for path in paths])
     if len(set(names)) < distinct:
         names = _below_root([bare_url(path) for path in paths])
     if len(set(names)) < distinct:
@@ -250,6 +251,13 @@ def relative_names(paths: Sequence[str]) -> list[str]:
         if counts[name] > 1:
             names[number] = f"{name}#{counts[name]}"
     return names
+
+
+def _without_host(path: str) -> str:
+    bare = bare_url(path)
+    if scheme(path) in ("http", "https"):
+        bare = unquote(bare)
+    return _HOST.sub("/", bare, count=1)
 
 
 def _below_root(paths: Sequence[str]) -> list[str]:

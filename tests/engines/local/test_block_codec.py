@@ -131,3 +131,9 @@ def test_an_error_that_is_not_an_exception_is_decoded_as_one(error: BaseExceptio
     got = round_trip(error)
     assert isinstance(got, RuntimeError)
     assert type(error).__name__ in str(got)
+
+
+def test_an_interrupt_in_a_worker_process_is_named() -> None:
+    error = decode_error(encode_error(KeyboardInterrupt()))
+    assert isinstance(error, StageError)
+    assert "interrupted" in str(error)

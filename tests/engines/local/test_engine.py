@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import penstock as ps
 from penstock.dataset import Dataset
 from penstock.plan import Resources
 from penstock.testing import CORPUS, EngineTests, UnorderedEngineTests, numbers, on_resources, outputs
@@ -122,3 +123,14 @@ def test_resources_reach_the_stages_of_branches() -> None:
     plan = on_resources(ds, [one, two]).plan
     assert [[s.resources for s in branch.body] for branch in plan.branches()] == [[one], [two, None]]
     assert [stage.resources for stage in plan.body] == [one]
+
+
+def test_a_value_that_holds_itself_arrives() -> None:
+    got = list(ps.from_items([{"n": 1}, {"n": 2}]).map(_hold_itself, workers=2))
+    assert [(sample["n"], sample["x"][0] is sample["x"]) for sample in got] == [(1, True), (2, True)]
+
+
+def _hold_itself(sample: dict[str, Any]) -> dict[str, Any]:
+    endless: list[Any] = []
+    endless.append(endless)
+    return {**sample, "x": endless}

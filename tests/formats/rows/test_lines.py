@@ -331,3 +331,12 @@ def test_datasets_of_lines_compare_by_their_arguments() -> None:
     assert "read_json('a.jsonl')" in repr(ps.read_json("a.jsonl"))
     with pytest.raises(StorageError, match="no such file"):
         ps.read_text("nowhere.txt").take_all()
+
+
+def test_a_row_that_is_short_and_not_utf8_fails_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a,b\n1,x\n2,y\n\xff\xfe\n3,z\n")
+    ds = ps.read_csv(path)
+    assert [sample["a"] for sample in ds.on_error("skip")] == [1, 2, 3]
+    with pytest.raises(DataError, match="line 4"):
+        list(ds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -11,11 +12,13 @@ import pyarrow as pa
 import pytest
 import torch
 
+import penstock as ps
 from penstock.codecs.features import ClassLabel, Value
 from penstock.errors import DataError
 from penstock.formats.tables.arrow_table import ArrowBatch, joined_table, pandas_frame, polars_frame, table_from
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import SHAPE
+from penstock.testing import fingerprint
 
 
 def test_a_field_that_a_sample_lacks_is_null() -> None:
@@ -24,7 +27,7 @@ def test_a_field_that_a_sample_lacks_is_null() -> None:
 
 def test_arrays_and_tensors_become_lists_that_keep_their_shape() -> None:
     table = table_from([{"grid": torch.ones(2, 3), "v": np.arange(i)} for i in range(2)])
-    assert json.loads(table.schema.field("grid").metadata[SHAPE]) == [2, 3]
+    assert json.loads(table.schema.field("grid").metadata[SHAPE]) == [-1, 3]
     assert table.schema.field("grid").type == pa.list_(pa.float32())
     assert table.schema.field("v").metadata is None
     assert table["v"].to_pylist() == [[], [0]]
@@ -96,3 +99,12 @@ def test_tables_become_data_frames() -> None:
     assert polars_frame(table).to_dicts() == table.to_pylist()
     assert ArrowBatch()([{"a": 1}]).to_pydict() == {"a": [1]}
     assert ArrowBatch("pandas")([{"a": 1}])["a"].tolist() == [1]
+
+
+def test_arrays_whose_first_length_differs_are_written_and_read_back(tmp_path: Path) -> None:
+    boxes = [np.arange(4 * n, dtype=np.float32).reshape(n, 4) for n in (1, 0, 3, 3)]
+    ps.from_items([{"boxes": array} for array in boxes]).write_parquet(str(tmp_path / "t"))
+    back = ps.read_parquet(str(tmp_path / "t"))
+    assert [fingerprint(sample["boxes"]) for sample in back] == [fingerprint(array) for array in boxes]
+    batch = back.skip(2).batched(2).first()["boxes"]
+    assert fingerprint(np.asarray(batch)) == fingerprint(np.stack(boxes[2:]))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.engines.local.transport import dumps
-from penstock.errors import EngineError, PenstockError
+from penstock.errors import EngineError, PenstockError, StageError, message_of
 from penstock.order import I64, U64
 from penstock.plan import Block, Lineage, Origin, Place
 
@@ -39,7 +39,7 @@ def encode_error(error: BaseException) -> EncodedError:
     chain: EncodedError = []
     current: BaseException | None = error
     while current is not None:
-        text = f"{type(current).__name__}: {current}"
+        text = message_of(current)
         trace = "".join(traceback.format_tb(current.__traceback__))
         chain.append((_pickle_error(current), text, trace))
         current = current.__cause__
@@ -76,6 +76,8 @@ def _unpickle_error(data: bytes) -> Exception | None:
         error = pickle.loads(data)
     except Exception:
         return None
+    if isinstance(error, KeyboardInterrupt):
+        return StageError("a worker process was interrupted (KeyboardInterrupt)")
     return error if isinstance(error, Exception) else None
 
 

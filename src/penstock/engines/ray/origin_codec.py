@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class DeferredSamples:
     def take(self, sel: slice) -> DeferredSamples:
         return DeferredSamples(self.refs.take(sel), self.finder, self.nbytes[sel])
 
-    def read(self) -> tuple[Sequence[Any], dict[int, DataError]]:
+    def read(self) -> tuple[Sequence[Any], Mapping[int, DataError | None]]:
         """Locate and read the samples in this process."""
         return self.finder.locate(self.refs).read()
 

@@ -233,6 +233,7 @@ class CsvFormat(_ArrowParsed):
     def _infer(self, data: bytes | memoryview, names: tuple[str, ...]) -> Any:
         """Parse rows with inferred types, without those that have too many or too few values."""
         pa, pacsv = _arrow("csv")
+        data = str(data, "utf-8", "replace").encode()  # Arrow passes invalid rows to the handler as text
         skip_invalid = pacsv.ParseOptions(
             delimiter=self.delimiter, newlines_in_values=True, invalid_row_handler=lambda row: "skip"
         )

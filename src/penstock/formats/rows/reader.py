@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.blobs.content import Content, open_content
+from penstock.blobs.content import Content, open_content, temporary_copy
 from penstock.blobs.prefetch import Fetcher, read_whole
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
@@ -356,15 +355,9 @@ class RowsReader(Reader):
         cached = storage.local_path(path)
         if cached is not None:
             return open_content(cached, url)
-        with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
-            for chunk in read_whole(storage, path, url, storage.info(path), self._fetcher):
-                try:
-                    file.write(chunk)
-                except OSError as exc:
-                    problem = f"cannot write the fetched file to {tempfile.gettempdir()}: {exc.strerror or exc}"
-                    raise StorageError(problem, url) from exc
-            file.flush()
-            return open_content(file.name, url)
+        info = storage.info(path)
+        with temporary_copy(read_whole(storage, path, url, info, self._fetcher), url, info.size) as copy:
+            return open_content(copy, url)
 
 
 def _stamp(path: str, url: str) -> Stamp:

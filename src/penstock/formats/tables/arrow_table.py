@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -89,7 +90,7 @@ def _array_column(name: str, values: list[Any], arrays: list[Any]) -> tuple[pa.F
     if len(dtypes) > 1 and dtypes != {"int64", "float64"}:
         raise DataError(f"field {name!r} has arrays of {' and '.join(sorted(dtypes))}; convert them to one type")
     dimensions = {len(shape) for shape in shapes}
-    if dimensions != {1} and len(shapes) > 1:
+    if dimensions != {1} and len({shape[1:] for shape in shapes}) > 1:
         some = " and ".join(map(str, sorted(shapes)[:2]))
         raise DataError(f"field {name!r} has arrays of shapes {some}; pad them, flatten them, or encode them to bytes")
     ends = np.cumsum([0, *(0 if value is None else value.size for value in values)])
@@ -99,7 +100,10 @@ def _array_column(name: str, values: list[Any], arrays: list[Any]) -> tuple[pa.F
     list_array = pa.ListArray if small else pa.LargeListArray
     offsets = pa.array(ends.astype(np.int32 if small else np.int64))
     lists = list_array.from_arrays(offsets, numbers, mask=nulls)
-    metadata = {SHAPE: json.dumps(shapes.pop()).encode()} if dimensions != {1} else None
+    shape = shapes.pop()
+    if math.prod(shape[1:]):
+        shape = (-1, *shape[1:])  # the first length may differ between rows
+    metadata = {SHAPE: json.dumps(shape).encode()} if dimensions != {1} else None
     return pa.field(name, lists.type, metadata=metadata), lists
 
 

@@ -9,6 +9,7 @@ Everything else is what pyarrow converts it to.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -28,9 +29,10 @@ def shape_of(field: pa.Field) -> tuple[int, ...] | None:
     """Return the shape of the arrays in a column, or ``None`` if its metadata has no valid shape."""
     encoded = (field.metadata or {}).get(SHAPE)
     try:
-        return None if encoded is None else tuple(int(side) for side in json.loads(encoded))
-    except (ValueError, TypeError):
+        shape = None if encoded is None else tuple(int(side) for side in json.loads(encoded))
+    except (ValueError, TypeError, OverflowError, RecursionError):
         return None
+    return None if shape is None or any(side < 0 for side in shape[1:]) else shape
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -165,9 +167,15 @@ def _lists(array: pa.Array, shape: Sequence[int] | None) -> list[Any]:
         return [_single_list(array.slice(i, 1), shape) for i in range(len(array))]
     numbers = np.array(elements.to_numpy(zero_copy_only=False))
     rows = [numbers[low:high] for low, high in pairwise(offsets)]
-    if shape is not None and all(row.size == np.prod(shape) for row in rows):
+    if shape is not None and all(_fits(row.size, shape) for row in rows):
         rows = [row.reshape(shape) for row in rows]
     return _with_nulls(rows, array)
+
+
+def _fits(size: int, shape: Sequence[int]) -> bool:
+    """Return whether an array of ``size`` elements has the shape; -1 stands for any first length."""
+    row = math.prod(shape[1:])
+    return (row > 0 and size % row == 0) if shape[:1] == (-1,) else size == math.prod(shape)
 
 
 def _single_list(array: pa.Array, shape: Sequence[int] | None) -> Any:
@@ -184,7 +192,9 @@ def _stacked(array: pa.Array, shape: Sequence[int] | None) -> Any:
     size = int(offsets[1])
     if not is_number(elements.type) or elements.null_count or not bool((np.diff(offsets) == size).all()):
         return None
-    row_shape = shape if shape is not None and np.prod(shape) == size else (size,)
+    row_shape = shape if shape is not None and _fits(size, shape) else (size,)
+    if -1 in row_shape:
+        row_shape = np.empty(size, np.bool_).reshape(row_shape).shape
     return elements.to_numpy(zero_copy_only=False).reshape(len(array), *row_shape)
 
 

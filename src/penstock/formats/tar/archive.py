@@ -18,7 +18,8 @@ from penstock.errors import DataError
 BLOCK = 512  # bytes; headers take one block, data is padded to whole blocks
 ZEROS = bytes(BLOCK)
 END_MARKER = bytes(2 * BLOCK)
-MAX_PADDING = 64 << 20  # bytes after the end marker, more than any tape needs; a longer padding is not read to its end
+RECORD = 10_240  # bytes that an archive is padded to by default; more zeros may be samples that a power cut erased
+MAX_PADDING = 1 << 20  # bytes after the end marker, more than any tape needs; a longer padding is a loss
 
 # Member types, as in the header's typeflag.
 _REGULAR_TYPES = frozenset(b"0\x007")
@@ -281,7 +282,12 @@ def trailing_bytes(offset: int) -> str:
 
 def excess_padding(offset: int) -> str:
     """Return the message for too many zeros after the end marker at ``offset``."""
-    return f"more than {MAX_PADDING} bytes follow the end marker at offset {offset}"
+    return f"more than {MAX_PADDING} bytes follow the end marker at offset {offset}: samples may be lost"
+
+
+def long_padding(padding: int) -> str:
+    """Return the message for more zeros after the end marker than an archive is padded with."""
+    return f"{padding:,} bytes of zeros follow its end marker: samples may be lost, as after a power cut"
 
 
 # Writing headers

@@ -24,6 +24,7 @@ I32 = npt.NDArray[np.int32]
 
 INDEX_SUFFIX = ".index"
 _CACHE_FAMILY = "index"
+_MAX_MISSING = 1 << 20  # samples that a truncated shard may lack, whatever its size: each takes memory
 _NO_STAMP = Stamp()
 _MAGIC = b"PSTKIX02"
 _MAGIC_V1 = b"PSTKIX01"  # without checksums
@@ -57,6 +58,7 @@ class Index:
         lost: The samples of ``bad`` that stand for a lost range, which may have held any number of samples.
         skipped: The number of members that belong to no sample.
         content_size: The size of the archive in bytes, decompressed.
+        padding: The bytes after the end marker.
         stamp: The file that the index was built from.
         checksums: CRC-32 of every MiB of the file as stored, so that any part can be verified as it arrives; empty
             where they were not computed.
@@ -73,6 +75,7 @@ class Index:
     lost: frozenset[int] = frozenset()
     skipped: int = 0
     content_size: int = 0
+    padding: int = 0
     stamp: Stamp = _NO_STAMP
     checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
 
@@ -109,14 +112,16 @@ class Index:
         """Return an index of ``count`` samples, for a shard that is known to have had that many.
 
         Missing samples become bad entries, after the last loss or else at the end. Entries for lost ranges are dropped
-        while all samples are there without them. The index of a shard that holds more good samples than ``count`` is
-        returned unchanged: the count is out of date.
+        while all samples are there without them. The index of a shard that holds more good samples than ``count``, or
+        that cannot ever have held as many, is returned unchanged: the count is that of another shard.
 
         Args:
             count: The expected number of samples; None if it is unknown.
             source: Where the count comes from, for the message.
         """
         if count is None or count == self.samples or count < self.samples - len(self.lost):
+            return self
+        if count - self.samples > max(_MAX_MISSING, self.content_size // 512):
             return self
         if count < self.samples:
             return self._without(sorted(self.lost)[: self.samples - count])
@@ -161,6 +166,7 @@ class Index:
             "lost": sorted(self.lost),
             "skipped": self.skipped,
             "content_size": self.content_size,
+            "padding": self.padding,
             "stamp": [self.stamp.size, self.stamp.mtime_ns, self.stamp.inode],
             "samples": self.samples,
             "members": len(self.start),
@@ -188,9 +194,11 @@ class Index:
             raise DataError("the index is damaged, or of another version", shard)
         try:
             index = cls._parsed(data)
-        except (KeyError, TypeError, ValueError) as exc:
+            index._check(shard)
+        except DataError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as exc:
             raise DataError(f"the index is malformed: {exc}", shard) from exc
-        index._check(shard)
         return index
 
     @classmethod
@@ -198,6 +206,8 @@ class Index:
         length = int.from_bytes(data[8:16], "little")
         about: dict[str, Any] = json.loads(data[16 : 16 + length])
         samples, members = about["samples"], about["members"]
+        if min(samples, members, about["text"], about.get("grid", 0)) < 0:
+            raise ValueError("a count is negative")
         counts = {"kind": samples, "first": samples, "start": members, "size": members, "edges": samples + 1}
         counts["checksums"] = 0 if data[:8] == _MAGIC_V1 else about["grid"]
         at = 16 + length + -length % 8
@@ -213,6 +223,7 @@ class Index:
             lost=frozenset(map(int, about["lost"])),
             skipped=int(about["skipped"]),
             content_size=int(about["content_size"]),
+            padding=int(about.get("padding", 0)),
             stamp=Stamp(*map(int, about["stamp"])),
             **arrays,
         )
@@ -233,6 +244,32 @@ class Index:
         )
         if not fits:
             raise DataError("the index points outside its shard", shard)
+        if (name := self._refused_name()) is not None:
+            raise DataError(f"the index holds a name that a scan refuses: {name!r}", shard)
+
+    def _refused_name(self) -> str | None:
+        """Return a key or field that no scan of an archive yields, if there is one."""
+        for names in self.kinds:
+            if len({*names}) < len(names):
+                return ", ".join(names)
+            for name in names:
+                reserved = name.startswith("__") and name.endswith("__")
+                if not name or reserved or name != name.lower() or "/" in name or "\0" in name:
+                    return name
+        good = np.ones(self.samples, bool)
+        good[list(self.bad)] = False
+        keys = self.keys(np.flatnonzero(good))
+        lines = "\n".join(["", *keys, ""])
+        if len({*keys}) == len(keys) and not any(mark in lines for mark in ("\n\n", "\n/", "/\n", ".", "\0")):
+            return None
+        seen: set[str] = set()
+        for key in keys:
+            folders, _, name = key.rpartition("/")
+            leaves = key.startswith(("/", "./")) or ".." in folders.split("/")
+            if not name or "." in name or leaves or "\0" in key or key in seen:
+                return key
+            seen.add(key)
+        return None
 
 
 class IndexBuilder:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import IO
 
 import numpy as np
 
 from penstock.blobs.checksums import CellChecksums
+from penstock.blobs.content import temporary_copy
 from penstock.blobs.draft import put_object, read_object
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
@@ -140,16 +139,10 @@ def local_copy(url: str, storage: Storage | None) -> Iterator[tuple[str, FileChe
             raise NotFound("there is no such file", url)
         yield path, None
         return
-    with tempfile.NamedTemporaryFile(prefix="penstock-") as copy:
-        checksums = _checksum(_tee(open_storage(url, storage).stream(url), copy))
-        copy.flush()
-        yield copy.name, checksums
-
-
-def _tee(chunks: Iterable[bytes], copy: IO[bytes]) -> Iterator[bytes]:
-    for chunk in chunks:
-        copy.write(chunk)
-        yield chunk
+    checksums = _Checksums()
+    opened = open_storage(url, storage)
+    with temporary_copy(checksums.updated(opened.stream(url)), redacted(url), opened.info(url).size) as path:
+        yield path, checksums.result()
 
 
 def checksum_file(path: str) -> FileChecksums:
@@ -160,15 +153,26 @@ def checksum_file(path: str) -> FileChecksums:
     """
     try:
         with open(path, "rb", buffering=0) as file:
-            return _checksum(iter(lambda: file.read(_READ_BYTES), b""))
+            checksums = _Checksums()
+            for _ in checksums.updated(iter(lambda: file.read(_READ_BYTES), b"")):
+                pass
+            return checksums.result()
     except OSError as exc:
         raise StorageError(f"cannot read the file: {exc.strerror or exc}", path) from exc
 
 
-def _checksum(chunks: Iterable[bytes]) -> FileChecksums:
-    sha256, cells, size = hashlib.sha256(), CellChecksums(), 0
-    for chunk in chunks:
-        sha256.update(chunk)
-        cells.update(chunk)
-        size += len(chunk)
-    return FileChecksums(size, sha256.hexdigest(), cells.values())
+class _Checksums:
+    """Computes the checksums of chunks that pass through."""
+
+    def __init__(self) -> None:
+        self._sha256, self._cells, self._size = hashlib.sha256(), CellChecksums(), 0
+
+    def updated(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self._sha256.update(chunk)
+            self._cells.update(chunk)
+            self._size += len(chunk)
+            yield chunk
+
+    def result(self) -> FileChecksums:
+        return FileChecksums(self._size, self._sha256.hexdigest(), self._cells.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import threading
@@ -17,7 +18,8 @@ from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.prefetch import CONNECTIONS, Fetcher, PrefetchedBytes
 from penstock.errors import DataError, StorageError
-from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at
+from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
+from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import open_remote, remote_index
@@ -27,6 +29,7 @@ from penstock.plan import Reader, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.protocol import scheme, without_query
 
+log = logging.getLogger(__name__)
 _OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
 
 
@@ -230,11 +233,11 @@ class TarReader(Reader):
         if scheme(path) == "file":
             manifest = read_manifest(os.path.dirname(path) or ".")
             return manifest.entry(os.path.basename(path)) if manifest is not None else None
-        folder, _, name = without_query(path).rpartition("/")
+        folder = without_query(path).rpartition("/")[0]
         if folder not in self._manifests:
             self._manifests[folder] = read_manifest_at(folder, open_storage(path, self._storage), optional=True)
         manifest = self._manifests[folder]
-        return manifest.entry(name) if manifest is not None else None
+        return manifest.entry(shard_name(path)) if manifest is not None else None
 
     def _shard(self, shard: int) -> OpenShard:
         """Return an open shard; opens it if necessary."""
@@ -273,6 +276,8 @@ class TarReader(Reader):
             )
         if expected is not None and index.samples != expected:
             raise self._changed(shard, expected, index.samples)
+        if index.padding > RECORD and shard not in self._index_counts:  # once: the count is remembered
+            log.warning("%s: %s", url, long_padding(index.padding))
         return index, content
 
     def _changed(self, shard: int, expected: int, found: int) -> DataError:

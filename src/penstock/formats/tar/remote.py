@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits
-from penstock.blobs.content import Content
+from penstock.blobs.content import Content, temporary_copy
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
 from penstock.blobs.stamp import Stamp
-from penstock.errors import DataError, StorageError
+from penstock.errors import DataError
 from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.scan import open_archive, open_shard, scan
 from penstock.storage import Info, Storage, redacted
@@ -93,11 +91,9 @@ def remote_index(url: str, storage: Storage) -> Index | None:
     Raises:
         StorageError: The storage cannot determine whether there is an index.
     """
-    data = read_object(storage, index_url(url), optional=True)
-    if data is None:
-        return None
     try:
-        return Index.from_bytes(data, redacted(url))
+        data = read_object(storage, index_url(url), optional=True)
+        return None if data is None else Index.from_bytes(data, redacted(url))
     except DataError as exc:
         log.warning("%s: the index beside it is not used: %s", redacted(url), exc.problem)
         return None
@@ -115,29 +111,20 @@ def _fetch_whole(
     url: str, storage: Storage, fetcher: Fetcher, info: Info, sha256: str | None, limits: ArchiveLimits
 ) -> Content:
     """Fetch a whole shard; if its checksum is wrong, once more."""
-    with tempfile.NamedTemporaryFile(prefix="penstock-") as file:
-        for attempt in range(2):
-            file.seek(0)
-            file.truncate()
-            found = _write_all(read_whole(storage, url, redacted(url), info, fetcher), file, url)
-            if sha256 is None or found == sha256:
-                return open_archive(file.name, redacted(url), limits)
-            if not attempt:
-                log.warning("%s: its checksum is not the one in the manifest; fetching it again", redacted(url))
+    for attempt in range(2):
+        digest = hashlib.sha256()
+        chunks = _hashed(read_whole(storage, url, redacted(url), info, fetcher), digest)
+        with temporary_copy(chunks, redacted(url), info.size) as path:
+            if sha256 is None or digest.hexdigest() == sha256:
+                return open_archive(path, redacted(url), limits)
+        if not attempt:
+            log.warning("%s: its checksum is not the one in the manifest; fetching it again", redacted(url))
     folder = redacted(url).rpartition("/")[0]
     advice = f"it is damaged, or was written again: then run `penstock index {folder}`"
     raise DataError(f"its checksum is not the one in the manifest; {advice}", redacted(url))
 
 
-def _write_all(chunks: Iterator[bytes], file: IO[bytes], url: str) -> str:
-    """Write a shard to a temporary file and return its SHA-256."""
-    sha256 = hashlib.sha256()
+def _hashed(chunks: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
     for chunk in chunks:
-        sha256.update(chunk)
-        try:
-            file.write(chunk)
-        except OSError as exc:
-            problem = f"cannot write the shard to {tempfile.gettempdir()}: {exc.strerror or exc}"
-            raise StorageError(problem, redacted(url)) from exc
-    file.flush()
-    return sha256.hexdigest()
+        digest.update(chunk)
+        yield chunk

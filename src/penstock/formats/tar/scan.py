@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -198,7 +199,8 @@ class _SampleCollector:
         self._add(self._grouper.finish())
         start, size = walk.table()
         rows = np.array(self._rows, np.int64)
-        return self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
+        index = self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
+        return replace(index, padding=walk.total - walk.offset if walk.ended else 0)
 
     def _add(self, entries: list[SampleEntry[int]]) -> None:
         for key, field_names, rows, problem, lost in entries:
@@ -227,6 +229,7 @@ class _HeaderWalk:
         self._sizes: list[I64] = []
         self._members = 0
         self.offset = 0
+        self.ended = False  # whether the end marker was found
 
     def table(self) -> tuple[I64, I64]:
         """Return the start and the size of each member's data, by row."""
@@ -349,6 +352,7 @@ class _HeaderWalk:
 
     def check_end(self, extensions: Extensions, problem: str | None) -> Iterator[Member[int]]:
         """Yield what is wrong after the end marker, if anything."""
+        self.ended = True
         offset = self.offset - BLOCK
         if problem:
             yield BAD_END, 0, problem

@@ -13,7 +13,8 @@ import numpy as np
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at
+from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at, shard_name, shard_url
+from penstock.formats.tar.archive import BLOCK
 from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
 from penstock.formats.tar.walker import iter_samples
@@ -68,8 +69,7 @@ class TarSource(Source):
         """
         if self.streams:
             return StdinReader()
-        patterns = [url for pattern in self.patterns for url in self._resolve_http_folder(pattern)]
-        urls = expand_shards(patterns, self.storage)
+        urls = [url for pattern in self.patterns for url in self._shards_of(pattern)]
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = wrap_with_cache(self.cache, paths, self.storage)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
@@ -88,25 +88,40 @@ class TarSource(Source):
             folder = (local_path(pattern) if scheme(pattern) == "file" else pattern).rstrip("/")
             manifest = manifests.get(folder)
             for entry in manifest.shards if manifest is not None else ():
-                if f"{folder}/{entry.name}" not in paths:
+                if shard_url(folder, entry.name) not in paths:
                     raise StorageError(
                         "the manifest names a shard that does not exist", redacted(f"{folder}/{entry.name}")
                     )
 
-    def _resolve_http_folder(self, pattern: str) -> list[str]:
-        """Return the shards of an HTTP folder, which only its manifest lists; any other pattern unchanged."""
+    def _shards_of(self, pattern: str) -> list[str]:
+        """Return the shards that a pattern matches; those of an HTTP folder are the ones that its manifest names."""
         if scheme(pattern) in ("http", "https") and "?" not in pattern and not pattern.endswith(TAR_SUFFIXES):
             manifest = read_manifest_at(pattern.rstrip("/"), self.storage)
-            if manifest is None:
-                problem = "an HTTP folder cannot be listed, and this one has no manifest"
-                advice = "write out the shard names, as in a-{000..146}.tar"
-                raise StorageError(f"{problem}; {advice}", redacted(pattern))
-            return [f"{pattern.rstrip('/')}/{entry.name}" for entry in manifest.shards]
-        return [pattern]
+            return (
+                _listed_shards(pattern, self.storage)
+                if manifest is None
+                else [shard_url(pattern, entry.name) for entry in manifest.shards]
+            )
+        return expand_shards((pattern,), self.storage)
 
     def describe(self) -> str:
         shown = ", ".join(repr(redacted(pattern)) for pattern in self.patterns[:3])
         return f"read_tar({shown}{', ...' if len(self.patterns) > 3 else ''})"
+
+
+def _listed_shards(folder: str, storage: Storage | None) -> list[str]:
+    """Return the shards in an HTTP folder, if its server is one of WebDAV, which can be listed."""
+    below = folder.rstrip("/") + "/"
+    try:
+        urls = [found.url for found in open_storage(folder, storage).list(below)]
+    except StorageError as exc:
+        problem = "an HTTP folder cannot be listed, and this one has no manifest"
+        advice = "write out the shard names, as in a-{000..146}.tar"
+        raise StorageError(f"{problem}; {advice}", redacted(folder)) from exc
+    shards = [url for url in urls if url.endswith(TAR_SUFFIXES) and "/" not in url.removeprefix(below)]
+    if not shards:
+        raise StorageError("there are no tar shards in this folder", redacted(folder))
+    return shards
 
 
 def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manifest | None]) -> I64 | None:
@@ -114,8 +129,10 @@ def _known_counts(urls: list[str], paths: list[str], manifests: dict[str, Manife
     counts: list[int] = []
     for url, path in zip(urls, paths, strict=True):
         manifest = manifests[_folder(path)]
-        entry = manifest.entry(without_query(path).rpartition("/")[2]) if manifest is not None else None
+        entry = manifest.entry(shard_name(path)) if manifest is not None else None
         if entry is not None:
+            if entry.name.endswith(".tar") and entry.samples * BLOCK > entry.bytes:
+                raise DataError(f"the manifest says {entry.samples} samples in {entry.bytes} bytes", url)
             counts.append(entry.samples)
         elif scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such shard", url)

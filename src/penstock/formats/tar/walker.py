@@ -6,6 +6,7 @@ A walker yields what the scan of the same bytes finds, sample for sample and los
 from __future__ import annotations
 
 import io
+import logging
 import mmap
 import sys
 import zlib
@@ -18,12 +19,14 @@ from penstock.errors import DataError
 from penstock.formats.tar.archive import (
     BLOCK,
     MAX_PADDING,
+    RECORD,
     Extensions,
     Halt,
     ValueT,
     checksum_holds,
     compression_of,
     excess_padding,
+    long_padding,
     orphaned_extension,
     padded,
     read_member,
@@ -37,6 +40,7 @@ after its padding."""
 SampleRun = tuple[list[str], tuple[str, ...], list[ValueT]]
 """Consecutive samples with the same fields: their keys, their fields, and the values of all their members in order."""
 
+log = logging.getLogger(__name__)
 MAX_MEMBER = 4 << 30  # bytes, in a stream: its samples are held in memory
 _CHUNK = 1 << 20  # bytes of a stream read at once: as many as a pipe holds
 _STRIDE = 32 << 20  # bytes of a mapped file that stay mapped behind the reader
@@ -149,15 +153,15 @@ class ArchiveBuffer:
                 self.offset = self.begin
                 return True
 
-    def only_zeros(self) -> bool:
-        """Read up to the most padding allowed and tell whether it is all zeros; stops at the first byte that is not."""
+    def read_padding(self) -> int | None:
+        """Read up to the most padding allowed and return its size; None if it is not all zeros."""
         remaining = MAX_PADDING
         while remaining > 0 and (found := self.take(min(remaining, _CHUNK))):
             self.begin = self.offset
             if found.strip(b"\0"):
-                return False
+                return None
             remaining -= len(found)
-        return True
+        return MAX_PADDING - remaining
 
     def release(self) -> None:
         """Give pages far behind the reader back to the system, so that memory does not grow with the file."""
@@ -318,15 +322,17 @@ class ArchiveWalker(Generic[ValueT]):
         """Read what follows the end marker; anything but padding is a loss."""
         buffer, out = self.buffer, []
         end, orphaned = buffer.offset - BLOCK, extensions.orphaned
-        padding = buffer.only_zeros()
+        padding = buffer.read_padding()
         if buffer.problem:
             out += self._lost(BAD_END, buffer.problem)
         elif orphaned:
             out += self._lost(LOST_RANGE, orphaned_extension(end))
-        if not padding:
+        if padding is None:
             out += self._lost(BAD_END, trailing_bytes(end))
         elif buffer.take(1):
             out += self._lost(BAD_END, excess_padding(end))
+        elif padding > RECORD:
+            log.warning("%s: %s", self.shard, long_padding(padding))
         return out
 
     def _lost(self, kind: bytes, problem: str) -> list[SampleEntry[ValueT]]:
