@@ -21,7 +21,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage import NotFound, Storage
 from penstock.storage.cache import Cache, CachedStorage
-from penstock.storage.cache_folder import COMPLETE_SUFFIX, LOCK_FILE, CacheFolder
+from penstock.storage.cache_folder import COMPLETE_SUFFIX, CacheFolder
 from penstock.storage.cached_object import CHUNK_BYTES as CHUNK
 from penstock.storage.cached_object import CHUNKS_PER_REQUEST, CachedObject
 from tests.storage.conftest import (
@@ -444,11 +444,3 @@ def test_a_file_that_a_killed_process_was_creating_is_replaced(remote: RemoteFol
     complete.rename(complete.with_suffix(".penstock-new"))
     assert b"".join(Cache(cache_dir).wrap(remote).stream(URL)) == CONTENT
     assert not list(cache_dir.glob("*-new"))
-
-
-def test_a_planted_lock_file_is_not_followed(remote: RemoteFolder, cache_dir: Path, tmp_path: Path) -> None:
-    cache_dir.mkdir(exist_ok=True)
-    (cache_dir / LOCK_FILE).symlink_to(tmp_path / "victim")
-    with pytest.raises(StorageError, match="cannot be used"):
-        Cache(cache_dir).wrap(remote).read(URL, 0, 10)
-    assert not (tmp_path / "victim").exists()

@@ -20,7 +20,7 @@ from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
 from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
 from penstock.plan import Fields, Resources, Source, StreamReader, Traits
-from penstock.storage import STDIN, Cache, Storage, local_path, redacted, relative_names
+from penstock.storage import STDIN, Cache, Storage, local_path, open_storage, redacted, relative_names
 from penstock.storage.cache import wrap_with_cache
 from penstock.storage.protocol import check_storage, scheme, without_query
 
