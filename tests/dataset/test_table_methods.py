@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError, PlanError
-from tests.dataset.relations.conftest import same
+from tests.relations.conftest import same
 
 EXPRESSIONS: dict[str, Any] = {
     "product": ps.col("a") * 2 + ps.col("b"),

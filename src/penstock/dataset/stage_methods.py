@@ -9,9 +9,9 @@ from difflib import get_close_matches
 from numbers import Integral
 from typing import Any, Literal, Never, Self
 
+from penstock import relations
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
-from penstock.dataset import relations
 from penstock.engines import EngineName, Event, engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
@@ -42,6 +42,7 @@ from penstock.plan import (
     Shuffle,
     Slice,
     SplitBy,
+    Sort,
     SplitSide,
     Stage,
     StreamLimit,
@@ -406,7 +407,7 @@ class StageMethods:
     def _choice_depth(self) -> int:
         """Return the number of stages before the choice of samples, which precedes every shuffle and repeat."""
         after = len(self.plan.stages)
-        while after and not isinstance(self.plan.stages[after - 1], Slice | SplitSide):
+        while after and not isinstance(self.plan.stages[after - 1], Slice | Sort | SplitSide):
             after -= 1
         return after
 

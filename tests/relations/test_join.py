@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import PenstockError
-from tests.dataset.relations.conftest import EXAMPLES, ROWS, datasets, key_of, tables
+from tests.relations.conftest import EXAMPLES, ROWS, datasets, key_of, tables
 
 LABELS = [{"k": "a", "label": 1}, {"k": "b", "label": 2}, {"k": "b", "label": 3}, {"k": "z", "label": 4}]
 
