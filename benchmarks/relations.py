@@ -50,8 +50,9 @@ def _labels(ds: Any) -> Any:
 
 def _numbers(ds: Any) -> Any:
     import numpy as np
-    import penstock as ps
     import pyarrow as pa
+
+    import penstock as ps
 
     keys = np.random.default_rng(1).permutation(1_000_000)
     return ps.from_arrow(pa.table({"many": keys, "y": keys * 2}))
@@ -59,8 +60,9 @@ def _numbers(ds: Any) -> Any:
 
 def _texts(ds: Any) -> Any:
     import numpy as np
-    import penstock as ps
     import pyarrow as pa
+
+    import penstock as ps
 
     keys = np.random.default_rng(1).permutation(1_000_000)
     return ps.from_arrow(pa.table({"text": [f"key {key:012d}" for key in keys.tolist()], "y": keys}))

@@ -39,9 +39,7 @@ def test_a_query_reaches_nothing_outside(statement: str) -> None:
 
 def test_memory_and_threads_are_those_of_the_engine() -> None:
     with database(PLAN, "test") as con:
-        ((threads, memory),) = con.sql(
-            "select current_setting('threads'), current_setting('memory_limit')"
-        ).fetchall()
+        ((threads, memory),) = con.sql("select current_setting('threads'), current_setting('memory_limit')").fetchall()
     assert (threads, memory) == (3, "95.3 MiB")
 
 

@@ -36,7 +36,7 @@ def test_sorting_is_stable_by_every_field(rows: list[dict[str, Any]], downs: lis
 
 
 def test_items_without_fields_are_refused() -> None:
-    with pytest.raises(DataError, match="needs samples with fields"):
+    with pytest.raises(DataError, match="needs a sample with fields"):
         ps.from_items([1, 2]).sort("k").take_all()
 
 

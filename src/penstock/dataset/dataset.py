@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import cloudpickle
 
-from penstock.codecs.features import feature_of
 from penstock import relations
+from penstock.codecs.features import feature_of
 from penstock.dataset.describe import explain_plan, short_repr
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run

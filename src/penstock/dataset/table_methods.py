@@ -48,8 +48,8 @@ class TableMethods(StageMethods):
         """Sort the samples by the values of fields; samples with equal values keep their order.
 
         ``None`` and NaN come last, also if ``descending``: for all fields or, as a list, field by field. After stages
-        that keep the count, the sort is an order like that of ``shuffle``: it can be cut for ranks, resumed and indexed,
-        and a sample is read where it is stored. The keys of all samples are read first. Behind other stages, the whole
+        that keep the count, the sort is an order like that of ``shuffle``: it can be cut for ranks, resumed and
+        indexed, and a sample is read where it is stored, after the keys of all samples. Behind other stages, the whole
         stream is read and sorted.
 
         Raises:
@@ -63,7 +63,7 @@ class TableMethods(StageMethods):
         if not relations.can_sort_positions(self.plan):
             return self._with(relations.summarized(self.plan, by))
         if any(stage.applies_per_rank for stage in self.plan.ordering):
-            raise PlanError(f"{by.describe()} cannot come after a limit or skip of one rank's share; put it before shard()")
+            raise PlanError(f"{by.describe()} cannot come after a limit of one rank's share; put it before shard()")
         return self._then(Sort(relations.SortedPositions(replace(self.plan, cut=None), by)))
 
     def groupby(self, *fields: str) -> relations.Groups[Self]:
@@ -144,10 +144,10 @@ class TableMethods(StageMethods):
         Args:
             other: The dataset to look up.
             on: The name of the field, or fields, to compare.
-            how: Which samples are in the result. ``"inner"``: those with a match. ``"left"``: all; those without a match
-                have ``None`` in the fields of ``other``. ``"right"`` and ``"full"``: those of ``"inner"`` or ``"left"``,
-                followed by the samples of ``other`` without a match, with ``None`` in the other fields. ``"semi"`` and
-                ``"anti"``: those with a match, or those without, with their own fields only.
+            how: Which samples are in the result. ``"inner"``: those with a match. ``"left"``: all; those without have
+                ``None`` in the fields of ``other``. ``"right"`` and ``"full"``: those of ``"inner"`` or ``"left"``, then
+                the samples of ``other`` without a match, with ``None`` in the other fields. ``"semi"`` and ``"anti"``:
+                those with a match, or those without, with their own fields only.
             suffix: Appended to the names of fields of ``other`` that both datasets have.
 
         Raises:

@@ -115,7 +115,9 @@ def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequ
     same = " and ".join(f"{table.name}.{key} is not distinct from means.{key}" for key in keys) or "true"
     squares = [f"pow({table.name}.{column}::double - r{n}, 2) as {column}" for n, column in enumerate(columns)]
     kept = ", ".join([*(f"{table.name}.{key}" for key in keys), *squares])
-    con.execute(f"create temp table squares as select {kept} from {table.name} join ({means}) means on {same}").fetchall()
+    con.execute(
+        f"create temp table squares as select {kept} from {table.name} join ({means}) means on {same}"
+    ).fetchall()
     found = []
     for number, column in enumerate(columns):
         total, count = total_of(con, "squares", column, pa.float64()), f"count({column})"

@@ -109,7 +109,8 @@ class StagedTable:
     """A table of the database to which columns are appended; a column of integers may become one of floats.
 
     Rows are held as Arrow's, which DuckDB reads in place; beyond ``memory // 4`` bytes, they are copied into a table of
-    its own, which it can spill. Times are stored as integers, so that no type of DuckDB changes them; -0.0 is stored as 0.0, which equals it.
+    its own, which it can spill. Times are stored as integers, so that no type of DuckDB changes them; -0.0 is stored as
+    0.0, which equals it.
     """
 
     def __init__(self, con: Any, name: str, verb: str, fields: Sequence[str] = (), memory: int = 0) -> None:

@@ -76,7 +76,7 @@ class _Index:
 
     how: JoinOptions
     numbers: dict[Hashable, int] = field(default_factory=dict)
-    order: I64 | None = None  # the samples, sorted by the number of their key, then by position; None: sample n has key n
+    order: I64 | None = None  # the samples, sorted by the number of their key; None: sample n has key n
     edges: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # where each key begins in ``order``
     items: Sequence[Any] = ()
     fields: dict[str, None] = field(default_factory=dict)  # the names of all fields, without those that begin with __

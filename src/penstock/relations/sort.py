@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines import DELIVERED, KIND, POSITION, Program, Run
+from penstock.engines import COLUMNS, DELIVERED, KIND, POSITION, Program, Run
 from penstock.order import I64, Order, Refs, Spans
 from penstock.plan import Plan, unshuffled
 from penstock.relations.database import StagedTable, database, memory_of
@@ -121,7 +121,7 @@ class SortedPositions:
         run = Run(program, order, epoch, start, on_delivered=lambda table, items: tables.append(table))
         with closing(iter(run)) as items:  # type: ignore[type-var]
             samples = list(items)
-        traced = np.concatenate([np.zeros((max(KIND, POSITION) + 1, 0), np.int64), *(t[:4] for t in tables)], axis=1)
+        traced = np.concatenate([np.zeros((COLUMNS, 0), np.int64), *tables], axis=1)
         delivered = traced[POSITION][traced[KIND] == DELIVERED]
         found = delivered[self.by.permutation([samples] if samples else [], self.plan)]
         return np.concatenate([found, np.setdiff1d(np.arange(order.size), found)])
