@@ -145,9 +145,9 @@ class TableMethods(StageMethods):
             other: The dataset to look up.
             on: The name of the field, or fields, to compare.
             how: Which samples are in the result. ``"inner"``: those with a match. ``"left"``: all; those without have
-                ``None`` in the fields of ``other``. ``"right"`` and ``"full"``: those of ``"inner"`` or ``"left"``, then
-                the samples of ``other`` without a match, with ``None`` in the other fields. ``"semi"`` and ``"anti"``:
-                those with a match, or those without, with their own fields only.
+                ``None`` in the fields of ``other``. ``"right"`` and ``"full"``: those of ``"inner"`` or ``"left"``,
+                then the samples of ``other`` without a match, with ``None`` in the other fields. ``"semi"`` and
+                ``"anti"``: those with a match, or those without, with their own fields only.
             suffix: Appended to the names of fields of ``other`` that both datasets have.
 
         Raises:

@@ -81,7 +81,7 @@ def total_of(con: Any, table: str, column: str, kind: Any) -> str:
 def _bands(smallest: float, largest: float) -> list[tuple[float, float, int]]:
     """Return the bands that cover the magnitudes: the lower bound, the upper bound, and the exponent of the scale."""
     top = math.frexp(largest)[1]  # largest < 2**top
-    bands = []
+    bands: list[tuple[float, float, int]] = []
     while True:
         low = top - _BAND
         last = math.ldexp(1.0, low) <= smallest or low < _SMALLEST

@@ -46,7 +46,7 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
     del pyarrow
     cores = threads or int(plan.engine.get("cpus") or available_cores())
     with _spill_folder() as folder:
-        settings = {
+        settings: dict[str, str | bool | int | float | list[str]] = {
             "memory_limit": f"{max(memory_of(plan), _LEAST_MEMORY) // 1000}KB",
             "threads": max(1, cores),
             "temp_directory": folder,

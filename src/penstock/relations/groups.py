@@ -56,10 +56,10 @@ class Aggregated:
         query += f" order by {frequent}{ordering(table, keys, [False] * len(keys))}"
         store = SampleStore(memory_of(plan))
         for batch in con.sql(query).to_arrow_reader(_RESULT_ROWS):
-            store.add(self._named(batch, table, keys, [columns[name] for name in self.of]))
+            store.add(self._result_rows(batch, table, keys, [columns[name] for name in self.of]))
         return store.items()
 
-    def _named(self, batch: Any, table: StagedTable, keys: Sequence[str], of: Sequence[str]) -> Sequence[Any]:
+    def _result_rows(self, batch: Any, table: StagedTable, keys: Sequence[str], of: Sequence[str]) -> Sequence[Any]:
         import pyarrow as pa
 
         found = pa.Table.from_batches([batch])

@@ -66,7 +66,7 @@ class Sorted:
 class SortedPositions:
     """Finds the permutation of an order-level sort, by reading the keys of all samples of an order.
 
-    A value that can be pickled; what it found is kept, and is no part of it.
+    A value that can be pickled; what it found is kept, but is not compared.
     """
 
     plan: Plan  # the stages before the sort
