@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError, PlanError
-from tests.dataset.relations.conftest import same
+from tests.relations.conftest import same
 
 EXPRESSIONS: dict[str, Any] = {
     "product": ps.col("a") * 2 + ps.col("b"),
@@ -73,7 +73,9 @@ def test_value_counts_are_sorted_by_count_then_by_value() -> None:
     "wrong",
     [
         lambda ds: ds.shard(0, 2).groupby("k"),
-        lambda ds: ds.shard(0, 2).sort("k"),
+        lambda ds: ds.shard(0, 2).limit(1).sort("k"),
+        lambda ds: ds.shard(0, 2).sql("select 1"),
+        lambda ds: ds.sql(""),
         lambda ds: ds.shard(0, 2).distinct("k"),
         lambda ds: ds.shard(0, 2).describe(),
         lambda ds: ds.groupby(),

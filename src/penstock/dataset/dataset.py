@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 
 import cloudpickle
 
+from penstock import relations
 from penstock.codecs.features import feature_of
-from penstock.dataset import relations
-from penstock.dataset.describe import explain_plan, short_repr, type_of
+from penstock.dataset.describe import explain_plan, short_repr
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
 from penstock.errors import DataError, PlanError
@@ -223,7 +223,7 @@ class Dataset(WriteMethods):
             sample = {str(i): value for i, value in enumerate(sample)}
         if not isinstance(sample, dict):
             sample = {"item": sample}
-        return {name: type_of(value) for name, value in sample.items()}
+        return {name: relations.type_of(value) for name, value in sample.items()}
 
     def unique(self, field: str) -> list[Any]:
         """Return the distinct values of a field, in the order of their first occurrence.
@@ -232,7 +232,7 @@ class Dataset(WriteMethods):
             DataError: A sample does not have the field.
         """
         plan = relations.select_fields(self.plan, field)
-        return relations.unique(self._full_run(plan).runs(), field, relations.memory_of(plan))
+        return relations.unique(self._full_run(plan).runs(), field, plan)
 
     def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
         """Run the upcoming epoch once and return its samples as a dataset, in memory or in Parquet files.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.engines import Program, Segment
+from penstock.relations import type_of
 
 
 def explain_plan(program: Program) -> str:
@@ -34,20 +35,6 @@ def _segment(segment: Segment) -> str:
         return f"inline: {segment.describe()}"
     workers = "as many workers as cores" if resources.workers is None else f"workers {resources.workers}"
     return f"{resources.on}, {workers}: {segment.describe()}"
-
-
-def type_of(value: Any) -> str:
-    """Return the type of a value as text; an array has its dtype and shape in it."""
-    shape = getattr(value, "shape", None)
-    dtype = getattr(value, "dtype", None)
-    if shape is not None and dtype is not None:
-        kind = "tensor" if type(value).__module__.startswith("torch") else "array"
-        return f"{kind}<{str(dtype).removeprefix('torch.')}>[{', '.join(map(str, shape))}]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {type_of(inner)}" for name, inner in value.items()) + "}"
-    if isinstance(value, list):
-        return f"list<{type_of(value[0])}>" if value else "list"
-    return type(value).__name__
 
 
 def short_repr(value: Any) -> str:

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 from numbers import Integral
 from typing import Any, Literal, Never, Self, Unpack
 
+from penstock import relations
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
-from penstock.dataset import relations
 from penstock.dataset.function_options import RayWords, function_options
 from penstock.engines import EngineName, Event, engine_options
 from penstock.errors import PlanError
@@ -40,6 +40,7 @@ from penstock.plan import (
     Select,
     Shuffle,
     Slice,
+    Sort,
     SplitBy,
     SplitSide,
     Stage,
@@ -415,7 +416,7 @@ class StageMethods:
     def _choice_depth(self) -> int:
         """Return the number of stages before the choice of samples, which precedes every shuffle and repeat."""
         after = len(self.plan.stages)
-        while after and not isinstance(self.plan.stages[after - 1], Slice | SplitSide):
+        while after and not isinstance(self.plan.stages[after - 1], Slice | Sort | SplitSide):
             after -= 1
         return after
 

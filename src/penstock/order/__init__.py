@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.order.orders import UNKNOWN as UNKNOWN
     from penstock.order.orders import ChainedOrder as ChainedOrder
     from penstock.order.orders import Order as Order
+    from penstock.order.orders import PermutedOrder as PermutedOrder
     from penstock.order.orders import Refs as Refs
     from penstock.order.orders import RepeatedOrder as RepeatedOrder
     from penstock.order.orders import ShardOrder as ShardOrder

@@ -1,7 +1,7 @@
 """Orders: pure functions from a position in the epoch to the sample at that position.
 
-Any position of an order can be looked up without visiting the ones before it. Orders store nothing per sample and may
-be used from several threads at once.
+Any position of an order can be looked up without visiting the ones before it. Orders store nothing per sample (a sort
+stores one integer) and may be used from several threads at once.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -337,6 +338,44 @@ class SlicedOrder(Order):
     def _spans(self, stop: int) -> Spans:
         end = self._start + stop
         return self._inner.spans(end).clip(self._start, end)
+
+
+class PermutedOrder(Order):
+    """An order whose positions are permuted as a table says: a sort.
+
+    Args:
+        inner: The order to permute.
+        find: Returns, for every position, the position in ``inner``; called once, when the first sample is looked up.
+
+    Raises:
+        PlanError: The inner order is endless or not counted.
+    """
+
+    def __init__(self, inner: Order, find: Callable[[], I64]) -> None:
+        self.size, self.stable, self.fixed = require_counts(inner, "sort").size, inner.stable, inner.fixed
+        if self.size >= ENDLESS:
+            raise PlanError("an endless order cannot be sorted: put sort() before repeat(), or give repeat() a number")
+        self._inner, self._find = inner, find
+
+    @cached_property
+    def _table(self) -> I64:
+        return self._find()
+
+    @cached_property
+    def _inverse(self) -> I64:
+        inverse = np.empty_like(self._table)
+        inverse[self._table] = np.arange(self.size)
+        return inverse
+
+    def at(self, p: I64) -> Refs:
+        return self._inner.at(self._table[p])
+
+    def find(self, leaf: I64, name: U64, index: I64) -> I64:
+        positions = self._inner.find(leaf, name, index)
+        return np.where(positions < 0, positions, self._inverse[np.maximum(positions, 0)])
+
+    def _spans(self, stop: int) -> Spans:
+        return self._inner.spans()
 
 
 class ChainedOrder(Order):

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from penstock.plan.order_stages import Repeat as Repeat
     from penstock.plan.order_stages import Shuffle as Shuffle
     from penstock.plan.order_stages import Slice as Slice
+    from penstock.plan.order_stages import Sort as Sort
     from penstock.plan.order_stages import SplitSide as SplitSide
     from penstock.plan.order_stages import Union as Union
     from penstock.plan.order_stages import Zip as Zip

@@ -17,7 +17,7 @@ from penstock.order import I64, Order
 from penstock.plan.block import Block, Context, Origin, Place, Slot
 from penstock.plan.expressions import Condition, ConditionFilter
 from penstock.plan.identity import Identity
-from penstock.plan.order_stages import Combination, Exclude, OrderFactory, Shuffle, Slice, Zip
+from penstock.plan.order_stages import Combination, Exclude, OrderFactory, Shuffle, Slice, Sort, Zip
 from penstock.plan.plan import Plan
 from penstock.plan.source import Source
 from penstock.plan.stage import Map, Stage
@@ -292,8 +292,10 @@ def resolved(plan: Plan, read: Callable[[str], Iterable[Identity]]) -> Plan:
 
 
 def unshuffled(plan: Plan) -> Plan:
-    """Return the plan without its shuffles: positions number the samples as they are stored."""
+    """Return the plan without its shuffles: positions number the samples as they are stored, or as they are sorted."""
     source = plan.source
     if isinstance(source, Combination):
         source = replace(source, branches=tuple(unshuffled(branch) for branch in source.branches))
-    return replace(plan, source=source, stages=tuple(s for s in plan.stages if not isinstance(s, Shuffle)))
+    kept = (stage for stage in plan.stages if not isinstance(stage, Shuffle))
+    stages = tuple(Sort(stage.find.unshuffled()) if isinstance(stage, Sort) else stage for stage in kept)
+    return replace(plan, source=source, stages=stages)

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from penstock.errors import PlanError
 from penstock.order import (
+    I64,
     NOT_FOUND,
     ChainedOrder,
     ExcludingOrder,
     MixedOrder,
     Order,
+    PermutedOrder,
     RepeatedOrder,
     ShuffledOrder,
     SlicedOrder,
@@ -136,6 +138,39 @@ class Repeat(OrderStage):
 
     def describe(self) -> str:
         return f"repeat({'' if self.times is None else self.times})"
+
+
+class PositionSorter(Protocol):
+    """Finds the permutation of a sort; a value that can be compared and pickled."""
+
+    def __call__(self, order: Order, seed: int, epoch: int, leaf: int) -> I64:
+        """Return the positions of ``order`` in sorted order; ``leaf`` numbers its first source."""
+
+    def unshuffled(self) -> PositionSorter:
+        """Return the sorter of the same samples without their shuffles."""
+
+    def describe(self) -> str:
+        """Return the call that created it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sort(OrderStage):
+    """``sort(...)`` of stages that keep the count: a permutation of the positions."""
+
+    find: PositionSorter
+
+    def wrap(self, make: OrderFactory, seed: int, leaf: int) -> OrderFactory:
+        def sorted_order(epoch: int) -> Order:
+            order = make(epoch)
+            return PermutedOrder(order, lambda: self.find(order, seed, epoch, leaf))
+
+        return sorted_order
+
+    def occurrences(self, times: list[int]) -> list[int] | None:
+        return times
+
+    def describe(self) -> str:
+        return self.find.describe()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from tests.dataset.relations.conftest import ROWS, groups
+from tests.relations.conftest import ROWS, groups
 
 
 @pytest.mark.parametrize(

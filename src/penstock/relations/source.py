@@ -1,26 +1,26 @@
-"""The source behind groups and sorts: a plan that runs to its end when the result is first read."""
+"""The source behind groups and other relations: a plan that runs to its end when the result is first read."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.dataset.relations.spill import PiecesReader
 from penstock.engines import Program, start_run
 from penstock.errors import PlanError
-from penstock.plan import Plan, Select, Source, size_in_bytes
+from penstock.order import I64
+from penstock.plan import Plan, Select, Source
+from penstock.relations.store import StoreReader
 
-_MEMORY_SHARE = 4  # a quarter of the machine's memory, unless the engine's options set a limit
+Rows = tuple[Sequence[Any], I64 | None]  # samples, and the numbers of those that form the result (None: all of them)
 
 
 class Summary(Protocol):
     """Computes rows from all samples of a plan."""
 
-    def __call__(self, runs: Iterator[Sequence[Any]], memory: int) -> Sequence[Sequence[Any]]:
-        """Return rows in pieces, computed from runs of samples; spills samples beyond ``memory`` bytes."""
+    def __call__(self, runs: Iterator[Sequence[Any]], plan: Plan) -> Rows:
+        """Return rows, computed from runs of samples; ``plan`` says how much memory and how many threads to use."""
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
         """Return the features of the rows, given the features of the samples."""
@@ -39,18 +39,19 @@ class SummarySource(Source):
     random_access = True
     computed = True
 
-    def open(self) -> PiecesReader:
+    def open(self) -> StoreReader:
         """Run the plan.
 
         Raises:
-            PlanError: The plan has no end.
+            MissingExtra: duckdb or pyarrow is not installed.
+            PlanError: The plan has no end, or the values of a field have no one type.
             StorageError: The temporary file cannot be written.
         """
         program = Program(self.plan)
         program.check_finite()
         with closing(runs_of(self.plan, program)) as runs:
-            pieces = self.summary(runs, memory_of(self.plan))
-        return PiecesReader(pieces, self.summary.typed(_features(program)))
+            items, order = self.summary(runs, self.plan)
+        return StoreReader(items, order, self.summary.typed(_features(program)))
 
     def describe(self) -> str:
         return f"{self.plan.source.describe()} ... {self.summary.describe()}"
@@ -68,14 +69,6 @@ def runs_of(plan: Plan, program: Program | None = None) -> Generator[Sequence[An
     """Yield the samples of a plan in runs of consecutive samples."""
     with closing(start_run(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
         yield from (run for run in runs if len(run))
-
-
-def memory_of(plan: Plan) -> int:
-    """Return the memory limit in bytes: that of ``on("local", memory=...)``, or a quarter of the machine's memory."""
-    limit = plan.engine.get("memory")
-    if limit is not None:
-        return size_in_bytes("memory", limit)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MEMORY_SHARE
 
 
 def summarized(plan: Plan, summary: Summary) -> Plan:

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from penstock.dataset.relations.key_values import hashable, value_of
-from penstock.dataset.relations.source import select_fields
 from penstock.engines import DELIVERED, INDEX, KIND, LEAF, SHARD, Program, Run
 from penstock.order import I64, fold_into, name_hashes
 from penstock.plan import Exclude, Identity, Plan
+from penstock.relations.keys import hashable, value_of
+from penstock.relations.source import select_fields
 
 
 class Strata:

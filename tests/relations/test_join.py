@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.errors import PenstockError
-from tests.dataset.relations.conftest import EXAMPLES, ROWS, datasets, key_of, tables
+from tests.relations.conftest import EXAMPLES, ROWS, datasets, key_of, tables
 
 LABELS = [{"k": "a", "label": 1}, {"k": "b", "label": 2}, {"k": "b", "label": 3}, {"k": "z", "label": 4}]
 
@@ -64,3 +64,40 @@ def test_fields_that_both_sides_have_need_a_suffix() -> None:
     assert left.join(right, "k", suffix="_r").take_all() == [{"k": 1, "x": 2, "x_r": 3}]
     with pytest.raises(PenstockError, match="both sides have 'x'; pass suffix="):
         left.join(right, "k").take_all()
+
+
+@pytest.mark.parametrize("how", ["semi", "anti", "right", "full"])
+@pytest.mark.parametrize("columns", [False, True])
+def test_every_kind_of_join_gives_what_two_loops_give(how: Any, columns: bool) -> None:
+    left = [{"k": k, "x": n} for n, k in enumerate(["a", "b", None, "c", "b"])]
+    right = [{"k": k, "y": n} for n, k in enumerate(["b", "z", None, "b"])]
+    pairs = [{**one, "y": other["y"]} for one in left for other in right if one["k"] == other["k"]]
+    alone = [one for one in left if not any(one["k"] == other["k"] for other in right)]
+    rest = [{"k": other["k"], "x": None, "y": other["y"]} for other in right if other["k"] == "z"]
+    whole = [
+        row
+        for one in left
+        for row in [{**one, "y": other["y"]} for other in right if other["k"] == one["k"]] or [{**one, "y": None}]
+    ]
+    want = {
+        "semi": [one for one in left if one not in alone],
+        "anti": alone,
+        "right": pairs + rest,
+        "full": whole + rest,
+    }
+    one, other = (
+        ps.from_arrow(pa.Table.from_pylist(rows)) if columns else ps.from_items(rows) for rows in (left, right)
+    )
+    joined = one.join(other, "k", how)
+    assert joined.take_all() == want[how]
+    assert [row for rank in range(2) for row in joined.shard(rank, 2)] == want[how]
+
+
+@pytest.mark.parametrize("how", ["left", "full"])
+def test_an_empty_right_side_has_its_fields(how: Any) -> None:
+    empty = pa.table({"k": pa.array([], pa.int64()), "y": pa.array([], pa.int64())})
+    rows = ps.from_arrow(pa.table({"k": [1, 2]}))
+    some = ps.from_arrow(pa.table({"k": [1], "y": [3]}))
+    for other in (ps.from_arrow(empty), ps.from_arrow(empty).rename(z="y"), some.filter(ps.col("k") > 5)):
+        name = "z" if "rename" in repr(other) else "y"
+        assert rows.join(other, "k", how).take_all() == [{"k": 1, name: None}, {"k": 2, name: None}]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock.errors import PlanError
 from penstock.testing import numbers
-from tests.dataset.relations.conftest import EXAMPLES, ROWS, datasets, groups, in_groups, same, tables
+from tests.relations.conftest import EXAMPLES, ROWS, datasets, groups, in_groups, same, tables
 
 
 def test_count_gives_a_sorted_row_for_each_value() -> None:

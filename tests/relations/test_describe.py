@@ -22,8 +22,8 @@ def test_describe_summarises_every_field() -> None:
         "missing": 1,
         "mean": 2.5,
         "std": pytest.approx(2.1213203),
-        "min": 1,
-        "max": 4,
+        "min": "1",
+        "max": "4",
     }
     assert got["x"] == {"field": "x", **summary}
     assert (got["s"]["min"], got["s"]["max"], got["s"]["mean"], got["s"]["missing"]) == ("a", "b", None, 1)
@@ -31,3 +31,10 @@ def test_describe_summarises_every_field() -> None:
     table = pa.table({"x": [1, 4, None], "s": ["b", None, "a"]})
     assert ps.from_arrow(table).describe().take_all() == [got["x"], got["s"]]
     assert [row["field"] for row in ps.from_items(rows).describe("s")] == ["s"]
+
+
+def test_a_description_of_text_and_numbers_is_a_table() -> None:
+    rows = [{"x": 1, "y": 0.5, "s": "b"}, {"x": 4, "y": None, "s": "a"}]
+    table = ps.from_items(rows).describe().to_arrow()
+    assert table.column("min").to_pylist() == ["1", "0.5", "a"]
+    assert [row["max"] for row in ps.from_items(rows).describe("x", "y")] == [4, 0.5]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import penstock as ps
 from penstock.errors import DataError
-from tests.dataset.relations.conftest import EXAMPLES, ROWS, datasets, key_of, same, tables
+from tests.relations.conftest import EXAMPLES, ROWS, datasets, key_of, same, tables
 
 
 def test_unique_keeps_the_order_of_first_occurrence() -> None:

@@ -1,0 +1,126 @@
+"""Aggregates as queries whose results do not depend on the order in which DuckDB visits the rows.
+
+Integers are added as 128-bit integers. So are floats: each is scaled by a power of two to an integer, in bands of
+magnitude, and the exact sums of the bands are added from the largest to the smallest. NaN and infinity, whose sums do
+not depend on the order, are added separately. Missing values are ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import DataError
+from penstock.relations.database import StagedTable
+
+_BAND = 40  # bits of magnitude in a band: with 53 of the number itself, 2**34 rows fit into 127 bits
+_SMALLEST = -900  # the exponent below which bits are cut off, so that no scale overflows
+
+
+def aggregated(con: Any, table: StagedTable, keys: Sequence[str], how: str, columns: Sequence[str]) -> str:
+    """Return a query for one row per group: the keys, and an aggregate of each column, named ``r0``, ``r1``, ...
+
+    Raises:
+        DataError: The values of a column cannot be aggregated.
+    """
+    if how == "std":
+        return _deviations(con, table, keys, columns)
+    found = ["count(*) as r0"] if how == "count" else []
+    for number, column in enumerate(columns):
+        kind = table.schema.field(column).type
+        _check(how, kind, table.field_name(column))
+        if how in ("sum", "mean"):
+            total = total_of(con, table.name, column, kind)
+            value = total if how == "sum" else f"({total})::double / count({column})"
+        else:
+            value = extreme_of(how, column, kind)
+        found.append(f"{value} as r{number}")
+    return _grouped(table.name, keys, found)
+
+
+def _grouped(table: str, keys: Sequence[str], values: Sequence[str]) -> str:
+    group = f" group by {', '.join(keys)}" if keys else ""
+    return f"select {', '.join([*keys, *values])} from {table}{group}"
+
+
+def _check(how: str, kind: Any, field: str) -> None:
+    import pyarrow as pa
+
+    types = pa.types
+    numbers = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind)
+    if how not in ("min", "max") and not (numbers or types.is_null(kind)):
+        raise DataError(f"{how} needs numbers, but field {field!r} has {kind}")
+
+
+def extreme_of(how: str, column: str, kind: Any) -> str:
+    """Return the minimum or maximum of a column; NaN, the largest number of DuckDB, only if there is no other."""
+    import pyarrow as pa
+
+    if how == "max" and pa.types.is_floating(kind):
+        return f"coalesce(max({column}) filter (not isnan({column})), max({column}))"
+    return f"{how}({column})"
+
+
+def total_of(con: Any, table: str, column: str, kind: Any) -> str:
+    """Return the exact sum of a column, in every group; a float if the column has floats."""
+    import pyarrow as pa
+
+    if not pa.types.is_floating(kind):
+        return f"sum({column}{'' if pa.types.is_decimal(kind) else '::hugeint'})"
+    size = f"abs({column}::double)"
+    smallest, largest, finite = con.execute(
+        f"select min({size}) filter ({column} != 0 and isfinite({column})), "
+        f"max({size}) filter (isfinite({column})), coalesce(bool_and(isfinite({column})), true) from {table}"
+    ).fetchall()[0]
+    bands = _bands(smallest or 1.0, largest or 1.0)
+    total = " + ".join(_band_total(column, *band, alone=finite and len(bands) == 1) for band in bands)
+    return total if finite else f"coalesce(sum({column}::double) filter (not isfinite({column})), {total})"
+
+
+def _bands(smallest: float, largest: float) -> list[tuple[float, float, int]]:
+    """Return the bands that cover the magnitudes: the lower bound, the upper bound, and the exponent of the scale."""
+    top = math.frexp(largest)[1]  # largest < 2**top
+    bands: list[tuple[float, float, int]] = []
+    while True:
+        low = top - _BAND
+        last = math.ldexp(1.0, low) <= smallest or low < _SMALLEST
+        upper = math.inf if not bands else math.ldexp(1.0, top)
+        bands.append((0.0 if last else math.ldexp(1.0, low), upper, 53 + _BAND - top))
+        if last:
+            return bands
+        top = low
+
+
+def _band_total(column: str, low: float, upper: float, exponent: int, alone: bool) -> str:
+    value = f"({column}::double * {_sql(math.ldexp(1.0, exponent))})::hugeint"
+    if not alone:
+        size = f"abs({column}::double)"
+        inside = f"isfinite({column}) and {size} >= {_sql(low)} and {size} < {_sql(upper)}"
+        value = f"case when {inside} then {value} when {column} is not null then 0 end"
+    return f"sum({value})::double * {_sql(math.ldexp(1.0, -exponent))}"
+
+
+def _sql(number: float) -> str:
+    return f"'{number!r}'::double"
+
+
+def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequence[str]) -> str:
+    """Return a query for sample standard deviations, from the squares of the differences to the mean."""
+    import pyarrow as pa
+
+    for column in columns:
+        _check("std", table.schema.field(column).type, table.field_name(column))
+    means = aggregated(con, table, keys, "mean", columns)
+    same = " and ".join(f"{table.name}.{key} is not distinct from means.{key}" for key in keys) or "true"
+    squares = [f"pow({table.name}.{column}::double - r{n}, 2) as {column}" for n, column in enumerate(columns)]
+    kept = ", ".join([*(f"{table.name}.{key}" for key in keys), *squares])
+    con.execute(
+        f"create temp table squares as select {kept} from {table.name} join ({means}) means on {same}"
+    ).fetchall()
+    found = []
+    for number, column in enumerate(columns):
+        total, count = total_of(con, "squares", column, pa.float64()), f"count({column})"
+        several = f"case when {count} > 1 then sqrt(({total}) / ({count} - 1)) else 'nan'::double end"
+        found.append(f"case when {count} > 0 then {several} end as r{number}")
+    return _grouped("squares", keys, found)

@@ -1,0 +1,179 @@
+"""``groupby``: a row for each value of some fields, computed by DuckDB from the columns that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from penstock.errors import PlanError
+from penstock.order import I64
+from penstock.plan import Plan, pick_rows
+from penstock.relations.aggregates import aggregated
+from penstock.relations.database import StagedTable, database, memory_of
+from penstock.relations.keys import chunks, columns_of, key_table, ordering, staged, values_at
+from penstock.relations.source import Rows, select_fields, summarized
+from penstock.relations.store import SampleStore
+
+_Of = TypeVar("_Of")
+_RESULT_ROWS = 1 << 17  # of a result that are fetched at a time
+_LIST_ROWS = 1 << 16  # values that are put into lists at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """A row for each value of some fields, sorted by them: a count, or aggregates of other fields."""
+
+    fields: tuple[str, ...]
+    how: str
+    of: tuple[str, ...] = ()
+    frequent_first: bool = False  # sorted by the count, then by the fields
+
+    def __post_init__(self) -> None:
+        results = ["count"] if self.how == "count" else [f"{name}_{self.how}" for name in self.of]
+        if clash := [name for name in results if name in self.fields]:
+            raise PlanError(
+                f"{self.describe()} adds a field {clash[0]!r}, which it also groups by; rename that field first"
+            )
+
+    def __call__(self, runs: Iterator[Sequence[Any]], plan: Plan) -> Rows:
+        with database(plan, "groupby") as con:
+            if self.how == "list":
+                return self._lists(con, runs, plan), None
+            return self._rows(con, runs, plan), None
+
+    def _rows(self, con: Any, runs: Iterator[Sequence[Any]], plan: Plan) -> Sequence[Any]:
+        columns = dict(zip(dict.fromkeys([*self.fields, *self.of]), (f"c{n}" for n in range(99999)), strict=False))
+        table = staged(con, runs, list(columns), "groupby", memory_of(plan))
+        if table.schema is None:
+            return []
+        keys = [columns[name] for name in self.fields]
+        query = aggregated(con, table, keys, self.how, [columns[name] for name in self.of])
+        frequent = "r0 desc, " if self.frequent_first else ""
+        query += f" order by {frequent}{ordering(table, keys, [False] * len(keys))}"
+        store = SampleStore(memory_of(plan))
+        for batch in con.sql(query).to_arrow_reader(_RESULT_ROWS):
+            store.add(self._result_rows(batch, table, keys, [columns[name] for name in self.of]))
+        return store.items()
+
+    def _result_rows(self, batch: Any, table: StagedTable, keys: Sequence[str], of: Sequence[str]) -> Sequence[Any]:
+        import pyarrow as pa
+
+        found = pa.Table.from_batches([batch])
+        named = {name: table.decoded(found.column(key), key) for name, key in zip(self.fields, keys, strict=True)}
+        if self.how == "count":
+            named["count"] = found.column("r0")
+        for number, (name, column) in enumerate(zip(self.of, of, strict=True)):
+            values = found.column(f"r{number}")
+            kept = self.how in ("min", "max")
+            named[f"{name}_{self.how}"] = table.decoded(values, column) if kept else values
+        return rows_of(pa.table(named))
+
+    def _lists(self, con: Any, runs: Iterator[Sequence[Any]], plan: Plan) -> Sequence[Any]:
+        """Return rows with the values of each group in a list; a single group must fit into memory."""
+        memory = memory_of(plan)
+        samples, rows = SampleStore(memory), SampleStore(memory)
+        table, seen = StagedTable(con, "samples", "groupby", self.fields, memory), 0
+        for items in chunks(runs, memory):
+            table.add(key_table(items, self.fields, "groupby", seen))
+            samples.add(items)
+            seen += len(items)
+        table.finish()
+        if table.schema is None:
+            return []
+        items, keys = samples.items(), [f"c{n}" for n in range(len(self.fields))]
+        sorted_by = ordering(table, keys, [False] * len(keys))
+        order = numbers_of(con, f"select position from samples order by {sorted_by}, position")
+        counts = numbers_of(con, f"select count(*) from samples group by {', '.join(keys)} order by {sorted_by}")
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        first = 0
+        while first < len(counts):
+            until = max(first + 1, int(np.searchsorted(edges, edges[first] + _LIST_ROWS, "right")) - 1)
+            rows.add(self._list_rows(pick_rows(items, order[edges[first] : edges[until]]), edges[first : until + 1]))
+            first = until
+        return rows.items()
+
+    def _list_rows(self, items: Sequence[Any], edges: I64) -> list[dict[str, Any]]:
+        edges = edges - edges[0]
+        firsts = pick_rows(items, edges[:-1])
+        named = {name: values_at(firsts, name, "groupby") for name in self.fields}
+        for name in self.of:
+            values = values_at(items, name, self.how)
+            named[f"{name}_list"] = [values[low:high] for low, high in pairwise(edges.tolist())]
+        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+
+    def typed(self, features: dict[str, Any]) -> dict[str, Any]:
+        return {name: feature for name, feature in features.items() if name in self.fields}
+
+    def describe(self) -> str:
+        if self.frequent_first:
+            return f"value_counts({self.fields[0]!r})"
+        return f"groupby({', '.join(map(repr, self.fields))}).{self.how}({', '.join(map(repr, self.of))})"
+
+
+def numbers_of(con: Any, query: str) -> I64:
+    """Return the one column of a query's result, which has integers."""
+    (column,) = con.sql(query).to_arrow_table().columns
+    return column.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+
+def rows_of(table: Any) -> Sequence[Any]:
+    """Return a result of DuckDB as samples; its 128-bit integers become 64-bit ones, or ``int`` in dicts."""
+    import pyarrow as pa
+
+    for number, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type) and field.type.precision == 38 and field.type.scale == 0:
+            try:
+                table = table.set_column(number, field.name, table.column(number).cast(pa.int64()))
+            except pa.ArrowInvalid:
+                rows = table.to_pylist()
+                for row in rows:
+                    row[field.name] = None if row[field.name] is None else int(row[field.name])
+                return rows  # type: ignore[no-any-return]
+    return columns_of(table)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups(Generic[_Of]):
+    """Samples grouped by fields; each method returns a dataset of one row per group, sorted by these fields."""
+
+    plan: Plan
+    make_dataset: Callable[[Plan], _Of]
+    fields: tuple[str, ...]
+
+    def count(self) -> _Of:
+        """Return rows of ``{field: value, "count": n}``."""
+        return self._rows("count")
+
+    def sum(self, *fields: str) -> _Of:
+        """Return rows of ``{field: value, "x_sum": ...}``, with a sum for each of ``fields``."""
+        return self._rows("sum", fields)
+
+    def mean(self, *fields: str) -> _Of:
+        """Return rows of ``{field: value, "x_mean": ...}``."""
+        return self._rows("mean", fields)
+
+    def min(self, *fields: str) -> _Of:
+        """Return rows of ``{field: value, "x_min": ...}``; NaN only if a group has no other value."""
+        return self._rows("min", fields)
+
+    def max(self, *fields: str) -> _Of:
+        """Return rows of ``{field: value, "x_max": ...}``; NaN only if a group has no other value."""
+        return self._rows("max", fields)
+
+    def std(self, *fields: str) -> _Of:
+        """Return rows of ``{field: value, "x_std": ...}``: the sample standard deviation (n - 1), NaN of one value."""
+        return self._rows("std", fields)
+
+    def list(self, *fields: str) -> _Of:
+        """Return rows of ``{field: value, "x_list": [...]}``, with the values in the order of the samples."""
+        return self._rows("list", fields)
+
+    def _rows(self, how: str, fields: tuple[str, ...] = ()) -> _Of:
+        if how != "count" and not fields:
+            raise PlanError(f"{how}() needs field names, as in groupby({self.fields[0]!r}).{how}('x')")
+        read = select_fields(self.plan, *self.fields, *fields)
+        return self.make_dataset(summarized(read, Aggregated(self.fields, how, fields)))

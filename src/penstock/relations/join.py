@@ -1,0 +1,326 @@
+"""``join``: looks up each block in the samples of another plan, so that order and states are kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any, Literal
+
+import numpy as np
+
+from penstock.engines import Program, start_run
+from penstock.engines.lineage import empty_block
+from penstock.errors import DataError, MissingExtra
+from penstock.formats.tables.columns import ArrowColumns
+from penstock.formats.tables.source import TableSource
+from penstock.formats.tables.values import is_number
+from penstock.order import I64, fold_into
+from penstock.plan import Block, Columns, Context, FlatMap, Place, Plan, Scope, pick_rows, sample_error
+from penstock.relations.database import memory_of
+from penstock.relations.keys import chunks, column_at, columns_of, gathered, hashable, value_of, values_at
+from penstock.relations.source import select_fields
+from penstock.relations.store import SampleStore
+
+_NONE = -1  # in place of a number: no match
+_MAX_ROWS = 1 << 16  # of a block that is joined at once; a larger result is built sample by sample
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """How to join.
+
+    Attributes:
+        on: The fields to compare.
+        how: Which samples are kept. ``"rest"`` keeps those without a match, like ``"anti"``, and adds the fields of the
+            other side: what a right or full join has beyond an inner or left one, seen from the right side.
+        suffix: Appended to the names of fields that both sides have.
+    """
+
+    on: tuple[str, ...]
+    how: Literal["inner", "left", "semi", "anti", "rest"] = "inner"
+    suffix: str | None = None
+
+    @property
+    def adds_fields(self) -> bool:
+        """Whether samples get the values of their matches."""
+        return self.how in ("inner", "left")
+
+
+class OtherSide:
+    """The samples of the other side, collected when the first sample is joined, once in every process that joins.
+
+    Keys and the numbers of their samples stay in memory; samples beyond the memory limit are in a temporary file.
+    """
+
+    def __init__(self, plan: Plan, how: JoinOptions) -> None:
+        self._plan, self._how = plan, how
+        self._lock = threading.Lock()
+        self._index: _Index | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OtherSide, (self._plan, self._how)
+
+    def index(self) -> _Index:
+        """Return the collected samples; the first call runs the plan."""
+        with self._lock:
+            if self._index is None:
+                self._index = _collect(self._plan, self._how)
+            return self._index
+
+
+@dataclass(slots=True)
+class _Index:
+    """The samples of the other side by the number of their key."""
+
+    how: JoinOptions
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    order: I64 | None = None  # the samples, sorted by the number of their key; None: sample n has key n
+    edges: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # where each key begins in ``order``
+    items: Sequence[Any] = ()
+    fields: dict[str, None] = field(default_factory=dict)  # the names of all fields, without those that begin with __
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the fields that a join adds."""
+        return [name for name in self.fields if name not in self.how.on]
+
+    def matches(self, items: Sequence[Any]) -> tuple[I64, I64]:
+        """Return pairs of a sample here and one of the other side, which is ``_NONE`` if there is no match."""
+        number = _looked_up(self.numbers, items, self.how.on)
+        how, all_here = self.how.how, np.arange(len(items))
+        if not self.how.adds_fields:
+            left = np.flatnonzero((number >= 0) == (how == "semi"))
+            return left, np.full(len(left), _NONE, np.int64)
+        if self.order is None:
+            left = all_here if how == "left" else np.flatnonzero(number >= 0)
+            return left, number[left]
+        counts = np.where(number < 0, 0, self.edges[number + 1] - self.edges[number])
+        rows = np.maximum(counts, 1) if how == "left" else counts
+        left = np.repeat(all_here, rows)
+        within = np.arange(len(left)) - (np.cumsum(rows) - rows)[left]
+        right = np.full(len(left), _NONE, np.int64)
+        matched = counts[left] > 0
+        right[matched] = self.order[self.edges[number[left[matched]]] + within[matched]]
+        return left, right
+
+
+def _collect(plan: Plan, how: JoinOptions) -> _Index:
+    """Run the plan of the other side to its end."""
+    index, memory = _Index(how), memory_of(plan)
+    plan = select_fields(plan, *how.on) if how.how in ("semi", "anti") else plan
+    program, store, found = Program(plan), SampleStore(memory), []
+    program.check_finite()
+
+    def runs() -> Iterator[Sequence[Any]]:
+        for run in start_run(plan, plan.epoch or 0, program).runs():
+            index.fields.update(dict.fromkeys(_names(run)))
+            if len(run):
+                yield run
+
+    for items in chunks(runs(), memory):
+        found.append(_numbered(index.numbers, items, how.on))
+        if how.adds_fields:
+            store.add(items)
+    if not index.fields:
+        index.fields.update(dict.fromkeys(_names(_no_samples(program))))
+    numbers = np.concatenate([np.zeros(0, np.int64), *found])
+    if len(index.numbers) < len(numbers):
+        index.order = np.argsort(numbers, kind="stable")
+        index.edges = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(index.numbers)))])
+    if how.adds_fields:
+        index.items = store.items() if store.has_spilled else gathered([store.items()]) if len(numbers) else []
+    return index
+
+
+def _no_samples(program: Program) -> Sequence[Any]:
+    """Return what a plan without samples yields: columns without rows, if its source is a table in memory."""
+    leaf = program.arrangement.leaves[0]
+    if not isinstance(leaf, TableSource):
+        return []
+    block = empty_block().with_items(columns_of(leaf.table.value.schema.empty_table()))
+    for placed in program.arrangement.body:
+        if placed.stage.scope is not Scope.EACH or not isinstance(block.items, Columns):
+            return []
+        block = placed.stage.run(block, program.context(placed, 0))
+    return block.items
+
+
+def _names(items: Sequence[Any]) -> list[str]:
+    names: dict[str, None] = {}
+    for fields in [items.names] if isinstance(items, Columns) else items:
+        if isinstance(fields, dict | tuple):
+            names.update(dict.fromkeys(fields))
+    return [name for name in names if not name.startswith("__")]
+
+
+def _keys(items: Sequence[Any], on: Sequence[str]) -> Sequence[Hashable]:
+    columns = [_key_column(items, name) for name in on]
+    return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+
+def _key_column(items: Sequence[Any], name: str) -> Sequence[Hashable]:
+    if isinstance(items, ArrowColumns):
+        import pyarrow as pa
+
+        array = column_at(items, name, "join")
+        if is_number(array.type) and not pa.types.is_floating(array.type) and not array.null_count:
+            return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+        if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
+            return array.to_pylist()  # type: ignore[no-any-return]
+    return [hashable(value) for value in values_at(items, name, "join")]
+
+
+def _numbered(known: dict[Hashable, int], items: Sequence[Any], on: Sequence[str]) -> I64:
+    """Return the number of each key; new keys get the next numbers.
+
+    Raises:
+        PlanError: The values of a field have no one type.
+    """
+    if not isinstance(items, Columns):
+        for name in on:
+            column_at(items, name, "join")
+    keys = _keys(items, on)
+    for key in keys:
+        if key not in known:
+            known[key] = len(known)
+    return np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
+
+
+def _looked_up(known: dict[Hashable, int], items: Sequence[Any], on: Sequence[str]) -> I64:
+    keys = _keys(items, on)
+    return np.fromiter(map(known.get, keys, repeat(_NONE)), np.int64, len(keys))
+
+
+@dataclass(frozen=True)
+class Join(FlatMap):
+    """``join(other, on)``: adds the fields of the other side to each sample, or keeps those with or without a match."""
+
+    side: OtherSide
+    how: JoinOptions
+
+    @property
+    def name(self) -> str:
+        return "join"
+
+    def describe(self) -> str:
+        return f"join(on={', '.join(map(repr, self.how.on))}, how={self.how.how!r})"
+
+    def failure(self, exc: Exception, place: Place) -> Exception:
+        """Return a DataError that names shard and key."""
+        return sample_error(exc.problem, place, exc) if isinstance(exc, DataError) else super().failure(exc, place)
+
+    def prepare(self, ctx: Context) -> None:
+        """Check that pyarrow is installed, with which keys are compared.
+
+        Raises:
+            MissingExtra: It is not.
+        """
+        try:
+            import pyarrow
+        except ImportError as exc:
+            raise MissingExtra("join", "tables") from exc
+        del pyarrow
+
+    def function(self, ctx: Context) -> Callable[..., Any]:
+        return self._joined
+
+    def _joined(self, sample: Any) -> list[Any]:
+        for name in self.how.on:
+            value_of(sample, name, "join")
+        index = self.side.index()
+        left, right = index.matches([sample])
+        return self._join_rows([sample], left, index, right)
+
+    def _renamed(self, names: Sequence[str], clashing: Any) -> dict[str, str]:
+        """Return the new name of each field.
+
+        Raises:
+            DataError: Both sides have a field, and there is no suffix.
+        """
+        clash = [name for name in names if name in clashing]
+        if clash and self.how.suffix is None:
+            raise DataError(f"join: both sides have {', '.join(map(repr, sorted(clash)))}; pass suffix=")
+        return {name: f"{name}{self.how.suffix}" if name in clash else name for name in names}
+
+    def run(self, block: Block, ctx: Context) -> Block:
+        """Join the block at once, or sample by sample if a sample is wrong or the result is very large."""
+        joined = self._join_at_once(block)
+        return super().run(block, ctx) if joined is None else joined
+
+    def parts(self, block: Block, ctx: Context) -> Iterator[Block]:
+        """Yield the joined block; a very large one in blocks of bounded size."""
+        joined = self._join_at_once(block)
+        if joined is not None:
+            yield joined
+        else:
+            yield from super().parts(block, ctx)
+
+    def _join_at_once(self, block: Block) -> Block | None:
+        """Return the joined block; ``None`` if a sample is wrong, or if the result is very large."""
+        items = block.items
+        field_sets = [items.names] if isinstance(items, ArrowColumns) else items
+        on = {*self.how.on}
+        if not len(items) or any(not isinstance(fields, dict | tuple) or not on <= {*fields} for fields in field_sets):
+            return None
+        index = self.side.index()
+        left, right = index.matches(items)
+        adds, rest = self.how.adds_fields, self.how.how == "rest"
+        clash = self.how.suffix is None and any(name in fields for name in index.names for fields in field_sets)
+        if len(left) > _MAX_ROWS or (clash and (adds or rest)):
+            return None
+        joined: Sequence[Any]
+        if isinstance(items, ArrowColumns) and adds and (isinstance(index.items, ArrowColumns) or not index.names):
+            joined = self._join_columns(items, left, index, right)
+        elif adds or rest:
+            joined = self._join_rows(items, left, index, right)
+        else:
+            joined = pick_rows(items, left)
+        grown = block.keep(left, joined)
+        grown.keys = fold_into(grown.keys, np.arange(len(left)) - np.searchsorted(left, left))
+        return grown
+
+    def _join_rows(self, items: Sequence[Any], left: I64, index: _Index, right: I64) -> list[Any]:
+        samples = list(items)
+        chosen = [samples[position] for position in left.tolist()]
+        if self.how.how == "rest":
+            return [self._with_missing(sample, index) for sample in chosen]
+        if not self.how.adds_fields:
+            return chosen
+        others = iter(list(pick_rows(index.items, right[right >= 0])))
+        out = []
+        for sample, match in zip(chosen, right.tolist(), strict=True):
+            other = {} if match == _NONE else next(others)
+            renamed = self._renamed(index.names, sample)
+            out.append({**sample, **{new: other.get(old) for old, new in renamed.items()}})
+        return out
+
+    def _with_missing(self, sample: dict[str, Any], index: _Index) -> dict[str, Any]:
+        """Return a sample of the right side with the fields of the left side, which has no match for it."""
+        renamed = self._renamed([name for name in sample if name not in self.how.on], index.names)
+        return {
+            **dict.fromkeys(index.fields),
+            **{name: sample[name] for name in self.how.on},
+            **{new: sample[old] for old, new in renamed.items()},
+        }
+
+    def _join_columns(self, items: ArrowColumns, left: I64, index: _Index, right: I64) -> ArrowColumns:
+        import pyarrow as pa
+
+        whole = len(left) == len(items) and bool((left == np.arange(len(items))).all())
+        here = (items if whole else items.pick(left)).batch()
+        arrays, fields = list(here.columns), list(here.schema)
+        if index.names:
+            matched = right >= 0
+            assert isinstance(index.items, ArrowColumns)
+            there = index.items.pick(right if matched.all() else right[matched]).batch()
+            spread = None
+            if not matched.all():
+                spread = pa.array(np.where(matched, np.cumsum(matched) - 1, 0), mask=~matched)
+            for old, new in self._renamed(index.names, items.names).items():
+                column = there.column(old)
+                arrays.append(column if spread is None else column.take(spread))
+                fields.append(there.schema.field(old).with_name(new).with_nullable(True))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=here.schema.metadata))
+        return ArrowColumns([batch], np.arange(len(left)), row_bytes=batch.nbytes / max(1, len(left)))
