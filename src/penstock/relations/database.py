@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.engines.local.engine import available_cores
 from penstock.errors import MissingExtra, PlanError, StorageError
 from penstock.formats.tables.values import plain, plain_type
 from penstock.plan import Plan, size_in_bytes
+from penstock.plan.values import available_cores
 
 _MEMORY_SHARE = 4  # a quarter of the machine's memory, unless the engine's options set a limit
 _LEAST_MEMORY = 64_000_000  # below that, DuckDB cannot hold the blocks that its threads work on
