@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import DataError
 from penstock.formats.manifest import (
     MANIFEST,
+    Manifest,
     ShardEntry,
     read_manifest,
     read_manifest_at,
@@ -167,6 +168,9 @@ def test_a_malformed_manifest_on_another_storage_is_a_data_error() -> None:
         upload.commit()
     with pytest.raises(DataError, match=r"malformed.*memory://manifest/bad/manifest\.json"):
         read_manifest_at("memory://manifest/bad")
-    write_manifest_at("memory://manifest/tar", None, [entry("a.tar")])
-    with pytest.raises(DataError, match="holds tar shards"):
-        write_manifest_at("memory://manifest/tar", None, [entry("a.parquet")], "parquet")
+
+
+def test_files_that_a_manifest_does_not_list_are_current_only_if_they_belong_to_no_set() -> None:
+    manifest = Manifest([entry("shard-000003.tar")], made={"": "abc", "val-%02d.tar": ""})
+    names = ("shard-000003.tar", "shard-000000.tar", "shard-000004.tar.gz", "val-01.tar", "mine.tar", "train-01.tar")
+    assert [name for name in names if manifest.is_current(name)] == ["shard-000003.tar", "mine.tar", "train-01.tar"]

@@ -37,7 +37,7 @@ def compiled(code: str) -> Callable[..., Any]:
 
 
 FUNCTION = """
-import helper_of_nobody_else as helper
+import helper as helper
 FACTOR = 2
 def g(x): return x + 1
 class Model:
@@ -63,7 +63,7 @@ def f(sample, shift=3):
     ids=str,
 )
 def test_an_edit_anywhere_in_the_code_changes_the_fingerprint(edit: tuple[str, str]) -> None:
-    code = FUNCTION.replace("import helper_of_nobody_else as helper\n", "")
+    code = FUNCTION.replace("import helper as helper\n", "")
     same = code.replace("def g", "# a comment\n\ndef g")
     assert code_digest(compiled(code)) == code_digest(compiled(same)) != code_digest(compiled(code.replace(*edit)))
 
@@ -71,7 +71,7 @@ def test_an_edit_anywhere_in_the_code_changes_the_fingerprint(edit: tuple[str, s
 def test_a_module_of_the_user_is_covered_and_an_installed_one_is_not(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import sys, numpy, json\nimport helper\nfrom penstock.landing import digest\n"
+        "import sys, numpy, json\nimport helper\nfrom penstock.landing import code_digest\n"
         "def f(x): return helper.g(x), numpy.abs(x), json.dumps(x), {'a', 'b', x}\nprint(code_digest(f))"
     )
 

@@ -22,7 +22,7 @@ from penstock.storage import Storage, redacted
 
 JOURNAL = "journal.jsonl"  # in the work folder; remote objects have a number before it
 _VERSION = 2
-_SYNC_INTERVAL_S = 2.0  # between two fsyncs, or two uploads of new lines, that nobody asked for
+_SYNC_INTERVAL_S = 2.0  # between two fsyncs, or two uploads of new lines, unless a caller asks for one
 _MAX_OBJECTS = 64  # of a remote journal; more are joined into one
 _OBJECT = re.compile(rf"\d{{8}}-{re.escape(JOURNAL)}")
 

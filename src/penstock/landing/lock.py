@@ -81,7 +81,7 @@ def work_lock(work: str, storage: Storage | None, kind: str) -> Iterator[Callabl
         kind: What kind of run it is, for the error message.
 
     Yields:
-        A function that checks that the run still holds the lock; on a disk nobody can take it.
+        A function that checks that the run still holds the lock; on a disk it cannot be lost.
 
     Raises:
         PlanError: Another run holds the lock, or the work folder is a link.
@@ -114,7 +114,7 @@ def _lock_object(work: str, storage: Storage, owner: Owner, kind: str) -> Iterat
         try:
             data = read_object(storage, url)
             return None if data is None else Owner.from_json(json.loads(data))
-        except (ValueError, KeyError, TypeError):  # not an owner: nobody holds the lock
+        except (ValueError, KeyError, TypeError):  # not an owner: the lock is free
             return None
 
     def check() -> None:
