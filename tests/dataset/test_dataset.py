@@ -198,7 +198,7 @@ def test_a_materialized_table_keeps_its_types(tmp_path: Any) -> None:
         assert copy.take_all() == [{"a": 2, "b": None}, {"a": 3, "b": "z"}]
         assert len(copy) == 2
     assert ds.materialize(tmp_path / "table").count() == 2  # complete: read again as it is
-    with pytest.raises(PlanError, match="holds 00000-of-00001.parquet"):
+    with pytest.raises(PlanError, match=r"holds 00000-of-00001\.parquet"):
         ds.limit(1).materialize(tmp_path / "table")
 
 

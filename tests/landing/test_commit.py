@@ -84,7 +84,10 @@ class Place:
 
     @property
     def storage(self) -> Any:
-        return S3(*self.server.split()) if self.server else None
+        if not self.server:
+            return None
+        endpoint, access_key, secret_key = self.server.split()
+        return S3(endpoint, access_key, secret_key)
 
     def write(self, kind: str, count: int, mode: str = "new") -> None:
         assert self._run(0, kind, count, mode) == 0

@@ -235,3 +235,22 @@ def test_outputs_are_copied_to_a_folder_on_another_disk(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "replace", replace)
     OutputFolder(str(tmp_path), None).publish(_draft(tmp_path), (("below/a", 2),))
     assert os.listdir(tmp_path / "below") == ["a"]
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_temporary_folders_of_a_killed_run_are_removed_by_the_next(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    url, storage = (str(tmp_path / "out"), None) if where == "disk" else ("memory://jobs/killed", Memory())
+    for _ in range(2):  # what a killed run leaves is what it had while it ran
+        with open_outputs(url, storage, "f", ["a"]) as sink:
+            assert len(os.listdir(tmp_path / "temporary")) == 1
+            os.makedirs(sink.drafts, exist_ok=True)
+            left = Path(sink.scratch).name
+        assert os.listdir(tmp_path / "temporary") == []
+        (tmp_path / "temporary" / left / "drafts").mkdir(parents=True)
+    with open_outputs(url, storage, "f", ["a"]) as sink:
+        assert os.listdir(tmp_path / "temporary") == [Path(sink.scratch).name]
+    assert os.listdir(tmp_path / "temporary") == []
