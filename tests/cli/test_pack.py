@@ -51,12 +51,12 @@ def test_options_are_passed_on(source: Path, tmp_path: Path, capsys: pytest.Capt
     out = str(tmp_path / "out")
     assert main(["pack", str(source), out, "--no-shuffle", "--compress", "gz"]) == 0
     assert [sample["__key__"][-1] for sample in ps.read_tar(out)] == list("0123456789") * 2
-    assert main(["pack", str(source), out, "--append"]) == 0
+    assert main(["pack", str(source), out, "--mode", "append"]) == 0
     assert len(ps.read_tar(out)) == 40
     capsys.readouterr()
     assert main(["pack", str(source), out, "--max-bytes", "5KB"]) == 1
     assert capsys.readouterr().err.startswith("penstock: ")
-    assert main(["pack", str(source), out, "--max-bytes", "5KB", "--no-resume"]) == 0
+    assert main(["pack", str(source), out, "--max-bytes", "5KB", "--mode", "replace"]) == 0
     assert len(ps.read_tar(out)) == 20
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
+from penstock.storage import open_storage
 
 SAMPLES = 1000
 KILLED_AT = 700
@@ -21,27 +22,27 @@ import os, signal, sys, time
 import numpy as np
 import penstock as ps
 
-out, log, kill = sys.argv[1:]
+out = sys.argv[1]
 
 class Predictor:
     def __init__(self):
         self.note("constructed")
 
     def __call__(self, batch):
-        if kill == "kill" and batch["n"].max() >= {KILLED_AT}:
+        if sys.argv[3] == "kill" and batch["n"].max() >= {KILLED_AT}:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.05)
         self.note(f"{{len(batch['n'])}}")
         return {{"twice.npy": np.stack([batch["n"]] * 2, 1)}}
 
     def note(self, what):
-        with open(log, "a") as file:
+        with open(sys.argv[2], "a") as file:
             file.write(what + "\\n")
 
 items = [{{"n": number}} for number in range({SAMPLES})]
 predicted = ps.from_items(items).map_batches(Predictor, batch_size=50, workers=2)
 if out.endswith("tar"):
-    predicted.write_tar(out, max_samples=100, resume=True)
+    predicted.write_tar(out, max_samples=100)
 else:
     predicted.rename(twice="twice.npy").write_parquet(out, max_samples=100)
 """
@@ -66,6 +67,53 @@ def test_a_rerun_of_killed_inference_predicts_only_missing_samples(kind: str, tm
     assert len(list((tmp_path / kind).glob(f"*.{kind}"))) == 10
 
 
-def test_shards_with_pickles_cannot_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="does not store pickles"):
-        ps.from_items([{"a": 1}]).write_tar(str(tmp_path), trust_pickle=True, resume=True)
+@pytest.mark.parametrize("old", [{"resume": True}, {"append": True}], ids=str)
+def test_the_old_parameters_are_gone(old: dict[str, bool], tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=next(iter(old))):
+        ps.from_items([{"cls": 1}]).write_tar(tmp_path, **old)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
+def test_an_unknown_mode_is_refused_before_anything_is_written(method: str, tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match="mode='over'"):
+        getattr(ps.from_items([{"cls": 1}]), method)(tmp_path / "out", mode="over")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+@pytest.mark.parametrize("method", ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"])
+def test_modes_mean_the_same_for_every_writer(method: str, where: str, tmp_path: Path) -> None:
+    url = str(tmp_path / "out") if where == "disk" else f"memory://modes/{method}"
+    read: Any = getattr(ps, method.replace("write", "read"))
+
+    def write(count: int, **options: Any) -> Any:
+        return getattr(ps.from_items([{"cls": n} for n in range(count)]), method)(url, 3_000, **options)
+
+    def numbers() -> list[int]:
+        return [int(sample["cls"]) for sample in read(url)]
+
+    first = write(400)
+    assert write(400) == first  # complete: returned as it is
+    for other in ({"count": 401}, {"count": 400, "version": "2"}):
+        with pytest.raises(PlanError, match="mode='append' adds to what is there, mode='replace' replaces it"):
+            write(**other)
+    assert numbers() == [*range(400)]
+    second = write(300, mode="replace")
+    assert numbers() == [*range(300)]
+    assert not {*first.shards} & {*second.shards}
+    added = write(5, mode="append")
+    assert numbers() == [*range(300), *range(5)]
+    assert write(5, mode="append").shards != added.shards
+    assert numbers() == [*range(300), *range(5), *range(5)]
+    names = [one.url.rpartition("/")[2] for one in open_storage(url).list(url)]
+    assert not [name for name in names if "journal" in name or "lock" in name]
+
+
+def test_edited_code_is_another_run(tmp_path: Path) -> None:
+    def source(scale: int) -> ps.Dataset:
+        return ps.from_items([{"n": n} for n in range(40)]).map(lambda s: {"n": s["n"] * scale})
+
+    source(2).write_json(tmp_path / "a.jsonl")
+    assert source(2).write_json(tmp_path / "a.jsonl").samples == 40
+    with pytest.raises(PlanError, match="mode='replace'"):
+        source(3).write_json(tmp_path / "a.jsonl")

@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import DataError
 from penstock.formats.manifest import (
     MANIFEST,
+    Manifest,
     ShardEntry,
     read_manifest,
     read_manifest_at,
@@ -87,10 +88,11 @@ def test_a_shard_listed_twice_is_a_data_error(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_a_manifest_refuses_shards_of_another_format(tmp_path: Path) -> None:
+def test_each_format_has_a_manifest_of_its_own(tmp_path: Path) -> None:
     write_manifest(tmp_path, [entry("a.tar")])
-    with pytest.raises(DataError, match="holds tar shards, not parquet"):
-        write_manifest(tmp_path, [entry("a.parquet")], "parquet")
+    write_manifest(tmp_path, [entry("a.parquet")], "parquet")
+    found = [read_manifest(tmp_path, format) for format in ("tar", "parquet", "csv")]
+    assert [one and [shard.name for shard in one.shards] for one in found] == [["a.tar"], ["a.parquet"], None]
 
 
 def test_a_changed_manifest_is_read_again(tmp_path: Path) -> None:
@@ -134,12 +136,12 @@ def test_processes_that_write_at_the_same_time_lose_no_entry(tmp_path: Path) -> 
 
 
 def test_classes_and_the_source_fingerprint_are_stored(tmp_path: Path) -> None:
-    write_manifest(tmp_path, [entry("a.tar")], classes=("cat", "d\u00f6g"), source_fingerprint="abc")
+    write_manifest(tmp_path, [entry("a.tar")], classes=("cat", "d\u00f6g"), made={"": "abc"})
     manifest = read_manifest(tmp_path)
     assert manifest is not None
-    assert (manifest.classes, manifest.source_fingerprint) == (("cat", "d\u00f6g"), "abc")
+    assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), {"": "abc"})
     manifest = write_manifest(tmp_path, [entry("b.tar")])
-    assert (manifest.classes, manifest.source_fingerprint) == (("cat", "d\u00f6g"), "")
+    assert (manifest.classes, manifest.made) == (("cat", "d\u00f6g"), {})
 
 
 def test_a_manifest_on_another_storage_has_the_same_bytes(tmp_path: Path) -> None:
@@ -166,6 +168,9 @@ def test_a_malformed_manifest_on_another_storage_is_a_data_error() -> None:
         upload.commit()
     with pytest.raises(DataError, match=r"malformed.*memory://manifest/bad/manifest\.json"):
         read_manifest_at("memory://manifest/bad")
-    write_manifest_at("memory://manifest/tar", None, [entry("a.tar")])
-    with pytest.raises(DataError, match="holds tar shards"):
-        write_manifest_at("memory://manifest/tar", None, [entry("a.parquet")], "parquet")
+
+
+def test_files_that_a_manifest_does_not_list_are_current_only_if_they_belong_to_no_set() -> None:
+    manifest = Manifest([entry("shard-000003.tar")], made={"": "abc", "val-%02d.tar": ""})
+    names = ("shard-000003.tar", "shard-000000.tar", "shard-000004.tar.gz", "val-01.tar", "mine.tar", "train-01.tar")
+    assert [name for name in names if manifest.is_current(name)] == ["shard-000003.tar", "mine.tar", "train-01.tar"]

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import DataError, PlanError
 from penstock.jobs import Out
-from penstock.jobs.output import JOB_FOLDER, normalize_name
+from penstock.landing.output_sink import JOB_FOLDER, normalize_name
 
 
 @pytest.mark.parametrize("name", ["../x", "a/../../x", "a/..", "/etc/x", "..", f"{JOB_FOLDER}/journal.jsonl"])

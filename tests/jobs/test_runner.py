@@ -21,7 +21,7 @@ import pytest
 import penstock as ps
 from penstock.errors import PlanError, StageError, StateError, StorageError
 from penstock.jobs import Out, Processed
-from penstock.jobs.output import JOB_FOLDER
+from penstock.landing.output_sink import JOB_FOLDER
 from penstock.storage import Memory
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test

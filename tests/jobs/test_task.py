@@ -11,7 +11,8 @@ import penstock as ps
 from penstock.errors import PlanError
 from penstock.jobs import Out
 from penstock.jobs.inputs import Input, take_fingerprint
-from penstock.jobs.task import Outcome, ProcessStage, check_function
+from penstock.jobs.task import ProcessStage, check_function
+from penstock.landing.output_sink import Outcome
 from penstock.plan import Context
 from penstock.storage import Memory
 
@@ -41,7 +42,7 @@ def test_an_outcome_has_outputs_in_a_draft_and_rows(run: Callable[..., Outcome],
     assert outcome.rows == '[{"letters":4}]'
     assert outcome.draft is not None
     assert Path(outcome.draft, "a/copy.txt").read_text() == "word"
-    assert outcome.fingerprint == take_fingerprint(outcome.input, None)
+    assert outcome.fingerprint == take_fingerprint(Input(3, str(tmp_path / "in.txt"), outcome.key), None)
 
 
 def test_a_failure_has_a_line_and_a_traceback_of_user_code_and_no_draft(

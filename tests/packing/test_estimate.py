@@ -13,9 +13,12 @@ ITEMS = [{"txt": "x" * (number * 37 % 2000)} for number in range(50)]
 
 @pytest.mark.parametrize("options", [{"max_bytes": 5_000}, {"max_samples": 7}], ids=str)
 def test_the_estimate_is_exact_if_all_samples_are_measured(options: dict[str, Any]) -> None:
-    estimate = ps.pack(ps.from_items(ITEMS), "memory://estimate/few", dry_run=True, **options)
+    url = f"memory://estimate/few-{next(iter(options))}"
+    estimate = ps.pack(ps.from_items(ITEMS), url, dry_run=True, **options)
     assert not estimate.estimated
-    assert estimate == ps.pack(ps.from_items(ITEMS), "memory://estimate/few", resume=False, **options)
+    assert estimate == ps.pack(ps.from_items(ITEMS), url, **options)
+    again = ps.pack(ps.from_items(ITEMS), url, mode="replace", dry_run=True, **options)
+    assert again == ps.pack(ps.from_items(ITEMS), url, mode="replace", **options)
 
 
 def test_the_size_of_compressed_shards_is_an_estimate() -> None:
@@ -32,5 +35,5 @@ def test_a_dataset_of_unknown_length_is_measured_whole() -> None:
 
 def test_appended_shards_continue_the_numbering() -> None:
     ps.pack(ps.from_items(ITEMS), "memory://estimate/append", max_samples=20)
-    estimate = ps.pack(ps.from_items(ITEMS), "memory://estimate/append", max_samples=20, append=True, dry_run=True)
+    estimate = ps.pack(ps.from_items(ITEMS), "memory://estimate/append", max_samples=20, mode="append", dry_run=True)
     assert estimate.shards == ("shard-000003.tar", "shard-000004.tar", "shard-000005.tar")

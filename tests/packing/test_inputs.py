@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 
 def pack_and_read(source: Any, **options: Any) -> list[dict[str, Any]]:
     url = "memory://inputs/out"
-    ps.pack(source, url, shuffle=False, resume=False, **options)
+    ps.pack(source, url, shuffle=False, mode="replace", **options)
     return ps.read_tar(url).take_all()
 
 

@@ -23,16 +23,16 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot i
 KILLED = """
 import os, signal, sys
 import penstock as ps
-from penstock.packing import parquet_output
+from penstock.landing import parquet_sink
 
-file_finished = parquet_output._TableJob._file_finished
+file_finished = parquet_sink.ParquetSink._complete
 
 def kill_after_third_file(self, file):
     file_finished(self, file)
-    if len(self.files) == 3:
+    if len(self._landing.entries) == 3:
         os.kill(os.getpid(), signal.SIGKILL)
 
-parquet_output._TableJob._file_finished = kill_after_third_file
+parquet_sink.ParquetSink._complete = kill_after_third_file
 ps.pack(sys.argv[1], sys.argv[2], format="parquet", max_bytes=20_000)
 """
 
@@ -170,13 +170,13 @@ def test_a_killed_run_is_resumed_with_other_workers_and_gives_the_same_bytes(pho
 
 def test_files_of_another_source_are_replaced_only_on_request(photos: Path, tmp_path: Path) -> None:
     first = ps.pack(photos, tmp_path / "out", format="parquet", max_bytes=20_000)
-    with pytest.raises(PlanError, match=r"files of another source or with other options; .* resume=False replaces"):
+    with pytest.raises(PlanError, match=r"files of another run .* mode='replace' replaces"):
         ps.pack(photos, tmp_path / "out", format="parquet", seed=1)
-    second = ps.pack(photos, tmp_path / "out", format="parquet", seed=1, resume=False)
+    second = ps.pack(photos, tmp_path / "out", format="parquet", seed=1, mode="replace")
     assert second.shards != first.shards
     assert {name for name in content(tmp_path / "out") if not name.startswith(".")} == {*second.shards}
     ps.pack(photos, "memory://pack-parquet/out", format="parquet", max_bytes=20_000)
-    remote = ps.pack(photos, "memory://pack-parquet/out", format="parquet", seed=1, resume=False)
+    remote = ps.pack(photos, "memory://pack-parquet/out", format="parquet", seed=1, mode="replace")
     assert ps.pack(photos, "memory://pack-parquet/out", format="parquet", seed=1) == remote
     assert [s["__key__"] for s in ps.read_parquet("memory://pack-parquet/out")] == [
         s["__key__"] for s in ps.read_parquet(tmp_path / "out")
@@ -186,19 +186,17 @@ def test_files_of_another_source_are_replaced_only_on_request(photos: Path, tmp_
 def test_a_run_that_lost_or_changed_a_file_is_not_complete(photos: Path, tmp_path: Path) -> None:
     packed = ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30)
     (tmp_path / "out" / packed.shards[1]).write_bytes(b"")
-    with pytest.raises(PlanError, match="holds 3 Parquet files"):
+    with pytest.raises(PlanError, match="holds 3 files of another run"):
         ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30)
-    assert ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30, resume=False) == packed
-    for name in packed.shards:
-        (tmp_path / "out" / name).unlink()
-    ps.from_items([{"a": 1}]).write_parquet(tmp_path / "out")
-    assert [*content(tmp_path / "out")] == ["00000-of-00001.parquet"]
+    assert ps.pack(photos, tmp_path / "out", format="parquet", max_samples=30, mode="replace").samples == 80
+    ps.from_items([{"a": 1}]).write_parquet(tmp_path / "out", mode="replace")
+    assert [name for name in content(tmp_path / "out") if name[0] != "."] == ["set-002-00000-of-00001.parquet"]
 
 
 def test_an_appended_set_continues_the_numbering(photos: Path, tmp_path: Path) -> None:
     for _ in range(2):
-        packed = ps.pack(photos, tmp_path / "out", format="parquet", append=True)
-    assert packed.shards == ("append-001-00000-of-00001.parquet",)
+        packed = ps.pack(photos, tmp_path / "out", format="parquet", mode="append")
+    assert packed.shards == ("set-001-00000-of-00001.parquet",)
     assert [int(s["__key__"][:9]) for s in ps.read_parquet(tmp_path / "out")] == list(range(160))
 
 
@@ -237,4 +235,4 @@ def test_a_target_that_holds_shards_or_the_source_is_refused(photos: Path, tmp_p
         ps.pack(photos, photos / "packed", format="parquet")
     ps.pack(photos, tmp_path / "out", format="parquet")
     with pytest.raises(PlanError, match="reads from"):
-        ps.pack(ps.read_parquet(tmp_path / "out"), tmp_path / "out", format="parquet", resume=False)
+        ps.pack(ps.read_parquet(tmp_path / "out"), tmp_path / "out", format="parquet", mode="replace")

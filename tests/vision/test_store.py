@@ -137,7 +137,7 @@ def test_a_damaged_image_is_an_error_or_is_skipped(folder: Path) -> None:
     (folder / "photos" / "a" / "bad.jpg").write_bytes(saved(LARGE, "JPEG")[:2000])
     with pytest.raises(ps.errors.DataError, match=r"store: field 'jpg': damaged or truncated.*bad"):
         ps.pack(folder / "photos", folder / "out", images=vision.Store(80))
-    packed = ps.pack(folder / "photos", folder / "out", images=vision.Store(80), on_error="skip", resume=False)
+    packed = ps.pack(folder / "photos", folder / "out", images=vision.Store(80), on_error="skip", mode="replace")
     assert (packed.samples, packed.skipped) == (12, 1)
 
 

@@ -21,7 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
     parser.add_argument("--workers", type=positive_count, help="number of workers that read")
-    parser.add_argument("--no-resume", action="store_true", help="start over instead of resuming")
+    parser.add_argument(
+        "--mode",
+        choices=("new", "replace", "append"),
+        default="new",
+        help="continue an interrupted run, but refuse other files (new), replace the existing files, or add to them",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = "example: penstock convert shards/ tables/ --format parquet"
 
@@ -35,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         max_bytes=args.max_bytes,
         workers=args.workers,
-        resume=not args.no_resume,
+        mode=args.mode,
         progress=sys.stderr.isatty(),
     )
     samples, files = counted(result.samples, "sample"), counted(len(result.shards), "file")

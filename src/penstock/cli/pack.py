@@ -45,8 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--skip-errors", action="store_true", help="skip samples that cannot be read")
     parser.add_argument("--dry-run", action="store_true", help="print what would be written, and write nothing")
-    parser.add_argument("--append", action="store_true", help="add to the existing shards")
-    parser.add_argument("--no-resume", action="store_true", help="start over, replacing existing shards")
+    parser.add_argument(
+        "--mode",
+        choices=("new", "replace", "append"),
+        default="new",
+        help="continue an interrupted run, but refuse other shards (new), replace the existing shards, or add to them",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = """examples:
   penstock pack photos/ s3://bucket/photos --max-bytes 200MB
@@ -73,12 +77,11 @@ def run(args: argparse.Namespace) -> int:
         workers=args.workers,
         shuffle=not args.no_shuffle,
         seed=args.seed,
-        resume=not args.no_resume,
+        mode=args.mode,
         compress=args.compress,
         images=_image_store(args.max_side, args.quality),
         on_error="skip" if args.skip_errors else None,
         dry_run=args.dry_run,
-        append=args.append,
     )
     sys.stdout.write(f"{json.dumps(asdict(packed)) if args.json else _summary(packed, args.dry_run)}\n")
     return 0

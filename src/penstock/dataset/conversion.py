@@ -21,8 +21,9 @@ from penstock.formats.rows.tfrecord import TFRECORD_SUFFIXES
 from penstock.formats.tables.source import ARROW_SUFFIXES as ARROW
 from penstock.formats.tables.source import PARQUET_SUFFIXES
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.packing import Packed, pack
-from penstock.packing.tar_output import check_flag, check_not_source, check_path
+from penstock.landing import Mode, Packed, Target, check_mode
+from penstock.packing import pack
+from penstock.packing.packer import check_path
 from penstock.plan import Drop, MapFn, Resources, check_choice
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, redacted
@@ -51,7 +52,7 @@ def convert(
     format: Format | None = None,
     max_bytes: float | str | None = None,
     workers: Workers = None,
-    resume: bool = True,
+    mode: Mode = "new",
     progress: bool = False,
     storage: Storage | None = None,
 ) -> Packed:
@@ -67,7 +68,8 @@ def convert(
             Parquet, and everything else becomes tar shards.
         max_bytes: The maximum size of each file in a folder.
         workers: How many workers read.
-        resume: Resume an interrupted run.
+        mode: ``"new"`` continues an interrupted run and refuses a target that holds something else, ``"replace"``
+            replaces what it holds, ``"append"`` adds to it.
         progress: Show a progress bar.
         storage: How to reach remote files.
 
@@ -77,7 +79,7 @@ def convert(
         StorageError: The source does not exist, or the target cannot be written.
     """
     read, write = check_path("source", source), check_path("target", target)
-    check_flag("resume", resume)
+    check_mode(mode)
     source_format = format_of(read, storage)
     target_format = format or _format_by_name(write) or ("parquet" if source_format == "tar" else "tar")
     check_choice("format", target_format, FORMATS)
@@ -85,20 +87,21 @@ def convert(
     if target_format == source_format == "tar":
         raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; use `penstock pack` to repack shards")
     if _format_by_name(write) is None:  # a folder
-        check_not_source(Program(ds.plan), write, every=True)
+        landing_folder = local_path(write) if scheme(write) == "file" else write
+        Target(landing_folder, target_format, ()).check_not_source(Program(ds.plan), ("",))
     if source_format == "tar":
         ds = Dataset(ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(), resources=Resources())))
     if target_format == "tar":
         members = Dataset(ds.plan.then(MapFn(_Members(), resources=Resources())))
-        return pack(members, write, max_bytes=max_bytes or 1e9, shuffle=False, resume=resume, storage=storage)
+        return pack(members, write, max_bytes=max_bytes or 1e9, shuffle=False, mode=mode, storage=storage)
     if target_format == "parquet":
-        return ds.write_parquet(write, max_bytes or "500MB", resume=resume, progress=progress, storage=storage)
+        return ds.write_parquet(write, max_bytes or "500MB", mode=mode, progress=progress, storage=storage)
     writers: dict[str, Callable[..., Packed]] = {
         "csv": ds.write_csv,
         "json": ds.write_json,
         "tfrecords": ds.write_tfrecords,
     }
-    return writers[target_format](write, max_bytes, resume=resume, progress=progress, storage=storage)
+    return writers[target_format](write, max_bytes, mode=mode, progress=progress, storage=storage)
 
 
 def open_files(url: str, format: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:
@@ -164,11 +167,11 @@ def _file_names(url: str, storage: Storage | None) -> list[str]:
     """Return the names of the files in a folder and its subfolders."""
     if scheme(url) != "file":
         prefix = url.rstrip("/") + "/"
-        return [file.url.rpartition("/")[2] for file in open_storage(url, storage).list(prefix)]
-    folder = local_path(url)
-    if not os.path.isdir(folder):
+        found = [file.url.rpartition("/")[2] for file in open_storage(url, storage).list(prefix)]
+    elif not os.path.isdir(folder := local_path(url)):
         raise StorageError("no such file or folder", redacted(url))
-    found = [name for _, _, names in os.walk(folder) for name in names]
+    else:
+        found = [name for _, _, names in os.walk(folder) for name in names]
     return [name for name in found if not name.startswith(".") and not name.endswith(".index")]
 
 

@@ -245,7 +245,7 @@ class Dataset(WriteMethods):
             StorageError: The folder cannot be written.
         """
         if folder is not None:
-            written = Dataset(replace(self.plan, epoch=self._upcoming_epoch())).write_parquet(folder, resume=False)
+            written = Dataset(replace(self.plan, epoch=self._upcoming_epoch())).write_parquet(folder)
             if not written.samples:
                 return self._read_back(ItemsSource(ByObject([])))
             return self._read_back(tables.ParquetSource((os.fspath(folder),)))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from penstock import packing
+from penstock import landing
+from penstock.codecs.stage import Encode
 from penstock.dataset.table_methods import TableMethods
-from penstock.errors import PlanError
+from penstock.formats.rows.encoding import AsCsv, AsExample, AsJson, RowStage
+from penstock.formats.tables.source import require_arrow
+from penstock.plan import check_count, size_in_bytes
 from penstock.storage import Storage
 
 if TYPE_CHECKING:
@@ -15,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class WriteMethods(TableMethods):
-    """A plan whose samples can be written; a file becomes visible only when it is complete."""
+    """A plan whose samples can be written; a file becomes visible only when it is complete.
+
+    All methods have a ``mode``: ``"new"`` continues an interrupted run of the same dataset and options, returns a
+    complete one as it is, and refuses a target that holds files, or an unfinished run, of anything else. ``"replace"``
+    replaces the files of the target when all new ones are complete. ``"append"`` adds files. A run is recognised by the
+    stamps of its sources, its stages and the code of its functions; ``version`` distinguishes what is not seen there.
+    """
 
     __slots__ = ()
 
@@ -25,17 +34,18 @@ class WriteMethods(TableMethods):
 
     def write_tar(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         max_bytes: float | str = 1e9,
         max_samples: int = 100_000,
         compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
         *,
+        mode: landing.Mode = "new",
+        version: str = "",
         trust_pickle: bool = False,
-        resume: bool = False,
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> packing.Packed:
-        """Write the samples into tar shards, in order.
+    ) -> landing.Packed:
+        """Write the samples into tar shards, in order. Samples without ``__key__`` get their number as key.
 
         Args:
             url: A folder (for ``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
@@ -43,108 +53,102 @@ class WriteMethods(TableMethods):
             max_bytes: The maximum size of a shard, unless a single sample is larger.
             max_samples: The maximum number of samples in a shard.
             compress: How to compress the shards.
+            mode: What to do with what the target holds: ``"new"``, ``"replace"`` or ``"append"``.
+            version: Distinguishes runs whose code differs in a way that cannot be seen.
             trust_pickle: Store values as pickle if no codec supports them.
-            resume: Resume an interrupted run of the same dataset and options, and write only the missing shards. The
-                interrupted run must have had ``resume``, too. Needs a folder.
             progress: Show a progress bar.
             storage: How to reach the URL; by default set by its scheme and the environment.
 
         Raises:
             DataError: A sample cannot be stored.
-            PlanError: With ``resume``, the folder contains shards of another dataset, or ``trust_pickle`` is set.
+            PlanError: An argument is out of range, the plan reads from the target, or the target holds something else.
             StorageError: The target cannot be written.
         """
-        if resume:
-            if trust_pickle:
-                raise PlanError("write_tar(resume=True) does not store pickles; leave out trust_pickle")
-            return packing.pack(
-                self.epoch(self._upcoming_epoch()),
-                url,
-                max_bytes=max_bytes,
-                max_samples=max_samples,
-                shuffle=False,
-                compress=compress,
-                progress=progress,
-                storage=storage,
-            )
-        return packing.write_shards(
-            self.plan,
-            self._upcoming_epoch(),
-            url,
-            max_bytes=max_bytes,
-            max_samples=max_samples,
-            compress=compress,
-            trust_pickle=trust_pickle,
-            progress=progress,
-            storage=storage,
-        )
+        check_count("max_samples", max_samples, least=1)
+        limits = landing.ShardLimits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
+        target = landing.tar_target(url, compress, storage)
+        program = landing.exact_program(self.plan.then(Encode(trust_pickle)))
+        target.check_not_source(program)
+        options = {"max_bytes": limits.max_bytes, "max_samples": max_samples, "compress": compress, "version": version}
+        sink, shown = landing.TarSink(limits), None if progress else False
+        return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
 
     def write_csv(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         max_bytes: float | str | None = None,
         *,
         delimiter: str = ",",
-        resume: bool = True,
+        mode: landing.Mode = "new",
+        version: str = "",
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> packing.Packed:
+    ) -> landing.Packed:
         """Write the samples as CSV, in order: into one ``.csv`` file, or into a folder (``00000-of-00010.csv``, ...).
 
         ``max_bytes`` limits the size of each file in a folder. The files become visible when the last one is complete.
-        ``resume`` resumes an interrupted run of the same dataset and options if the files are on a local disk.
 
         Raises:
             DataError: A value cannot be written as CSV, or a sample does not have the fields of the first.
-            StorageError: The target cannot be written, or already contains such files.
+            PlanError: An argument is out of range, or the target holds something else.
+            StorageError: The target cannot be written.
         """
-        return self._write_rows(url, packing.AsCsv(delimiter), max_bytes, resume, progress, storage)
+        return self._write_rows(url, AsCsv(delimiter), max_bytes, mode, version, progress, storage)
 
     def write_json(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         max_bytes: float | str | None = None,
         *,
-        resume: bool = True,
+        mode: landing.Mode = "new",
+        version: str = "",
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> packing.Packed:
+    ) -> landing.Packed:
         """Write the samples as JSON lines, in order: into one ``.jsonl`` file, or into a folder, like ``write_csv``.
 
         Raises:
             DataError: A value cannot be written as JSON.
-            StorageError: The target cannot be written, or already contains such files.
+            PlanError: An argument is out of range, or the target holds something else.
+            StorageError: The target cannot be written.
         """
-        return self._write_rows(url, packing.AsJson(), max_bytes, resume, progress, storage)
+        return self._write_rows(url, AsJson(), max_bytes, mode, version, progress, storage)
 
     def write_tfrecords(
         self,
-        url: str,
+        url: str | os.PathLike[str],
         max_bytes: float | str | None = None,
         *,
-        resume: bool = True,
+        mode: landing.Mode = "new",
+        version: str = "",
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> packing.Packed:
+    ) -> landing.Packed:
         """Write the samples as ``tf.train.Example``, in order: into one ``.tfrecord`` file, or into a folder.
 
         Raises:
             DataError: A value cannot be written as a ``tf.train.Feature``.
-            StorageError: The target cannot be written, or already contains such files.
+            PlanError: An argument is out of range, or the target holds something else.
+            StorageError: The target cannot be written.
         """
-        return self._write_rows(url, packing.AsExample(), max_bytes, resume, progress, storage)
+        return self._write_rows(url, AsExample(), max_bytes, mode, version, progress, storage)
 
     def _write_rows(
         self,
-        url: str,
-        row_stage: packing.RowStage,
+        url: str | os.PathLike[str],
+        encoder: RowStage,
         max_bytes: float | str | None,
-        resume: bool,
+        mode: landing.Mode,
+        version: str,
         progress: bool,
         storage: Storage | None,
-    ) -> packing.Packed:
-        options: dict[str, Any] = {"max_bytes": max_bytes, "resume": resume, "progress": progress, "storage": storage}
-        return packing.write_rows(self.plan, self._upcoming_epoch(), url, row_stage, **options)
+    ) -> landing.Packed:
+        limit = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
+        target = landing.row_target(url, encoder.suffixes, limit, storage)
+        program = landing.exact_program(self.plan.then(encoder))
+        options: dict[str, Any] = {"max_bytes": limit, "version": version}
+        sink, shown = landing.RowSink(encoder, limit), None if progress else False
+        return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
 
     def write_parquet(
         self,
@@ -153,12 +157,12 @@ class WriteMethods(TableMethods):
         max_samples: int | None = None,
         compression: str = "zstd",
         *,
-        append: bool = False,
-        resume: bool = True,
+        mode: landing.Mode = "new",
+        version: str = "",
         schema: pa.Schema | None = None,
         progress: bool = False,
         storage: Storage | None = None,
-    ) -> packing.Packed:
+    ) -> landing.Packed:
         """Write the samples into Parquet files in a folder, in order: ``00000-of-00010.parquet`` and so on.
 
         The files become visible together when the last one is complete.
@@ -168,8 +172,8 @@ class WriteMethods(TableMethods):
             max_bytes: The maximum size of a file, unless a single sample is larger.
             max_samples: The maximum number of samples in a file.
             compression: How to compress columns; columns of media are not compressed again.
-            append: Write a new set of files beside those in the folder.
-            resume: Resume an interrupted run of the same dataset and options.
+            mode: What to do with what the folder holds: ``"new"``, ``"replace"`` or ``"append"``.
+            version: Distinguishes runs whose code differs in a way that cannot be seen.
             schema: The types of the columns; inferred from the first samples by default.
             progress: Show a progress bar.
             storage: How to reach the URL; by default set by its scheme and the environment.
@@ -177,11 +181,15 @@ class WriteMethods(TableMethods):
         Raises:
             DataError: A sample cannot be stored.
             MissingExtra: pyarrow is not installed.
-            PlanError: An argument is out of range, or the folder already contains Parquet files.
+            PlanError: An argument is out of range, the plan reads from the folder, or it holds something else.
             StorageError: The target cannot be written.
         """
-        options = packing.TableOptions(max_bytes, max_samples, compression, append, resume, schema)
-        folder = os.fspath(url)
-        return packing.write_tables(
-            self.plan, self._upcoming_epoch(), folder, options, progress=progress, storage=storage
-        )
+        tables = landing.TableOptions(max_bytes, max_samples, compression, schema)
+        require_arrow("writing Parquet")
+        target, program = landing.parquet_target(url, storage), landing.exact_program(self.plan)
+        target.check_not_source(program)
+        limit = size_in_bytes("max_bytes", max_bytes)
+        options: dict[str, Any] = {"max_bytes": limit, "max_samples": max_samples, "compression": compression}
+        options |= {"schema": None if schema is None else str(schema), "version": version}
+        sink, shown = landing.ParquetSink(program, tables), None if progress else False
+        return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)

@@ -1,24 +1,32 @@
-"""The manifest of a folder of shards: the samples, size and checksum of each shard."""
+"""The manifest of a folder of shards: the samples, size and checksum of each shard, and which shards are current.
+
+A run that replaces shards, or adds some, writes its files under new names and the manifest last. A file whose name is
+of a set that the manifest records, and which it does not list, is therefore not current: it is being written, or about
+to be deleted.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from penstock.blobs.draft import put_object, read_object, replace_file
-from penstock.errors import DataError
-from penstock.storage import Storage, open_storage, redacted
+from penstock.errors import DataError, StorageError
+from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme, without_query
 
-MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"  # of tar shards; other formats have a hidden one, which tools that read folders ignore
 _MAX_SAMPLES = 1 << 40  # of one shard: sums over millions of shards stay within 64 bits
+_NUMBER = re.compile(r"%0?\d*d")
+_LISTINGS = 5  # of a folder, until the listing and the manifest are of one time
 
 
 class ShardEntry(NamedTuple):
@@ -44,58 +52,67 @@ class Manifest:
         shards: The entry of each shard.
         format: The format of the shards, such as ``"tar"``.
         classes: The class names by number, for the numbers in ``cls``; ``None`` if unknown.
-        source_fingerprint: Identifies the source that the shards were packed from; empty if they were not packed, or
-            packed from several sources. The file stores it as ``made``.
+        made: The fingerprint of the run that wrote each set, by the label of the set (see :func:`set_pattern`); empty
+            if the set was written by several runs.
     """
 
-    __slots__ = ("_by_name", "classes", "format", "shards", "source_fingerprint")
+    __slots__ = ("_by_name", "classes", "format", "made", "shards")
 
     def __init__(
         self,
         shards: Iterable[ShardEntry],
         format: str = "tar",
         classes: Iterable[str] | None = None,
-        source_fingerprint: str = "",
+        made: Mapping[str, str] | None = None,
     ) -> None:
         self.shards = tuple(sorted(shards, key=lambda shard: shard.name))
         self.format = format
         self.classes = None if classes is None else tuple(classes)
-        self.source_fingerprint = source_fingerprint
+        self.made = dict(made or {})
         self._by_name = {shard.name: shard for shard in self.shards}
 
     def entry(self, name: str) -> ShardEntry | None:
         """Return the entry of a shard, ``None`` if it is not listed."""
         return self._by_name.get(name)
 
+    def is_current(self, name: str) -> bool:
+        """Return whether a file is listed, or belongs to no set that the manifest records."""
+        return name in self._by_name or not any(set_pattern(self.format, label).fullmatch(name) for label in self.made)
+
     def merged(
         self,
         entries: Iterable[ShardEntry],
         without: Iterable[str],
         classes: Sequence[str] | None,
-        source_fingerprint: str,
+        made: Mapping[str, str] | None,
     ) -> Manifest:
-        """Return this manifest with more entries, which replace those of the same names; ``without`` are removed."""
+        """Return this manifest with more entries, which replace those of the same names; ``without`` are removed.
+
+        ``made`` is added to the sets that the manifest records; None: nothing is known about any set any more.
+        """
         by_name = self._by_name | {shard.name: shard for shard in entries}
         for name in without:
             by_name.pop(name, None)
-        return Manifest(by_name.values(), self.format, self.classes if classes is None else classes, source_fingerprint)
+        known = None if made is None else {**self.made, **made}
+        return Manifest(by_name.values(), self.format, self.classes if classes is None else classes, known)
 
     def to_bytes(self) -> bytes:
         """Return the content of the manifest file: JSON, with a line for each shard."""
         lines = ",\n".join(json.dumps(shard._asdict()) for shard in self.shards)
         optional = f'"classes": {json.dumps(self.classes)}, ' if self.classes is not None else ""
-        optional += f'"made": {json.dumps(self.source_fingerprint)}, ' if self.source_fingerprint else ""
+        made: Any = self.made[""] if self.made.keys() == {""} else self.made
+        optional += f'"made": {json.dumps(made)}, ' if self.made else ""
         return f'{{"v": 1, "format": {json.dumps(self.format)}, {optional}"shards": [\n{lines}\n]}}\n'.encode()
 
 
-def read_manifest(folder: str | os.PathLike[str]) -> Manifest | None:
+def read_manifest(folder: str | os.PathLike[str], format: str = "tar") -> Manifest | None:
     """Read the manifest of a local folder; ``None`` if there is none. The shards themselves are not checked.
 
     Raises:
         DataError: The file is not a manifest.
         OSError: The file exists but cannot be read.
     """
-    path = os.path.join(folder, MANIFEST)
+    path = os.path.join(folder, manifest_name(format))
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -110,24 +127,26 @@ def write_manifest(
     *,
     without: Iterable[str] = (),
     classes: Sequence[str] | None = None,
-    source_fingerprint: str = "",
+    made: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Add entries to the manifest of a local folder; they replace entries of the same names.
 
     The entries named in ``without`` are removed. Several processes may call this at the same time.
 
     Raises:
-        DataError: The existing manifest is of another format, or is not a manifest.
+        DataError: The existing file is not a manifest.
         OSError: The folder cannot be written.
     """
     with _locked(folder):
-        existing = _check_format(read_manifest(folder), format, os.path.join(folder, MANIFEST))
-        manifest = existing.merged(entries, without, classes, source_fingerprint)
-        replace_file(Path(folder, MANIFEST), manifest.to_bytes())
+        existing = read_manifest(folder, format) or Manifest((), format)
+        manifest = existing.merged(entries, without, classes, made)
+        replace_file(Path(folder, manifest_name(format)), manifest.to_bytes())
     return manifest
 
 
-def read_manifest_at(url: str, storage: Storage | None = None, *, optional: bool = False) -> Manifest | None:
+def read_manifest_at(
+    url: str, storage: Storage | None = None, *, format: str = "tar", optional: bool = False
+) -> Manifest | None:
     """Read the manifest of a folder on any storage; ``None`` if there is none.
 
     With ``optional``, the result is also ``None`` if access to the manifest is denied.
@@ -136,7 +155,7 @@ def read_manifest_at(url: str, storage: Storage | None = None, *, optional: bool
         DataError: The object is not a manifest.
         StorageError: The manifest cannot be read.
     """
-    location = manifest_url(url)
+    location = manifest_url(url, format)
     data = read_object(open_storage(url, storage), location, optional=optional)
     return None if data is None else _from_bytes(data, redacted(location))
 
@@ -149,24 +168,29 @@ def write_manifest_at(
     *,
     without: Iterable[str] = (),
     classes: Sequence[str] | None = None,
-    source_fingerprint: str = "",
+    made: Mapping[str, str] | None = None,
 ) -> Manifest:
     """Do what :func:`write_manifest` does for a folder on any storage, without a lock: one writer at a time.
 
     Raises:
-        DataError: The existing manifest is of another format, or is not a manifest.
+        DataError: The existing file is not a manifest.
         StorageError: The folder cannot be written.
     """
-    location = manifest_url(url)
-    existing = _check_format(read_manifest_at(url, storage), format, redacted(location))
-    manifest = existing.merged(entries, without, classes, source_fingerprint)
+    location = manifest_url(url, format)
+    existing = read_manifest_at(url, storage, format=format) or Manifest((), format)
+    manifest = existing.merged(entries, without, classes, made)
     put_object(open_storage(url, storage), location, manifest.to_bytes())
     return manifest
 
 
-def manifest_url(folder: str) -> str:
+def manifest_name(format: str) -> str:
+    """Return the name of the manifest of the files of a format."""
+    return MANIFEST if format == "tar" else f".penstock-manifest-{format}.json"
+
+
+def manifest_url(folder: str, format: str = "tar") -> str:
     """Return the URL of the manifest of a folder."""
-    return f"{folder.rstrip('/')}/{MANIFEST}"
+    return f"{folder.rstrip('/')}/{manifest_name(format)}"
 
 
 def shard_url(folder: str, name: str) -> str:
@@ -180,11 +204,58 @@ def shard_name(url: str) -> str:
     return unquote(name) if scheme(url) in ("http", "https") else name
 
 
-def _check_format(existing: Manifest | None, format: str, url: str) -> Manifest:
-    """Return the existing manifest, or an empty one, after a check that its format is the given one."""
-    if existing is not None and existing.format != format:
-        raise DataError(f"the folder holds {existing.format} shards, not {format}", url)
-    return existing or Manifest((), format)
+@cache
+def set_pattern(format: str, label: str) -> re.Pattern[str]:
+    """Return the names of the files of a set; group 1 is a number that is higher in files that were added later.
+
+    Args:
+        format: The format of the files.
+        label: The name or pattern of the files (``train-%06d.tar``), as the user wrote it; empty for a whole folder.
+    """
+    if match := _NUMBER.search(label):
+        return re.compile(rf"{re.escape(label[: match.start()])}(\d+){re.escape(label[match.end() :])}")
+    if label:
+        return re.compile(rf"{re.escape(label)}()")
+    if format == "tar":
+        return re.compile(r"shard-(\d{6,})\.tar(?:\.(?:gz|zst|bz2|xz))?")
+    return re.compile(rf"(?:set-(\d{{3,}})-)?\d{{5,}}-of-\d{{5,}}\.{format}")
+
+
+def current_files(
+    list_files: Callable[[], list[str]], patterns: Iterable[str], format: str, storage: Storage | None
+) -> list[str]:
+    """List files as the manifests of folders say: a run that is replacing files is not seen before it is complete.
+
+    Args:
+        list_files: Lists the paths or URLs.
+        patterns: What the user gave; the manifests of those that are folders are followed.
+        format: The format of the files.
+        storage: The storage of URLs.
+
+    Raises:
+        StorageError: A manifest lists a file that does not exist.
+    """
+    folders = [(local_path(url) if scheme(url) == "file" else url).rstrip("/") or "/" for url in patterns]
+    for attempt in range(_LISTINGS):
+        paths = list_files()
+        listed, missing = set(paths), None
+        for folder in {*folders} & {*map(_folder_of, paths)}:
+            given = storage if scheme(folder) != "file" else None
+            manifest = read_manifest_at(folder, given, format=format, optional=True)
+            if manifest is None:
+                continue
+            named = (shard_url(folder, entry.name) for entry in manifest.shards)
+            missing = missing or next((url for url in named if url not in listed), None)
+            paths = [path for path in paths if _folder_of(path) != folder or manifest.is_current(shard_name(path))]
+        if missing is None:
+            return paths
+        if attempt == _LISTINGS - 1:
+            raise StorageError("the manifest names a shard that does not exist", redacted(missing))
+    return []
+
+
+def _folder_of(path: str) -> str:
+    return without_query(path).rpartition("/")[0]
 
 
 @contextmanager
@@ -210,7 +281,11 @@ def _from_bytes(data: bytes, path: str) -> Manifest:
             raise DataError(f"the manifest has version {content['v']!r}, but only version 1 can be read", path)
         entries = [_entry(**shard) for shard in content["shards"]]
         classes = [_text(name) for name in content["classes"]] if "classes" in content else None
-        manifest = Manifest(entries, _text(content["format"]), classes, _text(content.get("made", "")))
+        made = content.get("made")
+        if made is not None and not isinstance(made, dict):
+            made = {"": _text(made)}
+        made = {_text(label): _text(fingerprint) for label, fingerprint in (made or {}).items()}
+        manifest = Manifest(entries, _text(content["format"]), classes, made)
     except DataError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as exc:

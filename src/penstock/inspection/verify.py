@@ -18,7 +18,6 @@ from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.indexing import FileChecksums, checksum_file, local_copy
 from penstock.formats.tar.scan import open_archive, scan
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
-from penstock.packing.parquet_set import read_pack_record
 from penstock.storage import NotFound, Storage, expand, open_storage, redacted
 
 
@@ -39,7 +38,7 @@ class FileToVerify:
 
     Attributes:
         url: Its location.
-        entry: Its entry in the manifest, or in the note that packing stored; ``None`` if it has none.
+        entry: Its entry in the manifest; ``None`` if it has none.
         unlisted: Whether the folder has a manifest that does not list this file.
     """
 
@@ -80,7 +79,7 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
 
 def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) -> list[FileToVerify]:
-    """Return the Parquet files that match the patterns and, for whole folders, those listed only in packing's note.
+    """Return the Parquet files that match the patterns and, for whole folders, those that only their manifests list.
 
     Raises:
         StorageError: Nothing matches a pattern.
@@ -89,11 +88,8 @@ def tables_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
 
     def entries_of(folder: str) -> dict[str, ShardEntry]:
         if folder not in entries_by_folder:
-            record = read_pack_record(folder, None if on_disk(folder) else storage)
-            files = record["files"] if record is not None else ()
-            entries_by_folder[folder] = {
-                name: ShardEntry(name, rows, size, sha256) for _, name, rows, size, sha256 in files
-            }
+            manifest = read_manifest_at(folder, None if on_disk(folder) else storage, format="parquet")
+            entries_by_folder[folder] = {entry.name: entry for entry in manifest.shards} if manifest is not None else {}
         return entries_by_folder[folder]
 
     files: dict[str, FileToVerify] = {}
@@ -123,7 +119,7 @@ def _table_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
 
     with local_copy(file.url, storage) as (path, known):
         if file.entry is not None:
-            yield from _compare_with_entry(file.entry, known or checksum_file(path), "packing noted")
+            yield from _compare_with_entry(file.entry, known or checksum_file(path), "the manifest says")
         try:
             table = pq.ParquetFile(path)
         except (pa.ArrowException, OSError) as exc:
@@ -179,7 +175,7 @@ def _shard_problems(file: FileToVerify, storage: Storage | None) -> Iterator[str
 def _compare_with_entry(entry: ShardEntry, checksums: FileChecksums, says: str = "the manifest says") -> Iterator[str]:
     if entry.bytes != checksums.size:
         yield f"{says} {entry.bytes:,} bytes, but it has {checksums.size:,}"
-    elif entry.sha256 != checksums.sha256:
+    elif entry.sha256 not in ("", checksums.sha256):
         yield f"its SHA-256 is {checksums.sha256[:12]}..., but {says} {entry.sha256[:12]}..."
 
 

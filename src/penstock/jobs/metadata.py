@@ -8,13 +8,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.blobs.draft import put_object
-from penstock.dataset import from_items
+from penstock.blobs.draft import put_object, replace_file
+from penstock.engines import start_run
 from penstock.errors import DataError, PlanError
+from penstock.formats.items import ItemsSource
+from penstock.formats.rows.encoding import AsCsv, AsJson, RowStage
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import TableWriter
 from penstock.formats.tables.source import require_arrow
-from penstock.packing.tar_output import storage_errors
+from penstock.landing import storage_errors
+from penstock.plan import ByObject, Plan
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
@@ -59,11 +62,27 @@ def write_metadata(rows: Sequence[dict[str, Any]], url: str, storage: Storage | 
         if url.endswith(".parquet"):
             _write_parquet(rows, url, storage)
         elif url.endswith(_JSON_EXTENSIONS):
-            from_items(rows).write_json(url, storage=storage)
+            _write_rows(AsJson(), rows, url, storage)
         elif rows:
-            from_items(rows).write_csv(url, delimiter=_DELIMITERS[os.path.splitext(url)[1]], storage=storage)
+            _write_rows(AsCsv(_DELIMITERS[os.path.splitext(url)[1]]), rows, url, storage)
         else:
-            put_object(open_storage(url, storage), url, f"{INPUT_FIELD}\n".encode())
+            _put(f"{INPUT_FIELD}\n".encode(), url, storage)
+
+
+def _write_rows(encoder: RowStage, rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:
+    encoded = list(start_run(Plan(ItemsSource(ByObject(rows)), (encoder,)), 0).items())
+    framed = encoder.frame(encoded, encoded[0]) if encoded else []
+    head = encoder.head(encoded[0]) if encoded else b""
+    _put(b"".join([head, *framed]), url, storage)
+
+
+def _put(data: bytes, url: str, storage: Storage | None) -> None:
+    if scheme(url) != "file":
+        put_object(open_storage(url, storage), url, data)
+        return
+    target = Path(local_path(url))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(target, data)
 
 
 def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | None) -> None:

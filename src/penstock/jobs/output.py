@@ -7,9 +7,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from penstock.errors import DataError, PlanError
-
-JOB_FOLDER = ".penstock-job"  # in the output folder, for the journal and the drafts
+from penstock.errors import DataError
+from penstock.landing.output_sink import normalize_name
 
 
 class Out:
@@ -60,25 +59,3 @@ def _files(folder: str, prefix: str) -> Iterator[tuple[str, int]]:
                 yield name, status.st_size
             else:
                 raise DataError(f"the output {name!r} is a link or device; write a regular file")
-
-
-def normalize_name(name: str | os.PathLike[str]) -> str:
-    """Return the normalized form of an output's name.
-
-    Raises:
-        PlanError: The name is not valid, or leads out of the output folder.
-
-    >>> normalize_name("a//b.txt")
-    'a/b.txt'
-    """
-    if not isinstance(name, str | os.PathLike):
-        raise PlanError(f"out.path({name!r}): give a name, such as 'a.txt' or 'a/b.txt'")
-    text = os.fsdecode(name)
-    parts = [part for part in text.split("/") if part not in ("", ".")]
-    if not parts or "\0" in text or text.endswith(("/", "/.")):
-        raise PlanError(f"out.path({text!r}) is not a valid file name; give a name, such as 'a.txt' or 'a/b.txt'")
-    if text.startswith("/") or ".." in parts:
-        raise PlanError(f"out.path({text!r}) leads out of the output folder; give a relative name without '..'")
-    if parts[0] == JOB_FOLDER:
-        raise PlanError(f"out.path({text!r}): {JOB_FOLDER} is reserved for the journal; choose another name")
-    return "/".join(parts)

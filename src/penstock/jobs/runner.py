@@ -5,37 +5,29 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
-from penstock.blobs.draft import put_object, read_object
 from penstock.dataset import Dataset
 from penstock.engines import engine_options, start_run
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StageError
 from penstock.formats.items import ItemsSource
-from penstock.jobs.commit_outputs import Failure, OutputCommitter
-from penstock.jobs.inputs import Fingerprint, Input, InputsSource, fingerprints, resolve_inputs, take_fingerprint
+from penstock.jobs.inputs import Input, InputsSource, fingerprints, resolve_inputs, take_fingerprint
 from penstock.jobs.job_rows import decode_rows, escape_bytes
-from penstock.jobs.journal import JobJournal, LocalJournal, RemoteJournal
 from penstock.jobs.metadata import INPUT_FIELD, check_metadata, fill_fields, write_metadata
-from penstock.jobs.output import JOB_FOLDER
-from penstock.jobs.output_folder import LocalOutputFolder, OutputFolder, RemoteOutputFolder
 from penstock.jobs.task import ProcessStage, check_function
-from penstock.packing.folder_lock import Owner, folder_in_use, folder_lock
-from penstock.packing.tar_output import storage_errors
+from penstock.landing import storage_errors
+from penstock.landing.output_sink import Failure, OutputSink, open_outputs
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
-from penstock.storage import Storage, local_path, open_storage, redacted
+from penstock.storage import Storage, local_path, open_storage
 from penstock.storage.protocol import scheme
 
 log = logging.getLogger("penstock")
 
-_OWNER_FILE = "owner.json"
 _LOGGED_FAILURES = 3
 
 
@@ -185,37 +177,22 @@ class _Job:
     out: str
     metadata: str | None
     overwrite: bool
-    folder: OutputFolder = None  # type: ignore[assignment] # set by open()
-    journal: JobJournal = None  # type: ignore[assignment] # set by open()
+    outputs: OutputSink = None  # type: ignore[assignment] # set by open()
     stage: ProcessStage = None  # type: ignore[assignment] # set by open()
-    committer: OutputCommitter = None  # type: ignore[assignment] # set by open()
 
     def open(self, stack: ExitStack, fresh: bool) -> None:
         """Lock the output folder and read its journal; closing ``stack`` releases both."""
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-job-", ignore_cleanup_errors=True))
-        function = name_of(self.settings.fn)
         remote = scheme(self.out) != "file"
-        if remote:
-            self.out = self.out.rstrip("/")
-            storage = open_storage(self.out, self.settings.storage)
-            stack.enter_context(_remote_lock(self.out, storage))
-            self.folder, drafts = RemoteOutputFolder(self.out, storage), os.path.join(scratch, "drafts")
-            self.journal = RemoteJournal(self.out, storage, function, fresh)
-        else:
-            self.out = os.path.abspath(local_path(self.out))
-            stack.enter_context(folder_lock(os.path.join(self.out, JOB_FOLDER), "job"))
-            self.folder, drafts = LocalOutputFolder(self.out), os.path.join(self.out, JOB_FOLDER, "drafts")
-            shutil.rmtree(drafts, ignore_errors=True)  # left by a run that was killed
-            stack.callback(shutil.rmtree, drafts, ignore_errors=True)
-            self.journal = LocalJournal(self.out, function, fresh)
-        stack.callback(self.journal.close)
-        if fresh:
-            self.folder.remove(list(self.journal.owners))
-            self.journal.reset()
+        self.out = self.out.rstrip("/") if remote else os.path.abspath(local_path(self.out))
+        storage = open_storage(self.out, self.settings.storage) if remote else None
+        keys, function = [job_input.key for job_input in self.inputs], name_of(self.settings.fn)
+        self.outputs = stack.enter_context(
+            open_outputs(self.out, storage, function, keys, fresh=fresh, overwrite=self.overwrite)
+        )
         self.stage = ProcessStage(
             self.settings.fn,
-            drafts,
-            scratch,
+            self.outputs.drafts,
+            self.outputs.scratch,
             self.settings.retries,
             self.out if remote else None,
             tuple(self._protected_names().items()),
@@ -223,7 +200,6 @@ class _Job:
             self.settings.storage,
             resources=self.settings.resources,
         )
-        self.committer = OutputCommitter(self.journal, self.folder, self.inputs, self.overwrite)
 
     def _protected_names(self) -> dict[str, str]:
         """Return the names in the output folder that belong to inputs or the metadata, each with a description."""
@@ -249,8 +225,8 @@ class _Job:
         call, rows = self.stage.make_call(), []
         for job_input in self.inputs[:only]:
             outcome = self.stage.call_once(job_input, call, take_fingerprint(job_input, self.settings.storage))
-            self.committer.commit(outcome, trial=True)
-            if failures := self.committer.failures():
+            self.outputs.commit(outcome, trial=True)
+            if failures := self.outputs.failures():
                 raise PlanError(failures[0].error)
             rows += _label_rows(job_input, decode_rows(json.loads(outcome.rows)))
         tried = min(only, len(self.inputs))
@@ -263,12 +239,12 @@ class _Job:
             bar.add(len(self.inputs) - len(to_do))
             if to_do:
                 self._process(to_do, bar)
-        failures = self.committer.failures()
-        self.journal.sync()
+        failures = self.outputs.failures()
+        self.outputs.sync()
         failed = {failure.input for failure in failures}
         done = [job_input for job_input in self.inputs if job_input.key not in failed]
         rows = fill_fields(
-            [row for job_input in done for row in _label_rows(job_input, self.journal.rows(job_input.key))]
+            [row for job_input in done for row in _label_rows(job_input, decode_rows(self.outputs.rows(job_input.key)))]
         )
         if self.metadata is not None:
             write_metadata(rows, self.metadata, self.settings.storage)
@@ -278,18 +254,16 @@ class _Job:
         recorded = [
             job_input
             for job_input in self.inputs
-            if (record := self.journal.records.get(job_input.key)) and record.done
+            if (record := self.outputs.records.get(job_input.key)) and record.done
         ]
         current = dict(
             zip((job_input.key for job_input in recorded), fingerprints(recorded, self.settings.storage), strict=True)
         )
-        return [job_input for job_input in self.inputs if not self._is_done(job_input, current.get(job_input.key))]
-
-    def _is_done(self, job_input: Input, current: Fingerprint | None) -> bool:
-        record = self.journal.records.get(job_input.key)
-        if record is None or not record.done or current is None or current != record.fingerprint:
-            return False
-        return self.folder.holds(record.outputs)
+        return [
+            job_input
+            for job_input in self.inputs
+            if not self.outputs.is_done(job_input.key, current.get(job_input.key))
+        ]
 
     def _process(self, inputs: Sequence[Input], bar: Progress) -> None:
         plan = Plan(InputsSource(ByObject(inputs))).then(self.stage)
@@ -297,10 +271,10 @@ class _Job:
         with closing(run):
             for outcomes in run.runs():
                 for outcome in outcomes:
-                    self.committer.commit(outcome)
+                    self.outputs.commit(outcome)
                 bar.add(len(outcomes))
         for skipped in run.skipped:  # their workers died or took too long
-            self.committer.commit_lost(inputs[skipped.place.number], skipped.problem)
+            self.outputs.commit_lost(inputs[skipped.place.number].key, skipped.problem)
             bar.add()
 
 
@@ -308,23 +282,3 @@ def _label_rows(job_input: Input, rows: Sequence[dict[str, Any]]) -> list[dict[s
     """Add the name of the input to rows that do not have such a field."""
     name = escape_bytes(job_input.url if job_input.path is not None else job_input.key)
     return [{INPUT_FIELD: name, **row} for row in rows]
-
-
-@contextmanager
-def _remote_lock(url: str, storage: Storage) -> Iterator[None]:
-    """Lock a remote output folder against other runs on this machine; runs on other machines are not detected.
-
-    Raises:
-        PlanError: Another run holds the lock.
-    """
-    owner_url = f"{url}/{JOB_FOLDER}/{_OWNER_FILE}"
-    with folder_lock(url, "job") as owner:
-        if (stored := read_object(storage, owner_url)) is not None:
-            other = Owner.from_json(json.loads(stored))
-            if other.is_alive():
-                raise folder_in_use(redacted(url), str(other), "job")
-        put_object(storage, owner_url, json.dumps(owner.to_json()).encode())
-        try:
-            yield
-        finally:
-            storage.delete(owner_url)

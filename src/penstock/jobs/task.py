@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import Parameter, signature
 from pathlib import Path
@@ -18,43 +17,15 @@ from penstock.errors import DataError, MissingExtra, PenstockError, PlanError, S
 from penstock.jobs.inputs import Fingerprint, Input, take_fingerprint
 from penstock.jobs.job_rows import encode_rows, to_rows
 from penstock.jobs.output import Out
+from penstock.landing.output_sink import UNWRITABLE, Outcome
 from penstock.plan import Context, Map, Place, name_of, takes_parameter
 from penstock.storage import NotFound, Storage, open_storage
 
-# Errors of the disk, not of an input: the next input would fail in the same way.
-UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _PERMANENT_ERRORS = (PlanError, DataError, NotFound)  # a retry would fail in the same way
 _MAX_ERROR_LENGTH = 300  # characters of an error in one line
 _MAX_TRACEBACK_LENGTH = 20_000  # characters
 _READ_BYTES = 1 << 20
 _THIS_FOLDER = os.path.dirname(__file__)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of processing an input, whether it succeeded or failed.
-
-    Attributes:
-        input: The input.
-        fingerprint: The content that was processed; ``None`` if it could not be accessed.
-        tries: How often the function was called.
-        outputs: The names and sizes of the files that the function wrote.
-        draft: The folder that holds the outputs, if they are not published yet.
-        rows: The rows that the function returned, as JSON.
-        error: What went wrong, in one line; ``None`` if nothing did.
-        traceback: The traceback of the error.
-        unwritable: Whether the disk is full or read-only, which ends the run.
-    """
-
-    input: Input
-    fingerprint: Fingerprint | None
-    tries: int
-    outputs: tuple[tuple[str, int], ...] = ()
-    draft: str | None = None
-    rows: str = "[]"
-    error: str | None = None
-    traceback: str = ""
-    unwritable: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,7 +103,9 @@ class ProcessStage(Map):
             unwritable = isinstance(exc, OSError) and exc.errno in UNWRITABLE
             tries = max(tries, self.retries + 1) if isinstance(exc, _PERMANENT_ERRORS) else tries
             error = _one_line(exc)
-            return Outcome(job_input, before, tries, error=error, traceback=_user_traceback(exc), unwritable=unwritable)
+            return Outcome(
+                job_input.key, before, tries, error=error, traceback=_user_traceback(exc), unwritable=unwritable
+            )
 
     def call_once(
         self, job_input: Input, call: Callable[[Path, Out], Any], before: Fingerprint, tries: int = 1
@@ -159,7 +132,7 @@ class ProcessStage(Map):
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
-        return Outcome(job_input, before, tries, outputs, None if self.remote else draft, encode_rows(rows))
+        return Outcome(job_input.key, before, tries, outputs, None if self.remote else draft, encode_rows(rows))
 
     @contextmanager
     def _local_file(self, job_input: Input) -> Iterator[Path]:
@@ -184,18 +157,16 @@ class ProcessStage(Map):
                 raise PlanError(f"the output {name!r} would replace {protected[name]}; choose another name or folder")
 
     def _upload(self, draft: str, outputs: tuple[tuple[str, int], ...]) -> None:
-        """Upload all outputs, then make them visible one right after the other."""
+        """Upload all outputs, one at a time."""
         assert self.remote is not None
         storage = open_storage(self.remote, self.storage)
-        with ExitStack() as stack:
-            uploads = []
-            for name, size in outputs:
-                upload = stack.enter_context(storage.put(f"{self.remote}/{name}", size_hint=size))
-                with open(os.path.join(draft, name), "rb") as file:
-                    while chunk := file.read(_READ_BYTES):
-                        upload.write(chunk)
-                uploads.append(upload)
-            for upload in uploads:
+        for name, size in outputs:
+            with (
+                storage.put(f"{self.remote}/{name}", size_hint=size) as upload,
+                open(os.path.join(draft, name), "rb") as file,
+            ):
+                while chunk := file.read(_READ_BYTES):
+                    upload.write(chunk)
                 upload.commit()
 
 

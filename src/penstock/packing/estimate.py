@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
-from penstock.engines import Program, Run
+from penstock.engines import Program, start_run
 from penstock.formats.tar.sink import file_size, sample_size
+from penstock.landing import Packed, ShardLimits
 from penstock.packing.inputs import PackInput
-from penstock.packing.tar_output import Packed, ShardLimits
 
 _MEASURED_SAMPLES = 64  # samples that are encoded; all others count with the mean size of these
 
@@ -50,7 +50,7 @@ def estimate_shards(source: PackInput, epoch: int, folder: str, first_shard: int
     is_estimate = limits.compress is not None
     if source.files is not None and not source.plan.body:  # a stage would change what is stored
         program = Program(replace(source.plan, source=replace(source.files, sizes_only=True)))
-        for sizes in _start_run(program, epoch).items():
+        for sizes in start_run(program.plan, epoch, program).items():
             counter.add(sample_size(sizes))
     else:
         measured, total = _measure_samples(Program(source.plan), epoch)
@@ -67,7 +67,7 @@ def estimate_shards(source: PackInput, epoch: int, folder: str, first_shard: int
 def _measure_samples(program: Program, epoch: int) -> tuple[list[int], int]:
     """Return the archive bytes of the first samples, and the number of samples; if that is unknown, measure all."""
     total = None if program.stream is not None else program.length(program.plan.cut)
-    run = _start_run(program, epoch)
+    run = start_run(program.plan, epoch, program)
     try:
         limit = _MEASURED_SAMPLES if total is not None else None
         measured = [sample_size(map(len, _stored_values(sample))) for sample in islice(run.items(), limit)]
@@ -78,10 +78,3 @@ def _measure_samples(program: Program, epoch: int) -> tuple[list[int], int]:
 
 def _stored_values(sample: dict[str, Any]) -> list[Any]:
     return [value for name, value in sample.items() if not (name.startswith("__") and name.endswith("__"))]
-
-
-def _start_run(program: Program, epoch: int) -> Run:
-    if program.stream is not None:
-        return Run(program, None, epoch, program.stream_start())
-    order = program.order(epoch)
-    return Run(program, order, epoch, program.start(order, program.plan.cut))

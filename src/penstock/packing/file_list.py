@@ -77,15 +77,24 @@ class FileList(Source):
         return list(files | dict.fromkeys(name for fields in distinct.values() for name in fields))
 
     def identity(self) -> str:
-        """Return a fingerprint of the relative paths and labels, which does not depend on where the folder is."""
+        """Return a fingerprint of the relative paths, sizes and times of the files, and of the labels and classes."""
         root = os.path.dirname(self.origin) if self.entries and self.entries[0].line else self.origin
         known: dict[int, str] = {}  # entries share dicts of fields
         digest = hashlib.sha256()
         for path, fields, _ in self.entries:
             text = known.get(id(fields)) or known.setdefault(id(fields), repr(sorted(fields.items())))
             name = "" if path is None else path.removeprefix(root)
-            digest.update(f"{name}\0{text}\0".encode("utf-8", "surrogateescape"))
+            digest.update(f"{name}\0{text}\0{_stamp(path)}\0".encode("utf-8", "surrogateescape"))
+        digest.update(repr(self.classes).encode())
         return f"files {digest.hexdigest()}"
+
+
+def _stamp(path: str | None) -> str:
+    try:
+        status = None if path is None else os.stat(path)
+    except OSError:  # a missing file is an error of its sample
+        status = None
+    return "" if status is None else f"{status.st_size} {status.st_mtime_ns}"
 
 
 class FileListReader(Reader):

@@ -1,8 +1,7 @@
-"""Recognises what a user gives to ``ps.pack``: a plan that reads the source, and a fingerprint that identifies it."""
+"""Recognises what a user gives to ``ps.pack``: a plan that reads the source, its class names and its keys."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from typing import Any
 
 from penstock.codecs.features import ClassLabel
 from penstock.codecs.stage import Encode
-from penstock.engines import Program
 from penstock.errors import PlanError
 from penstock.formats.items import ItemsSource
 from penstock.formats.manifest import MANIFEST, read_manifest_at
@@ -36,14 +34,12 @@ class PackInput:
         plan: Reads the source; the fields of its samples are bytes, unless ``typed``.
         classes: The class names by number, for the numbers in ``cls``; None if unknown.
         numbered_keys: Whether keys are made of the number of the sample (and the name of its file).
-        identity: Distinguishes the source from others, together with the shards that the plan reads.
         typed: Whether the values of samples have their own types instead of being bytes.
     """
 
     plan: Plan
     classes: tuple[str, ...] | None = None
     numbered_keys: bool = True
-    identity: str = ""
     typed: bool = False
 
     @property
@@ -62,11 +58,6 @@ class PackInput:
         source, target = os.path.realpath(self.files.origin), os.path.realpath(local_path(folder))
         if os.path.commonpath([source, target]) == source:
             raise PlanError(f"{folder} is inside the folder that is packed; choose a folder outside of it")
-
-    def fingerprint(self, program: Program) -> str:
-        """Return a hash of the source and its order, which is the same on every machine."""
-        order = "" if program.stream is not None else program.identity(counts=True)
-        return hashlib.sha256(f"{self.identity}\n{order}".encode()).hexdigest()[:32]
 
 
 def recognise(
@@ -87,17 +78,14 @@ def recognise(
     """
     if isinstance(getattr(source, "plan", None), Plan):
         plan: Plan = source.plan
-        return PackInput(plan if typed else plan.then(Encode()), None, False, plan.describe(), typed)
+        return PackInput(plan if typed else plan.then(Encode()), None, False, typed)
     if isinstance(source, str) and source.startswith("hf:") and not source.startswith("hf://"):
         name, _, split = source.removeprefix("hf:").partition("#")
-        return _feature_input(HuggingFaceSource(name, split or None, workers), image, source, typed)
+        return _feature_input(HuggingFaceSource(name, split or None, workers), image, typed)
     if isinstance(source, str | os.PathLike):
         return _path_input(os.fspath(source), workers, storage)
     if is_huggingface_dataset(source):
-        fingerprint = getattr(source, "_fingerprint", None) or getattr(source, "__name__", type(source).__name__)
-        return _feature_input(
-            HuggingFaceSource(ByObject(source), None, workers), image, f"dataset {fingerprint}", typed
-        )
+        return _feature_input(HuggingFaceSource(ByObject(source), None, workers), image, typed)
     if hasattr(source, "features") and hasattr(source, "cast_column"):
         return _hugging_face_input(source, workers, image)
     if isinstance(source, Mapping):
@@ -141,7 +129,7 @@ def _path_input(path: str, workers: Workers, storage: Storage | None) -> PackInp
     source: Any = TarSource(url_patterns(path), workers, storage=storage)
     plan = Plan(source, (Encode(),))
     manifest = read_manifest_at(local) if local is not None and os.path.isdir(local) else None
-    return PackInput(plan, None if manifest is None else manifest.classes, False, "shards")
+    return PackInput(plan, None if manifest is None else manifest.classes, False)
 
 
 def _holds_shards(folder: str) -> bool:
@@ -151,7 +139,7 @@ def _holds_shards(folder: str) -> bool:
 
 
 def _file_input(files: FileList) -> PackInput:
-    return PackInput(Plan(files), files.classes, True, files.identity())
+    return PackInput(Plan(files), files.classes)
 
 
 def _map_style_input(dataset: Any, workers: Workers, image: str) -> PackInput:
@@ -159,17 +147,15 @@ def _map_style_input(dataset: Any, workers: Workers, image: str) -> PackInput:
     classes = _class_names(getattr(_base_dataset(dataset), "classes", None))
     if files is not None:
         return _file_input(FileList(type(dataset).__name__, files, classes, workers))
-    return _item_input(dataset, workers, image, classes, f"{type(dataset).__qualname__} of {len(dataset)}")
+    return _item_input(dataset, workers, image, classes)
 
 
-def _item_input(
-    dataset: Any, workers: Workers, image: str, classes: tuple[str, ...] | None, identity: str
-) -> PackInput:
+def _item_input(dataset: Any, workers: Workers, image: str, classes: tuple[str, ...] | None) -> PackInput:
     # Map-style datasets are written for worker processes that each have a copy; few promise that threads may share one.
     reading = Resources(1) if workers is None else Resources(workers, "processes")
     encoding = Resources((1, os.cpu_count() or 1)) if workers is None else reading
     stages = (GetItem(ByObject(dataset), resources=reading), EncodeItem(image, resources=encoding))
-    return PackInput(Plan(ItemsSource(ByObject(range(len(dataset)))), stages), classes, True, identity)
+    return PackInput(Plan(ItemsSource(ByObject(range(len(dataset)))), stages), classes)
 
 
 def _base_dataset(dataset: Any) -> Any:
@@ -212,14 +198,14 @@ def _is_unchanged(item: Any, row: tuple[str, int]) -> bool:
     )
 
 
-def _feature_input(source: HuggingFaceSource, image: str, identity: str, typed: bool) -> PackInput:
+def _feature_input(source: HuggingFaceSource, image: str, typed: bool) -> PackInput:
     """Return the input for a dataset that the engine's workers read, and whose features describe its fields."""
     if typed:
-        return PackInput(Plan(source), None, False, identity, typed)
+        return PackInput(Plan(source), None, False, typed)
     features = source.open().traits.features
     labels = (_class_names(feature.names) for feature in features.values() if isinstance(feature, ClassLabel))
     encode = EncodeItem(image, resources=Resources(source.workers))
-    return PackInput(Plan(source, (encode,)), next(labels, None), True, identity)
+    return PackInput(Plan(source, (encode,)), next(labels, None))
 
 
 def _hugging_face_input(dataset: Any, workers: Workers, image: str) -> PackInput:
@@ -232,8 +218,7 @@ def _hugging_face_input(dataset: Any, workers: Workers, image: str) -> PackInput
             classes = _class_names(getattr(feature, "names", None))
     if not hasattr(dataset, "__len__"):
         raise PlanError("a streaming dataset cannot be packed; load it without streaming=True")
-    fingerprint = getattr(dataset, "_fingerprint", None) or sorted(dataset.features)
-    return _item_input(dataset, workers, image, classes, f"dataset {fingerprint} of {len(dataset)}")
+    return _item_input(dataset, workers, image, classes)
 
 
 def _class_names(names: Any) -> tuple[str, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,17 +9,14 @@ from typing import Any
 from penstock.codecs.features import Audio, ClassLabel, Feature, Image, Value, arrow_schema
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import codec_of, decoder
+from penstock.engines import Program
 from penstock.errors import DataError, PlanError
-from penstock.formats.manifest import read_manifest_at
 from penstock.formats.tables.parquet_writer import PARQUET_COMPRESSIONS
 from penstock.formats.tables.source import require_arrow
+from penstock.landing import PackSpec, ParquetSink, TableOptions, exact_program
 from penstock.packing.inputs import PackInput
-from penstock.packing.parquet_output import PackSpec, TableOptions, estimate_tables, write_tables
-from penstock.packing.tar_output import Packed
 from penstock.plan import Context, Map, Place
-from penstock.storage import Storage, redacted
 
-_MEASURED_SAMPLES = 64  # samples that a dry run encodes; its estimate is based on them
 _PARQUET_NAMES = {None: "zstd", "zst": "zstd", "gz": "gzip"}  # of the compressions of tar shards
 
 
@@ -37,48 +33,21 @@ def parquet_compression(compress: str | None) -> str:
     return compression
 
 
-def pack_tables(
-    origin: PackInput,
-    folder: str,
-    options: TableOptions,
-    pack_options: Mapping[str, Any],
-    *,
-    progress: bool | None,
-    dry_run: bool,
-    storage: Storage | None,
-) -> Packed:
-    """Pack a source into Parquet files.
-
-    Args:
-        origin: The source.
-        folder: The folder to write to.
-        options: How the files are written.
-        pack_options: The options of ``ps.pack`` that identify the run, in addition to ``options``.
-        progress: Show a progress bar; ``None``: if standard error is a terminal.
-        dry_run: Write nothing, and return what would be written.
-        storage: The storage of the folder.
+def make_parquet_sink(origin: PackInput, options: TableOptions) -> tuple[Program, ParquetSink]:
+    """Return the program that yields the samples of a source, and the sink that writes them to Parquet files.
 
     Raises:
-        DataError: A sample cannot be read or stored.
-        PlanError: The folder holds tar shards or other Parquet files, or the source reads from it.
-        StorageError: The source cannot be read, or the folder cannot be written.
+        MissingExtra: pyarrow is not installed.
     """
     require_arrow("packing into Parquet")
-    origin.check_outside(folder)
-    if read_manifest_at(folder, storage) is not None:
-        raise PlanError(f"{redacted(folder)} holds tar shards; choose another folder for Parquet files")
     plan, features = origin.plan, _FieldFeatures(origin.classes)
     if not origin.typed:
         plan = plan.then(DecodeTextAndLabels())
     if origin.files is not None:  # an extension that first appears in a late file has its column from the beginning
         names = ("__key__", *origin.files.field_names())
         options = replace(options, schema=arrow_schema({name: features.of(name) for name in names}))
-    identity = f"{origin.identity}\n{json.dumps(pack_options, sort_keys=True)}"
-    spec = PackSpec(identity, features, origin.numbered_keys)
-    epoch = plan.epoch or 0
-    if dry_run:
-        return estimate_tables(plan, epoch, folder, options, spec, _MEASURED_SAMPLES)
-    return write_tables(plan, epoch, folder, options, progress=progress, storage=storage, spec=spec)
+    program = exact_program(plan)
+    return program, ParquetSink(program, options, PackSpec(features, origin.numbered_keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class _OpenFile:
 
     def __init__(self, path: str, schema: pa.Schema, layout: ParquetLayout, max_bytes: int) -> None:
         self._path, self._schema, self._layout, self._max_bytes = path, schema, layout, max_bytes
-        self._sink = open(path, "wb")  # noqa: SIM115
+        self._sink = open(path, "xb")  # noqa: SIM115
         self._writer = layout.writer(self._sink, schema)
         self._empty_bytes = len(layout.encode(schema.empty_table())[0])  # the size of a file without rows
         self._footer_bytes = 0  # bound of the footer's entries for the row groups so far

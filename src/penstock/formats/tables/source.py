@@ -13,6 +13,7 @@ import numpy as np
 from penstock.codecs.features import features_of
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
 from penstock.formats.files import find_files
+from penstock.formats.manifest import current_files
 from penstock.formats.tables.arrow_file import open_arrow
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.parquet_file import Partition, open_parquet
@@ -78,7 +79,7 @@ class ParquetSource(Source):
             StorageError: There are no files, or a numbered set of files is incomplete.
         """
         require_arrow(self.function_name)
-        paths = _visible(find_files(self.patterns, self.suffixes, self.storage), self.patterns)
+        paths = current_files(self._list_files, self.patterns, self.suffixes[0][1:], self.storage)
         _check_sets([path for path in paths if path not in self.patterns])
         remote = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
@@ -92,6 +93,9 @@ class ParquetSource(Source):
             wrap_with_cache(self.cache, paths, self.storage),
             self._opener(),
         )
+
+    def _list_files(self) -> list[str]:
+        return _visible(find_files(self.patterns, self.suffixes, self.storage), self.patterns)
 
     def _opener(self) -> FileOpener:
         return open_parquet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,14 @@ import numpy as np
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.errors import DataError, PlanError, StorageError
-from penstock.formats.manifest import Manifest, read_manifest, read_manifest_at, shard_name, shard_url
+from penstock.formats.manifest import (
+    Manifest,
+    current_files,
+    read_manifest,
+    read_manifest_at,
+    shard_name,
+    shard_url,
+)
 from penstock.formats.tar.archive import BLOCK
 from penstock.formats.tar.reader import TarReader
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
@@ -69,29 +75,18 @@ class TarSource(Source):
         """
         if self.streams:
             return StdinReader()
-        urls = [url for pattern in self.patterns for url in self._shards_of(pattern)]
+        patterns = self.patterns
+        urls = current_files(
+            lambda: [url for pattern in patterns for url in self._shards_of(pattern)], patterns, "tar", self.storage
+        )
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = wrap_with_cache(self.cache, paths, self.storage)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
         counts = _known_counts(urls, paths, manifests)
-        self._check_folders(set(paths), manifests)
         remote = {folder: manifest for folder, manifest in manifests.items() if scheme(folder) != "file"}
         return TarReader(
             [redacted(url) for url in urls], relative_names(paths), paths, counts, self.limits, storage, remote
         )
-
-    def _check_folders(self, paths: set[str], manifests: dict[str, Manifest | None]) -> None:
-        """Check that each folder holds every shard in its manifest."""
-        for pattern in self.patterns:
-            if glob.has_magic(pattern) or pattern.endswith(TAR_SUFFIXES) or "{" in pattern or "?" in pattern:
-                continue
-            folder = (local_path(pattern) if scheme(pattern) == "file" else pattern).rstrip("/")
-            manifest = manifests.get(folder)
-            for entry in manifest.shards if manifest is not None else ():
-                if shard_url(folder, entry.name) not in paths:
-                    raise StorageError(
-                        "the manifest names a shard that does not exist", redacted(f"{folder}/{entry.name}")
-                    )
 
     def _shards_of(self, pattern: str) -> list[str]:
         """Return the shards that a pattern matches; those of an HTTP folder are the ones that its manifest names."""

@@ -19,7 +19,6 @@ from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import (
     ShardEntry,
-    read_manifest,
     read_manifest_at,
     write_manifest,
     write_manifest_at,
@@ -40,7 +39,7 @@ from penstock.formats.tar.sink import HashingSink, OpenFileDraft, file_size
 from penstock.storage import Storage, local_path, open_storage, redacted
 
 EncodeField = Callable[[str, Any], bytes]
-Target = str | os.PathLike[str]
+ArchiveTarget = str | os.PathLike[str]
 
 _BATCH_BYTES = 1 << 20  # written at once
 _RANGE_WEIGHT = 16  # a byte that stays in its file counts 1/16: it takes no memory, and large copies are quicker
@@ -78,7 +77,7 @@ class TarWriter:
 
     def __init__(
         self,
-        target: Target | BinaryIO,
+        target: ArchiveTarget | BinaryIO,
         encode: EncodeField | None = None,
         compress: str | None = None,
         *,
@@ -300,6 +299,7 @@ class ShardWriter:
         storage: The storage of a URL; by default its scheme decides.
         background: Whether to write, hash and publish in background threads; a failure there is raised by a later call.
         published: Called for every shard that has appeared, in order, with its entry and its note (see ``write``).
+        at_least_one: Whether to leave an empty shard if there are no samples; by default if ``start`` is 0.
 
     Attributes:
         folder: The folder of the shards.
@@ -312,7 +312,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        target: Target,
+        target: ArchiveTarget,
         *,
         max_bytes: float | None = None,
         max_samples: int | None = None,
@@ -323,6 +323,7 @@ class ShardWriter:
         storage: Storage | None = None,
         background: bool = False,
         published: Callable[[ShardEntry, Any], object] | None = None,
+        at_least_one: bool | None = None,
     ) -> None:
         url = os.fspath(target)
         if (max_bytes is not None and max_bytes <= 0) or (max_samples is not None and max_samples <= 0):
@@ -339,6 +340,7 @@ class ShardWriter:
         self._max_samples = None if single else max_samples
         self._encode, self._next, self._manifest = encode, start, manifest
         self._storage, self._published = storage, published
+        self._at_least_one = start == 0 if at_least_one is None else at_least_one
         self._open: TarWriter | None = None
         self._unpublished: list[TarWriter] = []
         self._closed = False
@@ -417,7 +419,7 @@ class ShardWriter:
             return
         self._closed = True
         try:
-            if self._open is None and self._next == 0:  # nothing was written: leave one empty shard
+            if self._at_least_one and not self._unpublished and not self.entries:
                 self._begin()
             if self._open is not None:
                 self._finish(self._open, note() if note else None)
@@ -426,19 +428,23 @@ class ShardWriter:
         except BaseException as exc:
             self.abort(wait=isinstance(exc, Exception))
             raise
-        if self._manifest and self._on_disk:
-            write_manifest(self.folder, self.entries, without=self._remove_leftovers())
-        elif self._manifest:
-            write_manifest_at(self.folder, self._storage, self.entries, without=self._remove_leftovers())
+        if self._manifest:
+            self._write_manifest()
 
-    def _remove_leftovers(self) -> list[str]:
-        """Remove the shards after the last one that the manifest still lists from an earlier, larger set."""
-        manifest = read_manifest(self.folder) if self._on_disk else read_manifest_at(self.folder, self._storage)
-        names: list[str] = []
+    def _write_manifest(self) -> None:
+        """Write the manifest, then remove the shards after the last one that it listed from an earlier, larger set."""
+        storage = None if self._on_disk else self._storage
+        manifest, names = read_manifest_at(self.folder, storage), list[str]()
         while not self._single and manifest and manifest.entry(name := self._name % (self._next + len(names))):
             names.append(name)
-        remove_shards(self.folder, names, self._storage)
-        return names
+        if self._on_disk:
+            write_manifest(self.folder, self.entries, without=names)
+        else:
+            write_manifest_at(self.folder, storage, self.entries, without=names)
+        target = open_storage(self.folder, storage)
+        for name in names:
+            target.delete(f"{self.folder}/{name}")
+            target.delete(f"{self.folder}/{name}{INDEX_SUFFIX}")
 
     def abort(self, wait: bool = True) -> None:
         """Discard the shard that is being written; published shards stay.
@@ -471,18 +477,6 @@ class ShardWriter:
         self.entries.append(entry)
         if self._published is not None:
             self._published(entry, note)
-
-
-def remove_shards(folder: str, names: list[str], storage: Storage | None = None) -> None:
-    """Remove shards and their indexes; missing ones are ignored.
-
-    Raises:
-        StorageError: A file cannot be removed.
-    """
-    target = open_storage(folder, storage)
-    for name in names:
-        target.delete(f"{folder}/{name}")
-        target.delete(f"{folder}/{name}{INDEX_SUFFIX}")
 
 
 def _ending(field: str, key: str) -> bytes:

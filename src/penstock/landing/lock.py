@@ -1,29 +1,31 @@
-"""A lock on an output folder, so that only one run writes to it at a time.
+"""A lock on the hidden work folder of a run, so that only one run writes to a target at a time.
 
 On a disk it is a lock file, locked with ``flock``: the system releases it when its process ends, however that happens.
-In a remote folder, the journal names the process that wrote it last. If that process runs on this machine, the folder
-is in use. Whether a process on another machine is still running cannot be determined, so a new run takes over, and the
-other run stops when it reads the journal after its next shard.
+In a remote folder it is an object that names the run. If that run's process is alive on this machine, the target is in
+use. Whether a process on another machine is still running cannot be determined, so a new run takes over, and the other
+run stops when it reads the object after its next file.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import secrets
 import socket
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PlanError
-from penstock.formats.tar.shard_names import on_disk
-from penstock.storage import redacted
+from penstock.blobs.draft import put_object, read_object
+from penstock.errors import PlanError, StorageError
+from penstock.storage import Storage, redacted
 
-LOCK = ".penstock-pack.lock"
+LOCK = "lock"  # in the work folder
+OWNER = "owner.json"  # in a remote work folder
 _UNLOCKABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 _active_runs: set[str] = set()  # the ids of the runs in this process
 
@@ -70,60 +72,96 @@ class Owner:
 
 
 @contextmanager
-def folder_lock(folder: str, work: str = "packing run") -> Iterator[Owner]:
-    """Lock a folder for one run.
-
-    A remote folder is not locked: the caller stores the owner in the folder and checks the one stored before.
+def work_lock(work: str, storage: Storage | None, kind: str) -> Iterator[Callable[[], None]]:
+    """Lock a work folder for one run; an empty one is removed afterwards.
 
     Args:
-        folder: The folder; on a disk, it is created if necessary.
-        work: What kind of run it is, for the error message.
+        work: The work folder, inside the folder that it protects; on a disk, it is created if necessary.
+        storage: The storage of a remote folder; None on a disk.
+        kind: What kind of run it is, for the error message.
+
+    Yields:
+        A function that checks that the run still holds the lock; on a disk it cannot be lost.
 
     Raises:
-        PlanError: Another run holds the lock.
+        PlanError: Another run holds the lock, or the work folder is a link.
         OSError: The folder cannot be created.
     """
     owner = Owner(socket.gethostname(), os.getpid(), _process_start_time(os.getpid()), secrets.token_hex(8))
     _active_runs.add(owner.run_id)
     try:
-        if on_disk(folder):
-            with _lock_file(folder, owner, work):
-                yield owner
-        else:
-            yield owner
+        with (
+            _lock_object(work, storage, owner, kind) if storage is not None else _lock_file(work, owner, kind) as check
+        ):
+            yield check
     finally:
         _active_runs.discard(owner.run_id)
 
 
-def folder_in_use(folder: str, owner: str, work: str = "packing run") -> PlanError:
-    """Return the error for a run that finds its folder in use by another one."""
+def folder_in_use(work: str, owner: str, kind: str) -> PlanError:
+    """Return the error for a run that finds its target in use by another one."""
+    folder = redacted(work.rstrip("/").rpartition("/")[0] or "/")
     return PlanError(
-        f"{redacted(folder)}: another {work} ({owner}) is writing there; wait for it to end, or choose another folder"
+        f"{folder}: another {kind} ({owner}) is writing there; wait for it to end, or choose another folder"
     )
 
 
 @contextmanager
-def _lock_file(folder: str, owner: Owner, work: str) -> Iterator[None]:
-    os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, LOCK)
-    handle = _acquire(path, folder, work)
+def _lock_object(work: str, storage: Storage, owner: Owner, kind: str) -> Iterator[Callable[[], None]]:
+    url = f"{work}/{OWNER}"
+
+    def stored() -> Owner | None:
+        try:
+            data = read_object(storage, url)
+            return None if data is None else Owner.from_json(json.loads(data))
+        except (ValueError, KeyError, TypeError):  # not an owner: the lock is free
+            return None
+
+    def check() -> None:
+        if (found := stored()) != owner:
+            raise folder_in_use(work, "already finished" if found is None else str(found), kind)
+
+    if (other := stored()) is not None and other.is_alive():
+        raise folder_in_use(work, str(other), kind)
+    put_object(storage, url, json.dumps(owner.to_json()).encode())
+    try:
+        yield check
+    finally:
+        with suppress(StorageError):  # what is left names a run that is not alive
+            if stored() == owner:
+                storage.delete(url)
+
+
+@contextmanager
+def _lock_file(work: str, owner: Owner, kind: str) -> Iterator[Callable[[], None]]:
+    handle = _acquire(work, kind)
     if handle is None:  # locking is impossible there; if writing is too, the first write fails
-        yield
+        yield lambda: None
         return
     try:
         os.truncate(handle, 0)
         os.pwrite(handle, str(owner).encode(), 0)
-        yield
+        yield lambda: None
     finally:
-        Path(path).unlink(missing_ok=True)  # before the release: the next owner must not lock a file without a name
+        Path(work, LOCK).unlink(
+            missing_ok=True
+        )  # before the release: the next owner must not lock a file without a name
+        with suppress(OSError):
+            os.rmdir(work)  # if it is empty
         os.close(handle)
 
 
-def _acquire(path: str, folder: str, work: str) -> int | None:
+def _acquire(work: str, kind: str) -> int | None:
     """Open and lock the lock file; return None if the file system does not allow that."""
+    path = os.path.join(work, LOCK)
     while True:
+        os.makedirs(work, exist_ok=True)
+        if os.path.islink(work):
+            raise PlanError(f"{work} is a link, which a run does not follow; remove it")
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        except FileNotFoundError:  # the previous owner removed the folder after makedirs
+            continue
         except OSError as exc:
             if exc.errno in _UNLOCKABLE:
                 return None
@@ -133,7 +171,7 @@ def _acquire(path: str, folder: str, work: str) -> int | None:
         except BlockingIOError:
             owner = os.pread(handle, 200, 0).decode("utf-8", "replace")
             os.close(handle)
-            raise folder_in_use(folder, owner or "just started", work) from None
+            raise folder_in_use(work, owner or "just started", kind) from None
         except OSError as exc:
             os.close(handle)
             if exc.errno in _UNLOCKABLE:

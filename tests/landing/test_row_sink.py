@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 import penstock as ps
-from penstock.errors import DataError, StorageError
-from penstock.formats.rows import file_set
+from penstock.errors import DataError, PlanError
+from penstock.landing import row_sink
+from penstock.storage import open_storage
 from penstock.testing import fingerprint, numbers
 
 ROWS = [{"id": n, "t": ["a", 'q"', "n\nl", "c,", "ü"][n % 5], "x": n / 3, "ok": n % 2 == 0} for n in range(300)]
@@ -41,21 +42,15 @@ def test_the_files_are_the_same_for_any_number_of_workers(tmp_path: Path) -> Non
     assert [row["x"] for row in ps.read_json(str(tmp_path / "1"))] == [row["x"] for row in ds.epoch(0)]
 
 
-@dataclass
-class Interrupting:
-    """Returns samples unchanged and counts them; interrupts the run at one sample."""
+control = SimpleNamespace(at=None, seen=0)  # an object of the standard library: its content is not part of the code
 
-    at: int | None = None
-    seen: int = 0
 
-    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        self.seen += 1
-        if sample["id"] == self.at:
-            raise KeyboardInterrupt
-        return sample
-
-    def __repr__(self) -> str:
-        return "Interrupting"
+def interrupting(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return samples unchanged and count them; interrupt the run at one sample."""
+    control.seen += 1
+    if sample["id"] == control.at:
+        raise KeyboardInterrupt
+    return sample
 
 
 @pytest.mark.parametrize("method", ["write_csv", "write_json", "write_tfrecords"])
@@ -65,14 +60,14 @@ def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(
 ) -> None:
     extensions = {"write_csv": "csv", "write_json": "jsonl", "write_tfrecords": "tfrecord"}
     name, max_bytes = (f"one.{extensions[method]}", None) if target == "file" else ("", 2_000)
-    monkeypatch.setattr(file_set, "_CHECKPOINT_BYTES", 2_000)
+    monkeypatch.setattr(row_sink, "_CHECKPOINT_BYTES", 2_000)
     rows = [{**row, "ok": number} for number, row in enumerate(ROWS)]
-    function = Interrupting()
-    ds = ps.from_items(rows).map(function, workers=1)
+    control.at, control.seen = None, 0
+    ds = ps.from_items(rows).map(interrupting, workers=1)
     getattr(ds, method)(str(tmp_path / "whole" / name), max_bytes)
-    whole = function.seen
+    whole = control.seen
     for at in (120, 250, None):
-        function.at, function.seen = at, 0
+        control.at, control.seen = at, 0
         if at is None:
             packed = getattr(ds, method)(str(tmp_path / "again" / name), max_bytes)
         else:
@@ -80,7 +75,7 @@ def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(
                 getattr(ds, method)(str(tmp_path / "again" / name), max_bytes)
             assert all(path.name.startswith(".") for path in (tmp_path / "again").iterdir())
     assert (whole, packed.samples) == (300, 300)
-    assert function.seen < 150
+    assert control.seen < 150
     first, second = (
         {path.name: path.read_bytes() for path in (tmp_path / one).iterdir()} for one in ("whole", "again")
     )
@@ -88,14 +83,16 @@ def test_an_interrupted_run_is_resumed_and_gives_the_same_bytes(
 
 
 def test_a_checkpoint_of_another_dataset_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_set, "_CHECKPOINT_BYTES", 100)
-    function = Interrupting(200)
+    monkeypatch.setattr(row_sink, "_CHECKPOINT_BYTES", 100)
+    control.at = 200
     with pytest.raises(KeyboardInterrupt):
-        ps.from_items(ROWS).map(function, workers=1).write_json(str(tmp_path / "a.jsonl"))
-    packed = ps.from_items(ROWS[:10]).write_json(str(tmp_path / "a.jsonl"))
+        ps.from_items(ROWS).map(interrupting, workers=1).write_json(str(tmp_path / "a.jsonl"))
+    with pytest.raises(PlanError, match="unfinished run of another source"):
+        ps.from_items(ROWS[:10]).write_json(str(tmp_path / "a.jsonl"))
+    packed = ps.from_items(ROWS[:10]).write_json(str(tmp_path / "a.jsonl"), mode="replace")
     assert packed.samples == 10
     assert [row["id"] for row in ps.read_json(str(tmp_path / "a.jsonl"))] == list(range(10))
-    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".penstock-manifest-jsonl.json", "a.jsonl"]
 
 
 def test_tfrecords_round_trip(tmp_path: Path) -> None:
@@ -121,12 +118,45 @@ def test_failing_samples_are_skipped_and_counted(tmp_path: Path) -> None:
 def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     ds = ps.from_items(ROWS[:3])
     ds.write_csv(str(tmp_path))
-    with pytest.raises(StorageError, match=r"holds \.csv files already"):
-        ds.write_csv(str(tmp_path))
+    with pytest.raises(PlanError, match="mode='replace' replaces"):
+        ps.from_items(ROWS[:4]).write_csv(str(tmp_path))
 
 
 def test_a_file_may_replace_the_one_that_is_read(tmp_path: Path) -> None:
     path = str(tmp_path / "a.csv")
     ps.from_items(ROWS).write_csv(path)
-    ps.read_csv(path).filter(lambda row: row["ok"]).write_csv(path)
+    ps.read_csv(path).filter(lambda row: row["ok"]).write_csv(path, mode="replace")
     assert ps.read_csv(path).take_all() == [row for row in ROWS if row["ok"]]
+
+
+def test_files_are_split_at_max_bytes_and_begin_with_the_header(tmp_path: Path) -> None:
+    rows = [{"h": text} for text in ("aaaa", "bbbb", "cccc", "a row that is larger alone", "d")]
+    packed = ps.from_items(rows).write_csv(tmp_path, max_bytes=12)
+    assert packed.shards == tuple(f"0000{n}-of-00004.csv" for n in range(4))
+    assert [(tmp_path / name).read_bytes() for name in packed.shards] == [
+        b"h\naaaa\nbbbb\n",
+        b"h\ncccc\n",
+        b"h\na row that is larger alone\n",
+        b"h\nd\n",
+    ]
+    assert packed.nbytes == sum((tmp_path / name).stat().st_size for name in packed.shards)
+
+
+def test_a_set_without_rows_is_one_empty_file(tmp_path: Path) -> None:
+    assert ps.from_items([]).write_csv(tmp_path).shards == ("00000-of-00001.csv",)
+    assert (tmp_path / "00000-of-00001.csv").read_bytes() == b""
+
+
+def test_remote_folders_get_the_same_files(tmp_path: Path) -> None:
+    url = "memory://rows/out"
+    local, remote = (ps.from_items(ROWS).write_json(target, max_bytes="2KB") for target in (tmp_path, url))
+    storage = open_storage(url)
+    assert local.shards == remote.shards
+    assert all(b"".join(storage.stream(f"{url}/{n}")) == (tmp_path / n).read_bytes() for n in local.shards)
+
+
+def test_conflicting_arguments_are_refused() -> None:
+    with pytest.raises(PlanError, match="give a folder"):
+        ps.from_items(ROWS).write_csv("out.csv", 10)
+    with pytest.raises(PlanError, match="compressed files cannot be written"):
+        ps.from_items(ROWS).write_csv("out.csv.gz")

@@ -27,17 +27,22 @@ def samples(count: int) -> ps.Dataset:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    return {path.name: path.read_bytes() for path in visible(folder)}
+
+
+def visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def test_files_are_numbered_and_nothing_else_is_left(tmp_path: Path) -> None:
     packed = samples(1000).write_parquet(tmp_path / "out", max_bytes=20_000)
     count = len(packed.shards)
     assert count > 3
-    assert sorted(os.listdir(tmp_path / "out")) == [f"{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+    names = [f"{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+    assert sorted(os.listdir(tmp_path / "out")) == [".penstock-manifest-parquet.json", *names]
     assert packed.samples == 1000
-    assert packed.nbytes == sum(path.stat().st_size for path in (tmp_path / "out").iterdir())
-    assert all(path.stat().st_size <= 20_000 for path in (tmp_path / "out").iterdir())
+    assert packed.nbytes == sum(path.stat().st_size for path in visible(tmp_path / "out"))
+    assert all(path.stat().st_size <= 20_000 for path in visible(tmp_path / "out"))
     assert [s["id"] for s in ps.read_parquet(tmp_path / "out")] == list(range(1000))
 
 
@@ -50,7 +55,7 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_file_has_at_most_max_samples(tmp_path: Path) -> None:
     samples(25).write_parquet(tmp_path, max_samples=10, compression="none")
-    assert [pq.read_metadata(path).num_rows for path in sorted(tmp_path.iterdir())] == [10, 10, 5]
+    assert [pq.read_metadata(path).num_rows for path in visible(tmp_path)] == [10, 10, 5]
 
 
 @pytest.mark.parametrize("wrong", [{"max_bytes": "much"}, {"max_bytes": 0}, {"max_samples": 0}, {"compression": "zip"}])
@@ -75,7 +80,9 @@ def test_a_failing_sample_leaves_no_file(tmp_path: Path) -> None:
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".parquet")]
     with pytest.raises(StorageError, match="no file"):
         len(ps.read_parquet(tmp_path))
-    packed = ds.on_error("skip").write_parquet(tmp_path, max_bytes=5_000)
+    with pytest.raises(PlanError, match="unfinished run of other stages"):
+        ds.on_error("skip").write_parquet(tmp_path, max_bytes=5_000)
+    packed = ds.on_error("skip").write_parquet(tmp_path, max_bytes=5_000, mode="replace")
     assert (packed.samples, packed.skipped) == (499, 1)
 
 
@@ -140,7 +147,7 @@ def test_shards_go_to_tables_and_back(tmp_path: Path) -> None:
 
 def test_a_dataset_without_samples_gives_no_files(tmp_path: Path) -> None:
     assert ps.from_items([]).write_parquet(tmp_path / "out").shards == ()
-    assert os.listdir(tmp_path / "out") == []
+    assert visible(tmp_path / "out") == []
 
 
 def test_arrow_tables_round_trip_in_memory() -> None:
@@ -182,11 +189,10 @@ def test_a_killed_run_is_resumed_and_gives_the_same_files(tmp_path: Path) -> Non
     script = tmp_path / "write.py"
     script.write_text(textwrap.dedent(SCRIPT.format(slow="len(sys.argv) > 2")))
     victim = subprocess.Popen([sys.executable, str(script), str(tmp_path / "out"), "slow"])
-    journal = tmp_path / "out/.penstock-parquet/journal.json"
+    journal = tmp_path / "out/.penstock-parquet/journal.jsonl"
     until = time.monotonic() + 120
-    while not journal.exists() and time.monotonic() < until:
+    while not (journal.exists() and b"entry" in journal.read_bytes()) and time.monotonic() < until:
         time.sleep(0.01)
-    time.sleep(0.1)
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".parquet")]
@@ -197,13 +203,15 @@ def test_a_killed_run_is_resumed_and_gives_the_same_files(tmp_path: Path) -> Non
         done = subprocess.run([sys.executable, str(script), str(tmp_path / folder)], capture_output=True, text=True)
         assert done.stdout.strip() == "900", done.stderr
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert min(path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()) == 1 < stamp.st_mtime_ns
+    assert min(path.stat().st_mtime_ns for path in visible(tmp_path / "out")) == 1 < stamp.st_mtime_ns
 
 
 def test_the_files_of_an_interrupted_run_of_another_dataset_are_not_used(tmp_path: Path) -> None:
     failing = samples(500).map(lambda s: {"id": 1 // (s["id"] - 400), "data": s["data"]})
     with pytest.raises(ps.errors.StageError):
         failing.write_parquet(tmp_path, max_bytes=5_000)
-    assert (tmp_path / ".penstock-parquet/journal.json").exists()
-    samples(20).write_parquet(tmp_path, max_bytes=5_000)
+    assert (tmp_path / ".penstock-parquet/journal.jsonl").exists()
+    with pytest.raises(PlanError, match=r"unfinished run of another source; repeat that run.*mode='replace'"):
+        samples(20).write_parquet(tmp_path, max_bytes=5_000)
+    samples(20).write_parquet(tmp_path, max_bytes=5_000, mode="replace")
     assert [s["id"] for s in ps.read_parquet(tmp_path)] == list(range(20))

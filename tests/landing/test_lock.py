@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,16 +18,17 @@ from typing import Any
 import pytest
 
 import penstock as ps
+from penstock.blobs.draft import put_object
 from penstock.cli import main
 from penstock.errors import PlanError
-from penstock.packing.folder_lock import LOCK, Owner, folder_lock
-from penstock.packing.journal import read_journal, write_journal
+from penstock.landing.lock import LOCK, OWNER, Owner, work_lock
 from penstock.storage import Memory
 
+WORK = ".penstock-tar"
 HOLD_LOCK = """
 import sys
-from penstock.packing.folder_lock import folder_lock
-with folder_lock(sys.argv[1]):
+from penstock.landing.lock import work_lock
+with work_lock(sys.argv[1], None, "packing run"):
     print("locked", flush=True)
     sys.stdin.readline()
 """
@@ -35,7 +37,7 @@ with folder_lock(sys.argv[1]):
 @contextmanager
 def locked_by_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Start another process that holds the lock of a folder until it reads a line."""
-    call = [sys.executable, "-c", HOLD_LOCK, str(folder)]
+    call = [sys.executable, "-c", HOLD_LOCK, str(folder / WORK)]
     with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "locked\n"
@@ -55,7 +57,7 @@ def test_a_second_run_is_refused_and_the_error_names_the_first(
 ) -> None:
     with locked_by_process(tmp_path / "out") as first:
         sentence = f"another packing run (process {first.pid} on {socket.gethostname()}) is writing there; wait"
-        for more in ({}, {"resume": False}, {"append": True}):
+        for more in ({}, {"mode": "replace"}, {"mode": "append"}):
             with pytest.raises(PlanError) as caught:
                 ps.pack(source, tmp_path / "out", **more)  # type: ignore[arg-type]
             assert sentence in str(caught.value)
@@ -63,18 +65,18 @@ def test_a_second_run_is_refused_and_the_error_names_the_first(
         printed = capsys.readouterr().err
         assert sentence in printed
         assert printed.count("\n") == 1
-        assert os.listdir(tmp_path / "out") == [LOCK]
+        assert os.listdir(tmp_path / "out" / WORK) == [LOCK]
         first.communicate("\n")
     assert ps.pack(source, tmp_path / "out").samples == 20
-    assert LOCK not in os.listdir(tmp_path / "out")
+    assert not (tmp_path / "out" / WORK).exists()
 
 
 def test_the_lock_of_a_killed_run_is_released(source: Path, tmp_path: Path) -> None:
     with locked_by_process(tmp_path / "out") as first:
         first.send_signal(signal.SIGKILL)
-    assert os.listdir(tmp_path / "out") == [LOCK]
+    assert os.listdir(tmp_path / "out" / WORK) == [LOCK]
     assert ps.pack(source, tmp_path / "out").samples == 20
-    assert LOCK not in os.listdir(tmp_path / "out")
+    assert not (tmp_path / "out" / WORK).exists()
 
 
 class Blocking:
@@ -119,7 +121,7 @@ def test_two_threads_do_not_pack_into_one_folder(where: str, tmp_path: Path) -> 
     url = str(tmp_path / "out") if where == "disk" else "memory://folder-lock/threads"
     source = Blocking()
     with packing(source, url) as failures:
-        for more in ({}, {"resume": False}):
+        for more in ({}, {"mode": "replace"}):
             with pytest.raises(PlanError, match=rf"another packing run \(process {os.getpid()} on "):
                 ps.pack(Blocking(), url, max_samples=5, shuffle=False, **more)  # type: ignore[arg-type]
     assert failures == []
@@ -129,9 +131,7 @@ def test_two_threads_do_not_pack_into_one_folder(where: str, tmp_path: Path) -> 
 def test_a_run_stops_when_another_machine_takes_over_its_remote_folder() -> None:
     url, source = "memory://folder-lock/taken", Blocking()
     with packing(source, url) as failures:
-        found = read_journal(Memory(), url)
-        assert found is not None
-        write_journal(Memory(), url, replace(found, by=Owner("elsewhere", 7, "", "run")))
+        put_object(Memory(), f"{url}/{WORK}/{OWNER}", json.dumps(Owner("elsewhere", 7, "", "run").to_json()).encode())
     assert [type(exc) for exc in failures] == [PlanError]
     assert "another packing run (process 7 on elsewhere) is writing there" in str(failures[0])
     source.proceed.set()
@@ -140,9 +140,11 @@ def test_a_run_stops_when_another_machine_takes_over_its_remote_folder() -> None
 
 
 def test_an_owner_is_alive_while_its_process_and_run_are(tmp_path: Path) -> None:
-    with folder_lock(str(tmp_path / "a")) as owner:
+    with work_lock("memory://lock/a/work", Memory(), "run"):
+        owner = Owner.from_json(json.loads(b"".join(Memory().stream(f"memory://lock/a/work/{OWNER}"))))
         assert owner.is_alive()
     assert not owner.is_alive()
+    assert list(Memory().list("memory://lock/a")) == []
     with locked_by_process(tmp_path / "b") as process:
         start_time = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]
         other = Owner(socket.gethostname(), process.pid, start_time, "")
@@ -164,7 +166,7 @@ def test_a_removed_lock_file_does_not_count_as_a_lock(tmp_path: Path) -> None:
         nonlocal inside, most_inside, refused
         for _ in range(50):
             try:
-                with folder_lock(str(tmp_path)):
+                with work_lock(str(tmp_path / "work"), None, "run"):
                     with counters:
                         inside += 1
                         most_inside = max(most_inside, inside)

@@ -186,17 +186,15 @@ def test_remote_shards_have_the_bytes_of_local_ones(tmp_path: Path) -> None:
     assert [s["cls"] for s in ps.read_tar("memory://written/out").decode()] == list(range(25))
 
 
-def test_a_smaller_remote_set_replaces_a_larger_one() -> None:
-    for count in (40, 20):
-        ps.from_items(_samples(count)).write_tar("memory://smaller/out", max_samples=10)
-    names = [one.url.rpartition("/")[2] for one in open_storage("memory://smaller").list("memory://smaller/out")]
-    assert names == [
-        "manifest.json",
-        "shard-000000.tar",
-        "shard-000000.tar.index",
-        "shard-000001.tar",
-        "shard-000001.tar.index",
-    ]
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_a_smaller_set_replaces_a_larger_one(where: str, tmp_path: Path) -> None:
+    url = str(tmp_path) if where == "disk" else "memory://smaller/out"
+    ps.from_items(_samples(40)).write_tar(url, max_samples=10)
+    packed = ps.from_items(_samples(20)).write_tar(url, max_samples=10, mode="replace")
+    assert packed.shards == ("shard-000004.tar", "shard-000005.tar")
+    names = sorted(one.url.rpartition("/")[2] for one in open_storage(url).list(url))
+    assert names == ["manifest.json", *sorted(name + end for name in packed.shards for end in ("", ".index"))]
+    assert len(ps.read_tar(url)) == 20
 
 
 def test_a_dataset_is_not_written_to_the_remote_folder_that_it_reads() -> None:

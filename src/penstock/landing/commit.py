@@ -1,0 +1,660 @@
+"""One way to land: lock, journal, drafts, checkpoints, commit; what is replaced goes when its replacement is visible.
+
+A set of files lands in a folder, on a disk or an object store. What belongs to a run that is not complete is in a
+hidden work folder inside that folder: the lock, the journal and, on a disk, the drafts of the files. The drafts of a
+remote folder are in a temporary folder of this machine, unless files are uploaded under their final names. A commit
+makes the files visible under names that were not in use, then writes the manifest, which readers follow, and only then
+deletes the files that were replaced. A kill at any moment leaves the old set or the new one, and the next run that
+holds the lock continues, or cleans up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Literal, Protocol
+
+from penstock.engines import Program
+from penstock.engines.progress import Progress
+from penstock.errors import PlanError, StateError, StorageError
+from penstock.formats.manifest import (
+    Manifest,
+    ShardEntry,
+    manifest_name,
+    read_manifest_at,
+    set_pattern,
+    write_manifest,
+    write_manifest_at,
+)
+from penstock.formats.tar.index import INDEX_SUFFIX
+from penstock.landing.fingerprint import RunFingerprint, fingerprint_of
+from penstock.landing.journal import JOURNAL, Journal
+from penstock.landing.lock import LOCK, OWNER, is_running, work_lock
+from penstock.landing.position import Position, ResumableRun
+from penstock.plan import check_choice
+from penstock.storage import Storage, local_path, open_storage, redacted
+from penstock.storage.protocol import exists, scheme
+
+Mode = Literal["new", "replace", "append"]
+MODES: tuple[Mode, ...] = ("new", "replace", "append")
+_UPLOADS = 4  # at the same time, when drafts are committed
+_UPLOAD_CHUNK_BYTES = 8 << 20
+_OLD_JOURNALS = (".penstock-{0}/journal.json", ".penstock-{0}/names.json", ".rows.{0}.partial", ".{1}.partial")
+_OLD_TAR_JOURNAL = ".penstock-pack.json"
+_PARTIAL_FILE = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{8}\.partial")
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What was written, or what a dry run would write.
+
+    Attributes:
+        folder: The folder of the shards.
+        shards: The names of the shards, in order.
+        samples: The number of samples in the shards.
+        nbytes: The bytes of all shards.
+        skipped: The number of samples that were skipped because they could not be read or stored.
+        estimated: Whether the numbers are an estimate from a few samples; only in a dry run.
+    """
+
+    folder: str
+    shards: tuple[str, ...]
+    samples: int
+    nbytes: int
+    skipped: int = 0
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a set of files lands.
+
+    Attributes:
+        folder: The folder: a path or URL.
+        format: The format of the files, by which manifests are told apart: ``"tar"``, ``"parquet"``, ``"csv"``, ...
+        suffixes: What the names of such files end with.
+        label: The name or pattern of the files, if the user gave one; empty for a whole folder.
+        given: The storage that the user gave for a remote folder.
+        streamed: Whether files are numbered as they are written, so that remote ones are uploaded under their names.
+    """
+
+    folder: str
+    format: str
+    suffixes: tuple[str, ...]
+    label: str = ""
+    given: Storage | None = None
+    streamed: bool = False
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether the folder is on a disk of this machine."""
+        return scheme(self.folder) == "file"
+
+    @property
+    def storage(self) -> Storage:
+        """The storage of the folder."""
+        return open_storage(self.folder, None if self.on_disk else self.given)
+
+    @property
+    def work(self) -> str:
+        """The hidden folder for the journal, the lock and the drafts."""
+        return self.url(f".penstock-{self.label or self.format}")
+
+    def url(self, name: str) -> str:
+        """Return the path or URL of a file in the folder."""
+        return f"{self.folder.rstrip('/')}/{name}"
+
+    def number(self, name: str) -> int | None:
+        """Return the number in the name of a file of this set; None if the name is not one of this set."""
+        match = set_pattern(self.format, self.label).fullmatch(name)
+        return None if match is None else int(match[1] or 0)
+
+    def owns(self, name: str) -> bool:
+        """Return whether a run may replace a file of this name: a base name of this set."""
+        if self.number(name) is not None:
+            return "/" not in name
+        return not self.label and name.endswith(self.suffixes) and "/" not in name and not name.startswith(".")
+
+    def sizes(self) -> dict[str, int | None]:
+        """Return the names and sizes of the visible files of this format in the folder."""
+        sizes: dict[str, int | None]
+        if self.on_disk:
+            try:
+                with os.scandir(self.folder) as found:
+                    sizes = {one.name: one.stat().st_size for one in found if one.is_file()}
+            except FileNotFoundError:
+                return {}
+        else:
+            prefix = self.url("")
+            sizes = {one.url.removeprefix(prefix): one.size for one in self.storage.list(prefix)}
+        return {name: size for name, size in sizes.items() if self.owns(name)}
+
+    def manifest(self) -> Manifest | None:
+        """Return the manifest of the folder."""
+        return read_manifest_at(self.folder, None if self.on_disk else self.given, format=self.format)
+
+    def next_number(self, names: Iterable[str]) -> int:
+        """Return a number that no file of the set has: 0 if there are none."""
+        return 1 + max((number for name in names if (number := self.number(name)) is not None), default=-1)
+
+    def final_names(self, drafts: Sequence[str], first: int) -> list[str]:
+        """Return the names under which the drafts of a run become visible; they sort behind those of earlier runs."""
+        if self.streamed:
+            return list(drafts)
+        if self.label:
+            return [self.label] * len(drafts)
+        prefix = f"set-{first:03d}-" if first else ""
+        count = len(drafts)
+        return [f"{prefix}{number:05d}-of-{count:05d}.{self.format}" for number in range(count)]
+
+    def check_not_source(self, program: Program, suffixes: tuple[str, ...] | None = None) -> None:
+        """Refuse to write to a folder that the plan reads files of this format from.
+
+        Raises:
+            PlanError: The plan reads from the folder.
+        """
+        if program.stream is not None:
+            return
+        target, endings = _real(self.folder), self.suffixes if suffixes is None else suffixes
+        for url in (reader.url(shard) for reader in program.readers for shard in range(len(reader.names))):
+            name = os.path.basename(url)
+            same_file = "%" in self.label or self.label in ("", name)
+            if same_file and name.endswith(endings) and _source_folder(url) == target:
+                raise PlanError(
+                    f"the dataset reads from {redacted(self.folder)}, where it is to be written; choose another folder"
+                )
+
+
+def _source_folder(url: str) -> str | None:
+    """Return the folder that holds a shard, or the shard itself if it is a folder; None if it does not exist."""
+    if scheme(url) != "file":
+        return url.rpartition("/")[0]
+    path = os.path.realpath(local_path(url))
+    return path if os.path.isdir(path) else os.path.dirname(path) if os.path.exists(path) else None
+
+
+def _real(folder: str) -> str:
+    return os.path.realpath(local_path(folder)) if scheme(folder) == "file" else folder.rstrip("/")
+
+
+class Sink(Protocol):
+    """Writes samples to the drafts of a set, and reports each file that is complete."""
+
+    def open(self, landing: Landing, samples: ResumableRun) -> None:
+        """Begin after what ``landing`` has; called once."""
+
+    def add(self, items: Sequence[Any]) -> None:
+        """Write samples."""
+
+    def close(self) -> None:
+        """Complete the last file."""
+
+    def drop(self) -> None:
+        """End without completing anything; does nothing after ``close``."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What a journal says about an unfinished run."""
+
+    header: dict[str, Any]
+    entries: dict[str, ShardEntry] = field(default_factory=dict)  # by the names of drafts
+    position: Position | None = None
+    state: dict[str, Any] = field(default_factory=dict)  # what the sink stored
+    commit: list[str] | None = None  # the final names, once all drafts are complete
+    old: tuple[str, ...] = ()  # the files that are deleted at the end
+
+
+class Landing:
+    """One run that lands in a target, locked.
+
+    Attributes:
+        target: Where it lands.
+        drafts: The local folder of the drafts.
+        entries: The files that are complete, by the names of their drafts.
+        position: Where the samples after them begin; None for the beginning.
+        state: What the sink stored with the last checkpoint.
+        first: The number that distinguishes the files of this run.
+        first_sample: The number of the first sample of this run in the folder.
+    """
+
+    def __init__(self, target: Target, run: RunFingerprint, options: Mapping[str, Any], mode: Mode) -> None:
+        self.target, self._run, self._mode = target, run, mode
+        self._identity = {**asdict(run), "options": json.loads(json.dumps(options, default=str)), "mode": mode}
+        self.drafts = ""
+        self.first = self.first_sample = 0
+        self.entries: dict[str, ShardEntry] = {}
+        self.position: Position | None = None
+        self.state: dict[str, Any] = {}
+        self._decided = False  # what becomes of what is in the work folder
+        self._journal: Journal
+
+    @property
+    def hidden(self) -> bool:
+        """Whether files stay invisible until the commit: all but those of a new set of shards, and remote shards."""
+        return not self.target.streamed or (self.target.on_disk and self._mode != "new")
+
+    @property
+    def adds(self) -> bool:
+        """Whether the files are added to those in the folder."""
+        return self._mode == "append"
+
+    @property
+    def fingerprint(self) -> str:
+        """What the manifest stores about the run."""
+        text = json.dumps([self._run.source, self._run.stages, self._identity["options"]], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    @contextmanager
+    def opened(self, kind: str) -> Iterator[None]:
+        """Lock the target and read its journal.
+
+        Raises:
+            PlanError: Another run is writing there, or the journal is that of another version.
+            StorageError: The target cannot be written.
+        """
+        target = self.target
+        storage = None if target.on_disk else target.storage
+        with work_lock(target.work, storage, kind) as self._check_lock, _drafts_of(target) as self.drafts:
+            _check_old_journals(target)
+            self._journal = Journal(target.work, storage)
+            with closing(self._journal):
+                try:
+                    yield
+                finally:
+                    self._leave()
+
+    def _leave(self) -> None:
+        """Remove what the next run does not need: the drafts that no checkpoint covers, or everything."""
+        if not self._decided:
+            return
+        with suppress(StorageError, OSError):
+            if not self.entries and (self.hidden or not self.target.sizes()):
+                self._journal.remove()
+        self._remove_drafts(keep=self.entries)
+
+    def begin(self) -> Packed | None:
+        """Decide what is left to do: continue an interrupted run, start, or nothing because it is complete.
+
+        Raises:
+            PlanError: The target holds files or an unfinished run of another plan.
+            StorageError: The target cannot be read or written.
+        """
+        found = self._load()
+        self._remove_leftovers(found)
+        manifest = self.target.manifest()
+        if found is not None and found.commit is not None and self._is_visible(found, manifest):
+            self._delete(found.old)
+            if self._is_same(found):
+                return self._complete([*found.entries.values()], found.commit, found.position)
+            found = None
+        if found is not None and self._is_same(found):
+            return self._resume(found)
+        if found is not None and (found.entries or found.commit is not None) and self._mode != "replace":
+            raise self._other_run(found.header)
+        return self._start(manifest)
+
+    def _load(self) -> _Progress | None:
+        """Return what the journal says; None if there is none."""
+        found: _Progress | None = None
+        try:
+            for line, _, _ in self._journal.load():
+                if "v" in line:
+                    found = found or _Progress(line)
+                assert found is not None
+                if "entry" in line:
+                    entry = ShardEntry(*line["entry"])
+                    self._check_draft(entry)
+                    found.entries[entry.name] = entry
+                    found.position, found.state = line["position"], dict(line.get("state") or {})
+                if "commit" in line:
+                    found.commit, found.old = [*map(str, line["commit"])], tuple(map(str, line["old"]))
+                    found.position = {"skipped": int(line["skipped"])}
+                    found.header = {**found.header, "classes": line["classes"]}
+                    self._check_names([*found.commit, *found.old])
+                    if len(found.commit) != len(found.entries):
+                        raise ValueError("the commit has other files than the run")
+        except (StateError, ValueError, KeyError, TypeError) as exc:
+            if self._mode == "replace":
+                return None
+            problem = exc if isinstance(exc, StateError) else self._journal.damaged(exc)
+            raise PlanError(f"{problem}; mode='replace' starts over") from exc
+        return found
+
+    def _check_draft(self, entry: ShardEntry) -> None:
+        name = str(entry.name)
+        is_draft = self.target.number(name) is not None if self.target.streamed else re.fullmatch(r"\d{5,}\.\w+", name)
+        if not is_draft or "/" in name or min(int(entry.samples), int(entry.bytes)) < 0:
+            raise ValueError(f"{name!r} is not a file of this run")
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if not self.target.owns(name):
+                raise ValueError(f"{name!r} is not a file of this run")
+
+    def _is_same(self, found: _Progress) -> bool:
+        return {name: found.header.get(name) for name in self._identity} == self._identity
+
+    def _is_visible(self, found: _Progress, manifest: Manifest | None) -> bool:
+        """Return whether the manifest lists a run's files already, so that only the old ones are left to delete."""
+        entries = zip(found.commit or (), found.entries.values(), strict=True)
+        return manifest is not None and all(manifest.entry(name) == e._replace(name=name) for name, e in entries)
+
+    def _other_run(self, header: Mapping[str, Any]) -> PlanError:
+        theirs, ours = header.get("options") or {}, self._identity["options"]
+        options = sorted(name for name in {*theirs, *ours} if theirs.get(name) != ours.get(name))
+        difference = (
+            f"with other options ({', '.join(options)})"
+            if options
+            else f"with mode={header.get('mode')!r}"
+            if header.get("mode") != self._mode
+            else "of another source"
+            if header.get("source") != self._run.source
+            else "of other stages, or with a function that was edited since"
+        )
+        return PlanError(
+            f"{redacted(self.target.folder)} holds an unfinished run {difference}; repeat that run to finish it, "
+            "or pass mode='replace' to start over"
+        )
+
+    def _resume(self, found: _Progress) -> Packed | None:
+        """Take over an interrupted run of the same plan; its drafts may be gone, its visible files may not."""
+        self.first, self.first_sample = int(found.header["first"]), int(found.header["number"])
+        sizes = self._draft_sizes()
+        if found.commit is not None:
+            visible = self.target.sizes()
+            done = zip(found.commit, found.entries.values(), strict=True)
+            if all(sizes.get(e.name) == e.bytes or visible.get(name) == e.bytes for name, e in done):
+                return self._finish(found)
+        missing = [e for e in found.entries.values() if self._run.stream or sizes.get(e.name, -1) < e.bytes]
+        if missing and not self.hidden and not self._run.stream:
+            visible = self.target.sizes()
+            if gone := [e.name for e in found.entries.values() if visible.get(e.name) != e.bytes]:
+                raise PlanError(f"{gone[0]} was written before and is gone or changed; mode='replace' starts over")
+        self._decided = True
+        if missing and (self.hidden or self._run.stream):
+            self._journal.start(found.header)
+            self._remove_drafts(keep=())
+            return None
+        self.entries, self.position, self.state = found.entries, found.position, found.state
+        self._remove_drafts(keep=self.entries)
+        return None
+
+    def _start(self, manifest: Manifest | None) -> Packed | None:
+        """Check that the target may be written, and begin a journal."""
+        existing, target = self.target.sizes(), self.target
+        if self._mode == "new":
+            mine = [e for e in manifest.shards if target.number(e.name) is not None] if manifest is not None else []
+            is_whole = all(existing.get(entry.name) == entry.bytes for entry in mine)
+            if manifest is not None and manifest.made.get(target.label) == self.fingerprint and is_whole:
+                return self._complete(mine, [entry.name for entry in mine], None)
+            if existing or mine:
+                names = sorted({*existing, *(entry.name for entry in mine)})
+                holds = f"{len(names)} files of another run ({names[0]}, ...)" if len(names) > 1 else names[0]
+                raise PlanError(
+                    f"{redacted(target.folder)} holds {holds}, written from another source or with other options; "
+                    "mode='append' adds to what is there, mode='replace' replaces it"
+                )
+        if self._mode == "append" and target.label and "%" not in target.label:
+            raise PlanError(
+                f"{redacted(target.url(target.label))}: mode='append' adds files to a folder; give a folder"
+            )
+        self.first = target.next_number(existing)
+        if self._mode == "append" and manifest is not None:
+            self.first_sample = sum(e.samples for e in manifest.shards if target.number(e.name) is not None)
+        self._decided = True
+        self._remove_drafts(keep=())
+        self._journal.start({**self._identity, "first": self.first, "number": self.first_sample})
+        return None
+
+    def checkpoint(self, entry: ShardEntry, position: Position | None, state: Mapping[str, Any] | None = None) -> None:
+        """Record that a draft is complete up to a position: a run that is interrupted later begins there.
+
+        Raises:
+            PlanError: Another run has taken over the remote folder.
+            StorageError: The journal cannot be written.
+        """
+        self._check_lock()
+        self.entries[entry.name] = entry
+        self.state = dict(state or {})
+        if not self.hidden and self.target.on_disk:
+            self._publish(entry.name, entry.name)
+        line = {"entry": entry, "position": position} | ({"state": self.state} if state else {})
+        self._journal.append(json.dumps(line, separators=(",", ":")), sync=True)
+
+    def commit(self, skipped: int, classes: Sequence[str] | None = None) -> Packed:
+        """Make all files visible, then delete those that they replace.
+
+        Raises:
+            PlanError: Another run has taken over the remote folder.
+            StorageError: A file cannot be written; the old set is still the current one.
+        """
+        names = self.target.final_names([*self.entries], self.first)
+        manifest = self.target.manifest()
+        numbers = {name: self.target.number(name) for name in self.target.sizes()}
+        oldest = self.first if self._mode == "append" else 0
+        old = {name for name, number in numbers.items() if number is not None and number >= oldest}
+        if self._mode == "replace" and manifest is not None and not self.target.label:
+            old |= {entry.name for entry in manifest.shards if self.target.owns(entry.name)}
+        line = {"commit": names, "old": sorted(old - {*names}), "skipped": skipped, "classes": classes}
+        self._check_lock()
+        self._journal.append(json.dumps(line, separators=(",", ":")), sync=True)
+        run = _Progress(
+            {"classes": classes}, self.entries, {"skipped": skipped}, {}, names, tuple(sorted(old - {*names}))
+        )
+        return self._finish(run)
+
+    def _finish(self, run: _Progress) -> Packed:
+        """Publish, write the manifest, delete what was replaced, and remove the journal; may be repeated."""
+        names, target = run.commit or [], self.target
+        pairs = list(zip(run.entries, names, strict=True))
+        if target.on_disk:
+            for draft, name in pairs:
+                self._publish(draft, name)
+        else:
+            with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
+                list(pool.map(lambda pair: self._publish(*pair), pairs))
+        entries = [entry._replace(name=name) for entry, name in zip(run.entries.values(), names, strict=True)]
+        write = (
+            partial(write_manifest, local_path(target.folder))
+            if target.on_disk
+            else partial(write_manifest_at, target.folder, target.given)
+        )
+        made = {target.label: "" if self._mode == "append" else self.fingerprint}
+        classes = run.header.get("classes")
+        write(entries, target.format, without=[*run.old], classes=classes, made=made)
+        self._delete(run.old)
+        return self._complete(entries, names, run.position)
+
+    def _publish(self, draft: str, name: str) -> None:
+        """Make a draft visible, unless that happened already."""
+        path, url = os.path.join(self.drafts, draft), self.target.url(name)
+        if not self.target.on_disk:
+            if os.path.exists(path):
+                size = os.path.getsize(path)
+                with self.target.storage.put(url, size_hint=size) as upload, open(path, "rb") as file:
+                    while chunk := file.read(_UPLOAD_CHUNK_BYTES):
+                        upload.write(chunk)
+                    upload.commit()
+            return
+        for suffix in (INDEX_SUFFIX, ""):  # a shard never appears without its index
+            with suppress(FileNotFoundError):
+                os.replace(path + suffix, url + suffix)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            for suffix in (INDEX_SUFFIX, "") if self.target.format == "tar" else ("",):
+                self.target.storage.delete(self.target.url(name + suffix))
+
+    def _complete(self, entries: Sequence[ShardEntry], names: Sequence[str], position: Position | None) -> Packed:
+        """Return the result of a run that left nothing to do."""
+        self.entries, self._decided = {}, False
+        self._journal.remove()
+        self._remove_drafts(keep=())
+        samples, nbytes = sum(entry.samples for entry in entries), sum(entry.bytes for entry in entries)
+        skipped = 0 if position is None else int(position.get("skipped", 0))
+        return Packed(redacted(self.target.folder), tuple(names), samples, nbytes, skipped)
+
+    def _draft_sizes(self) -> dict[str, int]:
+        with os.scandir(self.drafts) as found:
+            return {one.name: one.stat().st_size for one in found if one.is_file(follow_symlinks=False)}
+
+    def _remove_drafts(self, keep: Iterable[str]) -> None:
+        kept = {LOCK, OWNER, JOURNAL, *keep, *(f"{name}{INDEX_SUFFIX}" for name in keep)}
+        with os.scandir(self.drafts) as found:
+            for one in found:
+                if one.name not in kept and not one.is_dir(follow_symlinks=False):
+                    os.unlink(one.path)
+
+    def _remove_leftovers(self, found: _Progress | None) -> None:
+        """Remove what killed runs left in the folder itself: partial manifests, and uploads that never ended."""
+        target = self.target
+        if target.on_disk:
+            for name in os.listdir(target.folder):
+                match = _PARTIAL_FILE.fullmatch(name)
+                if match and match["name"] == manifest_name(target.format) and not is_running(int(match["pid"])):
+                    with suppress(OSError):
+                        os.unlink(target.url(name))
+            return
+        drop_uploads = getattr(target.storage, "drop_uploads", None)
+        if drop_uploads is None or found is None:
+            return
+        try:
+            drop_uploads(target.folder, target.owns)
+        except StorageError as error:  # such uploads are invisible and only take up space
+            _log.info("uploads that were never completed may be left: %s", error)
+
+
+def _check_old_journals(target: Target) -> None:
+    names = [pattern.format(target.format, target.label or "-") for pattern in _OLD_JOURNALS] if target.on_disk else []
+    names += [_OLD_TAR_JOURNAL] if target.format == "tar" else []
+    for name in names:
+        if os.path.lexists(target.url(name)) if target.on_disk else exists(target.storage, target.url(name)):
+            raise PlanError(
+                f"{redacted(target.folder)} holds {name}, the journal of an unfinished run of another version of "
+                "Penstock; finish the run with that version, or remove it"
+            )
+
+
+@contextmanager
+def _drafts_of(target: Target) -> Iterator[str]:
+    """Provide the local folder for drafts: the work folder, or a temporary one that later runs on this machine find."""
+    if target.on_disk:
+        yield target.work
+        return
+    with temporary_folder(target.work) as folder:
+        yield folder
+
+
+@contextmanager
+def temporary_folder(key: str, *, keep: bool = True) -> Iterator[str]:
+    """Provide a temporary folder that belongs to the holder of a lock; an earlier one of the same key is found again.
+
+    Args:
+        key: What the lock is on.
+        keep: Whether files in the folder outlive the context, so that the next holder finds them; a folder that a
+            killed process left is emptied otherwise.
+    """
+    prefix = f"penstock-{hashlib.sha256(key.encode()).hexdigest()[:16]}-"
+    parent, mine = tempfile.gettempdir(), []
+    for name in os.listdir(parent):
+        if name.startswith(prefix):
+            status = os.lstat(os.path.join(parent, name))
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                mine.append(os.path.join(parent, name))
+    for path in mine[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+    folder = mine[0] if mine and keep else tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield folder
+    finally:
+        if not keep or not os.listdir(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def land(
+    program: Program,
+    epoch: int,
+    target: Target,
+    sink: Sink,
+    options: Mapping[str, Any],
+    *,
+    mode: Mode = "new",
+    kind: str = "run",
+    title: str = "writing",
+    progress: bool | None = False,
+    classes: Sequence[str] | None = None,
+) -> Packed:
+    """Run a program and write its samples to a target, once: what an interrupted run has written is not written again.
+
+    Args:
+        program: Yields the samples, in an exact order.
+        epoch: The epoch to run.
+        target: Where the files land.
+        sink: Writes them.
+        options: What else determines the files, for the comparison with an interrupted or complete run.
+        mode: What to do if the target holds files.
+        kind: What kind of run it is, for the error of one that finds the target in use.
+        title: The title of the progress bar.
+        progress: Whether to show the progress bar; None: if standard error is a terminal.
+        classes: The class names, for the manifest.
+
+    Raises:
+        DataError: A sample cannot be read or stored.
+        PlanError: The target holds files or an unfinished run of another plan, or another run is writing there.
+        StorageError: The target cannot be written.
+    """
+    check_mode(mode)
+    with storage_errors(target.folder):
+        landing = Landing(target, fingerprint_of(program, epoch), options, mode)
+        with landing.opened(kind):
+            if (finished := landing.begin()) is not None:
+                return finished
+            done = sum(entry.samples for entry in landing.entries.values())
+            try:
+                samples = ResumableRun(program, epoch, landing.position, done)
+            except StateError as exc:
+                raise PlanError(f"{exc}; mode='replace' starts over") from exc
+            remaining = None if samples.total is None else max(0, samples.total - done)
+            with closing(samples), Progress(title, remaining, shown=progress) as bar:
+                sink.open(landing, samples)
+                try:
+                    for items in samples:
+                        sink.add(items)
+                        bar.add(len(items))
+                    sink.close()
+                finally:
+                    sink.drop()
+            return landing.commit(samples.skipped, classes)
+
+
+def check_mode(mode: Any) -> None:
+    """Check the argument ``mode``.
+
+    Raises:
+        PlanError: There is no such mode.
+    """
+    check_choice("mode", mode, MODES)
+
+
+@contextmanager
+def storage_errors(url: str) -> Iterator[None]:
+    """Turn an ``OSError`` into a ``StorageError`` that names the URL."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as exc:
+        raise StorageError(f"cannot write: {exc.strerror or exc}", redacted(url)) from exc

@@ -1,0 +1,104 @@
+"""Writes samples to tar shards: their keys, and a checkpoint after every shard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.blobs.compression import COMPRESSION_SUFFIXES
+from penstock.errors import PlanError
+from penstock.formats.manifest import ShardEntry
+from penstock.formats.tar import ShardWriter
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk, parse_target
+from penstock.landing.commit import Landing, Target
+from penstock.landing.position import Position, ResumableRun
+from penstock.storage import Storage, local_path
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLimits:
+    """When a shard is full, and how it is compressed."""
+
+    max_bytes: int
+    max_samples: int
+    compress: str | None = None
+
+
+def tar_target(url: str | os.PathLike[str], compress: str | None, storage: Storage | None) -> Target:
+    """Return the target for shards: a folder, a pattern (``out/train-%06d.tar``) or one archive.
+
+    Raises:
+        PlanError: The compression is unknown, or the name is not a valid pattern.
+    """
+    if compress is not None and compress not in COMPRESSION_SUFFIXES:
+        raise PlanError(f"compress={compress!r}: use one of {', '.join(COMPRESSION_SUFFIXES)}")
+    text = os.fspath(url)
+    path = local_path(text) if on_disk(text) else text
+    folder, name, _ = parse_target(path.rstrip("/") or "/", compress)
+    label = "" if folder == (path.rstrip("/") or "/") else name
+    return Target(folder, "tar", TAR_SUFFIXES, label, storage, streamed=True)
+
+
+class TarSink:
+    """Writes samples to shards of a tar target.
+
+    Args:
+        limits: When a shard is full.
+        numbered_keys: Whether keys are made of the number of the sample, and of its own key if it has one. Otherwise
+            only samples without a key get their number.
+    """
+
+    def __init__(self, limits: ShardLimits, numbered_keys: bool = False) -> None:
+        self._limits, self._numbered_keys = limits, numbered_keys
+        self._writer: ShardWriter | None = None
+
+    def open(self, landing: Landing, samples: ResumableRun) -> None:
+        """Begin with the shard after those that are complete."""
+        limits, target = self._limits, landing.target
+        folder = landing.drafts if target.on_disk else target.folder
+        self._landing, self._samples = landing, samples
+        self._done = sum(entry.samples for entry in landing.entries.values())
+        self._writer = ShardWriter(
+            f"{folder}/{target.label}" if target.label else folder,
+            max_bytes=limits.max_bytes,
+            max_samples=limits.max_samples,
+            compress=limits.compress,
+            start=landing.first + len(landing.entries),
+            manifest=False,
+            storage=target.given,
+            background=True,
+            published=self._published,
+            at_least_one=not landing.entries and not landing.adds,
+        )
+
+    def _published(self, entry: ShardEntry, position: Position | None) -> None:
+        self._landing.checkpoint(entry, position)
+
+    def _position(self) -> Position | None:
+        return self._samples.position(self._done)
+
+    def add(self, items: Sequence[Any]) -> None:
+        """Write samples."""
+        assert self._writer is not None
+        for sample in items:
+            self._writer.write(self._with_key(sample, self._landing.first_sample + self._done), self._position)
+            self._done += 1
+
+    def _with_key(self, sample: dict[str, Any], number: int) -> dict[str, Any]:
+        if not self._numbered_keys:
+            return sample if "__key__" in sample else {"__key__": f"{number:09d}", **sample}
+        stem = sample.get("__key__")
+        sample["__key__"] = f"{number:09d}-{stem}" if stem else f"{number:09d}"
+        return sample
+
+    def close(self) -> None:
+        """Complete the last shard."""
+        assert self._writer is not None
+        self._writer.close(self._position)
+
+    def drop(self) -> None:
+        """Discard the shard that is being written; complete ones still get their checkpoint."""
+        if self._writer is not None:
+            self._writer.abort()

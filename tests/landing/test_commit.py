@@ -1,0 +1,441 @@
+"""A set of files lands once: after kills, full disks and failing servers, readers see the old set or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock.errors import PenstockError, PlanError, StorageError
+from penstock.formats.tar.index import Index
+from penstock.storage import S3, Memory, Upload, open_storage
+from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+KILLS = 10 if FULL else 2
+KINDS = ["tar", "parquet", "json", "pack-tar", "pack-parquet"]
+
+# One interpreter for all runs of a test: it reads commands, and forks a process for each.
+WRITING = """
+import json, os, signal, sys, time
+import pyarrow.parquet
+import penstock as ps
+import penstock.landing.parquet_sink, penstock.landing.row_sink, penstock.landing.tar_sink, penstock.packing.packer
+import penstock.engines.local, penstock.formats.tar.reader, penstock.storage.s3
+import penstock.dataset.write_methods
+
+def row(sample):
+    time.sleep(float(os.environ["SLEEP"]))
+    return {"__key__": f"{sample['n']:04d}", "txt": f"{sample['n']} " * 40}
+
+def write(kind, url, server, count, mode):
+    ds = ps.from_items([{"n": n} for n in range(count)]).map(row, workers=2)
+    options = {"mode": mode, "storage": ps.S3(*server.split()) if server else None}
+    if kind.startswith("pack"):
+        ps.pack(ds, url, format=kind.partition("-")[2], max_samples=9, shuffle=False, **options)
+    elif kind == "json":
+        ds.write_json(url, 3_000, **options)
+    else:
+        getattr(ds, f"write_{kind}")(url, max_samples=9, **options)
+
+for line in sys.stdin:
+    kill_s, *arguments = json.loads(line)
+    child = os.fork()
+    if not child:
+        os.environ["SLEEP"] = "0.002" if kill_s else "0"
+        try:
+            write(*arguments)
+        except BaseException:
+            import traceback
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    until, status = time.monotonic() + (kill_s or 300), None
+    while status is None and time.monotonic() < until:
+        status = os.waitstatus_to_exitcode(found[1]) if (found := os.waitpid(child, os.WNOHANG))[0] else None
+        time.sleep(0.002)
+    if status is None:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    print(json.dumps(status), flush=True)
+"""
+
+
+@dataclass
+class Place:
+    """A target on a disk or in a bucket."""
+
+    url: str
+    server: str = ""
+    writer: subprocess.Popen[str] | None = None
+
+    @property
+    def storage(self) -> Any:
+        if not self.server:
+            return None
+        endpoint, access_key, secret_key = self.server.split()
+        return S3(endpoint, access_key, secret_key)
+
+    def write(self, kind: str, count: int, mode: str = "new") -> None:
+        assert self._run(0, kind, count, mode) == 0
+
+    def kill(self, kind: str, count: int, mode: str, after_s: float) -> bool:
+        """Kill a run after a while; return whether it had ended before."""
+        return self._run(after_s, kind, count, mode) == 0
+
+    def _run(self, kill_s: float, kind: str, count: int, mode: str) -> int | None:
+        assert self.writer is not None
+        assert self.writer.stdin is not None
+        assert self.writer.stdout is not None
+        self.writer.stdin.write(json.dumps([kill_s, kind, self.url, self.server, count, mode]) + "\n")
+        self.writer.stdin.flush()
+        status: int | None = json.loads(self.writer.stdout.readline())
+        return status
+
+    def read(self, kind: str) -> list[str]:
+        """Return the keys that readers see; an empty list if they see no set at all."""
+        read: Any = {"tar": ps.read_tar, "parquet": ps.read_parquet, "json": ps.read_json}[kind.removeprefix("pack-")]
+        try:
+            return [sample["__key__"] for sample in read(self.url, storage=self.storage)]
+        except StorageError:
+            return []
+
+    def files(self) -> dict[str, bytes]:
+        storage = open_storage(self.url, self.storage)
+        found = {}
+        for one in storage.list(self.url):
+            name, data = one.url.rpartition(self.url.rstrip("/") + "/")[2], b"".join(storage.stream(one.url))
+            found[name] = data if not name.endswith(".index") else b"%d" % Index.from_bytes(data).samples
+        return found
+
+
+@contextmanager
+def places(where: str, folder: Path) -> Iterator[tuple[Place, Place]]:
+    """Provide two targets: one for a run that is killed, and one for a run that is not."""
+    call = [sys.executable, "-c", WRITING]
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
+        try:
+            if where == "disk":
+                yield Place(str(folder / "out"), "", writer), Place(str(folder / "want"), "", writer)
+                return
+            (folder / "buckets" / "bucket").mkdir(parents=True)
+            with s3_server(folder / "buckets") as port:
+                server = f"http://127.0.0.1:{port} {ACCESS_KEY} {SECRET_KEY}"
+                yield Place("s3://bucket/out", server, writer), Place("s3://bucket/want", server, writer)
+        finally:
+            assert writer.stdin is not None
+            writer.stdin.close()
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Use a temporary folder of this test's own, to see what stays there."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("kind", KINDS if FULL else ["tar", "parquet", "json"])
+def test_a_run_that_is_killed_lands_once(kind: str, where: str, tmp_path: Path, temporary: Path) -> None:
+    keys = [f"{n:04d}" for n in range(120)]
+    rng = random.Random(f"{kind} {where}")
+    with places(where, tmp_path) as (out, want):
+        want.write(kind, 120)
+        for _ in range(KILLS):
+            out.kill(kind, 120, "new", rng.random() * 0.5)
+            seen = out.read(kind)
+            assert seen == keys[: len(seen)]  # new shards appear one by one, tables and rows together
+            assert kind.endswith("tar") or seen in ([], keys)
+        out.write(kind, 120)
+        assert out.read(kind) == keys
+        assert out.files() == want.files()
+    assert os.listdir(temporary) == []
+
+
+@pytest.mark.parametrize("where", ["disk", "s3"])
+@pytest.mark.parametrize("kind", KINDS[:2] + KINDS[3:] if FULL else ["tar", "parquet"])
+def test_a_replacement_that_is_killed_is_the_old_set_or_the_new(
+    kind: str, where: str, tmp_path: Path, temporary: Path
+) -> None:
+    old, new = ([f"{n:04d}" for n in range(count)] for count in (50, 120))
+    rng = random.Random(f"{kind} {where}")
+    with places(where, tmp_path) as (out, want):
+        for place in (out, want):
+            place.write(kind, 50)
+        want.write(kind, 120, "replace")
+        complete = False
+        for _ in range(KILLS):
+            complete = complete or out.kill(kind, 120, "replace", rng.random() * 0.5)
+            assert out.read(kind) in (old, new)
+        if not complete:
+            out.write(kind, 120, "replace")
+        assert out.read(kind) == new
+        assert out.files() == want.files()
+    assert os.listdir(temporary) == []
+
+
+@dataclass(frozen=True)
+class Watched(Memory):
+    """Memory that counts open uploads, and fails at one of the calls that write."""
+
+    open: list[int] = field(default_factory=list)  # how many uploads were open, at each beginning
+    left: list[int] = field(default_factory=lambda: [1 << 60])
+    lock: Any = field(default_factory=threading.Lock)
+
+    def put(self, url: str, *, size_hint: int | None = None) -> Upload:
+        self._count(url)
+        return _WatchedUpload(super().put(url, size_hint=size_hint), self)
+
+    def delete(self, url: str) -> None:
+        self._count(url)
+        super().delete(url)
+
+    def _count(self, url: str) -> None:
+        with self.lock:
+            self.left[0] -= 1
+        if self.left[0] < 0:
+            raise StorageError("gone", url)
+
+
+class _WatchedUpload(Upload):
+    def __init__(self, inner: Upload, storage: Watched) -> None:
+        super().__init__(inner.url)
+        self._inner, self._storage = inner, storage
+        self._add(1)
+
+    def _add(self, number: int) -> None:
+        with self._storage.lock:
+            self._storage.open.append((self._storage.open or [0])[-1] + number)
+
+    def _write(self, data: Any) -> None:
+        self._inner.write(data)
+
+    def _commit(self) -> Any:
+        self._add(-1)
+        return self._inner.commit()
+
+    def _abort(self) -> None:
+        self._add(-1)
+        self._inner.abort()
+
+
+def samples(count: int) -> ps.Dataset:
+    return ps.from_items([{"__key__": f"{n:04d}", "txt": f"text {n}"} for n in range(count)])
+
+
+def write(kind: str, count: int, url: str, **options: Any) -> Any:
+    limit = {} if kind == "json" else {"max_samples": options.pop("max_samples", 5)}
+    return getattr(samples(count), f"write_{kind}")(url, **({"max_bytes": 200} if kind == "json" else limit), **options)
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "json"])
+def test_the_uploads_of_200_files_are_bounded(kind: str) -> None:
+    storage, url = Watched(), f"memory://bounded/{kind}"
+    for mode in ("new", "replace"):
+        packed = write(kind, 1000, url, mode=mode, storage=storage)
+        assert len(packed.shards) >= 190
+    assert max(storage.open) <= (40 if kind == "tar" else 5)  # small shards wait in the writer's queues of 16
+    assert storage.open[-1] == 0
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_replacement_that_fails_at_any_request_leaves_the_old_set(kind: str) -> None:
+    old, new = ([f"{n:04d}" for n in range(count)] for count in (10, 15))
+    want = f"memory://failing-{kind}/want"
+    write(kind, 10, want)
+    write(kind, 15, want, mode="replace")
+    for calls in range(60):
+        url, storage = f"memory://failing-{kind}/{calls}", Watched(left=[calls])
+        write(kind, 10, url)
+        complete = True
+        try:
+            write(kind, 15, url, mode="replace", storage=storage)
+        except StorageError:
+            complete = False
+            assert Place(url).read(kind) in (old, new)
+            write(kind, 15, url, mode="replace")
+        assert Place(url).read(kind) == new
+        found = Place(url).files()
+        found.pop(f"{LANDING[kind]}/owner.json", None)  # if its removal fails, it names a run that is not alive
+        assert found == Place(want).files()
+        if complete and storage.left[0] >= 0:
+            break
+    assert 10 < calls < 60
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_a_reader_of_a_folder_that_is_replaced_sees_one_set(kind: str, tmp_path: Path) -> None:
+    out, stop = Place(str(tmp_path / "out")), threading.Event()
+    seen: list[Any] = []
+    write(kind, 40, out.url)
+
+    def read() -> None:
+        read_set: Any = ps.read_tar if kind == "tar" else ps.read_parquet
+        while not stop.is_set():
+            try:
+                seen.append(len(read_set(out.url)))
+            except PenstockError as exc:  # a file that was listed is deleted before it is opened
+                seen.append(-1 if "no such" in str(exc).lower() else str(exc))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for count in (60, 40, 60, 40):
+        write(kind, count, out.url, mode="replace")
+    stop.set()
+    thread.join()
+    assert {*seen} <= {40, 60, -1}
+    assert {40, 60} & {*seen}
+
+
+LANDING = {"tar": ".penstock-tar", "parquet": ".penstock-parquet", "json": ".penstock-jsonl"}
+HEADER = {"v": 2, "source": "", "stages": "", "stream": False, "options": {}, "mode": "new", "first": 0, "number": 0}
+
+
+@pytest.mark.parametrize("name", ["../victim", "/victim", "link/victim", "notes.txt", ".hidden", "", "a/../../victim"])
+@pytest.mark.parametrize("kind", [*LANDING])
+@pytest.mark.parametrize("mode", ["new", "replace", "append"])
+def test_a_crafted_journal_names_no_file_outside_of_its_set(kind: str, name: str, mode: str, tmp_path: Path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    outside.mkdir()
+    write(kind, 12, str(out))
+    victims = [tmp_path / "victim", outside / "victim", out / "notes.txt", out / ".hidden"]
+    for victim in victims:
+        victim.write_text("precious")
+    (out / "link").symlink_to(outside)
+    name = str(tmp_path / "victim") if name == "/victim" else name
+    work = out / LANDING[kind]
+    draft = {"tar": "shard-000000.tar", "parquet": "00000.parquet", "json": "00000.jsonl"}[kind]
+    for line in (
+        {"entry": [name, 1, 8, ""], "position": None},
+        {"commit": [name], "old": [], "skipped": 0, "classes": None},
+        {"commit": [], "old": [name], "skipped": 0, "classes": None},
+    ):
+        work.mkdir(exist_ok=True)
+        entry = {"entry": [draft, 1, 8, ""], "position": None}
+        lines = [HEADER, *([entry] if line.get("commit") else []), line]
+        (work / "journal.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+        (work / draft).unlink(missing_ok=True)
+        (work / draft).symlink_to(tmp_path / "victim")
+        if mode == "replace":
+            assert write(kind, 15, str(out), mode=mode).samples == 15
+        else:
+            with pytest.raises(PlanError, match=r"journal cannot be read.*mode='replace' starts over"):
+                write(kind, 15, str(out), mode=mode)
+    assert [victim.read_text() for victim in victims] == ["precious"] * 4
+
+
+def test_a_work_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "00000.parquet").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / ".penstock-parquet").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PlanError, match="is a link, which a run does not follow"):
+        write("parquet", 5, str(tmp_path / "out"), mode="replace")
+    assert (tmp_path / "elsewhere" / "00000.parquet").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("tar", ".penstock-pack.json"),
+        ("parquet", ".penstock-parquet/names.json"),
+        ("parquet", ".penstock-parquet/journal.json"),
+        ("json", ".rows.jsonl.partial/journal.json"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["new", "replace", "append"])
+def test_a_journal_of_an_old_format_is_refused(kind: str, name: str, mode: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(json.dumps({"files": [["x", "../victim"]], "old": ["../victim"]}))
+    with pytest.raises(PlanError, match="the journal of an unfinished run of another version of Penstock"):
+        write(kind, 5, str(tmp_path), mode=mode)
+
+
+def test_interrupted_renames_are_finished_by_the_next_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_replace, renamed = os.replace, []
+
+    def failing_replace(source: Any, target: Any) -> None:
+        if str(target).endswith(".parquet") and "/.penstock" not in str(target):
+            renamed.append(target)
+            if len(renamed) == 3:
+                raise OSError("power failure")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "replace", failing_replace)
+    with pytest.raises(StorageError, match="power failure"):
+        write("parquet", 60, str(tmp_path))
+    monkeypatch.undo()
+    with pytest.raises(StorageError, match="is incomplete"):
+        len(ps.read_parquet(tmp_path))
+    with pytest.raises(PlanError, match="unfinished run of another source"):
+        write("parquet", 61, str(tmp_path))
+    assert write("parquet", 60, str(tmp_path)).samples == 60
+    assert len(ps.read_parquet(tmp_path)) == 60
+
+
+def test_a_file_that_is_not_of_the_set_is_neither_replaced_nor_removed(tmp_path: Path) -> None:
+    write("tar", 12, str(tmp_path))
+    samples(3).write_tar(tmp_path / "extra-%03d.tar")
+    (tmp_path / "mine.tar").write_bytes(b"")
+    with pytest.raises(PlanError, match="mode='append' adds"):
+        write("tar", 13, str(tmp_path))
+    samples(4).write_tar(tmp_path / "extra-%03d.tar", mode="replace")
+    visible = sorted(name for name in os.listdir(tmp_path) if name.endswith(".tar"))
+    assert visible == ["extra-001.tar", "mine.tar", *(f"shard-{n:06d}.tar" for n in range(3))]
+
+
+def test_a_full_disk_is_one_error_and_the_rerun_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real_fsync, synced = os.fsync, []
+
+    def full_disk(fd: int) -> None:
+        synced.append(fd)
+        if len(synced) > 9:
+            raise OSError(28, "No space left on device")
+        real_fsync(fd)
+
+    for kind in ("tar", "parquet", "json"):
+        synced.clear()
+        monkeypatch.setattr(os, "fsync", full_disk)
+        with pytest.raises(StorageError, match="cannot write: No space left on device"):
+            write(kind, 60, str(tmp_path / kind))
+        monkeypatch.undo()
+        assert len((tmp_path / kind / LANDING[kind] / "journal.jsonl").read_text().splitlines()) > 2
+        write(kind, 60, str(tmp_path / kind))
+        write(kind, 60, str(tmp_path / f"{kind}-want"))
+        assert Place(str(tmp_path / kind)).files() == Place(str(tmp_path / f"{kind}-want")).files()
+
+
+def test_drafts_of_remote_runs_are_found_again_and_removed_at_the_end(temporary: Path) -> None:
+    url, storage = "memory://drafts/out", Watched(left=[8])
+    with pytest.raises(StorageError):
+        write("parquet", 60, url, storage=storage)
+    (folder,) = temporary.iterdir()
+    assert [path.name for path in folder.iterdir()]
+    os.utime(folder / "00000.parquet", ns=(1, 1))
+    (temporary / (folder.name[:-8] + "other000")).symlink_to("/")  # not a folder of ours
+    assert write("parquet", 60, url).samples == 60
+    assert len(ps.read_parquet(url)) == 60
+    assert [path.name for path in temporary.iterdir()] == [folder.name[:-8] + "other000"]
+
+
+def test_time_is_not_part_of_what_is_written(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write("tar", 20, str(tmp_path / name))
+        time.sleep(0.01)
+    assert Place(str(tmp_path / "a")).files() == Place(str(tmp_path / "b")).files()
