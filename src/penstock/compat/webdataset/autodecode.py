@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from penstock import codecs
-from penstock.codecs.gz import decompress
 from penstock.codecs.images import load_image, open_image
 from penstock.compat.webdataset import utils
 
@@ -216,7 +215,7 @@ class Continue:
 
 def gzfilter(key: str, data: bytes) -> Continue | None:
     """Decompress ``.gz`` fields for the next handlers."""
-    return Continue(key[:-3], decompress(data, _LIMITS)) if key.endswith(".gz") else None
+    return Continue(key[:-3], _codec("bin.gz")(data)) if key.endswith(".gz") else None
 
 
 default_pre_handlers: list[FieldHandler] = [gzfilter]

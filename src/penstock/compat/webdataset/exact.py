@@ -45,7 +45,7 @@ class _Unbatched:
         return list(self.stage(iter([batch])))
 
 
-class _Kept:
+class _Sampled:
     """Keeps a sample with a probability, by its own generator."""
 
     def __init__(self, p: float) -> None:
@@ -122,7 +122,7 @@ def _with_stage(ds: Dataset, step: Any) -> Dataset:
     if name in ("_unbatched", "_unlisted"):
         return ds.flat_map(_Unbatched(step))
     if name == "_rsample":
-        return ds.filter(_Kept(*args, **options))
+        return ds.filter(_Sampled(*args, **options))
     if name == "islice" and len(args) in (1, 2):
         start, stop = (0, args[0]) if len(args) == 1 else args
         return ds.skip(start).limit(stop - start) if start else ds.limit(stop)
