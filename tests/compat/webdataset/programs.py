@@ -113,7 +113,7 @@ def clip_training(wds: Any, at: str) -> Any:
     def tokenize(text: str) -> Any:
         return np.frombuffer(text.encode().ljust(8, b"\0"), np.uint8)
 
-    class Detshuffle2(wds.PipelineStage):  # type: ignore[misc, name-defined]
+    class Detshuffle2(wds.PipelineStage):  # type: ignore[misc]
         def __init__(self, bufsize: int, initial: int, seed: int, epoch: int) -> None:
             self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
 
@@ -242,7 +242,7 @@ def rows_by_shard_name(wds: Any, at: str) -> Any:
 
 @same_order
 def own_shard_source(wds: Any, at: str) -> Any:
-    class Listed(wds.pytorch.IterableDataset):  # type: ignore[misc, name-defined]
+    class Listed(wds.pytorch.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
             return iter([{"url": url} for url in sorted(glob.glob(f"{at}/shard-*.tar"), reverse=True)])
 
@@ -251,7 +251,7 @@ def own_shard_source(wds: Any, at: str) -> Any:
 
 @same_order
 def own_fluent_class(wds: Any, at: str) -> Any:
-    class Mine(wds.DataPipeline, wds.compat.FluidInterface):  # type: ignore[misc, name-defined]
+    class Mine(wds.DataPipeline, wds.compat.FluidInterface):  # type: ignore[misc]
         def __iter__(self) -> Iterator[Any]:
             return (("mine", sample) for sample in super().__iter__())
 
@@ -286,7 +286,7 @@ def streams_opened_by_the_program(wds: Any, at: str) -> Any:
 
 @same_order
 def own_scheme(wds: Any, at: str) -> Any:
-    wds.gopen_schemes["mine"] = lambda url, mode, bufsize, **_: open(at + url.removeprefix("mine://"), mode)
+    wds.gopen_schemes["mine"] = lambda url, mode, bufsize, **_: open(at + url.removeprefix("mine://"), mode)  # noqa: SIM115
     return wds.WebDataset("mine://" + SHARDS, shardshuffle=False).to_tuple("__url__", "cls")
 
 
@@ -441,7 +441,13 @@ def speech_written_and_read(wds: Any, at: str) -> Any:
         for number in range(10):
             wave = (np.sin(np.arange(50) * number) * 1000).astype(np.int16)
             image = np.full((3, 4, 3), number * 20, np.uint8)
-            sample = {"__key__": f"u{number}", "npy": wave, "txt": "word " * number, "json": {"n": number}, "png": image}
+            sample = {
+                "__key__": f"u{number}",
+                "npy": wave,
+                "txt": "word " * number,
+                "json": {"n": number},
+                "png": image,
+            }
             sink.write({**sample, "cls": number, "ten": [wave], "mp": {"a": [1]}, "seg.txt.gz": "z" * 99, "ppm": image})
     ds = wds.WebDataset(sorted(finished), shardshuffle=False).decode("rgb8")
     return [{**sample, "__url__": "", "__local_path__": ""} for sample in ds]

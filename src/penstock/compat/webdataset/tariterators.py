@@ -7,6 +7,7 @@ the last two are the original ones, they run as one loop.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -268,6 +269,13 @@ def tar_file_expander(
             exn.args = (*exn.args, source.get("stream"), source.get("url"))
             if not handler(exn):
                 return
+        finally:
+            _close(source)
+
+
+def _close(source: Sample) -> None:
+    with contextlib.suppress(Exception):  # a command may fail when it is closed early; what it wrote was read
+        getattr(source.get("stream"), "close", bool)()
 
 
 def group_by_keys(
@@ -337,10 +345,11 @@ def grouped_samples(
         for source in data:
             try:
                 stopped = yield from _shard_samples(source, handler, group_handler, choose, losses)
-                getattr(source["stream"], "close", bool)()
             except Exception as exn:
                 exn.args = (*exn.args, source.get("stream"), source.get("url"))
                 stopped = not handler(exn)
+            finally:
+                _close(source)
             if stopped:
                 return
     finally:
