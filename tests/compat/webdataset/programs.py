@@ -284,6 +284,35 @@ def streams_opened_by_the_program(wds: Any, at: str) -> Any:
         wds.tariterators.url_opener = original
 
 
+class InPieces:
+    """A stream that returns a few bytes at a time, as a slow pipe does."""
+
+    def __init__(self, path: str) -> None:
+        with open(path, "rb") as file:
+            self.data, self.at = file.read(), 0
+
+    def read(self, size: int) -> bytes:
+        self.at += (piece := min(size, 701))
+        return self.data[self.at - piece : self.at]
+
+
+@same_order
+def streams_in_small_pieces(wds: Any, at: str) -> Any:
+    path = f"{at}/long-{wds.__name__.count('.')}.tar"
+    with wds.TarWriter(path, encoder=False) as sink:
+        for number in range(40):
+            folder = "f" * (number * 7)
+            sink.write({"__key__": f"{folder}/{number}", "bin": bytes([number]) * (number * 97 % 1300), "cls": b"1"})
+    streams = [{"url": url, "stream": InPieces(url)} for url in (path, f"{at}/shard-000001.tar")]
+    samples = wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander(streams))
+    stages = wds.DataPipeline(
+        lambda: iter([{"url": path, "stream": InPieces(path)}]),
+        wds.pipelinefilter(wds.tariterators.tar_file_expander)(),
+        wds.pipelinefilter(wds.tariterators.group_by_keys)(),
+    )
+    return [{**sample, "__url__": ""} for sample in [*samples, *stages]]
+
+
 @same_order
 def own_scheme(wds: Any, at: str) -> Any:
     wds.gopen_schemes["mine"] = lambda url, mode, bufsize, **_: open(at + url.removeprefix("mine://"), mode)  # noqa: SIM115

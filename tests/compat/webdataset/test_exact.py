@@ -74,12 +74,18 @@ def whole_stream(source: Iterator[Any]) -> Iterator[Any]:
     yield from source
 
 
+class OwnIteration(wds.DataPipeline):  # type: ignore[misc]
+    def __iter__(self) -> Iterator[Any]:
+        return iter([])
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         (lambda ds: ds.compose(whole_stream), "'whole_stream'"),
         (lambda ds: ds.compose(wds.filters.Cached()), "'Cached'"),
         (lambda ds: ds.with_epoch(10), r"with_epoch\(10\)"),
+        (lambda ds: OwnIteration(*ds.pipeline), "'OwnIteration'"),
         (lambda ds: wds.WebDataset(ds.pipeline[0].urls, resampled=True), "'ResampledShards'"),
         (lambda ds: wds.WebDataset(ds.pipeline[0].urls, select_files=bool), "select_files"),
         (lambda ds: wds.WebDataset(ds.pipeline[0].urls, handler=wds.warn_and_stop), "warn_and_stop"),

@@ -95,6 +95,13 @@ def test_the_workers_of_a_loader_share_the_samples_as_with_webdataset(name: str,
     assert loaded(ours, name, shards, workers, context) == expected
 
 
+if FULL:
+
+    def test_spawned_workers_share_the_samples_as_with_webdataset(shards: Path) -> None:
+        expected = loaded(webdataset, "raw_pipeline", shards, 2, "spawn")
+        assert loaded(ours, "raw_pipeline", shards, 2, "spawn") == expected
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("name", ["clip_training", "own_shard_source", "shuffled_by_chance"])
 def test_two_nodes_share_the_samples_as_with_webdataset(

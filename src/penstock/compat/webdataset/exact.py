@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from penstock.compat.webdataset.autodecode import Decoder
+from penstock.compat.webdataset.filters import default_collation_fn
 from penstock.dataset import Dataset, read_tar
 from penstock.errors import PlanError
 
@@ -76,6 +78,8 @@ def dataset_of(pipeline: DataPipeline) -> Dataset:
     Raises:
         PlanError: A stage has no counterpart; the message names it.
     """
+    if not type(pipeline).__iter__.__module__.startswith(__package__ or ""):
+        raise _refused(type(pipeline), "its __iter__ is the program's own: call .exact() on a plain pipeline")
     source, *steps = pipeline.pipeline
     if type(source).__name__ != "SimpleShardList":
         raise _refused(source, "shards that are drawn or listed while reading have no exact order: give a list")
@@ -115,7 +119,7 @@ def _with_stage(ds: Dataset, step: Any) -> Dataset:
         return ds.shuffle(seed=None if seed is None else _seed(seed))
     if name == "_batched":
         named = dict(zip(("batchsize", "collation_fn", "partial"), args, strict=False)) | options
-        collate = named.get("collation_fn", _default_collation())
+        collate = named.get("collation_fn", default_collation_fn)
         return ds.batched(
             named.get("batchsize", 20), not named.get("partial", True), list if collate is None else collate
         )
@@ -142,18 +146,12 @@ def _with_reading(ds: Dataset, step: Any, options: dict[str, Any]) -> Dataset:
 
 def _with_samples(ds: Dataset, step: Any, name: str, options: dict[str, Any]) -> Dataset:
     handler = options.get("handler")
-    drops = name in _MAY_DROP and type(step.args[0] if step.args else options.get("f")).__name__ != "Decoder"
+    drops = name in _MAY_DROP and not isinstance(step.args[0] if step.args else options.get("f"), Decoder)
     if handler is not None and getattr(handler, "__name__", "") != "reraise_exception":
         drops = True
         step = type(step)(step.f, *step.args, **{**options, "handler": _Continues(handler)})
     ds = ds.map(_OneSample(step))
     return ds.filter(_is_kept) if drops else ds
-
-
-def _default_collation() -> Any:
-    from penstock.compat.webdataset.filters import default_collation_fn  # filters and this module know each other
-
-    return default_collation_fn
 
 
 def _seed(seed: Any) -> int:

@@ -158,12 +158,14 @@ class _MemberWalker(ArchiveWalker[Any]):
             if not 0 <= size <= most or head[345] or not checksum_holds(head):
                 break
             end = offset + BLOCK + padded(size)
-            if kind == _PAX:
-                body = data[at + BLOCK : at + BLOCK + size]
-                if size > BLOCK or has_relevant_records(body):
+            if kind == _PAX and size <= BLOCK and end - base <= stop:
+                if has_relevant_records(data[at + BLOCK : at + BLOCK + size]):
                     break
                 offset, needed = end, end + BLOCK - begin
                 continue
+            if kind == _PAX and size <= BLOCK:
+                needed = end + BLOCK - begin
+                break
             if kind not in _PLAIN:
                 break
             name = head[:100].partition(b"\0")[0]
