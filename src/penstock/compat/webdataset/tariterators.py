@@ -42,6 +42,7 @@ Renamed = Callable[[str], str]
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)\Z")
 _META = r"__[^/]*__($|/)"
+_MIN_RUN, _RETRY_AFTER = 4, 64  # samples that are worth a look ahead; members before the next look
 _PAX, _PLAIN = ord("x"), (ord("0"), 0)
 
 
@@ -392,6 +393,7 @@ def _shard_samples(
     if source.get("local_path") is not None:
         empty["__local_path__"] = source["local_path"]
     sample: Sample = {}
+    endings: list[str] = []  # of the members of the open sample, as they are written
     stopped = False
     for run in _member_runs(source["stream"], url):
         if isinstance(run, ShardError):
@@ -402,7 +404,10 @@ def _shard_samples(
                 break
             continue
         names, values, read = run
-        for name, value in zip(names, values, strict=True):
+        skip_to = tried_at = 0
+        for at, name in enumerate(names):
+            if at < skip_to:
+                continue
             if always or name[:2] == "__":
                 name = choose(name)
                 if name is None:
@@ -418,19 +423,53 @@ def _shard_samples(
             if found != key:
                 if sample and not sample.get("__bad__"):
                     yield sample
-                sample, key = empty.copy(), found
+                if not always and endings and at >= tried_at:
+                    keys = _equal_samples(names, at, endings, key)
+                    tried_at = at + _RETRY_AFTER
+                    if keys:
+                        suffixes, place = [ending[1:].lower() for ending in endings], at
+                        for found in keys:
+                            if place > at:
+                                yield sample
+                            sample = empty.copy()
+                            sample["__key__"] = found
+                            for suffix in suffixes:
+                                sample[suffix] = read(values[place])
+                                place += 1
+                        key, skip_to, tried_at = found, place, place
+                        continue
+                sample, key, endings = empty.copy(), found, []
                 sample["__key__"] = found
             if suffix in sample:
+                endings = []
                 stopped = not _handled(_duplicate(name, suffix, sample), group_handler, url)
                 if stopped:
                     break
                 continue
-            sample[suffix] = read(value)
+            sample[suffix] = read(values[at])
+            endings.append(name[dot:])
         if stopped:
             break
     if sample and not sample.get("__bad__"):
         yield sample
     return stopped
+
+
+def _equal_samples(names: list[str], at: int, endings: list[str], key: str | None) -> list[str]:
+    """Return the keys of the next samples if all of them have members with these endings and plain names; else none."""
+    step = len(endings)
+    count = (len(names) - at) // step
+    if count < _MIN_RUN:
+        return []
+    stop = at + count * step
+    keys = [name[: -len(endings[0])] for name in names[at:stop:step]]
+    for place, ending in enumerate(endings):
+        if [found + ending for found in keys] != names[at + place : stop : step]:
+            return []
+    lines = "\n{}\n".format("\n".join(keys))
+    unusual = any(mark in lines for mark in (".", "__", "/\n", "\n\n")) or lines.count("\n") != count + 1
+    unusual = unusual or any("__" in ending for ending in endings)
+    return [] if unusual or len({key, *keys}) <= count else keys
 
 
 def _handled(error: Exception, handler: Handler, url: str) -> bool:
