@@ -9,6 +9,7 @@ import image_cases
 import ray_cases
 import remote_cases
 import table_cases
+from cases import COMPAT
 from image_cases import ANTIALIASED, BILINEAR, OURS
 
 
@@ -33,6 +34,7 @@ def _raw_targets(at_least: float, first: float) -> tuple[Target, ...]:
     return (
         Target(f"{ours}, to webdataset", ours, at_least, over="webdataset", at_least=True),
         Target("first contact, to webdataset", f"{ours}, first contact", first, over="webdataset", at_least=True),
+        Target(f"{COMPAT}, to webdataset", COMPAT, 10, over="webdataset", at_least=True),
         Target(f"{ours}, to SPDL", ours, 1.0, over="SPDL iter_tarfile", at_least=True),
         Target("shuffled epoch, times unshuffled", ours, 1.2, over=f"{ours}, shuffled"),
     )
@@ -103,10 +105,21 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         Target("penstock, to bare ranges", "penstock", 0.85, remote_cases.LIMIT, at_least=True),
         Target("penstock, shuffled, to bare ranges", "penstock, shuffled", 0.85, remote_cases.LIMIT, at_least=True),
         *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in remote_cases.WEBDATASET),
+        *(
+            Target(f"{row}, to webdataset", row, 3, "webdataset, its curl", at_least=True)
+            for row in (COMPAT, f"{COMPAT}, without an index")
+        ),
+    ),
+    "decode": tuple(
+        Target(f"{COMPAT}{spec}, to webdataset", f"{COMPAT}{spec}", 1.3, f"webdataset{spec}", at_least=True)
+        for spec in ("", ", torchrgb")
     ),
     **{
-        case: (Target("a DataLoader over penstock, to webdataset", "penstock", 2.0, "webdataset", at_least=True),)
-        for case in ("torch-photos", "torch-thumbnails")
+        case: (
+            Target("a DataLoader over penstock, to webdataset", "penstock", 2.0, "webdataset", at_least=True),
+            Target(f"{COMPAT}, to webdataset", COMPAT, compat, "webdataset", at_least=True),
+        )
+        for case, compat in (("torch-photos", 1.0), ("torch-thumbnails", 1.3))
     },
     "loader": (
         Target("us a sample over the dataset itself", "a sample", 1.0, value="us over a loop"),

@@ -12,11 +12,12 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from itertools import islice
 from typing import Any
 
 import data
-from cases import Case, Measure, Result, Row, Task, main
+from cases import COMPAT, Case, Measure, Result, Row, Task, main
 from data import Sizes, StoredData
 
 Batches = Callable[[StoredData], Iterable[Any]]
@@ -90,11 +91,11 @@ def _no_data_loader(side: int) -> Batches:
     return batches
 
 
-def _webdataset(side: int) -> Batches:
+def _webdataset(side: int, library: str = "webdataset") -> Batches:
     def batches(stored: StoredData) -> Iterable[Any]:
-        import webdataset as wds
         from torch.utils.data import DataLoader
 
+        wds: Any = import_module(library)
         dataset: Any = wds.WebDataset(stored.shards, shardshuffle=False)
         samples = dataset.to_tuple("jpg", "cls").map_tuple(crop(side), int).batched(BATCH)
         return DataLoader(samples, batch_size=None, num_workers=WORKERS)
@@ -199,6 +200,7 @@ def _state(task: Task) -> Result:
 def _rows(source: Source, side: int) -> tuple[Row, ...]:
     return (
         Row("webdataset", _throughput(source, _webdataset(side))),
+        Row(COMPAT, _throughput(source, _webdataset(side, COMPAT))),
         Row("penstock", _throughput(source, _penstock(side))),
         Row("penstock, batches by the DataLoader", _throughput(source, _penstock_unbatched(side))),
         Row("penstock, no DataLoader", _throughput(source, _no_data_loader(side))),
