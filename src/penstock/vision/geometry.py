@@ -12,8 +12,9 @@ import numpy as np
 from penstock.codecs.limits import Limits
 from penstock.errors import PlanError
 from penstock.plan import check_choice
-from penstock.vision.decoding import Box, Truncated, open_encoded
+from penstock.vision.decoding import Decoded, Truncated, open_encoded
 from penstock.vision.resampling import Pixels, Rect, resize, shrink
+from penstock.vision.segments import Box
 from penstock.vision.transform import (
     DType,
     FixedTransform,
@@ -81,7 +82,7 @@ class Geometry(Transform):
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
         height, width = pixels.shape[:2]
-        return self._format.convert(self._crop_and_resize(pixels, self.region(height, width, rng), 1))
+        return self._format.convert(self._crop_and_resize(Decoded(pixels), self.region(height, width, rng)))
 
     def decode(self, data: bytes, rng: np.random.Generator, limits: Limits) -> Any:
         image = open_encoded(data, limits, self.truncated)
@@ -91,16 +92,19 @@ class Geometry(Transform):
         # A region that extends beyond the image is padded, which may need any of its pixels.
         needed = Box(top, left, bottom, right) if min(top, left, height - bottom, width - right) >= 0 else None
         shrink_factor = min(region.height / region.size[0], region.width / region.size[1]) if self.antialias else 1
-        pixels, factor = image.decode(shrink_factor, needed)
-        return self._format.convert(self._crop_and_resize(pixels, region, factor))
+        return self._format.convert(self._crop_and_resize(image.decode(shrink_factor, needed), region))
 
-    def _crop_and_resize(self, pixels: Pixels, region: Region, factor: int) -> Pixels:
-        """Return a region, given in pixels of the full size, of an image that is already reduced by ``factor``."""
+    def _crop_and_resize(self, decoded: Decoded, region: Region) -> Pixels:
+        """Return a region, given in pixels of the full size, of a decoded image."""
         top, left, height, width, size, flip = region
+        pixels, factor, *offset = decoded
         if factor == 1:
+            region = region._replace(top=top - offset[0], left=left - offset[1])
             return resize(self._crop(pixels, region), size, self.antialias, flip=flip)
         first_row, first_column = top // factor, left // factor
-        part = pixels[first_row : -(-(top + height) // factor), first_column : -(-(left + width) // factor)]
+        rows = slice(first_row - offset[0], -(-(top + height) // factor) - offset[0])
+        columns = slice(first_column - offset[1], -(-(left + width) // factor) - offset[1])
+        part = pixels[rows, columns]
         inside = Rect(top / factor - first_row, left / factor - first_column, height / factor, width / factor)
         return shrink(part, inside, size, flip)
 

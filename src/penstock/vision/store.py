@@ -14,8 +14,9 @@ from penstock.codecs.limits import Limits
 from penstock.codecs.registry import is_image
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.plan import Context, Map, Place, check_count
-from penstock.vision.decoding import exif_orientation, open_encoded, simplejpeg, upright
+from penstock.vision.decoding import open_encoded, simplejpeg, upright
 from penstock.vision.resampling import Pixels, Rect, resize, shrink
+from penstock.vision.segments import exif_orientation
 
 _LIMITS = Limits()
 _SCALABLE_MODES = ("L", "RGB", "RGBA")
@@ -53,7 +54,7 @@ class Store:
         if max(image.size) <= self.max_side:
             return data
         if data[:2] == b"\xff\xd8":
-            pixels, factor = image.decode(max(image.size) / self.max_side)
+            pixels, factor, *_ = image.decode(max(image.size) / self.max_side)
             return self._encode_jpeg(_scaled_down(pixels, image.size, self._new_size(*image.size), factor))
         return self._reencode_png_or_webp(data)
 
