@@ -16,8 +16,8 @@ from PIL import Image, ImageOps
 import penstock as ps
 from penstock import vision
 from penstock.codecs import Limits, OverLimit
-from penstock.vision.decoding import Decoded, Truncated, open_encoded
-from penstock.vision.resampling import Pixels
+from penstock.vision.decoding import Truncated, open_encoded
+from penstock.vision.resampling import Decoded, Pixels
 from penstock.vision.segments import Box, exif_orientation
 
 

@@ -4,21 +4,22 @@ libjpeg-turbo (simplejpeg) decodes JPEG to the same pixels as Pillow. Large imag
 1/2, 1/4 or 1/8 of their size, which libjpeg-turbo does on the fly. Of a JPEG with restart markers only the segments
 that cover the needed part are decoded; of others, the rows below it are not: most of the work is unpacking rows in
 order. The faster but less exact modes of libjpeg-turbo (``fastdct``, ``fastupsample``) made no measurable difference.
-Pillow reads all other formats.
+Pillow reads all other formats, except for planes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from penstock.codecs.images import converted, load_image, open_image
 from penstock.codecs.limits import Limits
 from penstock.errors import MissingExtra
-from penstock.vision.resampling import Pixels
+from penstock.vision.planes import MAGIC, PlanesImage
+from penstock.vision.resampling import Decoded, Pixels
 from penstock.vision.segments import Box, JpegHeader, exif_orientation, find_tiles, jpeg_header
 
 if TYPE_CHECKING:
@@ -39,22 +40,6 @@ _LIMITS = Limits()
 
 # What makes an image upright, by its EXIF orientation; flips come last.
 _TRANSPOSED, _FLIPPED_VERTICALLY, _FLIPPED_HORIZONTALLY = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
-
-
-class Decoded(NamedTuple):
-    """The pixels of an upright image, or of a part of it.
-
-    Attributes:
-        pixels: Height x width x 3, uint8.
-        factor: By which factor they are reduced.
-        top: The row of the reduced image that comes first in ``pixels``.
-        left: The column of the reduced image that comes first in ``pixels``.
-    """
-
-    pixels: Pixels
-    factor: int = 1
-    top: int = 0
-    left: int = 0
 
 
 class EncodedImage(Protocol):
@@ -105,6 +90,10 @@ def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedIm
     if data[:3] == b"\xff\xd8\xff" and (jpeg := _jpeg(data, truncated == "partial")) is not None:
         limits.check_pixels(jpeg.width, jpeg.height)
         return jpeg
+    if data.startswith(MAGIC):
+        planes = PlanesImage.of(data)
+        limits.check_pixels(*reversed(planes.size))
+        return planes
     image = open_image(data, limits)
     exif = image.info.get("exif")
     return _PillowImage(image, exif_orientation(exif) if isinstance(exif, bytes) and image.format != "TIFF" else 1)

@@ -12,8 +12,9 @@ import numpy as np
 from penstock.codecs.limits import Limits
 from penstock.errors import PlanError
 from penstock.plan import check_choice
-from penstock.vision.decoding import Decoded, Truncated, open_encoded
-from penstock.vision.resampling import Pixels, Rect, resize, shrink
+from penstock.vision.decoding import Truncated, open_encoded
+from penstock.vision.planes import PlanesImage
+from penstock.vision.resampling import Decoded, Pixels, Rect, resize, shrink
 from penstock.vision.segments import Box
 from penstock.vision.transform import (
     DType,
@@ -91,6 +92,8 @@ class Geometry(Transform):
         top, left, bottom, right = region.top, region.left, region.top + region.height, region.left + region.width
         # A region that extends beyond the image is padded, which may need any of its pixels.
         needed = Box(top, left, bottom, right) if min(top, left, height - bottom, width - right) >= 0 else None
+        if isinstance(image, PlanesImage) and needed is not None:
+            return self._format.convert(image.resized(needed, region.size, self.antialias, region.flip))
         shrink_factor = min(region.height / region.size[0], region.width / region.size[1]) if self.antialias else 1
         return self._format.convert(self._crop_and_resize(image.decode(shrink_factor, needed), region))
 
