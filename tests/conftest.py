@@ -81,7 +81,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _warm in config.stash:
         config.stash[_warm].kill()
         config.stash[_warm].wait()
-    config.stash[_cache].cleanup()
+    if _cache in config.stash:
+        config.stash[_cache].cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
