@@ -20,6 +20,7 @@ from PIL import Image
 
 import penstock as ps
 from penstock import vision
+from penstock.cli import main
 from penstock.codecs import Limits
 from penstock.errors import PlanError
 from penstock.vision.decoding import open_encoded
@@ -185,6 +186,40 @@ def test_the_stage_tiles_jpegs_in_any_field() -> None:
     sample = ps.Dataset(ds.plan.then(TileImages())).first()
     assert sample["jpg"] == sample["left.image"] == vision.tile_jpeg(jpeg)
     assert (sample["txt"], sample["bin"]) == ("x", b"\xff\xd8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(6):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encoded(photo(number, 160, 220)))
+    return tmp_path
+
+
+def jpegs(folder: Path) -> set[bytes]:
+    return {sample["jpg"] for sample in ps.read_tar(str(folder))}
+
+
+def test_packing_stores_tiles_on_request(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos = folder / "photos"
+    want = {vision.tile_jpeg(path.read_bytes()) for path in photos.rglob("*.jpg")}
+    packed = ps.pack(photos, folder / "one", tiles=True, max_samples=4)
+    assert jpegs(folder / "one") == want
+    assert all(map(is_tiled, want))
+    assert ps.pack(photos, folder / "one", tiles=True, max_samples=4) == packed
+    with pytest.raises(PlanError, match="other options"):
+        ps.pack(photos, folder / "one", max_samples=4)
+    with pytest.raises(PlanError, match="tiles"):
+        ps.pack(photos, folder / "two", tiles=3)  # type: ignore[arg-type]
+    assert main(["pack", str(photos), str(folder / "two"), "--tiles"]) == 0
+    assert jpegs(folder / "two") == want
+    ps.pack(photos, folder / "plain")
+    assert main(["convert", str(folder / "plain"), str(folder / "three"), "--format", "tar", "--tiles"]) == 0
+    assert jpegs(folder / "three") == want
+    assert main(["convert", str(folder / "plain"), str(folder / "table"), "--format", "parquet", "--tiles"]) == 0
+    assert {row["jpg"] for row in ps.read_parquet(str(folder / "table"))} == want
+    capsys.readouterr()
 
 
 def test_pixels_that_differ_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
     parser.add_argument("--workers", type=positive_count, help="number of workers that read")
+    parser.add_argument(
+        "--tiles", action="store_true", help="store JPEGs in tiles, without loss: crops of them decode faster"
+    )
     parser.add_argument("--no-resume", action="store_true", help="start over instead of resuming")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = "example: penstock convert shards/ tables/ --format parquet"
@@ -35,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         max_bytes=args.max_bytes,
         workers=args.workers,
+        tiles=args.tiles,
         resume=not args.no_resume,
         progress=sys.stderr.isatty(),
     )
