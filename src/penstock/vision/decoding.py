@@ -18,7 +18,7 @@ import numpy as np
 from penstock.codecs.images import converted, load_image, open_image
 from penstock.codecs.limits import Limits
 from penstock.errors import MissingExtra
-from penstock.vision.planes import MAGIC, PlanesImage
+from penstock.vision.planes import PLANES_MAGIC, PlanesImage
 from penstock.vision.resampling import Decoded, Pixels
 from penstock.vision.segments import Box, JpegHeader, exif_orientation, find_tiles, jpeg_header
 
@@ -90,7 +90,7 @@ def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedIm
     if data[:3] == b"\xff\xd8\xff" and (jpeg := _jpeg(data, truncated == "partial")) is not None:
         limits.check_pixels(jpeg.width, jpeg.height)
         return jpeg
-    if data.startswith(MAGIC):
+    if data.startswith(PLANES_MAGIC):
         planes = PlanesImage.of(data)
         limits.check_pixels(*reversed(planes.size))
         return planes

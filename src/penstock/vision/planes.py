@@ -18,7 +18,7 @@ import numpy as np
 from penstock.vision.resampling import Decoded, Pixels, Rect, opencv, resize, shrink
 from penstock.vision.segments import Box
 
-MAGIC = b"\x89YUV420\n"
+PLANES_MAGIC = b"\x89YUV420\n"
 _HEADER = Struct(">8sB3xII")
 _MATRIX = 1  # BT.601, full range
 
@@ -41,7 +41,7 @@ def encode_planes(pixels: Pixels) -> bytes:
         )
         for plane in (u, v)
     ]
-    return b"".join((_HEADER.pack(MAGIC, _MATRIX, height, width), y, *chroma))
+    return b"".join((_HEADER.pack(PLANES_MAGIC, _MATRIX, height, width), y, *chroma))
 
 
 @dataclass(frozen=True, slots=True)

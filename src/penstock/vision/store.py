@@ -15,7 +15,7 @@ from penstock.codecs.registry import is_image
 from penstock.errors import DataError, MissingExtra, PlanError
 from penstock.plan import Context, Map, Place, check_choice, check_count
 from penstock.vision.decoding import EncodedImage, open_encoded, upright
-from penstock.vision.planes import MAGIC, encode_planes
+from penstock.vision.planes import PLANES_MAGIC, encode_planes
 from penstock.vision.resampling import Pixels, Rect, resize, shrink
 from penstock.vision.segments import exif_orientation
 from penstock.vision.tiles import tile_interval
@@ -74,7 +74,11 @@ class Store:
         image = open_encoded(data, _LIMITS, "error")
         size = self._new_size(*image.size)
         if self.kind == "yuv":
-            return data if data.startswith(MAGIC) and size == image.size else encode_planes(_scaled_down(image, size))
+            return (
+                data
+                if data.startswith(PLANES_MAGIC) and size == image.size
+                else encode_planes(_scaled_down(image, size))
+            )
         if size == image.size:
             return data
         if data[:2] == b"\xff\xd8":
