@@ -176,11 +176,11 @@ def find_tiles(data: bytes, header: JpegHeader) -> Tiles | None:
     found = codes[:-1] == 0xFF
     found &= codes[1:] >= 0xD0  # in the data of a segment, a zero follows 0xFF
     at = found.nonzero()[0]
-    markers = codes[at + 1]
-    if (markers == 0xFF).any():  # fill bytes, which may precede a marker
-        at, markers = at[markers != 0xFF], markers[markers != 0xFF]
-    if len(markers) < count or (markers[:count] != _expected_markers(count)).any():
-        return None
+    markers, expected = codes[at + 1], _expected_markers(count)
+    if markers[:count].tobytes() != expected.tobytes():
+        at = at[markers != 0xFF]  # fill bytes, which may precede a marker
+        if codes[at[:count] + 1].tobytes() != expected.tobytes():
+            return None
     offsets = np.empty(count + 1, np.int64)
     offsets[0] = header.scan
     offsets[1:] = at[:count] + (header.scan + 2)
