@@ -180,6 +180,44 @@ def _penstock_at_size(antialias: bool, side: int | None, by: str = "long") -> Ba
     return batches
 
 
+def _penstock_stored(antialias: bool, way: str | None) -> Batches:
+    def batches(count: int) -> Iterable[Any]:
+        import penstock as ps
+
+        stored = photos.photos(count) if way is None else photos.stored(count, way)
+        field = "yuv" if way == "planes-256" else "jpg"
+        return peers.penstock_over(ps.read_tar(stored.shards).rename(jpg=field), antialias)
+
+    return batches
+
+
+def _large_crops(tiles: bool) -> Measure:
+    """Measure random crops of 512 x 512 of photos of 2048 x 1024, one thread; without tiles, decoded whole."""
+
+    def measure(task: Task) -> Result:
+        import numpy as np
+        from simplejpeg import decode_jpeg
+
+        from penstock import vision
+
+        count = 16 if task.check else max(64, task.sizes.images // 32)
+        jpgs = [sample["jpg"] for sample in data.read_samples(photos.large(count, tiles))]
+        crop, rng = vision.RandomCrop(512), np.random.default_rng(0)
+        run = (lambda jpg: crop(jpg, rng)) if tiles else (lambda jpg: crop(decode_jpeg(jpg), rng))
+        for jpg in jpgs[:8]:
+            assert run(jpg).shape == (512, 512, 3)
+        started_at, cpu_at_start = time.perf_counter(), cpu_seconds()
+        for jpg in jpgs:
+            run(jpg)
+        seconds, cpu_s = time.perf_counter() - started_at, cpu_seconds() - cpu_at_start
+        return {"seconds": seconds, "samples": len(jpgs), "CPU ms a sample": 1000 * cpu_s / len(jpgs)}
+
+    return measure
+
+
+WAYS = {"as they are": None, "in tiles": "tiles", "256 px in tiles": "tiles-256", "256 px planes": "planes-256"}
+
+
 def _rows(name: str, batches: Callable[..., Iterable[Any]], peer: str) -> tuple[Row, ...]:
     """Return the two rows of a library that is given the crop function: with Pillow and with OpenCV."""
     return tuple(
@@ -222,6 +260,9 @@ def _all_photos(sizes: Sizes) -> StoredData:
         photos.files(count)
     for by in ("long", "short"):
         photos.smaller(sizes.images, 256, by)
+    for count in {sizes.images, QUICK.images}:
+        for way in photos.WAYS:
+            photos.stored(count, way)
     for copies in GROWTH:
         photos.linked(sizes.images, 3, copies)
     return photos.photos(sizes.images)
@@ -249,6 +290,28 @@ CASES: dict[str, Case] = {
             )
         ),
         baseline="as they are, antialias=True",
+        max_rounds=10,
+    ),
+    "images-stored": Case(
+        "The same photos stored in other ways, penstock, 2 workers",
+        (
+            Row(LIMIT, _decoder_alone()),
+            *(
+                Row(f"{name}, antialias={on}", _throughput(_penstock_stored(on, way)))
+                for on in OURS
+                for name, way in WAYS.items()
+            ),
+        ),
+        baseline=LIMIT,
+        max_rounds=10,
+    ),
+    "images-large": Case(
+        "Random crops of 512 x 512 of photos of 2048 x 1024, one thread",
+        (
+            Row("libjpeg-turbo decodes the whole photo", _large_crops(False)),
+            Row("penstock, in tiles", _large_crops(True)),
+        ),
+        baseline="libjpeg-turbo decodes the whole photo",
         max_rounds=10,
     ),
     "images-memory": Case(

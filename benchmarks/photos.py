@@ -58,6 +58,53 @@ def smaller(count: int, side: int, by: str) -> StoredData:
     return data.create_once(f"images-{count}-{by}-{side}", count, write)
 
 
+def stored(count: int, way: str) -> StoredData:
+    """Return shards of the same photos, stored in one of ``WAYS``."""
+
+    def write(folder: Path) -> None:
+        samples = data.read_samples(photos(count))
+        field = "yuv" if way == "planes-256" else "jpg"
+        with ProcessPoolExecutor(2) as pool:
+            encoded = list(pool.map(partial(_store, way), [sample["jpg"] for sample in samples], chunksize=CHUNK))
+        rows = [(s["__key__"], {field: jpg, "cls": s["cls"]}) for s, jpg in zip(samples, encoded, strict=True)]
+        data.write_with_tarfile(folder, rows, SHARDS)
+
+    return data.create_once(f"images-{count}-{way}", count, write)
+
+
+def large(count: int, tiles: bool) -> StoredData:
+    """Return shards of photos of 2048 x 1024, with or without tiles."""
+
+    def write(folder: Path) -> None:
+        with ProcessPoolExecutor(2) as pool:
+            encoded = list(pool.map(partial(_large_photo, tiles), range(count)))
+        rows = ((f"{number:08d}", {"jpg": jpg, "cls": b"%d" % number}) for number, jpg in enumerate(encoded))
+        data.write_with_tarfile(folder, rows, SHARDS)
+
+    return data.create_once(f"images-large-{count}{'-tiles' if tiles else ''}", count, write)
+
+
+def _store(way: str, jpg: bytes) -> bytes:
+    from penstock import vision
+
+    return WAYS[way](vision)(jpg)
+
+
+WAYS: dict[str, Callable[[Any], Callable[[bytes], bytes]]] = {
+    "tiles": lambda vision: vision.tile_jpeg,
+    "tiles-256": lambda vision: vision.Store(short=256),
+    "planes-256": lambda vision: vision.Store(short=256, kind="yuv"),
+}
+
+
+def _large_photo(tiles: bool, number: int) -> bytes:
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(photo(number))).resize((2048, 1024), Image.Resampling.LANCZOS)
+    jpg = _encode(image, 92)
+    return _store("tiles", jpg) if tiles else jpg
+
+
 def linked(count: int, shards: int, copies: int) -> StoredData:
     """Return ``copies`` hard links to each of the first ``shards`` shards of ``count`` photos."""
 

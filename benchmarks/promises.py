@@ -149,6 +149,31 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         )
         for on in OURS
     ),
+    "images-stored": (
+        Target(
+            "in tiles, bilinear, to the decoder", "in tiles, antialias=False", 1.3, image_cases.LIMIT, at_least=True
+        ),
+        Target(
+            "in tiles, antialiased, to the decoder", "in tiles, antialias=True", 1.0, image_cases.LIMIT, at_least=True
+        ),
+        Target("as they are, to the decoder", "as they are, antialias=False", 0.95, image_cases.LIMIT, at_least=True),
+        Target(
+            "256 px planes, to photos as they are",
+            "256 px planes, antialias=False",
+            3.0,
+            "as they are, antialias=False",
+            at_least=True,
+        ),
+    ),
+    "images-large": (
+        Target(
+            "crops of 512, to the decoder",
+            "penstock, in tiles",
+            3.0,
+            "libjpeg-turbo decodes the whole photo",
+            at_least=True,
+        ),
+    ),
     "images-memory": tuple(
         Target(f"private MB of a DataLoader ({crop}), times", f"torch DataLoader ({crop})", 1.0, ours, "private MB")
         for crop, ours in ((BILINEAR, OURS[False]), (ANTIALIASED, OURS[True]))

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,9 @@ WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=1000 if FULL else EXAMPLES)
 settings.load_profile("penstock")
 
+HAS_JPEGTRAN = shutil.which("jpegtran") is not None
+collect_ignore = [] if HAS_JPEGTRAN else ["vision/test_tiles.py"]
+
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 _warm = pytest.StashKey[subprocess.Popen[bytes]]()
 
@@ -52,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     A fixture would not apply to the doctests, which are outside of this folder.
     """
+    if not HAS_JPEGTRAN and os.environ.get("CI") == "true":
+        raise pytest.UsageError("jpegtran is not installed: apt-get install libjpeg-turbo-progs")
     # A shell makes background jobs and their children ignore SIGINT, which some tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # With Ray's own niceness of 15, other busy processes keep its workers from running.
@@ -64,12 +70,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[_warm] = subprocess.Popen(call, stdin=subprocess.DEVNULL)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what could not be tested."""
+    if not HAS_JPEGTRAN:
+        terminalreporter.write_line("Tiles were tested without jpegtran: apt-get install libjpeg-turbo-progs")
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Kill the interpreter, and remove the cache."""
     if _warm in config.stash:
         config.stash[_warm].kill()
         config.stash[_warm].wait()
-    config.stash[_cache].cleanup()
+    if _cache in config.stash:
+        config.stash[_cache].cleanup()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

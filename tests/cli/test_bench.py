@@ -49,6 +49,9 @@ def test_every_step_is_printed_with_its_rate(tmp_path: Path, capsys: pytest.Capt
     expected = ["limit: plain reads", "limit: decoder alone", "read", "decode", "augment", "batch", "all together"]
     assert [step for step, name in zip(steps, expected, strict=True) if not step.startswith(name)] == []
     assert "All together: " in out.split("\n\n")[2]
+    ways = [line[:24].strip() for line in out.split("\n\n")[3].splitlines()]
+    ways = [way for way in ways if way != "in tiles"]  # needs jpegtran
+    assert ways == ["crops, images stored", "as they are", "256 px, in tiles", "256 px, planes"]
 
 
 def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +62,8 @@ def test_json_has_everything(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert all(step["samples_s"] > 0 for step in (*printed["limits"], *printed["steps"], printed["together"]))
     assert printed["bottleneck"] == min(printed["steps"], key=lambda step: step["samples_s"])["name"]
     assert printed["advice"][0].startswith("All together: ")
+    assert [way["name"] for way in printed["stored"]][-1] == "256 px, planes"
+    assert all(way["samples_s"] > 0 and way["bytes_s"] > 0 for way in printed["stored"])
 
 
 def test_shards_without_images_have_nothing_to_augment(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,8 +16,9 @@ from PIL import Image, ImageOps
 import penstock as ps
 from penstock import vision
 from penstock.codecs import Limits, OverLimit
-from penstock.vision.decoding import Box, Truncated, exif_orientation, open_encoded
-from penstock.vision.resampling import Pixels
+from penstock.vision.decoding import Truncated, open_encoded
+from penstock.vision.resampling import Decoded, Pixels
+from penstock.vision.segments import Box, exif_orientation
 
 
 def pixels(height: int = 40, width: int = 60) -> Pixels:
@@ -204,9 +205,13 @@ def test_a_large_jpeg_is_reduced_while_it_is_decoded(truncated: Truncated, monke
 NOISE = np.random.default_rng(5).integers(0, 256, (150, 130, 3), np.uint8)
 
 
-def noise(subsampling: str) -> bytes:
+def noise(subsampling: str, **restart: int) -> bytes:
     gray = subsampling == "Gray"
     options = {"colorspace": "GRAY"} if gray else {}
+    if restart:
+        picture = Image.fromarray(NOISE[:, :, 0] if gray else NOISE)
+        sampling = {} if gray else {"subsampling": f"4:{subsampling[1]}:{subsampling[2]}"}
+        return saved(picture, "JPEG", quality=85, **sampling, **restart)
     image = np.ascontiguousarray(NOISE[:, :, :1]) if gray else NOISE
     encoded: bytes = simplejpeg.encode_jpeg(image, quality=85, colorsubsampling=subsampling, **options)
     return encoded
@@ -217,30 +222,48 @@ def with_orientation(data: bytes, orientation: int) -> bytes:
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + data[2:]
 
 
-@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
+PLAIN: list[tuple[str, dict[str, int]]] = [
+    (subsampling, {}) for subsampling in ("444", "422", "420", "440", "411", "Gray")
+]
+# 17 or 9 MCUs a row: columns of three, bands of three rows without columns, single rows, bands of two rows.
+TILED = [(subsampling, {"restart_marker_blocks": n}) for subsampling in ("444", "422", "420", "Gray") for n in (1, 3)]
+TILED += [(subsampling, {"restart_marker_rows": n}) for subsampling in ("420", "Gray") for n in (1, 2)]
+
+
+@pytest.mark.parametrize(("subsampling", "restart"), PLAIN + TILED)
 @pytest.mark.parametrize("shrink_factor", [1, 5, 10, 20])
-def test_a_part_has_the_same_pixels_as_in_the_whole(subsampling: str, shrink_factor: float) -> None:
+def test_a_part_has_the_same_pixels_as_in_the_whole(
+    subsampling: str, shrink_factor: float, restart: dict[str, int]
+) -> None:
     rng = np.random.default_rng(int(shrink_factor))
     decoded_in_part = 0
     for orientation in range(1, 9):
-        image = open_encoded(with_orientation(noise(subsampling), orientation), Limits(), "error")
+        data = with_orientation(noise(subsampling, **restart), orientation)
+        image = open_encoded(data, Limits(), "error")
         height, width = image.size
-        whole, factor = image.decode(shrink_factor)
+        whole, factor, *_ = image.decode(shrink_factor)
         for _ in range(6):
             top, left = int(rng.integers(height)), int(rng.integers(width))
             bottom, right = int(rng.integers(top, height)) + 1, int(rng.integers(left, width)) + 1
-            pixels, same_factor = image.decode(shrink_factor, Box(top, left, bottom, right))
-            assert (pixels.shape, same_factor) == (whole.shape, factor)
-            part = np.s_[top // factor : -(-bottom // factor), left // factor : -(-right // factor)]
-            assert np.array_equal(pixels[part], whole[part])
-            decoded_in_part += not np.array_equal(pixels, whole)
-    assert decoded_in_part > 16  # of 48: the rows below were not decoded
+            decoded = image.decode(shrink_factor, Box(top, left, bottom, right))
+            rows = slice(top // factor, -(-bottom // factor))
+            columns = slice(left // factor, -(-right // factor))
+            assert decoded.factor == factor
+            assert np.array_equal(_inside(decoded, rows, columns), whole[rows, columns])
+            decoded_in_part += decoded.pixels.size < whole.size
+    assert decoded_in_part > 16  # of 48
+
+
+def _inside(decoded: Decoded, rows: slice, columns: slice) -> Pixels:
+    """Return rows and columns of an image of which a part was decoded."""
+    top, left = decoded.top, decoded.left
+    return decoded.pixels[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
 
 
 def top_of(data: bytes, truncated: Truncated = "error") -> Pixels:
     """Decode the first 40 rows of an image only."""
     image = open_encoded(data, Limits(), truncated)
-    return image.decode(1, Box(0, 0, 40, 130))[0][:40]
+    return image.decode(1, Box(0, 0, 40, 130)).pixels[:40]
 
 
 def test_a_jpeg_truncated_below_the_part_is_an_error() -> None:
@@ -259,8 +282,20 @@ def test_a_stray_marker_within_the_part_or_below_it_is_an_error(share: float) ->
 
 
 @pytest.mark.parametrize("options", [{"progressive": True}, {"restart_marker_rows": 1}, {"restart_marker_blocks": 3}])
-def test_progressive_jpegs_and_those_with_restart_markers_are_decoded_whole(options: dict[str, Any]) -> None:
+def test_progressive_and_tiled_jpegs_that_are_truncated_are_errors(options: dict[str, Any]) -> None:
     data = saved(Image.fromarray(NOISE), "JPEG", **options)
     assert np.array_equal(top_of(data), vision.read_image(data)[:40])
     with pytest.raises(ValueError, match="damaged or truncated JPEG"):
         top_of(data[:-2000])
+    assert top_of(data[:-2000], "partial").shape == (40, 130, 3)
+
+
+def test_damage_in_a_tile_is_an_error_where_the_tile_is_needed() -> None:
+    data = saved(Image.fromarray(NOISE), "JPEG", restart_marker_blocks=3)
+    whole = open_encoded(data, Limits(), "error").decode(1, Box(0, 0, 150, 130)).pixels
+    marker = data.index(b"\xff\xd2")  # after the third segment, which is at the top right
+    damaged = data[: marker - 60] + data[marker:]
+    with pytest.raises(ValueError, match="damaged or truncated JPEG"):
+        open_encoded(damaged, Limits(), "error").decode(1, Box(0, 100, 10, 130))
+    decoded = open_encoded(damaged, Limits(), "error").decode(1, Box(60, 0, 90, 40))
+    assert np.array_equal(_inside(decoded, slice(60, 90), slice(0, 40)), whole[60:90, :40])

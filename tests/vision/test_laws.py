@@ -13,6 +13,7 @@ from PIL import Image
 import penstock as ps
 from penstock import vision
 from penstock.testing import fingerprint
+from penstock.vision.planes import encode_planes
 
 CROP = vision.RandomResizedCrop(16, flip=True)
 TRANSFORMS: dict[str, Any] = {
@@ -33,8 +34,15 @@ TRANSFORMS: dict[str, Any] = {
 def photo(number: int) -> bytes:
     rng = np.random.default_rng(number)
     small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
+    image = small.resize((48 + number, 40), Image.Resampling.BICUBIC)
+    kind = ("JPEG", "PNG", "WEBP", "tiles", "planes")[number % 5]
+    if kind == "planes":
+        return encode_planes(np.asarray(image))
     stream = io.BytesIO()
-    small.resize((48 + number, 40), Image.Resampling.BICUBIC).save(stream, ("JPEG", "PNG", "WEBP")[number % 3])
+    if kind == "tiles":
+        image.save(stream, "JPEG", restart_marker_blocks=1)
+    else:
+        image.save(stream, kind)
     return stream.getvalue()
 
 

@@ -15,6 +15,7 @@ import penstock as ps
 from penstock import vision
 from penstock.cli import main
 from penstock.vision.resampling import Pixels, resize
+from penstock.vision.segments import find_tiles, jpeg_header
 
 
 def pixels(height: int, width: int, channels: int = 3) -> Pixels:
@@ -79,6 +80,42 @@ def test_an_image_with_an_orientation_is_stored_upright() -> None:
     image = opened(vision.Store(100)(saved(LARGE, "JPEG", exif=exif)))
     assert image.size == (75, 100)
     assert not image.getexif()
+
+
+def test_the_shorter_side_is_bounded_on_request() -> None:
+    data = saved(LARGE, "JPEG", quality=95)
+    assert opened(vision.Store(short=60)(data)).size == (80, 60)
+    assert vision.Store(short=150)(data) == data
+
+
+def test_jpegs_are_stored_in_tiles_unless_asked_otherwise() -> None:
+    data = saved(Image.fromarray(pixels(600, 800)), "JPEG", quality=95)
+    tiled, plain = vision.Store(short=300)(data), vision.Store(short=300, tiles=False)(data)
+    header = jpeg_header(tiled)
+    assert header is not None
+    tiles = find_tiles(tiled, header)
+    assert tiles is not None
+    assert (tiles.columns, tiles.width) == (5, 80)
+    assert b"\xff\xdd" not in plain
+    assert np.array_equal(vision.read_image(tiled), vision.read_image(plain))
+    gray = vision.Store(256)(saved(LARGE.convert("L").resize((400, 300)), "JPEG"))
+    assert jpeg_header(gray).restart_interval == 8  # type: ignore[union-attr]
+
+
+def test_every_image_becomes_planes_on_request(tmp_path: Path) -> None:
+    files = {kind: saved(LARGE, kind, quality=95) for kind in ("JPEG", "PNG", "WEBP")}
+    store = vision.Store(short=75, kind="yuv")
+    for data in files.values():
+        small = resize(vision.read_image(data), (75, 100))
+        assert np.abs(vision.read_image(store(data)).astype(int) - small).mean() < 6
+        assert store(store(data)) == store(data)
+    assert vision.read_image(vision.Store(900, kind="yuv")(files["PNG"])).shape == (150, 200, 3)
+    items = [{"__key__": str(number), "jpg": data, "cls": 1} for number, data in enumerate(files.values())]
+    ps.pack(ps.from_items(items), tmp_path / "out", images=store)
+    ds = ps.read_tar(str(tmp_path / "out"))
+    assert sorted(ds.first()) == ["__key__", "__url__", "cls", "yuv"]
+    batch = ds.decode(yuv=vision.RandomResizedCrop(32)).batched(3).first()
+    assert batch["yuv"].shape == (3, 32, 32, 3)
 
 
 @pytest.fixture

@@ -119,6 +119,11 @@ ANY: Any = vision  # hides wrong arguments from the type checker
         (lambda: ANY.CutMix(classes=0), "classes=0"),
         (lambda: ANY.Store(0), "max_side=0"),
         (lambda: ANY.Store(8, 101), "quality=101"),
+        (lambda: ANY.Store(), "max_side=None, short=None"),
+        (lambda: ANY.Store(8, short=8), "max_side=8, short=8"),
+        (lambda: ANY.Store(short=0), "short=0"),
+        (lambda: ANY.Store(8, tiles=3), "tiles=3"),
+        (lambda: ANY.Store(8, kind="rgb"), "kind='rgb'"),
         (lambda: ANY.Compose(ANY.Resize(8), 3), "Compose: 3"),
     ],
 )

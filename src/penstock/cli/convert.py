@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
     parser.add_argument("--workers", type=positive_count, help="number of workers that read")
     parser.add_argument(
+        "--tiles", action="store_true", help="store JPEGs in tiles, without loss: crops of them decode faster"
+    )
+    parser.add_argument(
         "--mode",
         choices=("new", "replace", "append"),
         default="new",
@@ -40,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         max_bytes=args.max_bytes,
         workers=args.workers,
+        tiles=args.tiles,
         mode=args.mode,
         progress=sys.stderr.isatty(),
     )

@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quality", type=_percent, help="quality of JPEG and WebP images that are scaled down (90)")
     parser.add_argument(
+        "--tiles", action="store_true", help="store JPEGs in tiles, without loss: crops of them decode faster"
+    )
+    parser.add_argument(
         "--compress",
         metavar="KIND",
         choices=sorted({*_TAR_COMPRESSIONS, *_PARQUET_COMPRESSIONS}),
@@ -80,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         mode=args.mode,
         compress=args.compress,
         images=_image_store(args.max_side, args.quality),
+        tiles=args.tiles,
         on_error="skip" if args.skip_errors else None,
         dry_run=args.dry_run,
     )

@@ -28,6 +28,7 @@ from penstock.plan import Drop, MapFn, Resources, check_choice
 from penstock.plan.values import Workers
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
+from penstock.vision.tiles import TileImages
 
 Format = Literal["tar", "parquet", "csv", "json", "tfrecords"]
 FORMATS: tuple[Format, ...] = ("tar", "parquet", "csv", "json", "tfrecords")
@@ -52,6 +53,7 @@ def convert(
     format: Format | None = None,
     max_bytes: float | str | None = None,
     workers: Workers = None,
+    tiles: bool = False,
     mode: Mode = "new",
     progress: bool = False,
     storage: Storage | None = None,
@@ -68,6 +70,7 @@ def convert(
             Parquet, and everything else becomes tar shards.
         max_bytes: The maximum size of each file in a folder.
         workers: How many workers read.
+        tiles: Store JPEGs in tiles, without loss, so that crops of them decode faster; tar may then become tar.
         mode: ``"new"`` continues an interrupted run and refuses a target that holds something else, ``"replace"``
             replaces what it holds, ``"append"`` adds to it.
         progress: Show a progress bar.
@@ -80,15 +83,20 @@ def convert(
     """
     read, write = check_path("source", source), check_path("target", target)
     check_mode(mode)
+    check_flag("tiles", tiles)
     source_format = format_of(read, storage)
     target_format = format or _format_by_name(write) or ("parquet" if source_format == "tar" else "tar")
     check_choice("format", target_format, FORMATS)
     ds = open_files(read, source_format, workers, storage)
-    if target_format == source_format == "tar":
+    if target_format == source_format == "tar" and not tiles:
         raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; use `penstock pack` to repack shards")
     if _format_by_name(write) is None:  # a folder
         landing_folder = local_path(write) if scheme(write) == "file" else write
         Target(landing_folder, target_format, ()).check_not_source(Program(ds.plan), ("",))
+    if tiles:
+        ds = Dataset(ds.plan.then(TileImages(resources=Resources(workers))))
+    if target_format == source_format == "tar":
+        return pack(ds, write, max_bytes=max_bytes or 1e9, shuffle=False, mode=mode, storage=storage)
     if source_format == "tar":
         ds = Dataset(ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(), resources=Resources())))
     if target_format == "tar":

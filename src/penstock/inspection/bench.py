@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from threading import Lock
 from typing import Any
@@ -25,6 +26,7 @@ from penstock.storage import Storage, expand, open_storage, redacted, url_patter
 
 _MAX_MEMORY_BYTES = 256_000_000  # for raw samples, and as much again for decoded ones
 _MAX_SAMPLES = 1024  # held in memory
+_MAX_STORED = 300  # images that are stored in other ways, which takes some 10 ms for each
 _READ_BYTES = 8_000_000  # of one plain read
 _MAX_SHARDS = 64  # for plain reads
 _CONNECTIONS = 8  # for plain reads from remote storage
@@ -64,6 +66,7 @@ class BenchReport:
         steps: Each step alone.
         together: All steps in one pipeline.
         notes: What could not be measured, and why.
+        stored: How fast crops of some of the images would be, if the images were stored in other ways.
     """
 
     shards: int
@@ -77,6 +80,7 @@ class BenchReport:
     steps: tuple[BenchResult, ...]
     together: BenchResult
     notes: tuple[str, ...]
+    stored: tuple[BenchResult, ...] = ()
 
     @property
     def bottleneck(self) -> BenchResult:
@@ -152,6 +156,7 @@ class _Bench:
             steps.append(self._measure("decode", decoded.repeat(), sample_bytes=sample_bytes))
             ready = _take(self._decode(in_memory, image, "rgb8"))
         pipeline, side = self._decode(self.ds, image, self.spec or "rgb8"), None
+        decode_limit: list[BenchResult] = []
         if image is not None:
             decode_limit = self._try(notes, lambda: self._measure_decode_limit([sample[image] for sample in samples]))
             limits += decode_limit
@@ -174,6 +179,7 @@ class _Bench:
             steps=tuple(steps),
             together=together,
             notes=tuple(notes),
+            stored=() if image is None or not decode_limit else self._measure_stored(samples, image, notes),
         )
 
     def _measure_reading(self, sample_bytes: float) -> BenchResult:
@@ -201,6 +207,45 @@ class _Bench:
     def _measure_augmenting(self, decoded: list[_Sample], image: str) -> BenchResult:
         crop = self._crop(image)
         return self._measure("augment", from_items(decoded).map(crop, workers=self.workers).repeat())
+
+    def _measure_stored(self, samples: list[_Sample], image: str, notes: list[str]) -> tuple[BenchResult, ...]:
+        """Measure crops of the first images, which are stored in each way in memory, by one thread per core."""
+        from penstock.vision import Store, tile_jpeg
+
+        short = max(256, -(-self.size * 8 // 7))  # the customary margin for random crops: 256 for 224
+        images = [sample[image] for sample in samples[:_MAX_STORED]]
+        ways: dict[str, Callable[[bytes], bytes]] = {
+            "as they are": bytes,
+            "in tiles": tile_jpeg,
+            f"{short} px, in tiles": Store(short=short),
+            f"{short} px, planes": Store(short=short, kind="yuv"),
+        }
+        results: list[BenchResult] = []
+        for name, store in ways.items():
+            results += self._try(notes, partial(self._measure_crops, name, images, store))
+        return tuple(results)
+
+    def _measure_crops(self, name: str, images: list[bytes], store: Callable[[bytes], bytes]) -> BenchResult:
+        import numpy as np
+
+        transform, seeds = self._transform(), iter(range(_cores()))
+        try:
+            with ThreadPoolExecutor(_cores()) as pool:
+                stored = list(pool.map(store, images))
+        except PlanError as exc:  # jpegtran is not installed
+            raise _CannotMeasure(str(exc)) from exc
+
+        def make_cropper() -> Callable[[bytes], int]:
+            rng = np.random.default_rng(next(seeds))
+
+            def crop(data: bytes) -> int:
+                transform(data, rng)
+                return 1
+
+            return crop
+
+        rate = _parallel_rate(_cores(), self.seconds, stored, make_cropper)
+        return BenchResult(name, rate, rate * sum(map(len, stored)) / len(stored))
 
     def _try(self, notes: list[str], measure: Callable[[], BenchResult]) -> list[BenchResult]:
         """Return one result, or none and add a note if the measurement is not possible."""

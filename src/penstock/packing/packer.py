@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
@@ -32,6 +32,7 @@ from penstock.plan.values import Workers
 from penstock.storage import Storage, redacted
 from penstock.storage.protocol import scheme
 from penstock.vision.store import Store, StoreImages
+from penstock.vision.tiles import TileImages
 
 Compress = Literal["gz", "zst", "bz2", "xz", "zstd", "snappy", "gzip", "lz4", "brotli", "none"]
 _MEASURED_SAMPLES = 64  # samples that a dry run encodes as Parquet; its estimate is based on them
@@ -51,6 +52,7 @@ def pack(
     compress: Compress | None = None,
     image: Literal["png", "jpg"] = "png",
     images: Store | None = None,
+    tiles: bool = False,
     on_error: Literal["raise", "skip"] | None = None,
     progress: bool | None = None,
     dry_run: bool = False,
@@ -81,6 +83,7 @@ def pack(
             ``write_parquet``.
         image: How to encode images that are not encoded yet.
         images: Scale images down and encode them again, such as ``vision.Store(max_side=512)``.
+        tiles: Store JPEGs in tiles, without loss, so that crops of them decode faster; needs the program jpegtran.
         on_error: Raise or skip a sample that cannot be read or stored; by default as the dataset says.
         progress: Show a progress bar; ``None``: if standard error is a terminal.
         dry_run: Write nothing, and return what would be written.
@@ -100,7 +103,7 @@ def pack(
     """
     check_choice("format", format, ("tar", "parquet"))
     folder, is_parquet = check_path("url", url), format == "parquet"
-    for name, flag in {"shuffle": shuffle, "dry_run": dry_run}.items():
+    for name, flag in {"shuffle": shuffle, "dry_run": dry_run, "tiles": tiles}.items():
         check_flag(name, flag)
     check_mode(mode)
     check_choice("image", image, ("png", "jpg"))
@@ -112,15 +115,18 @@ def pack(
         check_choice("compress", compress, COMPRESSION_SUFFIXES)
     compression = parquet_compression(compress) if is_parquet else ""
     same_storage = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(folder) != "file"
-    typed = is_parquet and images is None  # images are scaled down in encoded fields
+    typed = is_parquet and images is None and not tiles  # images are stored anew in encoded fields
     origin = recognise(source, workers=workers, image=image, storage=storage if same_storage else None, typed=typed)
     limits = ShardLimits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
     options: dict[str, Any] = {"max_bytes": limits.max_bytes, "max_samples": max_samples, "compress": compress}
     options |= {"shuffle": shuffle, "seed": seed, "image": image, "version": version}
     plan = shuffle_plan(origin.plan) if shuffle else origin.plan
     if images is not None:
-        options["images"] = {"max_side": images.max_side, "quality": images.quality}
+        options["images"] = asdict(images)
         plan = plan.then(StoreImages(images, resources=Resources(workers)))
+    if tiles:
+        options["tiles"] = True
+        plan = plan.then(TileImages(resources=Resources(workers)))
     chosen = plan.engine if engine is None else engine_options(engine, {})
     plan = replace(plan, engine=chosen, seed=seed if plan.seed is None else plan.seed)
     if on_error is not None:

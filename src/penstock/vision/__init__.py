@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.vision.geometry import VerticalFlip as VerticalFlip
     from penstock.vision.resampling import resize as resize
     from penstock.vision.store import Store as Store
+    from penstock.vision.tiles import tile_jpeg as tile_jpeg
     from penstock.vision.transform import Compose as Compose
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

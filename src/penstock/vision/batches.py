@@ -14,7 +14,7 @@ from penstock.codecs.arrays import as_array
 from penstock.errors import PlanError
 from penstock.plan import check_choice, check_count, is_tensor
 from penstock.vision.resampling import Pixels
-from penstock.vision.transform import Layout
+from penstock.vision.transform import Layout, image_field
 
 
 def mixup(images: Pixels, share: float) -> Pixels:
@@ -97,9 +97,7 @@ class _BatchMixing(ABC):
         """Return the keys of images and labels in the batch."""
         if not isinstance(batch, dict):
             return self.image if self.image is not None else 0, self.label if self.label is not None else 1
-        image = self.image or next(
-            (name for name in ("jpg", "jpeg", "png", "webp", "image", "img") if name in batch), ""
-        )
+        image = self.image or image_field(batch)
         label = self.label or next((name for name in ("cls", "label", "class", "target") if name in batch), "")
         for argument, name in (("image", image), ("label", label)):
             if name not in batch:

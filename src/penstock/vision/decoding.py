@@ -1,24 +1,26 @@
 """Decoding of images to upright RGB pixels. The file format is recognised by the content.
 
 libjpeg-turbo (simplejpeg) decodes JPEG to the same pixels as Pillow. Large images that will shrink a lot are decoded at
-1/2, 1/4 or 1/8 of their size, which libjpeg-turbo does on the fly. Rows below the last one that is needed are not
-decoded: most of the work is unpacking rows in order. The faster but less exact modes of libjpeg-turbo (``fastdct``,
-``fastupsample``) made no measurable difference. Pillow reads all other formats.
+1/2, 1/4 or 1/8 of their size, which libjpeg-turbo does on the fly. Of a JPEG with restart markers only the segments
+that cover the needed part are decoded; of others, the rows below it are not: most of the work is unpacking rows in
+order. The faster but less exact modes of libjpeg-turbo (``fastdct``, ``fastupsample``) made no measurable difference.
+Pillow reads all other formats, except for planes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
 from penstock.codecs.images import converted, load_image, open_image
 from penstock.codecs.limits import Limits
 from penstock.errors import MissingExtra
-from penstock.vision.resampling import Pixels
+from penstock.vision.planes import PLANES_MAGIC, PlanesImage
+from penstock.vision.resampling import Decoded, Pixels
+from penstock.vision.segments import Box, JpegHeader, exif_orientation, find_tiles, jpeg_header
 
 if TYPE_CHECKING:
     from PIL import ImageFile
@@ -29,22 +31,15 @@ Truncated = Literal["error", "partial"]
 # one that is filtered from all pixels by 1/4 of a level on average, and by at most two levels in 999 of 1000 pixels.
 _MIN_REMAINING_SHRINK = 2.5
 
-_ORIENTATION_TAG = 0x0112
 _HARMLESS_WARNINGS = ("extraneous bytes before marker", "Unknown Adobe color transform code")
-_ROWS_AFTER = 2  # chroma is stored at a lower resolution: the colours of a row depend on the rows below it
+# Chroma is stored at a lower resolution: the colours of a pixel depend on the pixels around it. Where there are only
+# two columns of chroma, the decoder does not interpolate between them.
+_MARGIN_ROWS, _MARGIN_COLUMNS = 2, 4
 _END_WARNING = "extraneous bytes before marker 0xd9"  # the only one to expect when rows are left undecoded
-_FRAME_HEADER = Struct(">xBxxBHHB")  # of a JPEG: marker, bits, height, width, components
-_SUBSAMPLINGS = (0x11, 0x21, 0x12, 0x22, 0x41)  # 4:4:4, 4:2:2, 4:4:0, 4:2:0, 4:1:1
 _LIMITS = Limits()
 
-
-class Box(NamedTuple):
-    """A rectangle of whole pixels."""
-
-    top: int
-    left: int
-    bottom: int
-    right: int
+# What makes an image upright, by its EXIF orientation; flips come last.
+_TRANSPOSED, _FLIPPED_VERTICALLY, _FLIPPED_HORIZONTALLY = (5, 6, 7, 8), (3, 4, 7, 8), (2, 3, 6, 7)
 
 
 class EncodedImage(Protocol):
@@ -54,13 +49,12 @@ class EncodedImage(Protocol):
     def size(self) -> tuple[int, int]:
         """The height and width of the upright image."""
 
-    def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
-        """Return the pixels, and by which factor they are reduced already.
+    def decode(self, shrink_factor: float, needed: Box | None = None) -> Decoded:
+        """Return the pixels of the image, or of a part that covers what is needed.
 
         Args:
             shrink_factor: How many times the caller will shrink the image.
-            needed: The part that the caller will use, in pixels of the full size; all others may have any value.
-                ``None``: all of the image.
+            needed: The part that the caller will use, in pixels of the full size; ``None``: all of the image.
         """
 
 
@@ -80,7 +74,7 @@ def read_image(data: bytes, *, limits: Limits = _LIMITS, truncated: Truncated = 
         ValueError: ``data`` is not an image, or is damaged.
         MissingExtra: simplejpeg or Pillow is not installed.
     """
-    return np.ascontiguousarray(open_encoded(data, limits, truncated).decode(1)[0])
+    return np.ascontiguousarray(open_encoded(data, limits, truncated).decode(1).pixels)
 
 
 def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedImage:
@@ -96,6 +90,10 @@ def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedIm
     if data[:3] == b"\xff\xd8\xff" and (jpeg := _jpeg(data, truncated == "partial")) is not None:
         limits.check_pixels(jpeg.width, jpeg.height)
         return jpeg
+    if data.startswith(PLANES_MAGIC):
+        planes = PlanesImage.of(data)
+        limits.check_pixels(*reversed(planes.size))
+        return planes
     image = open_image(data, limits)
     exif = image.info.get("exif")
     return _PillowImage(image, exif_orientation(exif) if isinstance(exif, bytes) and image.format != "TIFF" else 1)
@@ -103,21 +101,16 @@ def open_encoded(data: bytes, limits: Limits, truncated: Truncated) -> EncodedIm
 
 def _jpeg(data: bytes, partial: bool) -> _Jpeg | None:
     """Return a JPEG that simplejpeg can decode; ``None`` for rare kinds and damage, which are left to Pillow."""
-    frame, exif = _find_frame(data)
-    if 0 < frame < len(data) - 18:
-        marker, bits, height, width, components = _FRAME_HEADER.unpack_from(data, frame)
-        supported = components == 1 or (
-            components == 3 and data[frame + 11] in _SUBSAMPLINGS and data[frame + 14] == data[frame + 17] == 0x11
-        )
-        if bits == 8 and height and width and supported:
-            return _Jpeg(data, height, width, exif_orientation(exif), partial, 0 if marker > 0xC1 else frame)
+    header = jpeg_header(data)
+    if header is not None and header.is_common:
+        return _Jpeg(data, header.height, header.width, header.orientation, partial, header)
     try:
         height, width, colorspace, _ = simplejpeg().decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):
         return None
     if colorspace not in ("YCbCr", "RGB", "Gray"):
         return None
-    return _Jpeg(data, height, width, exif_orientation(exif), partial)
+    return _Jpeg(data, height, width, 1 if header is None else header.orientation, partial)
 
 
 @dataclass(slots=True)
@@ -127,58 +120,81 @@ class _Jpeg:
     width: int
     orientation: int
     partial: bool
-    frame: int = 0  # offset of the frame header, or 0 if rows are not stored in order: the image is then decoded whole
+    header: JpegHeader | None = None  # None: of a rare kind, which is decoded whole
 
     @property
     def size(self) -> tuple[int, int]:
         return (self.height, self.width) if self.orientation < 5 else (self.width, self.height)
 
-    def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
+    def decode(self, shrink_factor: float, needed: Box | None = None) -> Decoded:
         factor = next((factor for factor in (8, 4, 2) if shrink_factor >= factor * _MIN_REMAINING_SHRINK), 1)
-        rows = self.height if needed is None or not self.frame else self._rows_needed(needed, factor)
-        # Leaving out less than 1/16 of the rows does not pay for the copy of the data.
-        pixels = self._decode_top(rows, factor) if rows <= self.height - self.height // 16 else None
-        if pixels is None:
-            pixels = self._decode_all(self._size_options(self.height, factor))
-        return upright(pixels, self.orientation), factor
+        height, width = -(-self.height // factor), -(-self.width // factor)
+        decoded = None
+        if needed is not None and self.header is not None and self.header.is_sequential:
+            top, left, bottom, right = _as_stored(_reduced(needed, factor), self.orientation, height, width)
+            top, left = max(0, top - _MARGIN_ROWS), max(0, left - _MARGIN_COLUMNS)
+            box = Box(top, left, min(height, bottom + _MARGIN_ROWS), min(width, right + _MARGIN_COLUMNS))
+            decoded = (self._decode_tiles if self.header.restart_interval else self._decode_top)(
+                box, factor, self.header
+            )
+        part, pixels = decoded or (Box(0, 0, height, width), self._decode_all(factor))
+        top, left, _, _ = _as_upright(part, self.orientation, height, width)
+        return Decoded(upright(pixels, self.orientation), factor, top, left)
 
-    def _rows_needed(self, needed: Box, factor: int) -> int:
-        """Return how many rows, in the order in which they are stored, must be decoded."""
-        first, last = (needed.left, needed.right) if self.orientation >= 5 else (needed.top, needed.bottom)
-        if self.orientation in (3, 4, 6, 7):
-            last = self.height - first
-        return (-(-last // factor) + _ROWS_AFTER) * factor
+    def _decode_tiles(self, box: Box, factor: int, header: JpegHeader) -> tuple[Box, Pixels] | None:
+        """Decode the segments that cover a box; ``None`` if they are damaged, or nearly all are needed.
 
-    def _size_options(self, height: int, factor: int) -> dict[str, int]:
-        """Return the options that make simplejpeg reduce an image of this height."""
-        return {"min_height": -(-height // factor), "min_width": -(-self.width // factor)} if factor > 1 else {}
-
-    def _decode_top(self, rows: int, factor: int) -> Pixels | None:
-        """Decode the first rows only, by changing the height in the header; the others have any value.
-
-        Returns ``None`` if the decoder reports anything but the bytes that are left over, or if this cannot work. A
-        truncated image is still noticed, because the decoder looks for its end.
+        Boxes are in reduced pixels, as they are stored.
         """
-        at = self.frame + 5
-        if self.data.find(b"\xff\xdd", self.frame, self.frame + 1024) > 0:  # restart markers would hide the end
+        tiles = find_tiles(self.data, header)
+        if tiles is None:
             return None
-        data = b"".join((self.data[:at], rows.to_bytes(2, "big"), memoryview(self.data)[at + 2 :]))
-        pixels = np.empty((-(-self.height // factor), -(-self.width // factor), 3), np.uint8)
+        top, left, bottom, right = (side * factor for side in box)
+        part = tiles.covering(Box(top, left, min(bottom, self.height), min(right, self.width)))
+        height, width = part.bottom - part.top, part.right - part.left
+        if not self._worthwhile(height * width):
+            return None
+        options = _size_options(height, width, factor)
         try:
-            simplejpeg().decode_jpeg(data, buffer=pixels, strict=not self.partial, **self._size_options(rows, factor))
+            pixels = simplejpeg().decode_jpeg(tiles.joined(self.data, part), strict=not self.partial, **options)
+        except ValueError:
+            return None
+        return _reduced(part, factor), pixels
+
+    def _decode_top(self, box: Box, factor: int, header: JpegHeader) -> tuple[Box, Pixels] | None:
+        """Decode the rows above the end of a box only, by changing the height in the header.
+
+        Returns ``None`` if the decoder reports anything but the bytes that are left over, or if nearly all rows are
+        needed. A truncated image is still noticed, because the decoder looks for its end.
+        """
+        rows = box.bottom * factor
+        if not self._worthwhile(rows * self.width):
+            return None
+        at = header.frame + 5
+        data = b"".join((self.data[:at], rows.to_bytes(2, "big"), memoryview(self.data)[at + 2 :]))
+        part = Box(0, 0, box.bottom, -(-self.width // factor))
+        pixels = np.empty((part.bottom, part.right, 3), np.uint8)
+        options = _size_options(rows, self.width, factor)
+        try:
+            simplejpeg().decode_jpeg(data, buffer=pixels, strict=not self.partial, **options)
         except ValueError as exc:
             if not str(exc).endswith(_END_WARNING):
                 return None
-        return pixels
+        return part, pixels
 
-    def _decode_all(self, size_options: dict[str, int]) -> Pixels:
+    def _worthwhile(self, area: int) -> bool:
+        """Return whether decoding only this many pixels pays for the copy of the data."""
+        return area <= self.height * self.width * 15 / 16
+
+    def _decode_all(self, factor: int) -> Pixels:
+        options = _size_options(self.height, self.width, factor)
         decode = simplejpeg().decode_jpeg
         try:
-            pixels: Pixels = decode(self.data, strict=not self.partial, **size_options)
+            pixels: Pixels = decode(self.data, strict=not self.partial, **options)
         except ValueError as exc:
             if not any(harmless in str(exc) for harmless in _HARMLESS_WARNINGS):
                 raise ValueError(f"damaged or truncated JPEG image: {exc}") from exc
-            pixels = decode(self.data, strict=False, **size_options)
+            pixels = decode(self.data, strict=False, **options)
         return pixels
 
 
@@ -192,14 +208,14 @@ class _PillowImage:
         width, height = self.image.size
         return (height, width) if self.orientation < 5 else (width, height)
 
-    def decode(self, shrink_factor: float, needed: Box | None = None) -> tuple[Pixels, int]:
+    def decode(self, shrink_factor: float, needed: Box | None = None) -> Decoded:
         load_image(self.image)
         if self.image.mode.startswith("I"):
             gray = _to_eight_bits(np.asarray(self.image))
             pixels = np.repeat(gray[:, :, None], 3, axis=2)
         else:
             pixels = np.array(converted(self.image, "RGB"))
-        return upright(pixels, self.orientation), 1
+        return Decoded(upright(pixels, self.orientation))
 
 
 def _to_eight_bits(gray: Pixels) -> Pixels:
@@ -211,51 +227,41 @@ def _to_eight_bits(gray: Pixels) -> Pixels:
 
 def upright(pixels: Pixels, orientation: int) -> Pixels:
     """Return a view of an image that is rotated and flipped as its EXIF orientation (1 to 8) says."""
-    if orientation in (5, 6, 7, 8):
+    if orientation in _TRANSPOSED:
         pixels = pixels.swapaxes(0, 1)
-    vertical, horizontal = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
-    if vertical:
+    if orientation in _FLIPPED_VERTICALLY:
         pixels = pixels[::-1]
-    return pixels[:, ::-1] if horizontal else pixels
+    return pixels[:, ::-1] if orientation in _FLIPPED_HORIZONTALLY else pixels
 
 
-def _find_frame(data: bytes) -> tuple[int, bytes | None]:
-    """Return the offset of a JPEG's frame header (0: none found), and the EXIF data that precede it."""
-    at, end, exif = 2, len(data) - 4, None
-    while at < end and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # a fill byte
-            at += 1
-            continue
-        if 0xC0 <= marker <= 0xC2:
-            return at, exif
-        if marker in (0xC3, 0xD9, 0xDA):
-            break
-        after = at + 2 + (data[at + 2] << 8 | data[at + 3])
-        if exif is None and marker == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            exif = data[at + 4 : after]
-        at = after
-    return 0, exif
+def _reduced(box: Box, factor: int) -> Box:
+    """Return the reduced pixels that cover a box of the full size."""
+    return Box(box.top // factor, box.left // factor, -(-box.bottom // factor), -(-box.right // factor))
 
 
-def exif_orientation(exif: bytes | None) -> int:
-    """Return the orientation (1 to 8) that EXIF data give; 1, which is upright, if it is missing or not valid."""
-    if exif is None:
-        return 1
-    exif = exif.removeprefix(b"Exif\0\0")
-    order: Literal["little", "big"] = "little" if exif[:2] == b"II" else "big"
+def _as_upright(box: Box, orientation: int, height: int, width: int) -> Box:
+    """Return where a box of a stored image of this height and width is in the upright image."""
+    top, left, bottom, right = box
+    if orientation in _TRANSPOSED:
+        top, left, bottom, right, height, width = left, top, right, bottom, width, height
+    if orientation in _FLIPPED_VERTICALLY:
+        top, bottom = height - bottom, height - top
+    if orientation in _FLIPPED_HORIZONTALLY:
+        left, right = width - right, width - left
+    return Box(top, left, bottom, right)
 
-    def number(at: int, size: int) -> int:
-        return int.from_bytes(exif[at : at + size], order)
 
-    first = number(4, 4)
-    for entry in range(first + 2, first + 2 + 12 * number(first, 2), 12):
-        if entry + 12 > len(exif):
-            break
-        if number(entry, 2) == _ORIENTATION_TAG:
-            orientation = number(entry + 8, 2)
-            return orientation if 1 <= orientation <= 8 else 1
-    return 1
+def _as_stored(box: Box, orientation: int, height: int, width: int) -> Box:
+    """Return where a box of the upright image is in the stored image, which has this height and width."""
+    if orientation in _TRANSPOSED:
+        height, width = width, height
+    inverse = {6: 8, 8: 6}.get(orientation, orientation)  # all other rotations and flips undo themselves
+    return _as_upright(box, inverse, height, width)
+
+
+def _size_options(height: int, width: int, factor: int) -> dict[str, int]:
+    """Return the options that make simplejpeg reduce an image of this height and width."""
+    return {"min_height": -(-height // factor), "min_width": -(-width // factor)} if factor > 1 else {}
 
 
 @cache

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from penstock.codecs.limits import Limits
 from penstock.errors import PlanError
 from penstock.plan import check_choice
-from penstock.vision.decoding import Box, Truncated, open_encoded
-from penstock.vision.resampling import Pixels, Rect, resize, shrink
+from penstock.vision.annotations import AnnotatedTransform, Region, clip
+from penstock.vision.decoding import EncodedImage, Truncated, open_encoded, read_image
+from penstock.vision.planes import PlanesImage
+from penstock.vision.resampling import Decoded, Pixels, Rect, resize, shrink
+from penstock.vision.segments import Box
 from penstock.vision.transform import (
     DType,
     FixedTransform,
@@ -22,7 +27,6 @@ from penstock.vision.transform import (
     OutputFormat,
     RandomTransform,
     Range,
-    Transform,
     check_normalize,
     check_probability,
     check_range,
@@ -32,22 +36,13 @@ from penstock.vision.transform import (
 PaddingMode = Literal["constant", "edge", "reflect", "symmetric"]
 Size = int | tuple[int, int]
 
+_LIMITS = Limits()
+
 _TRIES = 10  # as in torchvision, before it falls back to the center of the image
 
 
-class Region(NamedTuple):
-    """The part of an image to keep, the size to give it, and whether to mirror it horizontally."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    size: tuple[int, int]
-    flip: bool = False
-
-
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Geometry(Transform):
+class Geometry(AnnotatedTransform):
     """Keeps a region of an image, at a given size.
 
     Attributes:
@@ -70,6 +65,7 @@ class Geometry(Transform):
     _format: OutputFormat = field(init=False, repr=False, compare=False, default=OutputFormat())
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         mean_std = check_normalize(self.normalize)
         object.__setattr__(self, "normalize", mean_std)
         object.__setattr__(self, "_format", OutputFormat(self.layout, mean_std, self.dtype, self.to))
@@ -80,27 +76,42 @@ class Geometry(Transform):
         """Return the region to keep of an image of this size."""
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        height, width = pixels.shape[:2]
-        return self._format.convert(self._crop_and_resize(pixels, self.region(height, width, rng), 1))
+        return self._with_region(pixels, rng, _LIMITS)[0]
 
     def decode(self, data: bytes, rng: np.random.Generator, limits: Limits) -> Any:
-        image = open_encoded(data, limits, self.truncated)
+        return self._with_region(data, rng, limits)[0]
+
+    def _with_region(self, image: Any, rng: np.random.Generator, limits: Limits) -> tuple[Any, Region]:
+        if not isinstance(image, bytes | bytearray | memoryview):
+            pixels = self._input_pixels(image)
+            region = self.region(pixels.shape[0], pixels.shape[1], rng)
+            return self._format.convert(self._crop_and_resize(Decoded(pixels), region)), region
+        encoded = open_encoded(bytes(image), limits, self.truncated)
+        region = self.region(*encoded.size, rng)
+        return self._format.convert(self._decode_region(encoded, region)), region
+
+    def _decode_region(self, image: EncodedImage, region: Region) -> Pixels:
+        """Decode what is needed of an image, and return the region at its size."""
         height, width = image.size
-        region = self.region(height, width, rng)
         top, left, bottom, right = region.top, region.left, region.top + region.height, region.left + region.width
         # A region that extends beyond the image is padded, which may need any of its pixels.
         needed = Box(top, left, bottom, right) if min(top, left, height - bottom, width - right) >= 0 else None
+        if isinstance(image, PlanesImage) and needed is not None:
+            return image.resized(needed, region.size, self.antialias, region.flip)
         shrink_factor = min(region.height / region.size[0], region.width / region.size[1]) if self.antialias else 1
-        pixels, factor = image.decode(shrink_factor, needed)
-        return self._format.convert(self._crop_and_resize(pixels, region, factor))
+        return self._crop_and_resize(image.decode(shrink_factor, needed), region)
 
-    def _crop_and_resize(self, pixels: Pixels, region: Region, factor: int) -> Pixels:
-        """Return a region, given in pixels of the full size, of an image that is already reduced by ``factor``."""
-        top, left, height, width, size, flip = region
+    def _crop_and_resize(self, decoded: Decoded, region: Region) -> Pixels:
+        """Return a region, given in pixels of the full size, of a decoded image."""
+        top, left, height, width, size, flip, _ = region
+        pixels, factor, *offset = decoded
         if factor == 1:
+            region = region._replace(top=top - offset[0], left=left - offset[1])
             return resize(self._crop(pixels, region), size, self.antialias, flip=flip)
         first_row, first_column = top // factor, left // factor
-        part = pixels[first_row : -(-(top + height) // factor), first_column : -(-(left + width) // factor)]
+        rows = slice(first_row - offset[0], -(-(top + height) // factor) - offset[0])
+        columns = slice(first_column - offset[1], -(-(left + width) // factor) - offset[1])
+        part = pixels[rows, columns]
         inside = Rect(top / factor - first_row, left / factor - first_column, height / factor, width / factor)
         return shrink(part, inside, size, flip)
 
@@ -219,6 +230,10 @@ class _FixedSizeCrop(Geometry):
     def _padding(self) -> tuple[PaddingMode, float | tuple[float, ...]]:
         return "constant", 0
 
+    def _pad(self) -> Callable[[Pixels, int], Pixels]:
+        mode, _ = self._padding()
+        return clip if mode == "constant" else partial(_padded_positions, mode=mode)
+
     def _crop(self, pixels: Pixels, region: Region) -> Pixels:
         height, width = pixels.shape[:2]
         top, left, bottom, right = region.top, region.left, region.top + region.height, region.left + region.width
@@ -226,7 +241,8 @@ class _FixedSizeCrop(Geometry):
             return pixels[top:bottom, left:right]
         mode, fill = self._padding()
         if mode != "constant":
-            rows, columns = _padded_indices(top, bottom, height, mode), _padded_indices(left, right, width, mode)
+            rows = _padded_positions(np.arange(top, bottom), height, mode)
+            columns = _padded_positions(np.arange(left, right), width, mode)
             padded: Pixels = pixels[rows[:, None], columns]
             return padded
         out = np.empty((region.height, region.width, pixels.shape[2]), pixels.dtype)
@@ -237,9 +253,8 @@ class _FixedSizeCrop(Geometry):
         return out
 
 
-def _padded_indices(start: int, stop: int, length: int, mode: str) -> Any:
-    """Return which of ``length`` pixels to show at the positions ``start`` to ``stop``, which may lie beyond them."""
-    positions = np.arange(start, stop)
+def _padded_positions(positions: Any, length: int, mode: str) -> Any:
+    """Return which of ``length`` pixels to show at each position, which may lie beyond them."""
     if mode == "edge" or length == 1:
         return np.clip(positions, 0, length - 1)
     period = 2 * length - (2 if mode == "reflect" else 0)
@@ -334,26 +349,37 @@ def _padding_sides(padding: Any) -> tuple[int, int, int, int]:
 
 
 @dataclass(frozen=True, repr=False)
-class HorizontalFlip(RandomTransform):
-    """Mirrors the image horizontally with probability ``p``."""
-
+class _Flip(AnnotatedTransform, RandomTransform):
     p: float = 0.5
 
+    upside_down: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_probability("p", self.p)
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-        return np.ascontiguousarray(pixels[:, ::-1]) if rng.random() < self.p else pixels
+        return self._flipped(pixels) if rng.random() < self.p else pixels
+
+    def _flipped(self, pixels: Pixels) -> Pixels:
+        return np.ascontiguousarray(pixels[::-1] if self.upside_down else pixels[:, ::-1])
+
+    def _with_region(self, image: Any, rng: np.random.Generator, limits: Limits) -> tuple[Any, Region]:
+        is_encoded = isinstance(image, bytes | bytearray | memoryview)
+        pixels = read_image(bytes(image), limits=limits) if is_encoded else self._input_pixels(image)
+        flips = rng.random() < self.p
+        size = pixels.shape[0], pixels.shape[1]
+        region = Region(0, 0, *size, size, flips and not self.upside_down, flips and self.upside_down)
+        return self._flipped(pixels) if flips else pixels, region
 
 
 @dataclass(frozen=True, repr=False)
-class VerticalFlip(RandomTransform):
+class HorizontalFlip(_Flip):
+    """Mirrors the image horizontally with probability ``p``."""
+
+
+@dataclass(frozen=True, repr=False)
+class VerticalFlip(_Flip):
     """Flips the image upside down with probability ``p``."""
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_probability("p", self.p)
-
-    def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-        return np.ascontiguousarray(pixels[::-1]) if rng.random() < self.p else pixels
+    upside_down = True

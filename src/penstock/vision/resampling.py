@@ -48,6 +48,22 @@ class Rect(NamedTuple):
     width: float
 
 
+class Decoded(NamedTuple):
+    """The pixels of an upright image, or of a part of it.
+
+    Attributes:
+        pixels: Height x width x 3, uint8.
+        factor: By which factor they are reduced.
+        top: The row of the reduced image that comes first in ``pixels``.
+        left: The column of the reduced image that comes first in ``pixels``.
+    """
+
+    pixels: Pixels
+    factor: int = 1
+    top: int = 0
+    left: int = 0
+
+
 def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip: bool = False) -> Pixels:
     """Return an image at another size, as a new, contiguous array.
 
@@ -163,12 +179,13 @@ def shrink(image: Pixels, part: Rect, size: tuple[int, int], flip: bool) -> Pixe
     height, width = size
     shape = image.shape[2:]
     rows = _for_opencv(image)
+    resamples_columns = part.width > width or part.width != image.shape[1]
     if part.height > height or part.height != image.shape[0]:
         resampled = _scratch.array("rows", (height, *rows.shape[1:]), rows.dtype)
         rows = _resample_rows(rows, height, part.top, part.height, resampled)
-    elif part.width > width:
+    elif resamples_columns:
         rows = cv2.resize(rows, (rows.shape[1], height), interpolation=cv2.INTER_LINEAR)
-    if part.width > width or part.width != image.shape[1]:
+    if resamples_columns:
         columns = _scratch.array("columns", (width, height, *shape), rows.dtype)
         _resample_rows(_transposed(rows, shape), width, part.left, part.width, columns, reverse=flip)
         return _transposed(columns, shape)

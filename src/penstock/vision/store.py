@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,9 +13,12 @@ from penstock.codecs.images import encode_image, load_image, open_image
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import is_image
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.plan import Context, Map, Place, check_count
-from penstock.vision.decoding import exif_orientation, open_encoded, simplejpeg, upright
+from penstock.plan import Context, Map, Place, check_choice, check_count
+from penstock.vision.decoding import EncodedImage, open_encoded, upright
+from penstock.vision.planes import PLANES_MAGIC, encode_planes
 from penstock.vision.resampling import Pixels, Rect, resize, shrink
+from penstock.vision.segments import exif_orientation
+from penstock.vision.tiles import tile_interval
 
 _LIMITS = Limits()
 _SCALABLE_MODES = ("L", "RGB", "RGBA")
@@ -25,22 +28,41 @@ _SCALABLE_MODES = ("L", "RGB", "RGBA")
 class Store:
     """How images are stored for training: ``ps.pack(source, folder, images=vision.Store(max_side=512, quality=90))``.
 
-    An image whose longer side exceeds ``max_side`` is scaled down to that (antialiased), made upright, and encoded
-    again in its own format: JPEG and WebP with ``quality``, PNG without loss. All others keep their bytes: small
-    images, other formats, and PNG with a palette, one bit or 16 bits.
+    An image that is larger than ``max_side`` or ``short`` allows is scaled down (antialiased), made upright, and
+    encoded again in its own format: JPEG and WebP with ``quality``, PNG without loss. All others keep their bytes:
+    small images, other formats, and PNG with a palette, one bit or 16 bits. With ``kind="yuv"`` every image becomes
+    planes that need no decoding, and its field is named ``yuv``.
+
+    Attributes:
+        max_side: The most pixels of the longer side.
+        quality: The quality of JPEG and WebP, from 1 to 100.
+        short: The most pixels of the shorter side; give this or ``max_side``.
+        tiles: Store JPEGs in tiles, of which crops decode only those that they need.
+        kind: ``"yuv"`` for planes; ``None``: the format of each image.
 
     Raises:
         PlanError: An argument is not valid.
     """
 
-    max_side: int
+    max_side: int | None = None
     quality: int = 90
+    short: int | None = field(default=None, kw_only=True)
+    tiles: bool = field(default=True, kw_only=True)
+    kind: Literal["yuv"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_count("max_side", self.max_side, least=1)
+        if (self.max_side is None) == (self.short is None):
+            raise PlanError(f"max_side={self.max_side}, short={self.short}: give one of them")
+        for name in ("max_side", "short"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name), least=1)
         check_count("quality", self.quality, least=1)
         if self.quality > 100:
             raise PlanError(f"quality={self.quality}: it must be from 1 to 100")
+        if not isinstance(self.tiles, bool):
+            raise PlanError(f"tiles={self.tiles!r}: give True or False")
+        if self.kind is not None:
+            check_choice("kind", self.kind, ("yuv",))
 
     def __call__(self, data: bytes) -> bytes:
         """Return the bytes to store for an image.
@@ -50,23 +72,33 @@ class Store:
             MissingExtra: simplejpeg, OpenCV or Pillow is not installed.
         """
         image = open_encoded(data, _LIMITS, "error")
-        if max(image.size) <= self.max_side:
+        size = self._new_size(*image.size)
+        if self.kind == "yuv":
+            return (
+                data
+                if data.startswith(PLANES_MAGIC) and size == image.size
+                else encode_planes(_scaled_down(image, size))
+            )
+        if size == image.size:
             return data
         if data[:2] == b"\xff\xd8":
-            pixels, factor = image.decode(max(image.size) / self.max_side)
-            return self._encode_jpeg(_scaled_down(pixels, image.size, self._new_size(*image.size), factor))
+            return self._encode_jpeg(_scaled_down(image, size))
         return self._reencode_png_or_webp(data)
 
     def _new_size(self, height: int, width: int) -> tuple[int, int]:
-        long = max(height, width)
-        return max(1, round(height * self.max_side / long)), max(1, round(width * self.max_side / long))
+        """Return the height and width to store."""
+        bound, side = (self.max_side, max(height, width)) if self.max_side else (self.short, min(height, width))
+        if bound is None or side <= bound:
+            return height, width
+        return max(1, round(height * bound / side)), max(1, round(width * bound / side))
 
     def _encode_jpeg(self, pixels: Pixels) -> bytes:
         gray = bool((pixels[:, :, 0] == pixels[:, :, 1]).all() and (pixels[:, :, 0] == pixels[:, :, 2]).all())
-        options = {"colorspace": "GRAY", "colorsubsampling": "Gray"} if gray else {"colorsubsampling": "420"}
-        image = np.ascontiguousarray(pixels[:, :, :1]) if gray else pixels
-        encoded: bytes = simplejpeg().encode_jpeg(image, quality=self.quality, **options)
-        return encoded
+        options: dict[str, Any] = {} if gray else {"subsampling": "4:2:0"}
+        if self.tiles:
+            options["restart_marker_blocks"] = tile_interval(pixels.shape[1], 8 if gray else 16)
+        image = pixels[:, :, 0] if gray else pixels
+        return _saved(image, "JPEG", quality=self.quality, optimize=True, **options)
 
     def _reencode_png_or_webp(self, data: bytes) -> bytes:
         image = open_image(data, _LIMITS)
@@ -78,18 +110,24 @@ class Store:
         small = resize(pixels, self._new_size(*pixels.shape[:2]))
         if kind == "PNG":
             return encode_image(small, "png")
-        from PIL import Image
-
-        stream = BytesIO()
-        Image.fromarray(small).save(stream, "WEBP", quality=self.quality)
-        return stream.getvalue()
+        return _saved(small, "WEBP", quality=self.quality)
 
 
-def _scaled_down(pixels: Pixels, full_size: tuple[int, int], size: tuple[int, int], factor: int) -> Pixels:
-    """Return an image of ``full_size``, whose pixels are already reduced by ``factor``, at another size."""
+def _saved(pixels: Pixels, kind: str, **options: Any) -> bytes:
+    from PIL import Image
+
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def _scaled_down(image: EncodedImage, size: tuple[int, int]) -> Pixels:
+    """Decode an image to this size."""
+    height, width = image.size
+    pixels, factor, *_ = image.decode(min(height / size[0], width / size[1]))
     if factor == 1:
         return resize(pixels, size)
-    return shrink(pixels, Rect(0, 0, full_size[0] / factor, full_size[1] / factor), size, False)
+    return shrink(pixels, Rect(0, 0, height / factor, width / factor), size, False)
 
 
 @dataclass(frozen=True)
@@ -106,13 +144,13 @@ class StoreImages(Map):
         return self._store_sample
 
     def _store_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return {name: self._store_field(name, value) for name, value in sample.items()}
+        return dict(self._store_field(name, value) for name, value in sample.items())
 
-    def _store_field(self, name: str, value: Any) -> Any:
-        if "." in name or not is_image(name) or not isinstance(value, bytes):
-            return value
+    def _store_field(self, name: str, value: Any) -> tuple[str, Any]:
+        if "." in name or not (is_image(name) or name == "yuv") or not isinstance(value, bytes):
+            return name, value
         try:
-            return self.how(value)
+            return self.how.kind or name, self.how(value)
         except MissingExtra:
             raise
         except Exception as exc:

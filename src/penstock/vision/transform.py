@@ -61,9 +61,16 @@ class Transform(ABC):
         """Return a decoder for ``decode(jpg=...)``: a function of bytes, and of ``rng`` if the transform is random."""
         return partial(self._run, limits=limits)
 
-    def _run(self, image: Any, rng: np.random.Generator | None = None, limits: Limits = _LIMITS) -> Any:
+    def _generator(self, rng: np.random.Generator | None) -> np.random.Generator:
         if rng is None:
-            rng = np.random.default_rng() if self.random else _UNUSED_RNG
+            return np.random.default_rng() if self.random else _UNUSED_RNG
+        return rng
+
+    def _run(self, image: Any, rng: np.random.Generator | None = None, limits: Limits = _LIMITS) -> Any:
+        if isinstance(image, dict):
+            name = image_field(image)
+            return {**image, name: self._run(image[name], rng, limits)}
+        rng = self._generator(rng)
         if isinstance(image, bytes | bytearray | memoryview):
             return self.decode(bytes(image), rng, limits)
         return self.apply(self._input_pixels(image), rng)
@@ -76,7 +83,7 @@ class FixedTransform(Transform):
     """A transform that always gives the same result."""
 
     def __call__(self, image: Any) -> Any:
-        """Return the transformed image, which is given as bytes, a height x width x channels array, or a PIL image."""
+        """Return the transformed image: bytes, a height x width x channels array, a PIL image, or a sample with one."""
         return self._run(image)
 
 
@@ -86,7 +93,7 @@ class RandomTransform(Transform):
     random = True
 
     def __call__(self, image: Any, rng: np.random.Generator | None = None) -> Any:
-        """Return the transformed image, which is given as bytes, a height x width x channels array, or a PIL image."""
+        """Return the transformed image: bytes, a height x width x channels array, a PIL image, or a sample with one."""
         return self._run(image, rng)
 
 
@@ -121,6 +128,14 @@ class Compose(RandomTransform):
         if self.transforms and isinstance(first := self.transforms[0], Transform):
             return self._apply_from(1, first.decode(data, rng, limits), rng)
         return self._apply_from(0, read_image(data, limits=limits), rng)
+
+    def _run(self, image: Any, rng: np.random.Generator | None = None, limits: Limits = _LIMITS) -> Any:
+        if not isinstance(image, dict):
+            return super()._run(image, rng, limits)
+        rng = self._generator(rng)
+        for transform in self.transforms:
+            image = transform._run(image, rng, limits) if isinstance(transform, Transform) else transform(image)
+        return image
 
     def _apply_from(self, start: int, value: Any, rng: np.random.Generator) -> Any:
         for transform in self.transforms[start:]:
@@ -223,6 +238,18 @@ def check_normalize(value: Any) -> MeanStd | None:
             f"above 0, or 'imagenet'"
         )
     return mean, std
+
+
+def image_field(fields: dict[str, Any]) -> str:
+    """Return the field of a sample or batch that holds images, by common names.
+
+    Raises:
+        ValueError: There is none.
+    """
+    name = next((name for name in ("jpg", "jpeg", "png", "webp", "yuv", "image", "img") if name in fields), None)
+    if name is None:
+        raise ValueError(f"it is unclear which field is the image; set image= to one of {', '.join(map(str, fields))}")
+    return name
 
 
 def to_pixels(image: Any) -> Pixels:

@@ -1,0 +1,121 @@
+"""Storing JPEGs in tiles without loss, by ``jpegtran``: the same coefficients, with restart markers.
+
+A tile is a segment between two restart markers, some 64 pixels wide and as high as an MCU. Crops then decode only the
+tiles that they need, see ``segments``. The file remains an ordinary JPEG for every other program.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import DataError, PlanError
+from penstock.plan import Context, Map, Place
+from penstock.vision.decoding import simplejpeg
+from penstock.vision.segments import JpegHeader, find_tiles, jpeg_header
+
+# 64 pixels: narrower tiles leave out little more of an image, since rows of tiles are 8 or 16 pixels high anyway.
+_TILE_WIDTH, _MIN_TILE_WIDTH, _MAX_TILE_WIDTH = 64, 32, 160
+_MAX_GROWTH = (
+    1.2  # a file that grows more is mostly markers: a picture of few colours. Progressive ones grow by 5 to 10%
+)
+
+
+def tile_interval(width: int, mcu_width: int) -> int:
+    """Return how many MCUs a tile of an image should have: a divisor of its MCUs a row, or all of them."""
+    per_row = -(-width // mcu_width)
+    divisors = [count for count in range(1, per_row + 1) if per_row % count == 0]
+    wanted = [count for count in divisors if _MIN_TILE_WIDTH <= count * mcu_width <= _MAX_TILE_WIDTH]
+    return min(wanted, key=lambda count: abs(count * mcu_width - _TILE_WIDTH), default=per_row)
+
+
+def tile_jpeg(data: bytes, *, verify: bool = False) -> bytes:
+    """Return a JPEG in tiles: the same pixels, coefficients and metadata.
+
+    A progressive JPEG becomes a baseline one, and Huffman codes are optimized, which both decode faster. Bytes after
+    the end of the image are dropped. Data keep their bytes where tiles are of no use: images of one tile or in tiles
+    already, other formats, rare kinds of JPEG, and damaged ones.
+
+    Args:
+        data: The file.
+        verify: Decode both files, and compare their pixels.
+
+    Raises:
+        PlanError: jpegtran is not installed.
+        ValueError: With ``verify``, the pixels differ.
+    """
+    header = jpeg_header(data) if data[:3] == b"\xff\xd8\xff" else None
+    if header is None or not header.is_common:
+        return data
+    interval = tile_interval(header.width, header.mcu_size[1])
+    if not _gains(data, header, interval):
+        return data
+    # "-copy all" keeps EXIF, profiles and comments.
+    command = [find_jpegtran(), "-copy", "all", "-optimize", "-restart", f"{interval}B"]
+    done = subprocess.run(command, input=data, capture_output=True, check=False)
+    if done.returncode or done.stderr or len(done.stdout) > _MAX_GROWTH * len(data):
+        return data
+    if verify and not np.array_equal(*(simplejpeg().decode_jpeg(file, strict=False) for file in (data, done.stdout))):
+        raise ValueError("the image has other pixels after jpegtran stored it in tiles; pack it without tiles")
+    return done.stdout
+
+
+def _gains(data: bytes, header: JpegHeader, interval: int) -> bool:
+    """Return whether the image is larger than a few tiles, and not in tiles of about this many MCUs already."""
+    if max(header.height, header.width) <= 2 * _TILE_WIDTH:
+        return False
+    tiles = find_tiles(data, header)
+    return tiles is None or tiles.width > max(_MAX_TILE_WIDTH, interval * header.mcu_size[1])
+
+
+def find_jpegtran() -> str:
+    """Return the path of jpegtran.
+
+    Raises:
+        PlanError: jpegtran is not installed.
+    """
+    path = shutil.which("jpegtran")
+    if path is None:
+        raise PlanError(
+            "storing JPEGs in tiles needs the program jpegtran, which is not on PATH: "
+            "apt-get install libjpeg-turbo-progs, or brew install jpeg-turbo"
+        )
+    return path
+
+
+@dataclass(frozen=True)
+class TileImages(Map):
+    """Stores the JPEGs of samples in tiles, without loss, in whatever fields they are.
+
+    Raises:
+        PlanError: jpegtran is not installed.
+    """
+
+    verify: bool = False
+
+    def __post_init__(self) -> None:
+        find_jpegtran()
+
+    @property
+    def name(self) -> str:
+        return "tiles"
+
+    def function(self, ctx: Context) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        return self._tile_sample
+
+    def _tile_sample(self, sample: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: tile_jpeg(value, verify=self.verify) if isinstance(value, bytes) else value
+            for name, value in sample.items()
+        }
+
+    def failure(self, exc: Exception, place: Place) -> Exception:
+        """Return a ``DataError`` with the shard and key."""
+        error = DataError(f"tiles: {exc}", place.shard, place.key)
+        error.__cause__ = exc
+        return error
