@@ -228,9 +228,9 @@ class _Bench:
     def _measure_crops(self, name: str, images: list[bytes], store: Callable[[bytes], bytes]) -> BenchResult:
         import numpy as np
 
-        transform, seeds = self._transform(), iter(range(_cores()))
+        transform, seeds = self._transform(), iter(range(available_cores()))
         try:
-            with ThreadPoolExecutor(_cores()) as pool:
+            with ThreadPoolExecutor(available_cores()) as pool:
                 stored = list(pool.map(store, images))
         except PlanError as exc:  # jpegtran is not installed
             raise _CannotMeasure(str(exc)) from exc
@@ -244,7 +244,7 @@ class _Bench:
 
             return crop
 
-        rate = _parallel_rate(_cores(), self.seconds, stored, make_cropper)
+        rate = _parallel_rate(available_cores(), self.seconds, stored, make_cropper)
         return BenchResult(name, rate, rate * sum(map(len, stored)) / len(stored))
 
     def _try(self, notes: list[str], measure: Callable[[], BenchResult]) -> list[BenchResult]:
