@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage import S3, Http, Retry, exists
+from penstock.storage import HTTP, S3, Retry, exists
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, plain_server, s3_server
 
@@ -87,12 +87,12 @@ def url(kind: str, proxy: Proxy) -> str:
     return "s3://bucket/a.bin" if "s3" in kind else f"http://me:{SECRET_KEY}@127.0.0.1:{proxy.port}/bucket/a.bin"
 
 
-def _storage(kind: str, port: int, retry: Retry = QUICK) -> S3 | Http:
-    return S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY, retry=retry) if "s3" in kind else Http(retry=retry)
+def _storage(kind: str, port: int, retry: Retry = QUICK) -> S3 | HTTP:
+    return S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY, retry=retry) if "s3" in kind else HTTP(retry=retry)
 
 
 @pytest.fixture
-def storage(kind: str, proxy: Proxy) -> S3 | Http:
+def storage(kind: str, proxy: Proxy) -> S3 | HTTP:
     return _storage(kind, proxy.port)
 
 
@@ -102,7 +102,7 @@ def _script(proxy: Proxy, faults: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.parametrize("fault", RECOVERABLE)
-def test_a_read_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_a_read_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     _script(proxy, RECOVERABLE[fault])
     begin = time.monotonic()
     assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
@@ -111,7 +111,7 @@ def test_a_read_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Htt
 
 
 @pytest.mark.parametrize("fault", ["reset in the body", "silent in the body", "503 twice"])
-def test_a_stream_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_a_stream_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     _script(proxy, RECOVERABLE[fault])
     assert b"".join(storage.stream(url)) == DATA
 
@@ -119,7 +119,7 @@ def test_a_stream_is_exact_in_spite_of(fault: str, proxy: Proxy, storage: S3 | H
 @pytest.mark.parametrize("faults", [[{}], [{"reset_after": 1_000}, {}]], ids=["from the start", "after a break"])
 @pytest.mark.parametrize("kind", ["unlocked s3", "http"])  # a proxy cannot remove a range header that is signed
 def test_a_server_that_ignores_ranges_is_read(
-    faults: list[dict[str, Any]], kind: str, proxy: Proxy, storage: S3 | Http, url: str
+    faults: list[dict[str, Any]], kind: str, proxy: Proxy, storage: S3 | HTTP, url: str
 ) -> None:
     _script(proxy, [*faults[:-1], {"ignore_range": True}])
     assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
@@ -131,7 +131,7 @@ def test_a_server_that_ignores_ranges_is_read(
 @pytest.mark.parametrize(
     "fault", ["silent before the response", "503 twice", "429", "not HTTP", "reset before the response"]
 )
-def test_info_is_correct_in_spite_of(fault: str, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_info_is_correct_in_spite_of(fault: str, proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     for rule in RECOVERABLE[fault]:
         proxy.rule(**rule)
     assert storage.info(url).size == len(DATA)
@@ -152,14 +152,14 @@ def test_an_error_names_the_fault(name: str, proxy: Proxy, kind: str, url: str) 
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 501])
-def test_final_statuses_are_not_retried(status: int, proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_final_statuses_are_not_retried(status: int, proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     proxy.rule(times=None, status=status)
     with pytest.raises(StorageError):
         storage.read(url, *RANGE)
     assert len(proxy.requests) == 1
 
 
-def test_a_read_resumes_where_it_broke(proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_a_read_resumes_where_it_broke(proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     proxy.rule("GET", reset_after=100_000)
     assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
     first, second = (_requested_start(request.headers) for request in proxy.requests)
@@ -178,14 +178,14 @@ def test_failures_between_good_progress_do_not_add_up(ports: dict[str, int], kin
     assert _storage(kind, proxy.port, retry).read(url, *RANGE) == DATA[slice(*RANGE)]
 
 
-def test_another_tag_after_a_break_is_an_error(proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_another_tag_after_a_break_is_an_error(proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     proxy.rule("GET", reset_after=1_000)
     proxy.rule("GET", headers={"ETag": '"another"'})
     with pytest.raises(StorageError, match="changed while it was being read"):
         storage.read(url, *RANGE)
 
 
-def test_another_size_after_a_break_is_an_error(proxy: Proxy, storage: S3 | Http, url: str) -> None:
+def test_another_size_after_a_break_is_an_error(proxy: Proxy, storage: S3 | HTTP, url: str) -> None:
     same = {"ETag": '"same"'}
     proxy.rule("GET", reset_after=1_000, headers=same)
     # What a server would answer for a longer object.
@@ -195,7 +195,7 @@ def test_another_size_after_a_break_is_an_error(proxy: Proxy, storage: S3 | Http
 
 
 def test_a_stream_whose_object_is_replaced_is_an_error(
-    ports: dict[str, int], kind: str, proxy: Proxy, storage: S3 | Http, url: str, folder: Path
+    ports: dict[str, int], kind: str, proxy: Proxy, storage: S3 | HTTP, url: str, folder: Path
 ) -> None:
     direct = _storage("s3", ports["s3"])
 
@@ -256,7 +256,7 @@ def test_without_a_tag_a_read_restarts_and_a_stream_fails(folder: Path) -> None:
     with plain_server(folder) as port, Proxy("127.0.0.1", port) as proxy:
         proxy.rule("GET", times=None, skip=1, headers={"Last-Modified": None})
         proxy.rule("GET", times=1, reset_after=50_000, headers={"Last-Modified": None})
-        storage, url = Http(retry=QUICK), f"http://127.0.0.1:{proxy.port}/bucket/a.bin"
+        storage, url = HTTP(retry=QUICK), f"http://127.0.0.1:{proxy.port}/bucket/a.bin"
         assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
         proxy.clear()
         proxy.rule("GET", reset_after=50_000, headers={"Last-Modified": None})

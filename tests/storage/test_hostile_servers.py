@@ -18,9 +18,9 @@ import penstock as ps
 from penstock.blobs import content, draft
 from penstock.errors import DataError, StorageError
 from penstock.formats.tar import ShardWriter
-from penstock.storage import Http, Retry
+from penstock.storage import HTTP, Retry
 
-ONCE = Http(retry=Retry(tries=1, stall_s=5))
+ONCE = HTTP(retry=Retry(tries=1, stall_s=5))
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 

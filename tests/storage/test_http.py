@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage import Forbidden, Http, NotFound, Retry, expand
+from penstock.storage import HTTP, Forbidden, NotFound, Retry, expand
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import http_server, plain_server
 from penstock.testing.storages import DATA
 
 QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
-STORAGE = Http(retry=QUICK)
+STORAGE = HTTP(retry=QUICK)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_redirects_are_followed_without_sending_secrets_to_other_hosts(proxy: Pr
         target = f"http://127.0.0.1:{other.port}/a.bin"
         proxy.rule("GET /moved", times=None, status=302, headers={"Location": target})
         proxy.rule("GET /here", times=None, status=307, headers={"Location": "/a.bin"})
-        storage = Http(headers=(("X-Token", "never-to-be-seen"),), retry=QUICK)
+        storage = HTTP(headers=(("X-Token", "never-to-be-seen"),), retry=QUICK)
         assert storage.read(f"http://u:never-to-be-seen@127.0.0.1:{proxy.port}/moved", 5, 50) == DATA[5:50]
         assert storage.read(f"http://127.0.0.1:{proxy.port}/here", 5, 50) == DATA[5:50]
         assert "X-Token" in proxy.requests[-1].headers
@@ -138,7 +138,7 @@ def test_user_and_password_are_sent_but_not_shown(folder: Path, caplog: pytest.L
         with pytest.raises(StorageError, match="the user or password is missing or wrong"):
             STORAGE.info(f"http://{address}")
     assert caught.value.url == f"http://127.0.0.1:{port}/a.bin?..."
-    storage = Http(headers=(("X", secret),))
+    storage = HTTP(headers=(("X", secret),))
     assert pickle.loads(pickle.dumps(storage)) == storage
     output = caplog.text + repr(caught.value) + "".join(traceback.format_exception(caught.value)) + repr(storage)
     assert "DEBUG" in output  # logging was on

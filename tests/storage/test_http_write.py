@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PlanError, StorageError
-from penstock.storage import Http, Retry
+from penstock.storage import HTTP, Retry
 from penstock.storage.protocol import Storage
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import http_server, webdav_server
@@ -36,8 +36,8 @@ def port(folder: Path) -> Iterator[int]:
 
 
 @pytest.fixture
-def storage() -> Http:
-    return Http(USER, PASSWORD, retry=QUICK)
+def storage() -> HTTP:
+    return HTTP(USER, PASSWORD, retry=QUICK)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ class TestWebDav(StorageTests):
         assert list(storage.list(f"{root}/nothing")) == []
 
 
-def test_shards_are_packed_to_webdav_and_read_back(storage: Http, root: str) -> None:
+def test_shards_are_packed_to_webdav_and_read_back(storage: HTTP, root: str) -> None:
     samples = [{"__key__": f"{n:04d}", "txt": str(n).encode()} for n in range(50)]
     ps.from_items(samples).write_tar(f"{root}/shards", max_samples=20, storage=storage)
     ds = ps.read_tar(f"{root}/shards", storage=storage)
@@ -66,7 +66,7 @@ def test_shards_are_packed_to_webdav_and_read_back(storage: Http, root: str) -> 
     assert [sample["txt"] for sample in ds] == [sample["txt"] for sample in samples]
 
 
-def test_an_upload_survives_connections_that_break(storage: Http, port: int) -> None:
+def test_an_upload_survives_connections_that_break(storage: HTTP, port: int) -> None:
     with Proxy("127.0.0.1", port) as proxy:
         for method in ("PUT", "MOVE"):
             proxy.rule(method, refuse=True)
@@ -78,7 +78,7 @@ def test_an_upload_survives_connections_that_break(storage: Http, port: int) -> 
         assert [found.url for found in storage.list(f"http://127.0.0.1:{proxy.port}/broken")] == [url]
 
 
-def test_nothing_is_left_of_an_upload_that_fails(storage: Http, port: int, folder: Path) -> None:
+def test_nothing_is_left_of_an_upload_that_fails(storage: HTTP, port: int, folder: Path) -> None:
     with Proxy("127.0.0.1", port) as proxy:
         url = f"http://127.0.0.1:{proxy.port}/failing/object"
         write(storage, url, b"old")
@@ -130,7 +130,7 @@ def put_server(folder: Path) -> Iterator[int]:
 
 def test_a_plain_server_is_written_by_put_with_a_token(tmp_path: Path) -> None:
     with put_server(tmp_path) as port:
-        storage, url = Http(token=PASSWORD, retry=QUICK), f"http://127.0.0.1:{port}/a/b.bin"
+        storage, url = HTTP(token=PASSWORD, retry=QUICK), f"http://127.0.0.1:{port}/a/b.bin"
         write(storage, url, DATA)
         assert storage.read(url, 0, len(DATA)) == DATA
         storage.delete(url)
@@ -139,7 +139,7 @@ def test_a_plain_server_is_written_by_put_with_a_token(tmp_path: Path) -> None:
         with pytest.raises(StorageError, match="cannot be listed"):
             list(storage.list(url))
         with pytest.raises(StorageError, match=r"requires authentication \(401\)") as caught:
-            write(Http(token="wrong", retry=QUICK), url, DATA)
+            write(HTTP(token="wrong", retry=QUICK), url, DATA)
         assert "wrong" not in str(caught.value).replace("missing or wrong", "")
 
 
@@ -147,15 +147,15 @@ def test_a_server_that_only_reads_says_so(tmp_path: Path) -> None:
     with http_server(tmp_path) as port:
         url = f"http://127.0.0.1:{port}/object"
         with pytest.raises(StorageError, match=r"does not accept uploads \(405\)"):
-            write(Http(retry=QUICK), url, DATA)
+            write(HTTP(retry=QUICK), url, DATA)
         with pytest.raises(StorageError, match=r"does not delete objects \(405\)"):
-            Http(retry=QUICK).delete(url)
+            HTTP(retry=QUICK).delete(url)
 
 
 def test_credentials_are_checked_and_never_shown() -> None:
-    assert PASSWORD not in repr(Http(USER, PASSWORD))
-    assert PASSWORD not in repr(Http(token=PASSWORD))
+    assert PASSWORD not in repr(HTTP(USER, PASSWORD))
+    assert PASSWORD not in repr(HTTP(token=PASSWORD))
     with pytest.raises(PlanError, match="both user and password"):
-        Http(user=USER)
+        HTTP(user=USER)
     with pytest.raises(PlanError, match="not both"):
-        Http(USER, PASSWORD, token=PASSWORD)
+        HTTP(USER, PASSWORD, token=PASSWORD)

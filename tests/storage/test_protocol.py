@@ -10,9 +10,9 @@ import pytest
 
 from penstock.errors import PlanError, StorageError
 from penstock.storage import (
+    HTTP,
     S3,
     FsspecStorage,
-    Http,
     Local,
     Memory,
     NotFound,
@@ -31,8 +31,8 @@ from penstock.storage import (
         ("/a:b/c", Local),
         ("file:///a", Local),
         ("memory://a", Memory),
-        ("http://host/a", Http),
-        ("HTTPS://host/a", Http),
+        ("http://host/a", HTTP),
+        ("HTTPS://host/a", HTTP),
         ("s3://bucket/a", S3),
         ("gs://bucket/a", FsspecStorage),
     ],
@@ -42,7 +42,7 @@ def test_the_scheme_selects_the_storage(url: str, kind: type) -> None:
 
 
 def test_every_storage_has_the_methods_of_the_protocol() -> None:
-    for storage in (Local(), Memory(), Http(), S3(), FsspecStorage()):
+    for storage in (Local(), Memory(), HTTP(), S3(), FsspecStorage()):
         assert isinstance(storage, Storage)
 
 

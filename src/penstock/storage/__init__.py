@@ -12,7 +12,7 @@ from penstock.lazy import lazy
 if TYPE_CHECKING:
     from penstock.storage.cache import Cache as Cache
     from penstock.storage.fsspec import FsspecStorage as FsspecStorage
-    from penstock.storage.http import Http as Http
+    from penstock.storage.http import HTTP as HTTP
     from penstock.storage.local import Local as Local
     from penstock.storage.memory import Memory as Memory
     from penstock.storage.protocol import Forbidden as Forbidden

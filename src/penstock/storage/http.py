@@ -23,7 +23,7 @@ Sent = bytes | IO[bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Http:
+class HTTP:
     """Reads and writes ``http://`` and ``https://`` URLs, which may contain a user and password.
 
     Attributes:

@@ -29,8 +29,8 @@ _LITERAL_KEYS = frozenset({"s3", "memory"})  # these URLs have no query: "?" and
 _BUILT_IN = {
     "file": "penstock.storage.local:Local",
     "memory": "penstock.storage.memory:Memory",
-    "http": "penstock.storage.http:Http",
-    "https": "penstock.storage.http:Http",
+    "http": "penstock.storage.http:HTTP",
+    "https": "penstock.storage.http:HTTP",
     "s3": "penstock.storage.s3:S3",
 }
 _ENTRY_POINT_GROUP = "penstock.storages"

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import StorageError
-from penstock.storage import S3, Http, Retry
+from penstock.storage import HTTP, S3, Retry
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, s3_server
 
@@ -48,7 +48,7 @@ def opened(kind: str, proxy: Proxy) -> ps.Dataset:
         storage = S3(f"http://127.0.0.1:{proxy.port}", ACCESS_KEY, SECRET_KEY, retry=QUICK)
         return ps.read_parquet("s3://bucket/table", storage=storage)
     urls = [f"http://127.0.0.1:{proxy.port}/bucket/table/{name}" for name in names]
-    return ps.read_parquet(urls, storage=Http(retry=QUICK))
+    return ps.read_parquet(urls, storage=HTTP(retry=QUICK))
 
 
 def test_every_row_is_delivered_once_despite_faults(kind: str, proxy: Proxy) -> None:

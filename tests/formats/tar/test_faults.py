@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock.errors import PenstockError
-from penstock.storage import S3, Http, Retry
+from penstock.storage import HTTP, S3, Retry
 from penstock.testing.proxy import Proxy, Request
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, s3_server
 
@@ -85,10 +85,10 @@ def test_an_epoch_is_exact_or_raises_an_error_that_names_the_fault(
 
 
 def _dataset(kind: str, port: int) -> ps.Dataset:
-    storage: S3 | Http
+    storage: S3 | HTTP
     if kind == "s3":
         storage = S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY, retry=QUICK)
         return ps.read_tar("s3://bucket/train", storage=storage).shuffle(100, shards=3)
     names = "shard-{000000..000005}.tar"
     url = f"http://me:{SECRET_KEY}@127.0.0.1:{port}/bucket/train/{names}"
-    return ps.read_tar(url, storage=Http(retry=QUICK)).shuffle(100, shards=3)
+    return ps.read_tar(url, storage=HTTP(retry=QUICK)).shuffle(100, shards=3)
