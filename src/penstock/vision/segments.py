@@ -144,17 +144,22 @@ class Tiles:
         if self.width < self.header.width:
             first, last = box.left // self.width, -(-box.right // self.width)
         bands = np.arange(box.top // self.height, -(-box.bottom // self.height))
-        segments = bands[:, None] * self.columns + np.arange(first, last)
-        last_offset = len(self.offsets) - 1  # the last band may have fewer segments, unless they form columns
-        starts, stops = self.offsets[segments[:, 0]], self.offsets[np.minimum(segments[:, -1] + 1, last_offset)]
+        segments = (bands[:, None] * self.columns + np.arange(first, last)).ravel()
+        # The last band may have fewer segments, unless they form columns.
+        segments = segments[: len(self.offsets) - 1 - int(segments[0])]
+        starts, stops = self.offsets[segments], self.offsets[segments + 1]
+        per_band = last - first
+        begins, ends = starts[::per_band].tolist(), stops[per_band - 1 :: per_band].tolist()
+        if len(ends) < len(begins):
+            ends.append(int(stops[-1]))
         at = self.header.frame + 5
         size = (box.bottom - box.top).to_bytes(2, "big") + (box.right - box.left).to_bytes(2, "big")
         view = memoryview(data)
         parts: list[Any] = [view[:at], size, view[at + 4 : self.header.scan]]
-        parts += [view[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        parts += [view[begin:end] for begin, end in zip(begins, ends, strict=True)]
         out = bytearray().join(parts)
-        sizes = np.diff(self.offsets)[segments[segments < last_offset]]
-        markers = self.header.scan - 1 + np.cumsum(sizes)
+        markers = (stops - starts).cumsum()
+        markers += self.header.scan - 1
         codes = np.frombuffer(out, np.uint8)
         codes[markers] = _expected_markers(len(markers))
         return out
