@@ -6,6 +6,7 @@ import io
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,6 +50,15 @@ def test_one_loop_groups_any_names_as_two_stages_do(runs: list[Any], rng: random
             name = f"{key}{number}" if rng.random() < 0.9 else key
             names += [f"{name}.{field}" if field else name for field in fields]
     assert grouped(names, fused=True) == grouped(names, fused=False)
+
+
+@pytest.mark.parametrize(
+    "unusual", ["e.f{}.jpg", "__{}__/k.jpg", "d{}/.jpg", "same.jpg", "k{}.JPG", "{}.__bad__", ".jpg"]
+)
+def test_unusual_names_after_plain_ones_are_grouped_alike(unusual: str) -> None:
+    for plain in range(12, 20):  # headers are read 16 at a time at first: one of these ends with a plain sample
+        names = [f"k{number:03d}.jpg" for number in range(plain)] + [unusual.format(number) for number in range(50)]
+        assert grouped(names, fused=True) == grouped(names, fused=False)
 
 
 def test_fields_that_a_consumer_adds_do_not_reach_the_next_sample() -> None:
