@@ -177,9 +177,9 @@ class _SampleCollector:
         """Add one member, or a loss."""
         self._add(self._grouper.push(name, row, problem))
 
-    def push_all(self, names: list[bytes], base: int, skipped: int) -> None:
+    def push_all(self, names: list[bytes], base: int, folders: int) -> None:
         """Add members of consecutive rows, mostly as runs of samples with the same fields."""
-        self._grouper.skipped += skipped
+        self._grouper.skipped["folders"] += folders
         rows = range(base, base + len(names))
         at = 0
         while at < len(names):
@@ -198,7 +198,7 @@ class _SampleCollector:
         self._add(self._grouper.finish())
         start, size = walk.table()
         rows = np.array(self._rows, np.int64)
-        return self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
+        return self._builder.build(start[rows], size[rows], self._grouper.skipped.total(), walk.total)
 
     def _add(self, entries: list[SampleEntry[int]]) -> None:
         for key, field_names, rows, problem, lost in entries:
