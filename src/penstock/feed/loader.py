@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from penstock.engines import Meters, Program, Run, Start, StartPart, Stats, snapshot
+from penstock.engines import Meters, Program, Run, Start, StartPart, Stats, closed_at_exit, snapshot
 from penstock.errors import PlanError, StateError
 from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
 from penstock.feed.epochs import Epochs
@@ -106,7 +106,8 @@ class Loader:
         self._meters = run.meters
         return self._items(run)
 
-    def _items(self, run: Run) -> Iterator[Any]:
+    @closed_at_exit
+    def _items(self, run: Run) -> Generator[Any, None, None]:
         try:
             if self._ledger is not None and run is self._run:  # not before: an iterator may stay unused
                 self._ensure_session(self._ledger, self.epoch, fresh=self._rest is None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from penstock.engines import closed_at_exit
 from penstock.errors import MissingExtra, PlanError
 from penstock.feed.epochs import Epochs
 from penstock.feed.loader import Loader
@@ -163,7 +164,8 @@ def map_prefetched(batches: Iterator[Any], convert: Callable[[Any], Any], prefet
     return _map_in_thread(batches, convert, prefetch)
 
 
-def _map_in_thread(batches: Iterator[Any], convert: Callable[[Any], Any], prefetch: int) -> Iterator[Any]:
+@closed_at_exit
+def _map_in_thread(batches: Iterator[Any], convert: Callable[[Any], Any], prefetch: int) -> Generator[Any, None, None]:
     end = object()
 
     def step() -> Any:
