@@ -380,3 +380,35 @@ assert [next(run) for _ in range(50)] == list(range(1, 51))
 """
     code, err = ended(start(tmp_path, "working", ending, mark), tmp_path, mark, 15)
     assert (code, err) == (0, "")
+
+
+# The iterator is in a module that was imported before penstock: the interpreter clears such a module after ours.
+HELD_AT_EXIT = """
+import os, sys
+import penstock as ps
+
+def double(row):
+    return {"x": 2 * row["x"]}
+
+if __name__ == "__main__":
+    ds = ps.from_items([{"x": number} for number in range(1000)])
+"""
+HELD: dict[str, str] = {
+    "serial": "iter(ds)",
+    "threads": "iter(ds.map(double, workers=2))",
+    "processes": "iter(ds.map(double, workers=1, on='processes'))",
+    "loader": "iter(ds.map(double, workers=2).batched(8).loader())",
+    "to_torch": "iter(ds.map(double, workers=2).batched(8).to_torch())",
+    "DataLoader": "iter(__import__('torch.utils.data').utils.data.DataLoader("
+    "ds.map(double).batched(8).to_torch(), batch_size=None, num_workers=1))",
+}
+
+
+@pytest.mark.parametrize("holder", ["os", "sys.modules['__main__']"] if FULL else ["os"])
+@pytest.mark.parametrize("iterator", HELD)
+def test_a_program_that_ends_with_an_open_iterator_prints_nothing(iterator: str, holder: str, tmp_path: Path) -> None:
+    lines = f"    {holder}.held = {HELD[iterator]}\n    next({holder}.held)\n"
+    (tmp_path / "program.py").write_text(HELD_AT_EXIT + lines)
+    for _ in range(20 if FULL else 1):
+        done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

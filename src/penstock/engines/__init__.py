@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.engines.lineage import POSITION as POSITION
     from penstock.engines.lineage import REPEATED as REPEATED
     from penstock.engines.lineage import SHARD as SHARD
+    from penstock.engines.local.engine import closed_at_exit as closed_at_exit
     from penstock.engines.meter import Event as Event
     from penstock.engines.meter import Meters as Meters
     from penstock.engines.options import EngineName as EngineName

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -98,7 +98,8 @@ class Run:
             yield from items
             del items
 
-    def runs(self) -> Iterator[Sequence[Any]]:
+    @local.closed_at_exit
+    def runs(self) -> Generator[Sequence[Any], None, None]:
         """Yield the items block by block, as lists or columns; ``here()`` is exact after each.
 
         Raises:
@@ -115,7 +116,8 @@ class Run:
             self.close()
         self._end()
 
-    def __iter__(self) -> Iterator[Any]:
+    @local.closed_at_exit
+    def __iter__(self) -> Generator[Any, None, None]:
         """Yield the items; ``here()`` is exact after each. Closing the run ends the iteration.
 
         Raises:

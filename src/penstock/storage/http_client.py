@@ -246,9 +246,9 @@ def raise_if_transient(status: int, headers: Mapping[str, str]) -> None:
     """Raise if a later request may get another status; do nothing for final ones, successful or not.
 
     Raises:
-        TransientError: The status is 408, 425, 429, or 5xx except 501.
+        TransientError: The status is 408, 423 (locked by another request), 425, 429, or 5xx except 501.
     """
-    if status in (408, 425, 429) or (status >= 500 and status != 501):
+    if status in (408, 423, 425, 429) or (status >= 500 and status != 501):
         raise TransientError(f"the server answers {status}", _retry_after_s(headers.get("retry-after")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from random import Random
@@ -60,9 +61,16 @@ def gather_samples(
 
 
 def gather_runs(
-    urls: Iterable[str], *, on_error: ErrorHandler = raise_error, workers: int = 1, mapped: bool = False
+    urls: Iterable[str],
+    *,
+    on_error: ErrorHandler = raise_error,
+    workers: int = 1,
+    mapped: bool = False,
+    skipped: Counter[str] | None = None,
 ) -> Iterator[RawRun]:
     """Yield the samples of archives as :func:`gather_samples` does, in runs with the same fields.
+
+    With one worker, ``skipped`` counts the members that belong to no sample, by kind.
 
     Raises:
         StorageError: An archive cannot be read.
@@ -73,7 +81,7 @@ def gather_runs(
         return
     for url in urls:
         with closing(open_raw(url, mapped=mapped)) as reader:
-            yield from _good_runs(reader.runs(), on_error)
+            yield from _good_runs(reader.runs(skipped=skipped), on_error)
 
 
 def gather_parts(urls: Iterable[str], *, on_error: ErrorHandler = raise_error) -> Iterator[RawSample]:

@@ -12,6 +12,7 @@ import mmap
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import BinaryIO, cast
@@ -305,10 +306,11 @@ class RawReader:
             else:
                 yield item
 
-    def runs(self, apart: bool = False) -> Iterator[RawRun | DataError]:
+    def runs(self, apart: bool = False, skipped: Counter[str] | None = None) -> Iterator[RawRun | DataError]:
         """Yield the samples in order, in runs with the same fields.
 
         With ``apart``, a sample whose members lie apart is yielded in several parts with the same key.
+        ``skipped`` counts the members that belong to no sample, by kind.
 
         Raises:
             OSError: The archive cannot be read.
@@ -316,7 +318,7 @@ class RawReader:
         """
         buffer = self._buffer
         try:
-            for run in ArchiveWalker[MemberSpan](self.shard, buffer, apart=apart).runs():
+            for run in ArchiveWalker[MemberSpan](self.shard, buffer, apart=apart, skipped=skipped).runs():
                 if isinstance(run, DataError):
                     yield run
                 else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -40,6 +41,36 @@ _KEY_FIELD = "__key__"  # a file sample.__key__ that the command writes holds th
 
 
 @dataclass(frozen=True, slots=True)
+class TarprocFiles:
+    """The folder of a sample as tarproc fills and reads it: a command may leave the files of several samples.
+
+    The files ``__key__`` and ``__source__`` hold the key and the shard. All files whose names have a dot belong to a
+    sample; those with the same base name belong together.
+
+    Attributes:
+        fields: The fields that are written as files; None: all.
+        separator: Stands between the key and what a base name adds to it.
+        include: A regular expression; only files whose names it matches are read.
+        exclude: A regular expression; files whose names it matches are not read.
+    """
+
+    fields: frozenset[str] | None = None
+    separator: str = ""
+    include: str | None = None
+    exclude: str | None = None
+
+    def reads(self, name: str) -> bool:
+        """Return whether a file that the command left belongs to a sample."""
+        if name.find(".") < 1 or (self.exclude is not None and re.search(self.exclude, name)):
+            return False
+        return self.include is None or re.search(self.include, name) is not None
+
+    def key(self, key: str, added: str) -> str:
+        """Return the key of a sample whose base name adds a text to that of the original sample."""
+        return f"{key}{self.separator}{added}" if added else key
+
+
+@dataclass(frozen=True, slots=True)
 class ShellCommand:
     """The command that is run on every sample.
 
@@ -48,12 +79,16 @@ class ShellCommand:
         timeout_s: How long it may take for one sample; None: no limit.
         log_field: The field that stores what the command printed; None: not stored.
         base: The name of the files of a sample, before the dot.
+        any_exit_code: Whether a command that ends with another exit code than 0 succeeds, too.
+        tarproc: Fill and read folders as tarproc does; None: all fields are files, and the files ``base.*`` are read.
     """
 
     argv: tuple[str, ...]
     timeout_s: float | None = None
     log_field: str | None = None
     base: str = "sample"
+    any_exit_code: bool = False
+    tarproc: TarprocFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +97,13 @@ class CommandResult:
 
     Attributes:
         raw: The original sample.
-        encoded: The new sample; None if the command failed or left no files.
+        encoded: The new samples; none if the command failed or left no files.
         printed: The last bytes that the command printed.
         problem: Why it failed; None if it succeeded.
     """
 
     raw: RawSample
-    encoded: EncodedSamples | None
+    encoded: list[EncodedSamples]
     printed: bytes
     problem: str | None = None
 
@@ -169,23 +204,23 @@ class CommandRunner:
         folder = os.path.join(self._root, f"_{number:08d}")
         try:
             try:
-                _write_files(folder, raw, self._command.base)
+                self._write_files(folder, raw)
             except OSError as exc:
                 if exc.errno == errno.ENAMETOOLONG:  # the name of a field is too long for a file
-                    return CommandResult(raw, None, b"", f"its fields cannot be written as files: {exc.strerror}")
+                    return CommandResult(raw, [], b"", f"its fields cannot be written as files: {exc.strerror}")
                 raise StorageError(f"cannot write the files of {raw.key!r}: {exc.strerror}", self._root) from exc
             code, printed = self._run_in(folder, number, raw)
             if self._stopped:  # a command that was killed is not a failure of its sample
                 raise EngineError("the command was stopped")
             problem = self._problem(code)
             if problem is not None:
-                return CommandResult(raw, None, printed, problem)
+                return CommandResult(raw, [], printed, problem)
             try:
                 return CommandResult(raw, self._read_files(folder, raw, printed), printed)
             except DataError as exc:
-                return CommandResult(raw, None, printed, exc.problem)
+                return CommandResult(raw, [], printed, exc.problem)
             except OSError as exc:
-                return CommandResult(raw, None, printed, f"its files cannot be read back: {exc.strerror or exc}")
+                return CommandResult(raw, [], printed, f"its files cannot be read back: {exc.strerror or exc}")
         finally:
             _remove_folder(folder)
 
@@ -194,7 +229,7 @@ class CommandRunner:
             return f"the command took longer than {self._command.timeout_s:g} s"
         if code < 0:
             return f"the command was killed by signal {-code}"
-        return f"the command failed with exit code {code}" if code else None
+        return f"the command failed with exit code {code}" if code and not self._command.any_exit_code else None
 
     def _run_in(self, folder: str, number: int, raw: RawSample) -> tuple[int | None, bytes]:
         """Run the command in a folder; return its exit code (None after a timeout) and the end of what it printed."""
@@ -235,27 +270,57 @@ class CommandRunner:
             return _exit_code(process.pid)
         return _exit_code(process.pid) if _exits_within(process.pid, self._command.timeout_s) else None
 
-    def _read_files(self, folder: str, raw: RawSample, printed: bytes) -> EncodedSamples | None:
-        """Read the sample from the files that the command left; None if there are none."""
-        fields: dict[str, bytes] = {}
-        key = raw.key
+    def _write_files(self, folder: str, raw: RawSample) -> None:
+        os.mkdir(folder, 0o700)
+        base, tarproc = self._command.base, self._command.tarproc
+        for field, data in raw.fields().items():
+            if tarproc is None or tarproc.fields is None or field in tarproc.fields:
+                _write_file(os.path.join(folder, f"{base}.{field}"), data)
+        if tarproc is not None:
+            _write_file(os.path.join(folder, "__key__"), raw.key.encode("utf-8", "surrogateescape"))
+            _write_file(os.path.join(folder, "__source__"), raw.shard.encode("utf-8", "surrogateescape"))
+
+    def _read_files(self, folder: str, raw: RawSample, printed: bytes) -> list[EncodedSamples]:
+        """Read the samples from the files that the command left; none if there are none."""
+        base, log_field, tarproc = self._command.base, self._command.log_field, self._command.tarproc
         with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in entries)
-        start = f"{self._command.base}."
-        for name in names:
-            field = name[len(start) :].lower()
-            if not name.startswith(start) or not field:
-                continue
-            data = _read_file(os.path.join(folder, name))
-            if field == _KEY_FIELD:
-                key = data.decode("utf-8", "surrogateescape").split("\n")[0]
-            elif field in fields:
-                raise DataError(f"two files are the field {field!r}: their names differ only in case")
-            elif not (field.startswith("__") and field.endswith("__")):
-                fields[field] = data
-        if self._command.log_field is not None:
-            fields[self._command.log_field] = printed
-        return encode_sample(key, fields) if fields else None
+            if tarproc is None:
+                names = [entry.name for entry in entries if entry.name.startswith(f"{base}.")]
+            else:
+                names = [entry.name for entry in entries if tarproc.reads(entry.name) and not entry.is_dir()]
+        groups: dict[str, list[str]] = {base: []} if log_field is not None else {}
+        for name in sorted(names, key=lambda name: name.partition(".")):
+            groups.setdefault(name.partition(".")[0], []).append(name)
+        samples = []
+        for found, group in groups.items():
+            key = raw.key if tarproc is None else tarproc.key(raw.key, found.removeprefix(base))
+            key, fields = _read_fields(folder, group, key)
+            if log_field is not None and found == base:
+                fields[log_field] = printed
+            if fields:
+                samples.append(encode_sample(key, fields))
+        return samples
+
+
+def _read_fields(folder: str, names: list[str], key: str) -> tuple[str, dict[str, bytes]]:
+    """Read the files of one sample; return its key, which a file may replace, and its fields.
+
+    Raises:
+        DataError: Two files are the same field, or one cannot be a field.
+    """
+    fields: dict[str, bytes] = {}
+    for name in names:
+        field = name.partition(".")[2].lower()
+        if not field:
+            continue
+        data = _read_file(os.path.join(folder, name))
+        if field == _KEY_FIELD:
+            key = data.decode("utf-8", "surrogateescape").split("\n")[0]
+        elif field in fields:
+            raise DataError(f"two files are the field {field!r}: their names differ only in case")
+        elif not (field.startswith("__") and field.endswith("__")):
+            fields[field] = data
+    return key, fields
 
 
 def _log_file() -> int:
@@ -292,16 +357,14 @@ def _exit_code(pid: int) -> int:
     return status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
 
 
-def _write_files(folder: str, raw: RawSample, base: str) -> None:
-    os.mkdir(folder, 0o700)
-    for field, data in raw.fields().items():
-        fd = os.open(os.path.join(folder, f"{base}.{field}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-        finally:
-            os.close(fd)
+def _write_file(path: str, data: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+    finally:
+        os.close(fd)
 
 
 def _read_file(path: str) -> bytes:

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,36 @@ def test_splitting_stops_after_the_maximum_number_of_shards(name: str, shard: st
     assert main(["split", "-n", "6", "--maxshards", "2", "-o", str(tmp_path / "o" / name), shard]) == 0
     assert sorted(path.name for path in (tmp_path / "o").glob("*.tar")) == ["x-000000.tar", "x-000001.tar"]
     assert len(ps.read_tar(str(tmp_path / "o"))) == 12
+
+
+def _archive_with_other_members(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in ("d", "d/a.txt", "d/README", "d/.DS_Store", "d/b.txt", "d/LICENSE", "d/b.__source__"):
+            member = tarfile.TarInfo(name)
+            member.type = tarfile.DIRTYPE if name == "d" else tarfile.REGTYPE
+            tar.addfile(member)
+        for name, kind in {"d/c.txt": tarfile.SYMTYPE, "d/e.txt": tarfile.LNKTYPE}.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "d/a.txt"
+            tar.addfile(member)
+
+
+@pytest.mark.parametrize("source_kind", ["file", "gz"])
+def test_members_that_are_left_out_are_counted_by_kind(
+    source_kind: str, shard: str, tmp_path: Path, capfdbinary: Capture
+) -> None:
+    source = tmp_path / "other.tar"
+    _archive_with_other_members(source)
+    if source_kind == "gz":
+        source = source.rename(tmp_path / "other.tar.gz")
+        source.write_bytes(gzip.compress(source.read_bytes()))
+    assert main(["split", "-o", f"{tmp_path}/out/", shard, str(source)]) == 0
+    assert capfdbinary.readouterr().err == (
+        b"penstock: left out members that belong to no sample "
+        b"(__source__ records: 1, files without extension: 2, folders: 1, hidden files: 1, links or devices: 2)\n"
+    )
+
+
+def test_nothing_is_printed_if_nothing_is_left_out(shard: str, tmp_path: Path, capfdbinary: Capture) -> None:
+    assert main(["split", "-o", f"{tmp_path}/out/", shard]) == 0
+    assert capfdbinary.readouterr() == (b"", b"")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from PIL import Image
 
 import penstock as ps
-from penstock.cli import parser_of
+from penstock.cli import old_name, parser_of
 from penstock.cli.tools import OLD_NAMES
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
@@ -169,3 +170,50 @@ def test_an_archive_does_not_replace_its_own_input(tmp_path: Path) -> None:
 def test_tarproc_skips_samples_that_fail_and_penstock_proc_stops() -> None:
     defaults = [parser_of("proc", prog).parse_args(["-c", "true"]).on_failure for prog in ("tarproc", "penstock proc")]
     assert defaults == ["skip", "abort"]
+
+
+@pytest.fixture
+def tarproc(
+    monkeypatch: pytest.MonkeyPatch,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    samples_of: Callable[[bytes], dict[str, dict[str, bytes]]],
+) -> Callable[..., tuple[dict[str, dict[str, bytes]], str]]:
+    """Run ``tarproc WORDS``; return the samples on standard output, and standard error."""
+
+    def run(*words: str, code: int = 0) -> tuple[dict[str, dict[str, bytes]], str]:
+        monkeypatch.setattr(sys, "argv", ["tarproc", *words])
+        assert old_name() == code
+        captured = capfdbinary.readouterr()
+        return (samples_of(captured.out) if not code else {}), captured.err.decode()
+
+    return run
+
+
+Tarproc = Callable[..., tuple[dict[str, dict[str, bytes]], str]]
+MORE_FILES = "ls; cp sample.txt sample-1.txt; cp sample.txt other.txt; mkdir sub.d; cat __key__ > sample.key"
+
+
+def test_the_script_of_tarproc_is_a_file_or_a_command(small_shard: str, tmp_path: Path, tarproc: Tarproc) -> None:
+    (tmp_path / "script").write_text(MORE_FILES)
+    samples, printed = tarproc("-S", str(tmp_path / "script"), "--count", "1", small_shard)
+    assert printed == "__key__\n__source__\nsample.cls\nsample.txt\n"
+    text = {"txt": b"text"}
+    assert samples == {"d/k0other": text, "d/k0": {"cls": b"0", "key": b"d/k0", **text}, "d/k0-1": text}
+    assert list(samples) == ["d/k0other", "d/k0", "d/k0-1"]
+    assert tarproc("-S", "rm sample.cls", "-p", "0", "--count", "1", small_shard)[0] == {"d/k0": text}
+
+
+def test_tarproc_runs_on_some_fields_and_joins_keys_by_a_separator(
+    small_shard: str, tmp_path: Path, tarproc: Tarproc
+) -> None:
+    options = ["-f", "txt,jpg", "-s", "_", "--count", "1", "--working_dir", str(tmp_path), small_shard]
+    samples, printed = tarproc("-c", MORE_FILES, "-E", "^other", *options)
+    assert printed == "__key__\n__source__\nsample.txt\n"
+    assert samples == {"d/k0": {"key": b"d/k0", "txt": b"text"}, "d/k0_-1": {"txt": b"text"}}
+    assert list(tarproc("-c", MORE_FILES, "-I", "^other", *options)[0]) == ["d/k0_other"]
+    assert "'jpg'" in tarproc("-c", MORE_FILES, "-F", "error", *options, code=1)[1]
+
+
+def test_tarproc_ignores_exit_codes_if_asked(small_shard: str, tarproc: Tarproc) -> None:
+    samples, _ = tarproc("-e", "ignore", "-c", "echo x > sample.new; exit 3", "--count", "1", small_shard)
+    assert samples == {"d/k0": {"cls": b"0", "new": b"x\n", "txt": b"text"}}

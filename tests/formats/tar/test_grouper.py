@@ -12,7 +12,7 @@ def group(*names: bytes) -> tuple[list[SampleEntry[int]], int]:
     for value, name in enumerate(names):
         problem = "damaged" if name in (LOST_RANGE, BAD_END) else None
         entries += grouper.push(name, value, problem)
-    return [*entries, *grouper.finish()], grouper.skipped
+    return [*entries, *grouper.finish()], grouper.skipped.total()
 
 
 def test_consecutive_members_with_one_key_are_one_sample() -> None:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cli import counted
-from penstock.cli.argument_types import positive_count, seconds, usage_error
-from penstock.cli.tools.arguments import add_input_arguments, add_output_arguments, add_selection_arguments
+from penstock.cli.argument_types import count, positive_count, seconds, usage_error
+from penstock.cli.tools.arguments import (
+    add_input_arguments,
+    add_output_arguments,
+    add_selection_arguments,
+    field_names,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.formats.manifest import ShardEntry
     from penstock.formats.tar.archive import EncodedSamples
+    from penstock.tarstream.raw import RawSample
     from penstock.tarstream.shell_command import CommandResult, ShellCommand
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    on_failure = "skip" if parser.prog == "tarproc" else "abort"  # what each of the two names does by default
+    # In tarproc a sample that fails is skipped, -S is --script and -s the separator of keys, and a command may leave
+    # the files of several samples.
+    tarproc = parser.prog == "tarproc"
+    on_failure = "skip" if tarproc else "abort"
     add_input_arguments(parser)
     add_output_arguments(parser)
     add_selection_arguments(parser, count_flags=("--count",))
@@ -33,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CMD",
         help="a shell command, run in a folder with the files of the sample: sample.jpg, sample.cls, ...",
     )
-    work.add_argument("-s", "--script", metavar="FILE", help="a file of shell commands")
+    work.add_argument("-S" if tarproc else "-s", "--script", metavar="FILE", help="a file of shell commands")
     work.add_argument(
         "--python",
         metavar="MODULE:FUNCTION",
@@ -45,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-p",
         "--parallel",
-        type=positive_count,
+        type=count if tarproc else positive_count,
         default=1,
         metavar="N",
         help="samples processed at a time (1)",
@@ -57,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--error-handling",
         choices=("abort", "skip", "keep", "ignore"),
         default=on_failure,
-        help=f"stop at a sample that fails, skip it, or keep it unchanged; ignore means keep ({on_failure})",
+        help=f"stop at a sample that fails, skip it, keep it unchanged, or ignore its exit code ({on_failure})",
     )
     parser.add_argument(
         "-b", "--base", default="sample", metavar="NAME", help="base name of the files of the sample (sample)"
@@ -68,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-w",
         "--working-dir",
+        *["--working_dir"] if tarproc else [],
         metavar="FOLDER",
         help="where the folders of samples are created (in memory if there is room, else TMPDIR)",
     )
@@ -87,6 +98,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="with {} in the output: replace output shards that exist")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the number of samples at the end")
+    parser.set_defaults(tarproc=tarproc)
+    if tarproc:
+        _add_tarproc_arguments(parser)
     parser.epilog = """The command finds the key of the sample in $PENSTOCK_KEY, its shard in $PENSTOCK_SHARD and its
 number in $PENSTOCK_NUMBER. The files sample.* that exist when the command ends are the new sample: a deleted file is a
 deleted field, a new file is a new field. A file sample.__key__ holds the new key.
@@ -100,11 +114,39 @@ examples:
   penstock proc -p 16 -c 'run-ocr *.png' 's3://b/scanned-{0000..0999}.tar' -o 's3://b/ocr-{}.tar' --jobs 16"""
 
 
+def _add_tarproc_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that only tarproc has."""
+    parser.add_argument(
+        "-f", "--fields", dest="only", type=field_names, metavar="FIELDS", help="write only these fields as files"
+    )
+    parser.add_argument(
+        "-F",
+        "--fieldmode",
+        choices=("ignore", "error"),
+        default="ignore",
+        help="ignore a field of -f that a sample does not have, or stop there (ignore)",
+    )
+    parser.add_argument(
+        "-s", "--separator", default="", metavar="TEXT", help="text between the key and the base name of other files"
+    )
+    parser.add_argument("-I", "--include", type=_regex, metavar="REGEX", help="read only files whose names match")
+    parser.add_argument("-E", "--exclude", type=_regex, metavar="REGEX", help="do not read files whose names match")
+
+
+def _regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as exc:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {exc}") from exc
+    return text
+
+
 def run(args: argparse.Namespace) -> int:
-    if args.on_failure == "ignore":
-        args.on_failure = "keep"
+    args.parallel = max(args.parallel, 1)  # tarproc's 0 stands for one at a time
     if args.script is not None and not os.path.isfile(args.script):
-        usage_error(f"there is no script {args.script!r}")
+        if not args.tarproc or shutil.which(args.script.partition(" ")[0]) is None:
+            usage_error(f"there is no script {args.script!r}")
+        args.command, args.script = args.script, None
     if not args.base or "/" in args.base or "." in args.base:
         usage_error(f"--base {args.base!r} is not the base name of files: it has no dot and no slash")
     if args.decode is not None and args.python is None:
@@ -171,7 +213,7 @@ def _process_samples(args: argparse.Namespace, urls: list[str], counts: _Counts)
             parallel=args.parallel,
             ordered=not args.unordered,
             decode=args.decode,
-            on_error=args.on_failure,
+            on_error="keep" if args.on_failure == "ignore" else args.on_failure,  # a function has no exit code
             timeout_s=args.timeout,
         )
         for encoded in results:
@@ -183,13 +225,29 @@ def _process_samples(args: argparse.Namespace, urls: list[str], counts: _Counts)
     from penstock.tarstream.shell_command import CommandRunner, run_on_each
 
     samples = streams.selection(args).samples(gather_samples(urls, on_error=streams.bad_sample_callback(args)))
+    if args.tarproc and args.fieldmode == "error":
+        samples = _with_fields(samples, args.only or [])
     with CommandRunner(_shell_command(args), args.working_dir) as runner:
         for result in run_on_each(samples, runner, args.parallel, not args.unordered):
-            if (output := _sample_to_write(result, args, counts)) is not None:
-                yield output
+            yield from _samples_to_write(result, args, counts)
 
 
-def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _Counts) -> EncodedSamples | None:
+def _with_fields(samples: Iterator[RawSample], fields: list[str]) -> Iterator[RawSample]:
+    """Yield the samples, up to one that lacks a field.
+
+    Raises:
+        DataError: A sample lacks a field.
+    """
+    from penstock.errors import DataError
+
+    for raw in samples:
+        for field in fields:
+            if field not in raw.field_names:
+                raise DataError(f"the sample has no field {field!r}", raw.shard, raw.key)
+        yield raw
+
+
+def _samples_to_write(result: CommandResult, args: argparse.Namespace, counts: _Counts) -> list[EncodedSamples]:
     """Return what is written for a sample; a failure is reported and then treated as ``--on-failure`` says.
 
     Raises:
@@ -202,7 +260,7 @@ def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _C
     if result.problem is None:
         if not args.silent:
             echo(result.printed)
-        counts.emptied += result.encoded is None
+        counts.emptied += not result.encoded
         return result.encoded
     counts.failed += 1
     if args.on_failure == "abort":
@@ -212,15 +270,19 @@ def _sample_to_write(result: CommandResult, args: argparse.Namespace, counts: _C
     echo(result.printed)
     action = "kept unchanged" if args.on_failure == "keep" else "skipped"
     sys.stderr.write(f"penstock: {action}: {result.problem} (shard: {result.raw.shard}, key: {result.raw.key})\n")
-    return result.raw.encode() if args.on_failure == "keep" else None
+    return [result.raw.encode()] if args.on_failure == "keep" else []
 
 
 def _shell_command(args: argparse.Namespace) -> ShellCommand:
-    from penstock.tarstream.shell_command import ShellCommand
+    from penstock.tarstream.shell_command import ShellCommand, TarprocFiles
 
     shell = args.interpreter or shutil.which("bash") or "/bin/sh"
     argv = (shell, "-c", args.command) if args.script is None else (shell, os.path.abspath(args.script))
-    return ShellCommand(argv, args.timeout, args.add_log, args.base)
+    files = None
+    if args.tarproc:
+        fields = None if args.only is None else frozenset(args.only)
+        files = TarprocFiles(fields, args.separator, args.include, args.exclude)
+    return ShellCommand(argv, args.timeout, args.add_log, args.base, args.on_failure == "ignore", files)
 
 
 @dataclass(frozen=True, slots=True)

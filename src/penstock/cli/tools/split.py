@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -98,13 +99,18 @@ def run(args: argparse.Namespace) -> int:
         published=on_published,
     )
     full_shards = 0
+    skipped: Counter[str] = Counter()
     with streams.write_errors_name(args.output), writer:
-        for samples in _cut(streams.read_runs(args, mapped=args.compress is None), writer.fits):
+        runs = streams.read_runs(args, mapped=args.compress is None, skipped=skipped)
+        for samples in _cut(runs, writer.fits):
             if not writer.fits(len(samples.keys), samples.nbytes):
                 full_shards += 1
                 if full_shards == args.maxshards:
                     break
             writer.write_encoded(samples)
+    if skipped:
+        kinds = ", ".join(f"{kind}: {count:,}" for kind, count in sorted(skipped.items()))
+        sys.stderr.write(f"penstock: left out members that belong to no sample ({kinds})\n")
     return 0
 
 

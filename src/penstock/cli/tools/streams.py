@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -61,14 +62,19 @@ def read_samples(args: argparse.Namespace, workers: int = 1, mapped: bool = Fals
     return gather.gather_samples(shard_urls(args), on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
 
 
-def read_runs(args: argparse.Namespace, workers: int = 1, mapped: bool = True) -> Iterator[RawRun]:
+def read_runs(
+    args: argparse.Namespace, workers: int = 1, mapped: bool = True, skipped: Counter[str] | None = None
+) -> Iterator[RawRun]:
     """Return an iterator over runs of adjacent samples, for a tool that copies samples unchanged.
+
+    With one worker, ``skipped`` counts the members that belong to no sample, by kind.
 
     Raises:
         StorageError: A shard cannot be read.
         DataError: A shard is damaged, unless bad samples are skipped.
     """
-    return gather.gather_runs(shard_urls(args), on_error=bad_sample_callback(args), workers=workers, mapped=mapped)
+    on_error = bad_sample_callback(args)
+    return gather.gather_runs(shard_urls(args), on_error=on_error, workers=workers, mapped=mapped, skipped=skipped)
 
 
 def bad_sample_callback(args: argparse.Namespace) -> gather.ErrorHandler:

@@ -17,11 +17,11 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 from penstock.engines.cursor import Start
 from penstock.engines.devices import assign_devices, with_device_copies
@@ -47,6 +47,9 @@ from penstock.errors import EngineError, StageError
 from penstock.order import Order
 from penstock.plan import Block, Context, Place, estimate_nbytes, size_in_bytes
 from penstock.plan.values import available_cores
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 MAX_READY_BLOCKS = 4  # finished blocks that wait for the consumer: enough to cover an uneven stage
 MEMORY_BYTES = 1_000_000_000  # for blocks in progress, by default
@@ -435,10 +438,30 @@ def _drive(chain: Iterator[Block], channel: Channel) -> None:
 
 
 live_runs: weakref.WeakSet[PooledRun] = weakref.WeakSet()
+_open_iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
+
+
+def closed_at_exit(iterate: Callable[_P, Generator[_T, None, None]]) -> Callable[_P, Iterator[_T]]:
+    """Decorate a generator function: when the program exits, the iterators that are still open are closed.
+
+    Otherwise the interpreter closes some of them only when it has cleared the modules that their ``finally`` blocks
+    need, and prints the errors.
+    """
+
+    @wraps(iterate)
+    def iterate_until_exit(*args: _P.args, **options: _P.kwargs) -> Iterator[_T]:
+        iterator = iterate(*args, **options)
+        _open_iterators.add(iterator)
+        return iterator
+
+    return iterate_until_exit
 
 
 def close_all() -> None:
     """End every run of this process."""
+    for iterator in list(_open_iterators):
+        with suppress(ValueError):  # another thread waits for the next item: closing its run ends the wait
+            iterator.close()
     for live_run in list(live_runs):
         live_run.close()
 

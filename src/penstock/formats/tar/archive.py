@@ -23,6 +23,7 @@ MAX_PADDING = 1 << 20  # bytes after the end marker, more than any tape needs; a
 
 # Member types, as in the header's typeflag.
 _REGULAR_TYPES = frozenset(b"0\x007")
+FOLDER = b"/"  # in place of a folder's name
 _DATALESS_TYPES = frozenset(b"123456")  # links, devices, folders, pipes: nothing follows their header
 _EXTENSION_TYPES = frozenset(b"xXgLK")  # PAX and GNU records about the member that comes next
 _GLOBAL_PAX_TYPE = ord("g")
@@ -203,7 +204,7 @@ class Halt:
 def read_member(source: HeaderStream[ValueT], extensions: Extensions) -> Member[ValueT] | Halt | None:
     """Read the next header and step over its data; None if it was an extension header.
 
-    The name of a member that cannot belong to a sample (a folder, a link) is empty.
+    The name of a member that cannot belong to a sample is FOLDER or, for a link or a device, empty.
     """
     offset = source.offset
     head = source.take(BLOCK)
@@ -221,7 +222,8 @@ def read_member(source: HeaderStream[ValueT], extensions: Extensions) -> Member[
     if typeflag in _EXTENSION_TYPES:
         return _read_extension(source, extensions, typeflag, size, offset)
     is_file = typeflag in _REGULAR_TYPES or typeflag in _UNSUPPORTED_TYPES
-    name = (extensions.path() or header_name(head)) if is_file else b""
+    other_name = FOLDER if typeflag == ord("5") else b""
+    name = (extensions.path() or header_name(head)) if is_file else other_name
     problem = extensions.problem() or _UNSUPPORTED_TYPES.get(typeflag)
     size = extensions.size(size) if typeflag not in _DATALESS_TYPES else 0
     extended = typeflag == ord("S") and head[482] != 0
@@ -232,7 +234,7 @@ def read_member(source: HeaderStream[ValueT], extensions: Extensions) -> Member[
     value = source.value(size, b"" if problem else name)
     if value is None:
         return Halt(truncated_member(size, offset, source.offset))
-    return name, value, problem if name else None
+    return name, value, problem if is_file and name else None
 
 
 def _read_extension(

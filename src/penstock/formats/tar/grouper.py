@@ -6,10 +6,11 @@ same samples and the same losses either way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Generic
 
-from penstock.formats.tar.archive import ValueT
+from penstock.formats.tar.archive import FOLDER, ValueT
 
 LOST_RANGE = b""  # in place of a member's name: samples were lost here
 BAD_END = b"\0"  # in place of a member's name: the archive ends, and something is wrong with its end
@@ -29,13 +30,14 @@ class Grouper(Generic[ValueT]):
 
     Args:
         apart: Members of a sample may lie apart: a key that comes back is another part of its sample, not an error.
+        skipped: The counter to add to; by default a new one.
 
     Attributes:
-        skipped: The number of members that belong to no sample: folders, links, names without a field.
+        skipped: The number of members that belong to no sample, by kind.
     """
 
-    def __init__(self, apart: bool = False) -> None:
-        self.skipped = 0
+    def __init__(self, apart: bool = False, skipped: Counter[str] | None = None) -> None:
+        self.skipped: Counter[str] = Counter() if skipped is None else skipped
         self._apart = apart
         self._raw_key = b""  # the key of the open sample as the archive writes it; empty when none is open
         self._key = b""
@@ -132,7 +134,7 @@ class Grouper(Generic[ValueT]):
     def _push_other(self, name: bytes, problem: str | None) -> list[SampleEntry[ValueT]]:
         """Add a loss, or a member that belongs to no sample."""
         if problem is None or name not in (LOST_RANGE, BAD_END):
-            self.skipped += 1
+            self.skipped[_kind(name)] += 1
             return []
         closed = self._close(torn=name == LOST_RANGE) if self._raw_key else []
         self._raw_key, self._loss = b"", self._loss or problem
@@ -186,6 +188,18 @@ class Grouper(Generic[ValueT]):
         last = repr(self._last_good_key.decode("utf-8", "replace")) if self._last_good_key else "none"
         problem, self._loss = f"{self._loss}; last good key: {last}", None
         return self._last_good_key, (), [], problem, True
+
+
+def _kind(name: bytes) -> str:
+    """Return the kind of a member that belongs to no sample, in the plural."""
+    if not name:
+        return "links or devices"
+    if name.endswith(FOLDER):
+        return "folders"
+    base = name.rpartition(b"/")[2]
+    if base.startswith(b"."):
+        return "hidden files"
+    return f"{_SOURCE_FIELD} records" if base.partition(b".")[2] else "files without extension"
 
 
 def _clean_key(raw_key: bytes) -> tuple[bytes, str | None]:

@@ -178,9 +178,9 @@ class _SampleCollector:
         """Add one member, or a loss."""
         self._add(self._grouper.push(name, row, problem))
 
-    def push_all(self, names: list[bytes], base: int, skipped: int) -> None:
+    def push_all(self, names: list[bytes], base: int, folders: int) -> None:
         """Add members of consecutive rows, mostly as runs of samples with the same fields."""
-        self._grouper.skipped += skipped
+        self._grouper.skipped["folders"] += folders
         rows = range(base, base + len(names))
         at = 0
         while at < len(names):
@@ -199,8 +199,12 @@ class _SampleCollector:
         self._add(self._grouper.finish())
         start, size = walk.table()
         rows = np.array(self._rows, np.int64)
+<<<<<<< HEAD
         index = self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
         return replace(index, padding=walk.total - walk.offset if walk.ended else 0)
+=======
+        return self._builder.build(start[rows], size[rows], self._grouper.skipped.total(), walk.total)
+>>>>>>> tools
 
     def _add(self, entries: list[SampleEntry[int]]) -> None:
         for key, field_names, rows, problem, lost in entries:

@@ -10,6 +10,7 @@ import logging
 import mmap
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, BinaryIO, Generic, Protocol, cast
@@ -207,6 +208,7 @@ class ArchiveWalker(Generic[ValueT]):
         value: Returns the value that stands for a member, given its name and span. By default the value is the span,
             and the bytes of a sample stay in the buffer until the sample has been yielded.
         apart: Yield parts of samples whose members lie apart, instead of errors.
+        skipped: Counts the members that belong to no sample, by kind.
     """
 
     def __init__(
@@ -216,10 +218,11 @@ class ArchiveWalker(Generic[ValueT]):
         value: Callable[[bytes, MemberSpan], ValueT] | None = None,
         *,
         apart: bool = False,
+        skipped: Counter[str] | None = None,
     ) -> None:
         self.shard, self.buffer = shard, buffer
         self._value = value
-        self._grouper: Grouper[ValueT] = Grouper(apart)
+        self._grouper: Grouper[ValueT] = Grouper(apart, skipped)
         self._headers_ahead = _FIRST_HEADERS
         if value is None:
             buffer.first_needed = self._first_needed
