@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from penstock.engines import closed_at_exit
 from penstock.errors import MissingExtra, PlanError
 from penstock.plan import check_choice, check_count
 
@@ -147,6 +148,7 @@ def _jax() -> Any:
 _IMPORT: dict[str, Callable[[], Any]] = {"numpy": lambda: np, "torch": _torch, "jax": _jax}
 
 
+@closed_at_exit
 def map_ahead(items: Iterator[Any], convert: Callable[[Any], Any], ahead: int) -> Generator[Any, None, None]:
     """Yield the converted items; a thread keeps up to ``ahead`` of them ready (0: without a thread).
 

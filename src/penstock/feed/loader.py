@@ -10,11 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-<<<<<<< HEAD
-from penstock.engines import Meters, Program, Start, Stats, snapshot
-=======
-from penstock.engines import Meters, Program, Run, Start, StartPart, Stats, closed_at_exit, snapshot
->>>>>>> tools
+from penstock.engines import Meters, Program, Start, Stats, closed_at_exit, snapshot
 from penstock.errors import PlanError, StateError
 from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
 from penstock.feed.batch_format import BatchFormat
@@ -121,7 +117,6 @@ class Loader:
         self._in_torch_pass = in_torch_pass
         return self._items(self._start_run(), begun=self._is_begun() and not self._shares_rest)
 
-<<<<<<< HEAD
     def _is_begun(self) -> bool:
         """Return whether something of the current epoch was delivered."""
         return self._padding_items > 0 or not (
@@ -134,7 +129,8 @@ class Loader:
         self._live, self._meters = live, live.run.meters
         return live
 
-    def _items(self, live: Delivery, begun: bool) -> Iterator[Any]:
+    @closed_at_exit
+    def _items(self, live: Delivery, begun: bool) -> Generator[Any, None, None]:
         """Yield the items of a run; if it has none, and its epoch was begun before, those of the next epoch."""
         delivered = False
         for item in self._epoch_items(live):
@@ -145,10 +141,6 @@ class Loader:
 
     def _epoch_items(self, live: Delivery) -> Iterator[Any]:
         """Yield the items of a run; the epoch has ended before its last item is yielded, if the number is known."""
-=======
-    @closed_at_exit
-    def _items(self, run: Run) -> Generator[Any, None, None]:
->>>>>>> tools
         try:
             if self._ledger is not None and live is self._live:  # not before: an iterator may stay unused
                 self._ensure_session(self._ledger, fresh=self._rest is None)

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import pickle
-<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Mapping
-=======
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
->>>>>>> tools
 from functools import partial
 from typing import Any
 
 import cloudpickle
 
-from penstock.engines import closed_at_exit
 from penstock.errors import MissingExtra, PlanError
 from penstock.feed.epochs import Epochs
 from penstock.feed.loader import Loader
@@ -108,82 +100,4 @@ def _unpickle_dataset(arguments: bytes, epochs: Epochs, loaded: Mapping[str, Any
 
 
 def _worker_loader(plan: Plan, epoch: int, share: WorkerShare | None) -> Loader:
-<<<<<<< HEAD
     return Loader(plan, plan.cut or Cut(0, 1), epoch, share=share, one_epoch=True)
-=======
-    return Loader(plan, plan.cut or Cut(0, 1), epoch, share=share)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorConverter:
-    """Turns the numbers and arrays of a batch into tensors; other values stay as they are.
-
-    Raises:
-        PlanError: ``dtypes`` is neither a dtype nor a dict of dtypes.
-    """
-
-    device: str | torch.device | None = None
-    dtypes: torch.dtype | Mapping[str, torch.dtype] | None = None
-    pin_memory: bool = False
-
-    def __post_init__(self) -> None:
-        given = self.dtypes.values() if isinstance(self.dtypes, Mapping) else [self.dtypes]
-        if wrong := [dtype for dtype in given if not (dtype is None or isinstance(dtype, torch.dtype))]:
-            raise PlanError(f"dtypes={wrong[0]!r}: give a torch.dtype, or a dict of torch dtypes by field")
-
-    def __call__(self, batch: Any) -> Any:
-        """Return the batch with tensors.
-
-        Raises:
-            PlanError: ``dtypes`` names a field that the batch does not have.
-        """
-        if isinstance(batch, dict):
-            unknown = self.dtypes.keys() - batch.keys() if isinstance(self.dtypes, Mapping) else set()
-            if unknown:
-                raise PlanError(f"dtypes names {sorted(unknown)!r}, but a batch has only {sorted(batch)!r}")
-            return {name: self._convert(value, name) for name, value in batch.items()}
-        if isinstance(batch, tuple):
-            return tuple(self._convert(value) for value in batch)
-        return self._convert(batch)
-
-    def _convert(self, value: Any, name: str | None = None) -> Any:
-        if isinstance(value, np.ndarray):
-            if value.dtype.kind not in "biufc":
-                return value.tolist()
-            # A tensor is always writable; an array over the bytes of a shard is not.
-            value = torch.from_numpy(value if value.flags.writeable else value.copy())
-        if not isinstance(value, torch.Tensor):
-            return value
-        dtype = self.dtypes.get(name or "") if isinstance(self.dtypes, Mapping) else self.dtypes
-        if dtype is not None:
-            value = value.to(dtype)
-        if self.pin_memory and not value.is_cuda:
-            value = value.pin_memory()
-        return value if self.device is None else value.to(self.device, non_blocking=self.pin_memory)
-
-
-def map_prefetched(batches: Iterator[Any], convert: Callable[[Any], Any], prefetch: int) -> Iterator[Any]:
-    """Apply ``convert`` to the batches, in a thread that has up to ``prefetch`` results ready; 0: without a thread."""
-    if not prefetch:
-        return map(convert, batches)
-    return _map_in_thread(batches, convert, prefetch)
-
-
-@closed_at_exit
-def _map_in_thread(batches: Iterator[Any], convert: Callable[[Any], Any], prefetch: int) -> Generator[Any, None, None]:
-    end = object()
-
-    def step() -> Any:
-        batch = next(batches, end)
-        return end if batch is end else convert(batch)
-
-    with ThreadPoolExecutor(1, "penstock prefetch") as thread:
-        pending: deque[Future[Any]] = deque(thread.submit(step) for _ in range(prefetch))
-        try:
-            while (batch := pending.popleft().result()) is not end:
-                pending.append(thread.submit(step))
-                yield batch
-        finally:
-            for future in pending:
-                future.cancel()
->>>>>>> tools

@@ -441,7 +441,7 @@ live_runs: weakref.WeakSet[PooledRun] = weakref.WeakSet()
 _open_iterators: weakref.WeakSet[Generator[Any, None, None]] = weakref.WeakSet()
 
 
-def closed_at_exit(iterate: Callable[_P, Generator[_T, None, None]]) -> Callable[_P, Iterator[_T]]:
+def closed_at_exit(iterate: Callable[_P, Generator[_T, None, None]]) -> Callable[_P, Generator[_T, None, None]]:
     """Decorate a generator function: when the program exits, the iterators that are still open are closed.
 
     Otherwise the interpreter closes some of them only when it has cleared the modules that their ``finally`` blocks
@@ -449,7 +449,7 @@ def closed_at_exit(iterate: Callable[_P, Generator[_T, None, None]]) -> Callable
     """
 
     @wraps(iterate)
-    def iterate_until_exit(*args: _P.args, **options: _P.kwargs) -> Iterator[_T]:
+    def iterate_until_exit(*args: _P.args, **options: _P.kwargs) -> Generator[_T, None, None]:
         iterator = iterate(*args, **options)
         _open_iterators.add(iterator)
         return iterator

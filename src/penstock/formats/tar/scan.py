@@ -199,12 +199,8 @@ class _SampleCollector:
         self._add(self._grouper.finish())
         start, size = walk.table()
         rows = np.array(self._rows, np.int64)
-<<<<<<< HEAD
-        index = self._builder.build(start[rows], size[rows], self._grouper.skipped, walk.total)
+        index = self._builder.build(start[rows], size[rows], self._grouper.skipped.total(), walk.total)
         return replace(index, padding=walk.total - walk.offset if walk.ended else 0)
-=======
-        return self._builder.build(start[rows], size[rows], self._grouper.skipped.total(), walk.total)
->>>>>>> tools
 
     def _add(self, entries: list[SampleEntry[int]]) -> None:
         for key, field_names, rows, problem, lost in entries:
