@@ -412,3 +412,34 @@ def test_a_program_that_ends_with_an_open_iterator_prints_nothing(iterator: str,
     for _ in range(20 if FULL else 1):
         done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+READ_BY_A_THREAD = """
+import atexit, threading
+started, resumed = threading.Event(), threading.Event()
+
+def resume():  # after penstock has closed its runs: exit functions run in reverse order
+    resumed.set()
+    thread.join(60)
+
+atexit.register(resume)
+import penstock as ps
+
+def read():
+    try:
+        for _ in ps.from_items(range(10**6)).map(str, workers=2):
+            started.set()
+            resumed.wait()
+        print("the data has ended")
+    except ps.errors.EngineError as exc:
+        print(exc)
+
+thread = threading.Thread(target=read, daemon=True)
+thread.start()
+started.wait()
+"""
+
+
+def test_a_thread_that_reads_while_the_program_ends_does_not_see_the_end_of_the_data() -> None:
+    done = subprocess.run([sys.executable, "-c", READ_BY_A_THREAD], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"the run was closed while it was being read\n", b"")
