@@ -58,7 +58,8 @@ class TestWebDav(StorageTests):
         assert list(storage.list(f"{root}/nothing")) == []
 
 
-def test_shards_are_packed_to_webdav_and_read_back(storage: HTTP, root: str) -> None:
+def test_shards_are_packed_to_webdav_and_read_back(root: str) -> None:
+    storage = HTTP(USER, PASSWORD)  # patient: there are many requests, and the machine may be busy
     samples = [{"__key__": f"{n:04d}", "txt": str(n).encode()} for n in range(50)]
     ps.from_items(samples).write_tar(f"{root}/shards", max_samples=20, storage=storage)
     ds = ps.read_tar(f"{root}/shards", storage=storage)

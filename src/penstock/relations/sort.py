@@ -110,7 +110,7 @@ class SortedPositions:
         order = _Renumbered(order, leaf) if leaf else order
         start = program.start(order, None)
         if errors.action == "raise":
-            with closing(Run(program, order, epoch, start).runs()) as runs:  # type: ignore[type-var]
+            with closing(Run(program, order, epoch, start).runs()) as runs:
                 return self.by.permutation((run for run in runs if len(run)), self.plan)
         return self._find_delivered(program, order, epoch)
 
@@ -119,7 +119,7 @@ class SortedPositions:
         tables: list[I64] = []
         start = program.start(order, None)
         run = Run(program, order, epoch, start, on_delivered=lambda table, items: tables.append(table))
-        with closing(iter(run)) as items:  # type: ignore[type-var]
+        with closing(iter(run)) as items:
             samples = list(items)
         traced = np.concatenate([np.zeros((COLUMNS, 0), np.int64), *tables], axis=1)
         delivered = traced[POSITION][traced[KIND] == DELIVERED]

@@ -67,7 +67,7 @@ def _features(program: Program) -> dict[str, Any]:
 
 def runs_of(plan: Plan, program: Program | None = None) -> Generator[Sequence[Any], None, None]:
     """Yield the samples of a plan in runs of consecutive samples."""
-    with closing(start_run(plan, plan.epoch or 0, program).runs()) as runs:  # type: ignore[type-var]
+    with closing(start_run(plan, plan.epoch or 0, program).runs()) as runs:
         yield from (run for run in runs if len(run))
 
 

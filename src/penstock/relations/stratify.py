@@ -41,7 +41,7 @@ class Strata:
         order = program.order(0)
         tables: list[I64] = []
         run = Run(program, order, 0, program.start(order, None), on_delivered=lambda table, items: tables.append(table))
-        with closing(iter(run)) as items:  # type: ignore[type-var]
+        with closing(iter(run)) as items:
             values = [hashable(value_of(item, name, "train_test_split")) for item in items]
         found = np.concatenate([np.zeros((len(tables[0]), 0), np.int64), *tables], axis=1) if tables else None
         if found is None:
