@@ -291,7 +291,7 @@ def test_fields_with_features_get_extensions_in_shards(tmp_path: Path) -> None:
     row |= {"grid": [[1, 2]], "list": ["a", "b"], "gone": None, "jpg": png()}
     ds = ps.from_arrow(pa.Table.from_pylist([row], schema=arrow_schema(features)))
     for dataset in (ds, ds.decode()):
-        dataset.write_tar(str(tmp_path / "a.tar"))
+        dataset.write_tar(str(tmp_path / "a.tar"), mode="replace")
         sample = ps.read_tar(str(tmp_path / "a.tar")).decode().first()
         assert (sample["image"].shape, sample["shot.png"].shape, sample["jpg"].shape) == ((2, 3, 3),) * 3
         assert sample["sound.wav"]["sampling_rate"] == 8000

@@ -20,7 +20,7 @@ from penstock.testing.proxy import Proxy
 from penstock.testing.servers import http_server, webdav_server
 from penstock.testing.storages import DATA, StorageTests, write
 
-QUICK = Retry(tries=4, base_s=0.02, most_s=0.1, stall_s=2.0, connect_s=1.0)
+QUICK = Retry(tries=6, base_s=0.02, most_s=0.1, stall_s=30.0, connect_s=10.0)
 USER, PASSWORD = "user", "never-to-be-seen"
 
 

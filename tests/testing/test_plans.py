@@ -19,7 +19,7 @@ def test_the_lists_name_plans_of_the_corpus() -> None:
     assert set(CORPUS) >= ORDER_DEPENDENT
 
 
-@pytest.mark.parametrize("name", ["unbatched", "rebatched", "batched by size"])
+@pytest.mark.parametrize("name", ["rebatched", "batched by size"])
 def test_a_plan_that_is_not_listed_cannot_be_recut(name: str) -> None:
     ds = CORPUS[name]().on("serial")
     assert name not in RECUT

@@ -42,7 +42,7 @@ class Epochs:
     @property
     def shared(self) -> bool:
         """Whether processes that are started from this one use the same count."""
-        return self._file is not None
+        return self._file is not None or self in _shared_on_fork
 
     def share(self) -> None:
         """Let processes that are started from now on use this count."""

@@ -55,7 +55,7 @@ def webdav_server(folder: Path, *options: str) -> Iterator[int]:
     Raises:
         AssertionError: The program rclone is not installed, or does not start.
     """
-    with _rclone("webdav", folder, "--dir-cache-time", "0s", "--poll-interval", "0", *options) as port:
+    with _rclone("webdav", folder, *options) as port:
         yield port
 
 
