@@ -32,7 +32,7 @@ class Distinct:
 
     def __call__(self, runs: Iterator[Sequence[Any]], plan: Plan) -> Rows:
         memory, fields, seen = memory_of(plan), self.fields, 0
-        store = SampleStore(memory)
+        store, repeats = SampleStore(memory), True
         with database(plan, self.verb) as con:
             found: StagedTable | None = None
             for items in chunks((run for run in runs if len(run)), memory):
@@ -40,8 +40,10 @@ class Distinct:
                     fields = fields or _names(items)
                     _check_names(items, fields)
                 found = found or StagedTable(con, "samples", self.verb, fields, memory)
-                firsts = _firsts_of_chunk(con, items, fields, self.verb)
-                kept = gathered([pick_rows(items, firsts)])
+                kept = items
+                if repeats:
+                    kept = gathered([pick_rows(items, _firsts_of_chunk(con, items, fields, self.verb))])
+                    repeats = len(kept) < len(items) // 2  # if a chunk has few repetitions, the others are not reduced
                 found.add(key_table(kept, fields, self.verb, seen))
                 store.add(kept)
                 seen += len(kept)
