@@ -44,7 +44,7 @@ class HashedRows:
         sizes = np.bincount((self._sorted >> self._shift).astype(np.int64), minlength=1 << bits)
         self._buckets = np.concatenate([[0], np.cumsum(sizes)])  # where the hashes begin that start with some bits
         begins = np.flatnonzero(np.concatenate([self._sorted[:1] == self._sorted[:1], np.diff(self._sorted) != 0]))
-        ends = np.append(begins[1:], len(hashes))
+        ends = np.append(begins, len(hashes))[1:]
         self._next = np.repeat(ends, ends - begins)  # for each row, the first one with another hash
 
     def pairs(self, columns: Sequence[Any]) -> tuple[I64, I64]:
