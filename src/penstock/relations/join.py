@@ -79,7 +79,7 @@ class _Index:
         self.how = how
         self.items: Sequence[Any] = ()
         self.fields: dict[str, None] = {}  # the names of all fields, without those that begin with __
-        self._keys: list[list[Any] | Sequence[Hashable]] = []  # of each chunk: Arrow arrays of one type, or values
+        self._keys: list[Sequence[Any]] = []  # of each chunk: Arrow arrays of one type, or values
 
     @property
     def names(self) -> list[str]:
