@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +50,24 @@ def _labels(ds: Any) -> Any:
 
 
 def _numbers(ds: Any) -> Any:
-    import numpy as np
-    import pyarrow as pa
-
     import penstock as ps
 
-    keys = np.random.default_rng(1).permutation(1_000_000)
-    return ps.from_arrow(pa.table({"many": keys, "y": keys * 2}))
+    return ps.from_arrow(_right_side().select(["many", "y"]))
 
 
 def _texts(ds: Any) -> Any:
+    import penstock as ps
+
+    return ps.from_arrow(_right_side().select(["text", "y"]))
+
+
+@cache
+def _right_side() -> Any:
     import numpy as np
     import pyarrow as pa
 
-    import penstock as ps
-
     keys = np.random.default_rng(1).permutation(1_000_000)
-    return ps.from_arrow(pa.table({"text": [f"key {key:012d}" for key in keys.tolist()], "y": keys}))
+    return pa.table({"many": keys, "text": [f"key {key:012d}" for key in keys.tolist()], "y": keys * 2})
 
 
 def _write() -> None:
@@ -95,6 +97,7 @@ def main() -> None:
 
     if not FILE.exists():
         _write()
+    _right_side()  # built before the clock starts
     for verb in args.verbs or VERBS:
         times = []
         for _ in range(args.rounds):

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import DataError, PlanError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.values import values_of
-from penstock.plan import Columns, Plan
+from penstock.plan import Columns, Plan, pick_rows
 from penstock.relations.aggregates import aggregated
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.keys import array_of, chunks, column_at, values_at
@@ -34,8 +36,10 @@ class _FieldSummary:
         if values is None or not _is_summarised(values.type):
             self.table = None  # what was added before is of another type
             values = None
-        listed = _values(items, self.name) if values is None or self.type is None else []
+        listed = _values(items, self.name) if values is None else []
         if self.type is None:
+            if values is not None:  # of whose values one is enough
+                listed = _values(pick_rows(items, np.flatnonzero(values.is_valid())[:1]), self.name)
             first = next((value for value in listed if value is not None), None)
             self.type = None if first is None else type_of(first)
         missing = sum(value is None for value in listed) if values is None else values.null_count

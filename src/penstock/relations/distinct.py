@@ -16,6 +16,8 @@ from penstock.relations.keys import chunks, gathered, key_table, values_at
 from penstock.relations.source import Rows
 from penstock.relations.store import SampleStore
 
+_CHECKED = 8  # where few samples of a chunk repeat a value, only every 8th chunk is reduced to its first samples
+
 
 def unique(runs: Iterator[Sequence[Any]], field: str, plan: Plan) -> list[Any]:
     """Return the distinct values of a field in the order of their first occurrence."""
@@ -32,16 +34,18 @@ class Distinct:
 
     def __call__(self, runs: Iterator[Sequence[Any]], plan: Plan) -> Rows:
         memory, fields, seen = memory_of(plan), self.fields, 0
-        store = SampleStore(memory)
+        store, share = SampleStore(memory), 0.0
         with database(plan, self.verb) as con:
             found: StagedTable | None = None
-            for items in chunks((run for run in runs if len(run)), memory):
+            for number, items in enumerate(chunks((run for run in runs if len(run)), memory)):
                 if not self.fields:
                     fields = fields or _names(items)
                     _check_names(items, fields)
                 found = found or StagedTable(con, "samples", self.verb, fields, memory)
-                firsts = _firsts_of_chunk(con, items, fields, self.verb)
-                kept = gathered([pick_rows(items, firsts)])
+                kept = items
+                if share < 0.5 or number % _CHECKED == 0:
+                    kept = gathered([pick_rows(items, _firsts_of_chunk(con, items, fields, self.verb))])
+                    share = len(kept) / len(items)
                 found.add(key_table(kept, fields, self.verb, seen))
                 store.add(kept)
                 seen += len(kept)

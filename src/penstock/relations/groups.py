@@ -14,13 +14,12 @@ from penstock.order import I64
 from penstock.plan import Plan, pick_rows
 from penstock.relations.aggregates import aggregated
 from penstock.relations.database import StagedTable, database, memory_of
-from penstock.relations.keys import chunks, columns_of, key_table, ordering, staged, values_at
+from penstock.relations.keys import chunks, columns_of, gathered, key_table, ordering, staged, values_at
 from penstock.relations.source import Rows, select_fields, summarized
-from penstock.relations.store import SampleStore
+from penstock.relations.store import LazyRows, SampleStore
 
 _Of = TypeVar("_Of")
 _RESULT_ROWS = 1 << 17  # of a result that are fetched at a time
-_LIST_ROWS = 1 << 16  # values that are put into lists at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +72,9 @@ class Aggregated:
         return rows_of(pa.table(named))
 
     def _lists(self, con: Any, runs: Iterator[Sequence[Any]], plan: Plan) -> Sequence[Any]:
-        """Return rows with the values of each group in a list; a single group must fit into memory."""
+        """Return rows with the values of each group in a list, which are built when they are read."""
         memory = memory_of(plan)
-        samples, rows = SampleStore(memory), SampleStore(memory)
+        samples = SampleStore(memory)
         table, seen = StagedTable(con, "samples", "groupby", self.fields, memory), 0
         for items in chunks(runs, memory):
             table.add(key_table(items, self.fields, "groupby", seen))
@@ -84,26 +83,12 @@ class Aggregated:
         table.finish()
         if table.schema is None:
             return []
-        items, keys = samples.items(), [f"c{n}" for n in range(len(self.fields))]
+        keys = [f"c{n}" for n in range(len(self.fields))]
         sorted_by = ordering(table, keys, [False] * len(keys))
         order = numbers_of(con, f"select position from samples order by {sorted_by}, position")
         counts = numbers_of(con, f"select count(*) from samples group by {', '.join(keys)} order by {sorted_by}")
-        edges = np.concatenate([[0], np.cumsum(counts)])
-        first = 0
-        while first < len(counts):
-            until = max(first + 1, int(np.searchsorted(edges, edges[first] + _LIST_ROWS, "right")) - 1)
-            rows.add(self._list_rows(pick_rows(items, order[edges[first] : edges[until]]), edges[first : until + 1]))
-            first = until
-        return rows.items()
-
-    def _list_rows(self, items: Sequence[Any], edges: I64) -> list[dict[str, Any]]:
-        edges = edges - edges[0]
-        firsts = pick_rows(items, edges[:-1])
-        named = {name: values_at(firsts, name, "groupby") for name in self.fields}
-        for name in self.of:
-            values = values_at(items, name, self.how)
-            named[f"{name}_list"] = [values[low:high] for low, high in pairwise(edges.tolist())]
-        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
+        items = samples.items() if samples.has_spilled else gathered([samples.items()])
+        return ListRows(self.fields, self.of, items, order, np.concatenate([[0], np.cumsum(counts)]))
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
         return {name: feature for name, feature in features.items() if name in self.fields}
@@ -112,6 +97,32 @@ class Aggregated:
         if self.frequent_first:
             return f"value_counts({self.fields[0]!r})"
         return f"groupby({', '.join(map(repr, self.fields))}).{self.how}({', '.join(map(repr, self.of))})"
+
+
+@dataclass(frozen=True, slots=True)
+class ListRows(LazyRows):
+    """A row for each group, with the values of its samples in lists; a single group must fit into memory."""
+
+    fields: tuple[str, ...]
+    of: tuple[str, ...]
+    items: Sequence[Any]
+    order: I64  # the samples, sorted by group
+    edges: I64  # where each group begins in ``order``
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    def rows(self, index: I64) -> list[dict[str, Any]]:
+        begins, counts = self.edges[index], self.edges[index + 1] - self.edges[index]
+        edges = np.concatenate([[0], np.cumsum(counts)])
+        positions = np.arange(edges[-1]) + np.repeat(begins - edges[:-1], counts)
+        items = pick_rows(self.items, self.order[positions])
+        named = {name: values_at(pick_rows(items, edges[:-1]), name, "groupby") for name in self.fields}
+        bounds = edges.tolist()
+        for name in self.of:
+            values = values_at(items, name, "list")
+            named[f"{name}_list"] = [values[low:high] for low, high in pairwise(bounds)]
+        return [dict(zip(named, row, strict=True)) for row in zip(*named.values(), strict=True)]
 
 
 def numbers_of(con: Any, query: str) -> I64:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from penstock.order import I64, fold_into
 from penstock.plan import Block, Columns, Context, FlatMap, Place, Plan, Scope, pick_rows, sample_error
 from penstock.relations.database import memory_of
 from penstock.relations.keys import chunks, column_at, columns_of, gathered, hashable, value_of, values_at
+from penstock.relations.lookup import HashedRows, comparable
 from penstock.relations.source import select_fields
 from penstock.relations.store import SampleStore
 
@@ -70,47 +72,92 @@ class OtherSide:
             return self._index
 
 
-@dataclass(slots=True)
 class _Index:
-    """The samples of the other side by the number of their key."""
+    """The samples of the other side by their keys."""
 
-    how: JoinOptions
-    numbers: dict[Hashable, int] = field(default_factory=dict)
-    order: I64 | None = None  # the samples, sorted by the number of their key; None: sample n has key n
-    edges: I64 = field(default_factory=lambda: np.zeros(1, np.int64))  # where each key begins in ``order``
-    items: Sequence[Any] = ()
-    fields: dict[str, None] = field(default_factory=dict)  # the names of all fields, without those that begin with __
+    def __init__(self, how: JoinOptions) -> None:
+        self.how = how
+        self.items: Sequence[Any] = ()
+        self.fields: dict[str, None] = {}  # the names of all fields, without those that begin with __
+        self._keys: list[Sequence[Any]] = []  # of each chunk: Arrow arrays of one type, or values
 
     @property
     def names(self) -> list[str]:
         """The names of the fields that a join adds."""
         return [name for name in self.fields if name not in self.how.on]
 
+    def add_keys(self, items: Sequence[Any]) -> None:
+        """Add the keys of samples.
+
+        Raises:
+            PlanError: The values of a field have no one type.
+        """
+        arrays = [comparable(column_at(items, name, "join")) for name in self.how.on]
+        self._keys.append(_keys(items, self.how.on) if any(array is None for array in arrays) else arrays)
+
+    @cached_property
+    def _rows(self) -> HashedRows | None:
+        """The keys as columns; ``None`` if they are not all integers or text of one type."""
+        import pyarrow as pa
+
+        types = {tuple(getattr(array, "type", None) for array in arrays) for arrays in self._arrays()}
+        if len(types) != 1 or len(self._arrays()) < len(self._keys):
+            return None
+        return HashedRows([pa.concat_arrays(column) for column in zip(*self._arrays(), strict=True)])
+
+    def _arrays(self) -> list[list[Any]]:
+        import pyarrow as pa
+
+        return [keys for keys in self._keys if isinstance(keys, list) and keys and isinstance(keys[0], pa.Array)]
+
+    @cached_property
+    def _numbers(self) -> dict[Hashable, list[int]]:
+        """The numbers of the samples of each key."""
+        import pyarrow as pa
+
+        found: dict[Hashable, list[int]] = {}
+        number = 0
+        for keys in self._keys:
+            if keys and isinstance(keys[0], pa.Array):
+                columns = [array.to_pylist() for array in keys]
+                keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+            for key in keys:
+                found.setdefault(key, []).append(number)
+                number += 1
+        return found
+
     def matches(self, items: Sequence[Any]) -> tuple[I64, I64]:
         """Return pairs of a sample here and one of the other side, which is ``_NONE`` if there is no match."""
-        number = _looked_up(self.numbers, items, self.how.on)
-        how, all_here = self.how.how, np.arange(len(items))
+        left, right = self._pairs(items)
+        if self.how.how == "inner":
+            return left, right
+        matched = np.zeros(len(items), bool)
+        matched[left] = True
         if not self.how.adds_fields:
-            left = np.flatnonzero((number >= 0) == (how == "semi"))
-            return left, np.full(len(left), _NONE, np.int64)
-        if self.order is None:
-            left = all_here if how == "left" else np.flatnonzero(number >= 0)
-            return left, number[left]
-        counts = np.where(number < 0, 0, self.edges[number + 1] - self.edges[number])
-        rows = np.maximum(counts, 1) if how == "left" else counts
-        left = np.repeat(all_here, rows)
-        within = np.arange(len(left)) - (np.cumsum(rows) - rows)[left]
-        right = np.full(len(left), _NONE, np.int64)
-        matched = counts[left] > 0
-        right[matched] = self.order[self.edges[number[left[matched]]] + within[matched]]
-        return left, right
+            kept = np.flatnonzero(matched == (self.how.how == "semi"))
+            return kept, np.full(len(kept), _NONE, np.int64)
+        alone = np.flatnonzero(~matched)
+        if not len(alone):
+            return left, right
+        left, right = np.concatenate([left, alone]), np.concatenate([right, np.full(len(alone), _NONE, np.int64)])
+        order = np.argsort(left, kind="stable")
+        return left[order], right[order]
+
+    def _pairs(self, items: Sequence[Any]) -> tuple[I64, I64]:
+        if isinstance(items, ArrowColumns) and self._rows is not None:
+            arrays = [comparable(column_at(items, name, "join")) for name in self.how.on]
+            if [getattr(array, "type", None) for array in arrays] == self._rows.types:
+                return self._rows.pairs(arrays)
+        found = [self._numbers.get(key, ()) for key in _keys(items, self.how.on)]
+        left = np.repeat(np.arange(len(found)), np.fromiter(map(len, found), np.int64, len(found)))
+        return left, np.fromiter(chain.from_iterable(found), np.int64, len(left))
 
 
 def _collect(plan: Plan, how: JoinOptions) -> _Index:
     """Run the plan of the other side to its end."""
     index, memory = _Index(how), memory_of(plan)
     plan = select_fields(plan, *how.on) if how.how in ("semi", "anti") else plan
-    program, store, found = Program(plan), SampleStore(memory), []
+    program, store = Program(plan), SampleStore(memory)
     program.check_finite()
 
     def runs() -> Iterator[Sequence[Any]]:
@@ -120,17 +167,13 @@ def _collect(plan: Plan, how: JoinOptions) -> _Index:
                 yield run
 
     for items in chunks(runs(), memory):
-        found.append(_numbered(index.numbers, items, how.on))
+        index.add_keys(items)
         if how.adds_fields:
             store.add(items)
     if not index.fields:
         index.fields.update(dict.fromkeys(_names(_no_samples(program))))
-    numbers = np.concatenate([np.zeros(0, np.int64), *found])
-    if len(index.numbers) < len(numbers):
-        index.order = np.argsort(numbers, kind="stable")
-        index.edges = np.concatenate([[0], np.cumsum(np.bincount(numbers, minlength=len(index.numbers)))])
-    if how.adds_fields:
-        index.items = store.items() if store.has_spilled else gathered([store.items()]) if len(numbers) else []
+    items = store.items()
+    index.items = items if store.has_spilled or not len(items) else gathered([items])
     return index
 
 
@@ -170,27 +213,6 @@ def _key_column(items: Sequence[Any], name: str) -> Sequence[Hashable]:
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             return array.to_pylist()  # type: ignore[no-any-return]
     return [hashable(value) for value in values_at(items, name, "join")]
-
-
-def _numbered(known: dict[Hashable, int], items: Sequence[Any], on: Sequence[str]) -> I64:
-    """Return the number of each key; new keys get the next numbers.
-
-    Raises:
-        PlanError: The values of a field have no one type.
-    """
-    if not isinstance(items, Columns):
-        for name in on:
-            column_at(items, name, "join")
-    keys = _keys(items, on)
-    for key in keys:
-        if key not in known:
-            known[key] = len(known)
-    return np.fromiter(map(known.__getitem__, keys), np.int64, len(keys))
-
-
-def _looked_up(known: dict[Hashable, int], items: Sequence[Any], on: Sequence[str]) -> I64:
-    keys = _keys(items, on)
-    return np.fromiter(map(known.get, keys, repeat(_NONE)), np.int64, len(keys))
 
 
 @dataclass(frozen=True)

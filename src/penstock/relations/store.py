@@ -8,6 +8,7 @@ import os
 import pickle
 import tempfile
 import weakref
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -145,6 +146,21 @@ class _Parts(Sequence[Any]):
         return self._parts[part][int(number) - (self._ends[part - 1] if part else 0)]
 
 
+class LazyRows(Sequence[Any]):
+    """Rows that are built when they are read."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def rows(self, index: I64) -> list[dict[str, Any]]:
+        """Return new rows, by number."""
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        return self.rows(np.array([number]))[0]
+
+
 class StoreReader(Reader):
     """Reads samples of a store as one shard; safe to use from several threads."""
 
@@ -190,7 +206,10 @@ class StoreReader(Reader):
 
     def read(self, index: I64, fields: Fields) -> Sequence[Any]:
         """Return samples that the caller may modify, by number; columns are reduced to the wanted fields."""
-        found = pick_rows(self._items, index if self._order is None else self._order[index])
+        index = index if self._order is None else self._order[index]
+        if isinstance(self._items, LazyRows):
+            return self._items.rows(index)
+        found = pick_rows(self._items, index)
         if isinstance(found, Columns):
             wanted = {name: name for name in found.names if fields.wants(name)}
             return found if len(wanted) == len(found.names) else found.renamed(wanted)
