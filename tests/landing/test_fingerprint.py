@@ -9,7 +9,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,7 @@ def test_arguments_closures_and_state_count_and_workers_do_not() -> None:
     assert stages_of(ds.map(Scale(2)).on_error("skip")) != base
     numbers, same, other = (np.array(values) for values in ([1, 2], [1, 2], [1, 3]))
     assert code_digest(lambda: numbers) == code_digest(lambda: same) != code_digest(lambda: other)
+    assert code_digest(cache(lambda: 1)) == code_digest(cache(lambda: 1)) != code_digest(cache(lambda: 2))
     assert code_digest(deque([1])) == code_digest(deque([2]))  # an object of a library: its content is not seen
 
 

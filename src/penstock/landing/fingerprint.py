@@ -201,6 +201,8 @@ class _Hasher:
 
     def _instance(self, value: Any) -> None:
         self.add(type(value))
+        if callable(wrapped := getattr(value, "__wrapped__", None)):  # such as a function with functools.cache
+            self.add(wrapped)
         known = getattr(value, "_fingerprint", None)  # of a Hugging Face dataset
         if isinstance(known, str):
             self._text(known)
