@@ -219,15 +219,19 @@ def test_a_replacement_that_is_killed_is_the_old_set_or_the_new(
 ) -> None:
     old, new = ([f"{n:04d}" for n in range(count)] for count in (50, 120))
     kills = Kills(writer, where, tmp_path, random.Random(f"{kind} {where}"))
-    want = kills.write(kills.place("want"), kind, 50)
-    kills.write(want, kind, 120, "replace")
+
+    def contents(place: Place) -> list[bytes]:
+        # Without names: a run that is killed at its very end is complete, and the next one replaces its files again.
+        return [data for name, data in sorted(place.files().items()) if "manifest" not in name]
+
+    want = contents(kills.write(kills.write(kills.place("want"), kind, 50), kind, 120, "replace"))
     duration_s = kills.duration_s
     for number in range(100):
         out = kills.write(kills.place(f"out{number}"), kind, 50)
         kills.duration_s = duration_s
         for complete in kills.until_complete(out, kind, 120, "replace"):
             assert out.read(kind) in ([new] if complete else [old, new])
-        assert out.files() == want.files()
+        assert contents(out) == want
         if kills.done >= KILLS:
             break
     assert os.listdir(tmp_path / "temporary") == []
@@ -345,14 +349,14 @@ def test_a_replacement_that_fails_at_any_request_leaves_the_old_set(kind: str) -
     assert 10 < calls < 60
 
 
-@pytest.mark.parametrize("kind", ["tar", "parquet"])
+@pytest.mark.parametrize("kind", ["tar", "parquet", "json"])
 def test_a_reader_of_a_folder_that_is_replaced_sees_one_set(kind: str, tmp_path: Path) -> None:
     out, stop = Place(str(tmp_path / "out")), threading.Event()
     seen: list[Any] = []
     write(kind, 40, out.url)
 
     def read() -> None:
-        read_set: Any = ps.read_tar if kind == "tar" else ps.read_parquet
+        read_set: Any = getattr(ps, f"read_{kind}")
         while not stop.is_set():
             try:
                 seen.append(len(read_set(out.url)))

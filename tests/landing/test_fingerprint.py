@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.formats.tar import TarWriter
 from penstock.landing.fingerprint import code_digest, fingerprint_of
 from penstock.landing.position import exact_program
+from penstock.storage import Memory
 
 
 def stages_of(ds: ps.Dataset, epoch: int = 0) -> str:
@@ -118,6 +121,22 @@ def test_the_stamps_of_files_and_the_items_in_memory_count(tmp_path: Path) -> No
     assert source_of(ps.from_items([{"n": 1}])) != source_of(ps.from_items([{"n": 2}]))
     assert source_of(ps.from_items([{"n": 1}]), 1) != source_of(ps.from_items([{"n": 1}]), 2)
     assert source_of(ps.from_items([{"n": 1}]).seed(1)) != source_of(ps.from_items([{"n": 1}]).seed(2))
+
+
+@pytest.mark.parametrize("pattern", ["a", "a/", "a/*.tar", "?/shard-00000[0-9].tar"])
+def test_the_tags_of_remote_files_count_where_they_are_listed(pattern: str) -> None:
+    def write(text: str) -> None:
+        with Memory().put("memory://tags/a/shard-000000.tar") as upload, io.BytesIO() as file:
+            with TarWriter(file) as shard:
+                shard.write({"__key__": "k", "txt": text})
+            upload.write(file.getvalue())
+            upload.commit()
+
+    write("a")
+    before = source_of(ps.read_tar(f"memory://tags/{pattern}"))
+    assert source_of(ps.read_tar(f"memory://tags/{pattern}")) == before
+    write("b")  # the same name, size and count
+    assert source_of(ps.read_tar(f"memory://tags/{pattern}")) != before
 
 
 def test_functions_that_call_themselves_and_each_other_have_a_fingerprint() -> None:
