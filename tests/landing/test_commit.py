@@ -132,7 +132,10 @@ class Place:
 
     @property
     def storage(self) -> Any:
-        return S3(*self.server.split()) if self.server else None
+        if not self.server:
+            return None
+        endpoint, access_key, secret_key = self.server.split()
+        return S3(endpoint, access_key, secret_key)
 
     def read(self, kind: str) -> list[str]:
         """Return the keys that readers see; an empty list if they see no set at all."""

@@ -94,7 +94,7 @@ def _stamps(source: Any, reader: Any) -> list[Any]:
     """Return the size and time of each file that a reader names, and the tag of each remote shard that was listed."""
     urls = [reader.url(shard) for shard in range(len(reader.names))]
     tags: dict[str, str | None] = {}
-    for folder in {_listed_folder(pattern, urls) for pattern in getattr(source, "patterns", ())} - {None}:
+    for folder in {folder for pattern in getattr(source, "patterns", ()) if (folder := _listed_folder(pattern, urls))}:
         with suppress(StorageError):  # a server that cannot list, or may not
             tags |= {redacted(one.url): one.tag for one in open_storage(folder, source.storage).list(folder)}
     stamps: list[Any] = []

@@ -27,7 +27,7 @@ from penstock.landing import (
 from penstock.packing.estimate import estimate_shards
 from penstock.packing.inputs import PackInput, recognise, shuffle_plan
 from penstock.packing.parquet import make_parquet_sink, parquet_compression
-from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
+from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes, takes_mode
 from penstock.plan.values import Workers
 from penstock.storage import Storage, redacted
 from penstock.storage.protocol import scheme
@@ -38,6 +38,7 @@ Compress = Literal["gz", "zst", "bz2", "xz", "zstd", "snappy", "gzip", "lz4", "b
 _MEASURED_SAMPLES = 64  # samples that a dry run encodes as Parquet; its estimate is based on them
 
 
+@takes_mode
 def pack(
     source: Any,
     url: str | os.PathLike[str],
