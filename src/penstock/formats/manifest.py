@@ -171,12 +171,14 @@ def write_manifest_at(
     classes: Sequence[str] | None = None,
     made: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Do what :func:`write_manifest` does for a folder on any storage, without a lock: one writer at a time.
+    """Do what :func:`write_manifest` does for a folder on any storage; in a remote one, without a lock.
 
     Raises:
         DataError: The existing file is not a manifest.
         StorageError: The folder cannot be written.
     """
+    if scheme(url) == "file":
+        return write_manifest(local_path(url), entries, format, without=without, classes=classes, made=made)
     location = manifest_url(url, format)
     existing = read_manifest_at(url, storage, format=format) or Manifest((), format)
     manifest = existing.merged(entries, without, classes, made)

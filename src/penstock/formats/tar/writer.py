@@ -21,7 +21,6 @@ from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import (
     ShardEntry,
     read_manifest_at,
-    write_manifest,
     write_manifest_at,
 )
 from penstock.formats.tar.archive import (
@@ -441,10 +440,7 @@ class ShardWriter:
         manifest, names = read_manifest_at(self.folder, storage), list[str]()
         while not self._single and manifest and manifest.entry(name := self._name % (self._next + len(names))):
             names.append(name)
-        if self._on_disk:
-            write_manifest(self.folder, self.entries, without=names)
-        else:
-            write_manifest_at(self.folder, storage, self.entries, without=names)
+        write_manifest_at(self.folder, storage, self.entries, without=names)
         target = open_storage(self.folder, storage)
         for name in names:
             target.delete(f"{self.folder}/{name}")
