@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,14 @@ def test_edited_code_is_another_run(tmp_path: Path) -> None:
     assert source(2).write_json(tmp_path / "a.jsonl").samples == 40
     with pytest.raises(PlanError, match="mode='replace'"):
         source(3).write_json(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("argument", ["resume", "append", "replace"])
+def test_other_words_for_the_mode_are_answered_with_the_mode(argument: str, tmp_path: Path) -> None:
+    ds = ps.from_items([{"n": 1}])
+    names = ["write_tar", "write_parquet", "write_csv", "write_json", "write_tfrecords"]
+    writes: list[Any] = [*(getattr(ds, name) for name in names), partial(ps.pack, ds)]
+    for write in writes:
+        with pytest.raises(TypeError, match=rf"has no argument '{argument}'.* mode='append' adds .* mode='replace'"):
+            write(tmp_path / "out", **{argument: True})
+    assert not (tmp_path / "out").exists()

@@ -405,20 +405,21 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error() -> None:
 
 
 def test_a_full_disk_ends_the_run_and_finished_inputs_are_kept() -> None:
-    free = [3]
+    free = Path("free").absolute()  # a file: a list would be a part of the function, and its change one of the function
+    free.write_text("...")
 
     def fn(path: Path, out: Out) -> dict[str, Any]:
         out.path(path.name).write_text("")
-        if free[0] <= 0:
+        if not free.read_text():
             raise OSError(28, "No space left on device")
-        free[0] -= 1
+        free.write_text(free.read_text()[1:])
         return {"n": path.stem}
 
     with pytest.raises(StorageError, match="No space left on device; finished inputs are kept: free some space"):
         _process(_write_inputs(), fn, workers=1)
     assert len(_outputs()) == 3
     assert _job_files() == ["journal.jsonl"]
-    free[0] = 9
+    free.write_text("..." * 3)
     meta = _process(_write_inputs(0) or [f"in/{n}.txt" for n in range(6)], fn, workers=1)
     assert (meta.worked, meta["n"].take_all()) == (3, list("012345"))
 
@@ -450,6 +451,48 @@ def test_another_function_is_refused_and_fresh_starts_over() -> None:
     meta = _process(_write_inputs(3), failing, fresh=True)
     assert meta.worked == 3
     assert sorted(_outputs()) == ["2/0.txt", "2/1.txt"]
+
+
+def _versions() -> Any:
+    """Return a maker of functions of one name, whose code is the same and whose closures are not."""
+
+    def make(text: str, fails: bool = False) -> Any:
+        def fn(path: Path, out: Out) -> dict[str, Any]:
+            out.path(f"{path.stem}.txt").write_text(text)
+            if fails and path.stem == "1":
+                os.kill(os.getpid(), signal.SIGINT)
+            return {"text": text}
+
+        return fn
+
+    return make
+
+
+@pytest.mark.parametrize("out", ["out", "memory://changed/out"])
+def test_inputs_are_processed_again_by_a_changed_function(out: str) -> None:
+    inputs, make = _write_inputs(3), _versions()
+    for text, worked in (("a", 3), ("a", 0), ("b", 3), ("b", 0), ("a", 3)):
+        meta = _process(inputs, make(text), out=out)
+        assert (meta.worked, meta["text"].take_all()) == (worked, [text] * 3)
+
+    def other(path: Path, out: Out) -> dict[str, Any]:
+        return {"text": "no files"}
+
+    other.__qualname__ = make("a").__qualname__
+    other.__name__ = "fn"
+    meta = _process(inputs, other, out=out)
+    assert (meta.worked, meta["text"].take_all()) == (3, ["no files"] * 3)
+    assert _outputs() == {}
+    assert not [one.url for one in Memory().list("memory://changed/out/") if JOB_FOLDER not in one.url]
+
+
+def test_remote_outputs_of_a_version_that_was_interrupted_do_not_count_for_the_version_before() -> None:
+    inputs, make, out = _write_inputs(3), _versions(), "memory://reverted/out"
+    _process(inputs, make("a"), out=out)
+    with pytest.raises(KeyboardInterrupt):
+        _process(inputs, make("b", fails=True), out=out)
+    assert _process(inputs, make("a"), out=out).worked == 3
+    assert [b"".join(Memory().stream(f"{out}/{n}.txt")) for n in range(3)] == [b"a"] * 3
 
 
 def test_inputs_outputs_and_metadata_may_be_remote() -> None:

@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,37 +24,55 @@ from penstock.storage import S3, Memory, Upload, open_storage
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-KILLS = 10 if FULL else 2
-KINDS = ["tar", "parquet", "json", "pack-tar", "pack-parquet"]
+KILLS = 10 if FULL else 1
+KINDS = ["tar", "parquet", "csv", "pack-tar", "pack-parquet"]
+PLACES = ["disk", "s3"]
+KILLED = [(kind, where) for where in PLACES for kind in KINDS] if FULL else [("tar", "disk"), ("csv", "s3")]
+REPLACED = [(kind, where) for where in PLACES for kind in KINDS[:3]] if FULL else [("csv", "disk"), ("tar", "s3")]
+COUNT = 120 if FULL else 60
+INPUTS = 80 if FULL else 20
 
-# One interpreter for all runs of a test: it reads commands, and forks a process for each.
+# One interpreter for all runs: it reads commands, and forks a process for each, which is killed after a while.
 WRITING = """
-import json, os, signal, sys, time
+import json, os, signal, sys, tempfile, time
+from pathlib import Path
 import pyarrow.parquet
 import penstock as ps
 import penstock.landing.parquet_sink, penstock.landing.row_sink, penstock.landing.tar_sink, penstock.packing.packer
 import penstock.engines.local, penstock.formats.tar.reader, penstock.storage.s3
-import penstock.dataset.write_methods
+import penstock.dataset.write_methods, penstock.jobs.runner
 
 def row(sample):
-    time.sleep(float(os.environ["SLEEP"]))
+    time.sleep(0.002)
     return {"__key__": f"{sample['n']:04d}", "txt": f"{sample['n']} " * 40}
 
+def work(path, out):
+    time.sleep(0.005)
+    number = int(path.name)
+    for part in range(1 + number % 2):
+        out.path(f"{number % 3}/{number:04d}-{part}.txt").write_text(f"{number} {part}" + "-" * 3000)
+    return {"number": number}
+
 def write(kind, url, server, count, mode):
+    options = {"storage": ps.S3(*server.split()) if server else None}
+    if kind == "job":
+        inputs = [str(Path(tempfile.gettempdir()).parent / "in" / str(n)) for n in range(count)]
+        ps.process(inputs, work, url, f"{url}/rows.csv", workers=4, on="threads", **options)
+        return
     ds = ps.from_items([{"n": n} for n in range(count)]).map(row, workers=2)
-    options = {"mode": mode, "storage": ps.S3(*server.split()) if server else None}
+    options["mode"] = mode
     if kind.startswith("pack"):
         ps.pack(ds, url, format=kind.partition("-")[2], max_samples=9, shuffle=False, **options)
-    elif kind == "json":
-        ds.write_json(url, 3_000, **options)
+    elif kind == "csv":
+        ds.write_csv(url, 2_000, **options)
     else:
         getattr(ds, f"write_{kind}")(url, max_samples=9, **options)
 
 for line in sys.stdin:
-    kill_s, *arguments = json.loads(line)
-    child = os.fork()
+    temporary, kill_s, *arguments = json.loads(line)
+    child, began = os.fork(), time.monotonic()
     if not child:
-        os.environ["SLEEP"] = "0.002" if kill_s else "0"
+        os.environ["TMPDIR"] = tempfile.tempdir = temporary
         try:
             write(*arguments)
         except BaseException:
@@ -63,15 +80,47 @@ for line in sys.stdin:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    until, status = time.monotonic() + (kill_s or 300), None
-    while status is None and time.monotonic() < until:
+    status = None
+    while status is None and time.monotonic() < began + (kill_s or 300):
         status = os.waitstatus_to_exitcode(found[1]) if (found := os.waitpid(child, os.WNOHANG))[0] else None
         time.sleep(0.002)
     if status is None:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    print(json.dumps(status), flush=True)
+    print(json.dumps([status, time.monotonic() - began]), flush=True)
 """
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The interpreter that writes, and the server that it may write to."""
+
+    process: subprocess.Popen[str]
+    server: str
+
+    def run(self, temporary: Path, kill_s: float, *arguments: Any) -> tuple[bool, float]:
+        """Return whether a run ended before it was killed, and how long it took."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([str(temporary), kill_s, *arguments]) + "\n")
+        self.process.stdin.flush()
+        status, seconds = json.loads(self.process.stdout.readline())
+        assert status in (0, None)
+        return status == 0, seconds
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Writer]:
+    folder = tmp_path_factory.mktemp("buckets")
+    (folder / "bucket").mkdir()
+    call = [sys.executable, "-c", WRITING]
+    with (
+        s3_server(folder) as port,
+        subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        yield Writer(process, f"http://127.0.0.1:{port} {ACCESS_KEY} {SECRET_KEY}")
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 @dataclass
@@ -80,7 +129,6 @@ class Place:
 
     url: str
     server: str = ""
-    writer: subprocess.Popen[str] | None = None
 
     @property
     def storage(self) -> Any:
@@ -89,55 +137,55 @@ class Place:
         endpoint, access_key, secret_key = self.server.split()
         return S3(endpoint, access_key, secret_key)
 
-    def write(self, kind: str, count: int, mode: str = "new") -> None:
-        assert self._run(0, kind, count, mode) == 0
-
-    def kill(self, kind: str, count: int, mode: str, after_s: float) -> bool:
-        """Kill a run after a while; return whether it had ended before."""
-        return self._run(after_s, kind, count, mode) == 0
-
-    def _run(self, kill_s: float, kind: str, count: int, mode: str) -> int | None:
-        assert self.writer is not None
-        assert self.writer.stdin is not None
-        assert self.writer.stdout is not None
-        self.writer.stdin.write(json.dumps([kill_s, kind, self.url, self.server, count, mode]) + "\n")
-        self.writer.stdin.flush()
-        status: int | None = json.loads(self.writer.stdout.readline())
-        return status
-
     def read(self, kind: str) -> list[str]:
         """Return the keys that readers see; an empty list if they see no set at all."""
-        read: Any = {"tar": ps.read_tar, "parquet": ps.read_parquet, "json": ps.read_json}[kind.removeprefix("pack-")]
+        read: Any = {"tar": ps.read_tar, "parquet": ps.read_parquet, "csv": ps.read_csv, "json": ps.read_json}
         try:
-            return [sample["__key__"] for sample in read(self.url, storage=self.storage)]
+            found = read[kind.removeprefix("pack-")](self.url, storage=self.storage)
+            return [f"{int(sample['__key__']):04d}" for sample in found]  # a CSV file has numbers
         except StorageError:
             return []
 
     def files(self) -> dict[str, bytes]:
         storage = open_storage(self.url, self.storage)
         found = {}
-        for one in storage.list(self.url):
+        for one in storage.list(self.url + "/"):
             name, data = one.url.rpartition(self.url.rstrip("/") + "/")[2], b"".join(storage.stream(one.url))
             found[name] = data if not name.endswith(".index") else b"%d" % Index.from_bytes(data).samples
         return found
 
 
-@contextmanager
-def places(where: str, folder: Path) -> Iterator[tuple[Place, Place]]:
-    """Provide two targets: one for a run that is killed, and one for a run that is not."""
-    call = [sys.executable, "-c", WRITING]
-    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            if where == "disk":
-                yield Place(str(folder / "out"), "", writer), Place(str(folder / "want"), "", writer)
-                return
-            (folder / "buckets" / "bucket").mkdir(parents=True)
-            with s3_server(folder / "buckets") as port:
-                server = f"http://127.0.0.1:{port} {ACCESS_KEY} {SECRET_KEY}"
-                yield Place("s3://bucket/out", server, writer), Place("s3://bucket/want", server, writer)
-        finally:
-            assert writer.stdin is not None
-            writer.stdin.close()
+@dataclass
+class Kills:
+    """Kills runs at random moments of the time that a whole run takes."""
+
+    writer: Writer
+    where: str
+    folder: Path
+    rng: random.Random
+    done: int = 0
+    duration_s: float = 0
+
+    def place(self, name: str) -> Place:
+        if self.where == "disk":
+            return Place(str(self.folder / name))
+        return Place(f"s3://bucket/{self.folder.name}-{name}", self.writer.server)
+
+    def write(self, place: Place, kind: str, count: int, mode: str = "new") -> Place:
+        complete, self.duration_s = self.writer.run(
+            self.folder / "temporary", 0, kind, place.url, place.server, count, mode
+        )
+        assert complete
+        return place
+
+    def until_complete(self, place: Place, kind: str, count: int, mode: str = "new") -> Iterator[bool]:
+        """Kill runs until one ends before it is killed; yield after each whether it did."""
+        complete = False
+        while not complete:
+            kill_s = self.rng.random() * self.duration_s * 1.2
+            complete, _ = self.writer.run(self.folder / "temporary", kill_s, kind, place.url, place.server, count, mode)
+            self.done += not complete
+            yield complete
 
 
 @pytest.fixture(autouse=True)
@@ -150,44 +198,69 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("where", ["disk", "s3"])
-@pytest.mark.parametrize("kind", KINDS if FULL else ["tar", "parquet", "json"])
-def test_a_run_that_is_killed_lands_once(kind: str, where: str, tmp_path: Path, temporary: Path) -> None:
-    keys = [f"{n:04d}" for n in range(120)]
-    rng = random.Random(f"{kind} {where}")
-    with places(where, tmp_path) as (out, want):
-        want.write(kind, 120)
-        for _ in range(KILLS):
-            out.kill(kind, 120, "new", rng.random() * 0.5)
+@pytest.mark.parametrize(("kind", "where"), KILLED)
+def test_a_run_that_is_killed_lands_once(kind: str, where: str, writer: Writer, tmp_path: Path) -> None:
+    keys = [f"{n:04d}" for n in range(COUNT)]
+    kills = Kills(writer, where, tmp_path, random.Random(f"{kind} {where}"))
+    want = kills.write(kills.place("want"), kind, COUNT).files()
+    for number in range(100):
+        out = kills.place(f"out{number}")
+        for complete in kills.until_complete(out, kind, COUNT):
             seen = out.read(kind)
             assert seen == keys[: len(seen)]  # new shards appear one by one, tables and rows together
             assert kind.endswith("tar") or seen in ([], keys)
-        out.write(kind, 120)
-        assert out.read(kind) == keys
-        assert out.files() == want.files()
-    assert os.listdir(temporary) == []
+            assert not complete or seen == keys
+        assert out.files() == want
+        if kills.done >= KILLS:
+            break
+    assert os.listdir(tmp_path / "temporary") == []
 
 
-@pytest.mark.parametrize("where", ["disk", "s3"])
-@pytest.mark.parametrize("kind", KINDS[:2] + KINDS[3:] if FULL else ["tar", "parquet"])
+@pytest.mark.parametrize(("kind", "where"), REPLACED)
 def test_a_replacement_that_is_killed_is_the_old_set_or_the_new(
-    kind: str, where: str, tmp_path: Path, temporary: Path
+    kind: str, where: str, writer: Writer, tmp_path: Path
 ) -> None:
-    old, new = ([f"{n:04d}" for n in range(count)] for count in (50, 120))
-    rng = random.Random(f"{kind} {where}")
-    with places(where, tmp_path) as (out, want):
-        for place in (out, want):
-            place.write(kind, 50)
-        want.write(kind, 120, "replace")
-        complete = False
-        for _ in range(KILLS):
-            complete = complete or out.kill(kind, 120, "replace", rng.random() * 0.5)
-            assert out.read(kind) in (old, new)
-        if not complete:
-            out.write(kind, 120, "replace")
-        assert out.read(kind) == new
-        assert out.files() == want.files()
-    assert os.listdir(temporary) == []
+    old, new = ([f"{n:04d}" for n in range(count)] for count in (25, COUNT))
+    kills = Kills(writer, where, tmp_path, random.Random(f"{kind} {where}"))
+
+    def contents(place: Place) -> list[bytes]:
+        # Without names: a run that is killed at its very end is complete, and the next one replaces its files again.
+        return [data for name, data in sorted(place.files().items()) if "manifest" not in name]
+
+    want = contents(kills.write(kills.write(kills.place("want"), kind, 25), kind, COUNT, "replace"))
+    duration_s = kills.duration_s
+    for number in range(100):
+        out = kills.write(kills.place(f"out{number}"), kind, 25)
+        kills.duration_s = duration_s
+        for complete in kills.until_complete(out, kind, COUNT, "replace"):
+            assert out.read(kind) in ([new] if complete else [old, new])
+        assert contents(out) == want
+        if kills.done >= KILLS:
+            break
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+@pytest.mark.parametrize("where", PLACES if FULL else ["s3"])
+def test_a_job_that_is_killed_lands_once(where: str, writer: Writer, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number in range(INPUTS):
+        (tmp_path / "in" / str(number)).write_text(str(number))
+    kills = Kills(writer, where, tmp_path, random.Random(where))
+
+    def outputs(place: Place) -> dict[str, bytes]:
+        return {name: data for name, data in place.files().items() if not name.startswith(".penstock-job/")}
+
+    want = outputs(kills.write(kills.place("want"), "job", INPUTS))
+    assert len(want) == INPUTS * 3 // 2 + 1
+    for number in range(100):
+        out = kills.place(f"out{number}")
+        for complete in kills.until_complete(out, "job", INPUTS):
+            seen = outputs(out)
+            assert seen.items() <= want.items()  # no output is ever partial
+            assert not complete or seen == want
+        if kills.done >= KILLS:
+            break
+    assert os.listdir(tmp_path / "temporary") == []
 
 
 @dataclass(frozen=True)
@@ -250,7 +323,7 @@ def test_the_uploads_of_200_files_are_bounded(kind: str) -> None:
     for mode in ("new", "replace"):
         packed = write(kind, 1000, url, mode=mode, storage=storage)
         assert len(packed.shards) >= 190
-    assert max(storage.open) <= (40 if kind == "tar" else 5)  # small shards wait in the writer's queues of 16
+    assert max(storage.open) <= (8 + 2 if kind == "tar" else 4 + 1)  # of files; and the index and the journal
     assert storage.open[-1] == 0
 
 
@@ -279,14 +352,14 @@ def test_a_replacement_that_fails_at_any_request_leaves_the_old_set(kind: str) -
     assert 10 < calls < 60
 
 
-@pytest.mark.parametrize("kind", ["tar", "parquet"])
+@pytest.mark.parametrize("kind", ["tar", "parquet", "json"])
 def test_a_reader_of_a_folder_that_is_replaced_sees_one_set(kind: str, tmp_path: Path) -> None:
     out, stop = Place(str(tmp_path / "out")), threading.Event()
     seen: list[Any] = []
     write(kind, 40, out.url)
 
     def read() -> None:
-        read_set: Any = ps.read_tar if kind == "tar" else ps.read_parquet
+        read_set: Any = getattr(ps, f"read_{kind}")
         while not stop.is_set():
             try:
                 seen.append(len(read_set(out.url)))

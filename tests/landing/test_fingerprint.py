@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import textwrap
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 
 import penstock as ps
+from penstock.formats.tar import TarWriter
 from penstock.landing.fingerprint import code_digest, fingerprint_of
 from penstock.landing.position import exact_program
+from penstock.storage import Memory
 
 
 def stages_of(ds: ps.Dataset, epoch: int = 0) -> str:
@@ -105,6 +108,7 @@ def test_arguments_closures_and_state_count_and_workers_do_not() -> None:
     assert stages_of(ds.map(Scale(2)).on_error("skip")) != base
     numbers, same, other = (np.array(values) for values in ([1, 2], [1, 2], [1, 3]))
     assert code_digest(lambda: numbers) == code_digest(lambda: same) != code_digest(lambda: other)
+    assert code_digest(cache(lambda: 1)) == code_digest(cache(lambda: 1)) != code_digest(cache(lambda: 2))
     assert code_digest(deque([1])) == code_digest(deque([2]))  # an object of a library: its content is not seen
 
 
@@ -117,6 +121,22 @@ def test_the_stamps_of_files_and_the_items_in_memory_count(tmp_path: Path) -> No
     assert source_of(ps.from_items([{"n": 1}])) != source_of(ps.from_items([{"n": 2}]))
     assert source_of(ps.from_items([{"n": 1}]), 1) != source_of(ps.from_items([{"n": 1}]), 2)
     assert source_of(ps.from_items([{"n": 1}]).seed(1)) != source_of(ps.from_items([{"n": 1}]).seed(2))
+
+
+@pytest.mark.parametrize("pattern", ["a", "a/", "a/*.tar", "?/shard-00000[0-9].tar"])
+def test_the_tags_of_remote_files_count_where_they_are_listed(pattern: str) -> None:
+    def write(text: str) -> None:
+        with Memory().put("memory://tags/a/shard-000000.tar") as upload, io.BytesIO() as file:
+            with TarWriter(file) as shard:
+                shard.write({"__key__": "k", "txt": text})
+            upload.write(file.getvalue())
+            upload.commit()
+
+    write("a")
+    before = source_of(ps.read_tar(f"memory://tags/{pattern}"))
+    assert source_of(ps.read_tar(f"memory://tags/{pattern}")) == before
+    write("b")  # the same name, size and count
+    assert source_of(ps.read_tar(f"memory://tags/{pattern}")) != before
 
 
 def test_functions_that_call_themselves_and_each_other_have_a_fingerprint() -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from penstock.errors import PlanError, StateError, StorageError
-from penstock.landing.output_sink import JOB_FOLDER, Outcome, OutputFolder, OutputSink, open_outputs
+from penstock.landing.output_sink import JOB_FOLDER, Job, Outcome, OutputFolder, OutputSink, open_outputs
 from penstock.storage import Memory
 
 
 def opened(folder: Path, function: str = "f", **options: Any) -> AbstractContextManager[OutputSink]:
-    return open_outputs(str(folder), None, function, ["a", "b"], **options)
+    return open_outputs(str(folder), None, Job(function, "", ["a", "b"]), **options)
 
 
 @pytest.fixture
@@ -245,12 +245,12 @@ def test_temporary_folders_of_a_killed_run_are_removed_by_the_next(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     url, storage = (str(tmp_path / "out"), None) if where == "disk" else ("memory://jobs/killed", Memory())
     for _ in range(2):  # what a killed run leaves is what it had while it ran
-        with open_outputs(url, storage, "f", ["a"]) as sink:
+        with open_outputs(url, storage, Job("f", "", ["a"])) as sink:
             assert len(os.listdir(tmp_path / "temporary")) == 1
             os.makedirs(sink.drafts, exist_ok=True)
             left = Path(sink.scratch).name
         assert os.listdir(tmp_path / "temporary") == []
         (tmp_path / "temporary" / left / "drafts").mkdir(parents=True)
-    with open_outputs(url, storage, "f", ["a"]) as sink:
+    with open_outputs(url, storage, Job("f", "", ["a"])) as sink:
         assert os.listdir(tmp_path / "temporary") == [Path(sink.scratch).name]
     assert os.listdir(tmp_path / "temporary") == []

@@ -36,7 +36,7 @@ class BackgroundThread:
         Raises:
             BaseException: What an earlier call raised.
         """
-        self._raise_failure()
+        self.check()
         self._calls.put(call)
 
     def finish(self) -> None:
@@ -46,7 +46,7 @@ class BackgroundThread:
             BaseException: What a call raised.
         """
         self._end()
-        self._raise_failure()
+        self.check()
 
     def stop(self, after_all: bool = False) -> None:
         """End the thread after the running call, or with ``after_all`` after the queued ones; raise no failure."""
@@ -58,7 +58,12 @@ class BackgroundThread:
             self._calls.put(None)
             self._thread.join()
 
-    def _raise_failure(self) -> None:
+    def check(self) -> None:
+        """Raise the failure of a call that ran, if there is one.
+
+        Raises:
+            BaseException: What an earlier call raised.
+        """
         if self._failure is not None:
             raise self._failure
 

@@ -18,6 +18,7 @@ from penstock.errors import DataError
 from penstock.storage import Forbidden, NotFound, Storage, Upload, redacted
 
 MAX_OBJECT = 256 << 20  # bytes: the index of five million samples, or the manifest of a million shards
+_UPLOAD_CHUNK_BYTES = 8 << 20
 log = logging.getLogger(__name__)
 
 
@@ -130,6 +131,19 @@ def put_object(storage: Storage, url: str, data: bytes) -> None:
     """
     with storage.put(url, size_hint=len(data)) as upload:
         upload.write(data)
+        upload.commit()
+
+
+def put_file(storage: Storage, url: str, path: str | os.PathLike[str]) -> None:
+    """Upload a local file; the object appears whole.
+
+    Raises:
+        StorageError: The object cannot be written.
+        OSError: The file cannot be read.
+    """
+    with storage.put(url, size_hint=os.path.getsize(path)) as upload, open(path, "rb") as file:
+        while chunk := file.read(_UPLOAD_CHUNK_BYTES):
+            upload.write(chunk)
         upload.commit()
 
 

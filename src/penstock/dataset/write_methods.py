@@ -10,7 +10,7 @@ from penstock.codecs.stage import Encode
 from penstock.dataset.table_methods import TableMethods
 from penstock.formats.rows.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.formats.tables.source import require_arrow
-from penstock.plan import check_count, size_in_bytes
+from penstock.plan import check_count, size_in_bytes, takes_mode
 from penstock.storage import Storage
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class WriteMethods(TableMethods):
         """Return the epoch that is written."""
         return self.plan.epoch or 0
 
+    @takes_mode
     def write_tar(
         self,
         url: str | os.PathLike[str],
@@ -73,6 +74,7 @@ class WriteMethods(TableMethods):
         sink, shown = landing.TarSink(limits), None if progress else False
         return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
 
+    @takes_mode
     def write_csv(
         self,
         url: str | os.PathLike[str],
@@ -95,6 +97,7 @@ class WriteMethods(TableMethods):
         """
         return self._write_rows(url, AsCsv(delimiter), max_bytes, mode, version, progress, storage)
 
+    @takes_mode
     def write_json(
         self,
         url: str | os.PathLike[str],
@@ -114,6 +117,7 @@ class WriteMethods(TableMethods):
         """
         return self._write_rows(url, AsJson(), max_bytes, mode, version, progress, storage)
 
+    @takes_mode
     def write_tfrecords(
         self,
         url: str | os.PathLike[str],
@@ -150,6 +154,7 @@ class WriteMethods(TableMethods):
         sink, shown = landing.RowSink(encoder, limit), None if progress else False
         return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
 
+    @takes_mode
     def write_parquet(
         self,
         url: str | os.PathLike[str],

@@ -27,6 +27,7 @@ MANIFEST = "manifest.json"  # of tar shards; other formats have a hidden one, wh
 _MAX_SAMPLES = 1 << 40  # of one shard: sums over millions of shards stay within 64 bits
 _NUMBER = re.compile(r"%0?\d*d")
 _LISTINGS = 5  # of a folder, until the listing and the manifest are of one time
+_NUMBERED_FILE = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(\.\w+)")
 
 
 class ShardEntry(NamedTuple):
@@ -170,12 +171,14 @@ def write_manifest_at(
     classes: Sequence[str] | None = None,
     made: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """Do what :func:`write_manifest` does for a folder on any storage, without a lock: one writer at a time.
+    """Do what :func:`write_manifest` does for a folder on any storage; in a remote one, without a lock.
 
     Raises:
         DataError: The existing file is not a manifest.
         StorageError: The folder cannot be written.
     """
+    if scheme(url) == "file":
+        return write_manifest(local_path(url), entries, format, without=without, classes=classes, made=made)
     location = manifest_url(url, format)
     existing = read_manifest_at(url, storage, format=format) or Manifest((), format)
     manifest = existing.merged(entries, without, classes, made)
@@ -252,6 +255,26 @@ def current_files(
         if attempt == _LISTINGS - 1:
             raise StorageError("the manifest names a shard that does not exist", redacted(missing))
     return []
+
+
+def check_sets(paths: Sequence[str]) -> None:
+    """Check that sets of files named ``00000-of-00003`` are complete: an incomplete one is an unfinished write.
+
+    Raises:
+        StorageError: A file of a set is missing.
+    """
+    sets: dict[tuple[str, str, str, str], set[int]] = {}
+    for path in paths:
+        folder, _, name = without_query(path).rpartition("/")
+        if match := _NUMBERED_FILE.fullmatch(name):
+            sets.setdefault((folder, match[1], match[3], match[4]), set()).add(int(match[2]))
+    for (folder, prefix, total, suffix), found in sets.items():
+        if missing := sorted(set(range(int(total))) - found):
+            name = f"{folder}/{prefix}{missing[0]:05d}-of-{total}{suffix}"
+            raise StorageError(
+                f"the set of {int(total)} files is incomplete, as after an interrupted write: this file is missing",
+                redacted(name),
+            )
 
 
 def _folder_of(path: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.blobs.draft import put_object, replace_file
+from penstock.blobs.draft import put_file, put_object, replace_file
 from penstock.engines import start_run
 from penstock.errors import DataError, PlanError
 from penstock.formats.items import ItemsSource
@@ -101,7 +101,7 @@ def _write_parquet(rows: Sequence[dict[str, Any]], url: str, storage: Storage | 
         if local:
             written.replace(target)
         else:
-            put_object(open_storage(url, storage), url, written.read_bytes())
+            put_file(open_storage(url, storage), url, written)
 
 
 def _tables(rows: Sequence[dict[str, Any]]) -> Iterator[pa.Table]:

@@ -20,8 +20,8 @@ from penstock.jobs.inputs import Input, InputsSource, fingerprints, resolve_inpu
 from penstock.jobs.job_rows import decode_rows, escape_bytes
 from penstock.jobs.metadata import INPUT_FIELD, check_metadata, fill_fields, write_metadata
 from penstock.jobs.task import ProcessStage, check_function
-from penstock.landing import storage_errors
-from penstock.landing.output_sink import Failure, OutputSink, open_outputs
+from penstock.landing import code_digest, storage_errors
+from penstock.landing.output_sink import Failure, Job, OutputSink, open_outputs
 from penstock.plan import ByObject, OnError, Plan, Resources, check_choice, check_count, name_of
 from penstock.storage import Storage, local_path, open_storage
 from penstock.storage.protocol import scheme
@@ -76,7 +76,7 @@ def process(
     ``fn`` writes to ``out.path(name)``, which is published if the call succeeds, and returns a row (a dict), several
     rows, a generator of rows, or None. Every row gets a field ``input`` that names its input, unless it has one. A
     journal in ``out`` records what is done: an input is processed again only if it is new, has changed (its size, time
-    or tag), failed, or lacks an output. A change of the function itself is not detected.
+    or tag), failed, or lacks an output, or if the code of the function has changed.
 
     Args:
         inputs: A list of paths or URLs, a glob, a folder, or a column of a dataset: ``ds["input"]``.
@@ -185,10 +185,9 @@ class _Job:
         remote = scheme(self.out) != "file"
         self.out = self.out.rstrip("/") if remote else os.path.abspath(local_path(self.out))
         storage = open_storage(self.out, self.settings.storage) if remote else None
-        keys, function = [job_input.key for job_input in self.inputs], name_of(self.settings.fn)
-        self.outputs = stack.enter_context(
-            open_outputs(self.out, storage, function, keys, fresh=fresh, overwrite=self.overwrite)
-        )
+        fn, keys = self.settings.fn, [job_input.key for job_input in self.inputs]
+        job = Job(name_of(fn), code_digest(fn), keys)
+        self.outputs = stack.enter_context(open_outputs(self.out, storage, job, fresh=fresh, overwrite=self.overwrite))
         self.stage = ProcessStage(
             self.settings.fn,
             self.outputs.drafts,
@@ -238,6 +237,7 @@ class _Job:
         with Progress("processing", len(self.inputs), "inputs", shown=progress) as bar:
             bar.add(len(self.inputs) - len(to_do))
             if to_do:
+                self.outputs.begin(job_input.key for job_input in to_do)
                 self._process(to_do, bar)
         failures = self.outputs.failures()
         self.outputs.sync()

@@ -13,6 +13,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+from penstock.blobs.draft import put_file
 from penstock.errors import DataError, MissingExtra, PenstockError, PlanError, StageError, StorageError
 from penstock.jobs.inputs import Fingerprint, Input, take_fingerprint
 from penstock.jobs.job_rows import encode_rows, to_rows
@@ -24,7 +25,6 @@ from penstock.storage import NotFound, Storage, open_storage
 _PERMANENT_ERRORS = (PlanError, DataError, NotFound)  # a retry would fail in the same way
 _MAX_ERROR_LENGTH = 300  # characters of an error in one line
 _MAX_TRACEBACK_LENGTH = 20_000  # characters
-_READ_BYTES = 1 << 20
 _THIS_FOLDER = os.path.dirname(__file__)
 
 
@@ -160,14 +160,8 @@ class ProcessStage(Map):
         """Upload all outputs, one at a time."""
         assert self.remote is not None
         storage = open_storage(self.remote, self.storage)
-        for name, size in outputs:
-            with (
-                storage.put(f"{self.remote}/{name}", size_hint=size) as upload,
-                open(os.path.join(draft, name), "rb") as file,
-            ):
-                while chunk := file.read(_READ_BYTES):
-                    upload.write(chunk)
-                upload.commit()
+        for name, _ in outputs:
+            put_file(storage, f"{self.remote}/{name}", os.path.join(draft, name))
 
 
 def _ensure_folder(folder: str) -> str:

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Any, Literal, Protocol
 
+from penstock.blobs.draft import put_file
 from penstock.engines import Program
 from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StateError, StorageError
@@ -34,7 +34,6 @@ from penstock.formats.manifest import (
     manifest_name,
     read_manifest_at,
     set_pattern,
-    write_manifest,
     write_manifest_at,
 )
 from penstock.formats.tar.index import INDEX_SUFFIX
@@ -49,7 +48,6 @@ from penstock.storage.protocol import exists, scheme
 Mode = Literal["new", "replace", "append"]
 MODES: tuple[Mode, ...] = ("new", "replace", "append")
 _UPLOADS = 4  # at the same time, when drafts are committed
-_UPLOAD_CHUNK_BYTES = 8 << 20
 _OLD_JOURNALS = (".penstock-{0}/journal.json", ".penstock-{0}/names.json", ".rows.{0}.partial", ".{1}.partial")
 _OLD_TAR_JOURNAL = ".penstock-pack.json"
 _PARTIAL_FILE = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)-[0-9a-f]{8}\.partial")
@@ -187,6 +185,12 @@ def _source_folder(url: str) -> str | None:
 
 def _real(folder: str) -> str:
     return os.path.realpath(local_path(folder)) if scheme(folder) == "file" else folder.rstrip("/")
+
+
+def numbered_key(sample: Mapping[str, Any], number: int) -> str:
+    """Return the key of a packed sample: its number, so that keys sort in order, and the key that it had."""
+    stem = sample.get("__key__")
+    return f"{number:09d}-{stem}" if stem else f"{number:09d}"
 
 
 class Sink(Protocol):
@@ -467,14 +471,11 @@ class Landing:
             with ThreadPoolExecutor(_UPLOADS, thread_name_prefix="penstock-upload") as pool:
                 list(pool.map(lambda pair: self._publish(*pair), pairs))
         entries = [entry._replace(name=name) for entry, name in zip(run.entries.values(), names, strict=True)]
-        write = (
-            partial(write_manifest, local_path(target.folder))
-            if target.on_disk
-            else partial(write_manifest_at, target.folder, target.given)
-        )
         made = {target.label: "" if self._mode == "append" else self.fingerprint}
         classes = run.header.get("classes")
-        write(entries, target.format, without=[*run.old], classes=classes, made=made)
+        write_manifest_at(
+            target.folder, target.given, entries, target.format, without=[*run.old], classes=classes, made=made
+        )
         self._delete(run.old)
         return self._complete(entries, names, run.position)
 
@@ -483,11 +484,7 @@ class Landing:
         path, url = os.path.join(self.drafts, draft), self.target.url(name)
         if not self.target.on_disk:
             if os.path.exists(path):
-                size = os.path.getsize(path)
-                with self.target.storage.put(url, size_hint=size) as upload, open(path, "rb") as file:
-                    while chunk := file.read(_UPLOAD_CHUNK_BYTES):
-                        upload.write(chunk)
-                    upload.commit()
+                put_file(self.target.storage, url, path)
             return
         for suffix in (INDEX_SUFFIX, ""):  # a shard never appears without its index
             with suppress(FileNotFoundError):

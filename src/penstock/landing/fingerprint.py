@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -24,8 +25,9 @@ from typing import Any
 import numpy as np
 
 from penstock.engines import Program
+from penstock.errors import StorageError
 from penstock.plan import ByObject, EngineOptions, Plan, Resources, is_tensor
-from penstock.storage import local_path
+from penstock.storage import local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
 _INSIGNIFICANT = (Resources, EngineOptions)  # they do not change what is written
@@ -56,7 +58,8 @@ def fingerprint_of(program: Program, epoch: int) -> RunFingerprint:
     """
     plan, stream = program.plan, program.stream is not None
     order = None if stream else program.identity(counts=True)
-    stamps = [] if stream else [_stamps(reader) for reader in program.readers]
+    leaves = program.arrangement.leaves
+    stamps = [] if stream else [_stamps(*pair) for pair in zip(leaves, program.readers, strict=True)]
     source = code_digest([order, stamps, list(_sources(plan)), epoch, plan.seed, plan.cut])
     return RunFingerprint(source, code_digest([list(_stages(plan)), plan.errors.action]), stream)
 
@@ -87,17 +90,31 @@ def _described(source: Any) -> list[Any]:
     return [type(source).__qualname__, {f.name: getattr(source, f.name) for f in fields if f.name not in skipped}]
 
 
-def _stamps(reader: Any) -> list[Any]:
-    """Return the size and time of each file that a reader names; those of remote shards are in the order's identity."""
+def _stamps(source: Any, reader: Any) -> list[Any]:
+    """Return the size and time of each file that a reader names, and the tag of each remote shard that was listed."""
+    urls = [reader.url(shard) for shard in range(len(reader.names))]
+    tags: dict[str, str | None] = {}
+    for folder in {folder for pattern in getattr(source, "patterns", ()) if (folder := _listed_folder(pattern, urls))}:
+        with suppress(StorageError):  # a server that cannot list, or may not
+            tags |= {redacted(one.url): one.tag for one in open_storage(folder, source.storage).list(folder)}
     stamps: list[Any] = []
-    for shard in range(len(reader.names)):
-        url = reader.url(shard)
+    for url in urls:
         try:
             status = os.stat(local_path(url)) if scheme(url) == "file" else None
         except OSError:
             status = None
-        stamps.append(None if status is None else [status.st_size, status.st_mtime_ns])
+        stamps.append(tags.get(url) if status is None else [status.st_size, status.st_mtime_ns])
     return stamps
+
+
+def _listed_folder(pattern: str, urls: Sequence[str]) -> str | None:
+    """Return the remote folder that was listed to find the shards of a pattern; None if their URLs are written out."""
+    if scheme(pattern) == "file":
+        return None
+    if magic := re.search(r"[*?\[]", pattern.partition("://")[2]):
+        return pattern[: pattern.rindex("/", 0, pattern.index("://") + 3 + magic.start()) + 1]
+    folder = pattern.rstrip("/") + "/"
+    return folder if any(url.startswith(folder) for url in urls) else None
 
 
 class _Hasher:
@@ -201,6 +218,8 @@ class _Hasher:
 
     def _instance(self, value: Any) -> None:
         self.add(type(value))
+        if callable(wrapped := getattr(value, "__wrapped__", None)):  # such as a function with functools.cache
+            self.add(wrapped)
         known = getattr(value, "_fingerprint", None)  # of a Hugging Face dataset
         if isinstance(known, str):
             self._text(known)

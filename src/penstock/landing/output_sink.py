@@ -84,15 +84,32 @@ class InputRecord:
 
     Attributes:
         fingerprint: The content that was processed; None if it could not be accessed.
+        code: The hash of the function that processed it.
         outputs: The outputs that the input owns in the folder, whether it is done or not.
-        done: Whether the input need not be processed again while its content and outputs stay the same.
+        done: Whether the input need not be processed again while its content, code and outputs stay the same.
         line: The offset and size of its line in the journal.
     """
 
     fingerprint: tuple[Any, ...] | None
+    code: str
     outputs: Outputs
     done: bool
     line: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is done with which inputs.
+
+    Attributes:
+        function: The name of the function; a folder holds the outputs of one.
+        code: The hash of the function; inputs that another version of it processed are processed again.
+        keys: The inputs, in order.
+    """
+
+    function: str
+    code: str
+    keys: Sequence[str]
 
 
 class OutputSink:
@@ -106,17 +123,17 @@ class OutputSink:
     """
 
     def __init__(
-        self, folder: OutputFolder, journal: Journal, keys: Iterable[str], drafts: str, scratch: str, overwrite: bool
+        self, folder: OutputFolder, journal: Journal, job: Job, drafts: str, scratch: str, overwrite: bool
     ) -> None:
-        self._folder, self._journal, self._overwrite = folder, journal, overwrite
+        self._folder, self._journal, self._job, self._overwrite = folder, journal, job, overwrite
         self.drafts, self.scratch = drafts, scratch
-        self._numbers = {key: number for number, key in enumerate(keys)}
+        self._numbers = {key: number for number, key in enumerate(job.keys)}
         self.records: dict[str, InputRecord] = {}
         self.owners: dict[str, str] = {}
         self._contested: dict[str, str] = {}  # names that no input may publish -> an input that wrote them
         self._failed: dict[str, Failure] = {}
 
-    def load(self, function: str, fresh: bool) -> None:
+    def load(self, fresh: bool) -> None:
         """Read the journal; with ``fresh``, remove all outputs that it lists, as far as it is intact, and start over.
 
         Raises:
@@ -124,6 +141,7 @@ class OutputSink:
             OSError: The folder cannot be written.
         """
         header: dict[str, Any] | None = None
+        function = self._job.function
         try:
             for entry, offset, size in self._journal.load(lenient=fresh):
                 header = header or entry
@@ -156,7 +174,7 @@ class OutputSink:
         for name in [name for name, owner in self._owned_by(key) if owner == key]:
             del self.owners[name]
         fingerprint = None if entry["sign"] is None else tuple(entry["sign"])
-        self.records[key] = InputRecord(fingerprint, outputs, bool(entry["done"]), line)
+        self.records[key] = InputRecord(fingerprint, str(entry.get("code")), outputs, bool(entry["done"]), line)
         self.owners.update((name, key) for name, _ in outputs)
 
     def _owned_by(self, key: str) -> list[tuple[str, str | None]]:
@@ -164,11 +182,19 @@ class OutputSink:
         return [(name, self.owners.get(name)) for name, _ in (record.outputs if record is not None else ())]
 
     def is_done(self, key: str, fingerprint: tuple[Any, ...] | None) -> bool:
-        """Return whether an input of this content need not be processed again."""
+        """Return whether an input of this content need not be processed again by this function."""
         record = self.records.get(key)
-        if record is None or not record.done or fingerprint is None or fingerprint != record.fingerprint:
+        if record is None or not record.done or record.code != self._job.code:
             return False
-        return self._folder.holds(record.outputs)
+        return fingerprint is not None and fingerprint == record.fingerprint and self._folder.holds(record.outputs)
+
+    def begin(self, keys: Iterable[str]) -> None:
+        """Record that inputs are about to be processed again, before workers upload outputs over earlier ones."""
+        again = [key for key in keys if key in self.records and self.records[key].done] if self._folder.remote else []
+        for key in again:
+            self._add(Outcome(key, self.records[key].fingerprint, 0, self.records[key].outputs), done=False)
+        if again:
+            self._journal.sync()
 
     def rows(self, key: str) -> Any:
         """Return the rows of an input that is done, as parsed JSON."""
@@ -290,6 +316,7 @@ class OutputSink:
             "key": outcome.key,
             "done": done,
             "sign": outcome.fingerprint,
+            "code": self._job.code,
             "outputs": (*outcome.outputs, *more),
             "tries": outcome.tries,
         }
@@ -303,21 +330,14 @@ class OutputSink:
 
 @contextmanager
 def open_outputs(
-    url: str,
-    storage: Storage | None,
-    function: str,
-    keys: Sequence[str],
-    *,
-    fresh: bool = False,
-    overwrite: bool = False,
+    url: str, storage: Storage | None, job: Job, *, fresh: bool = False, overwrite: bool = False
 ) -> Iterator[OutputSink]:
     """Lock an output folder and read its journal.
 
     Args:
         url: The folder: an absolute path or a URL.
         storage: The storage of a remote folder; None on a disk.
-        function: The name of the job's function.
-        keys: The inputs, in order.
+        job: What is done with which inputs.
         fresh: Remove the outputs of earlier runs.
         overwrite: Whether to replace files that are not outputs of this job.
 
@@ -336,8 +356,8 @@ def open_outputs(
         shutil.rmtree(drafts, ignore_errors=True)  # left by a run that was killed
         stack.callback(shutil.rmtree, drafts, ignore_errors=True)
         journal = stack.enter_context(closing(Journal(work, storage)))
-        sink = OutputSink(OutputFolder(url, storage), journal, keys, drafts, scratch, overwrite)
-        sink.load(function, fresh)
+        sink = OutputSink(OutputFolder(url, storage), journal, job, drafts, scratch, overwrite)
+        sink.load(fresh)
         try:
             yield sink
         finally:
@@ -348,7 +368,7 @@ class OutputFolder:
     """The output folder of a job: a local one, into which drafts are moved, or one to which workers upload."""
 
     def __init__(self, url: str, storage: Storage | None) -> None:
-        self.url, self._storage = url, storage
+        self.url, self._storage, self.remote = url, storage, storage is not None
         self._real = os.path.realpath(url) if storage is None else ""
         self._checked_parents: set[str] = set()  # exist, and are known to be inside the folder
         self._sizes: dict[str, int | None] | None = None  # of a remote folder, listed once

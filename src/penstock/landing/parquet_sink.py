@@ -21,7 +21,7 @@ from penstock.formats.manifest import ShardEntry
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, WrittenFile, check_compression
 from penstock.formats.tables.source import PARQUET_SUFFIXES
-from penstock.landing.commit import Landing, Packed, Target
+from penstock.landing.commit import Landing, Packed, Target, numbered_key
 from penstock.landing.position import ResumableRun
 from penstock.plan import Columns, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, redacted
@@ -73,8 +73,7 @@ class PackSpec:
         fields = {name: value for name, value in sample.items() if name not in ("__key__", "__url__")}
         if not self.numbered_keys:
             return {"__key__": sample["__key__"], **fields} if "__key__" in sample else fields
-        stem = sample.get("__key__")
-        return {"__key__": f"{number:09d}-{stem}" if stem else f"{number:09d}", **fields}
+        return {"__key__": numbered_key(sample, number), **fields}
 
 
 def parquet_target(url: str | os.PathLike[str], storage: Storage | None) -> Target:

@@ -12,7 +12,7 @@ from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk, parse_target
-from penstock.landing.commit import Landing, Target
+from penstock.landing.commit import Landing, Target, numbered_key
 from penstock.landing.position import Position, ResumableRun
 from penstock.storage import Storage, local_path
 
@@ -89,8 +89,7 @@ class TarSink:
     def _with_key(self, sample: dict[str, Any], number: int) -> dict[str, Any]:
         if not self._numbered_keys:
             return sample if "__key__" in sample else {"__key__": f"{number:09d}", **sample}
-        stem = sample.get("__key__")
-        sample["__key__"] = f"{number:09d}-{stem}" if stem else f"{number:09d}"
+        sample["__key__"] = numbered_key(sample, number)
         return sample
 
     def close(self) -> None:

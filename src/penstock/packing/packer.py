@@ -9,10 +9,10 @@ from typing import Any, Literal
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.engines import engine_options
 from penstock.errors import PlanError
-from penstock.formats.manifest import read_manifest_at
 from penstock.landing import (
     Mode,
     Packed,
+    ParquetSink,
     ShardLimits,
     TableOptions,
     Target,
@@ -27,7 +27,7 @@ from penstock.landing import (
 from penstock.packing.estimate import estimate_shards
 from penstock.packing.inputs import PackInput, recognise, shuffle_plan
 from penstock.packing.parquet import make_parquet_sink, parquet_compression
-from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes
+from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes, takes_mode
 from penstock.plan.values import Workers
 from penstock.storage import Storage, redacted
 from penstock.storage.protocol import scheme
@@ -38,6 +38,7 @@ Compress = Literal["gz", "zst", "bz2", "xz", "zstd", "snappy", "gzip", "lz4", "b
 _MEASURED_SAMPLES = 64  # samples that a dry run encodes as Parquet; its estimate is based on them
 
 
+@takes_mode
 def pack(
     source: Any,
     url: str | os.PathLike[str],
@@ -134,69 +135,53 @@ def pack(
     origin = replace(origin, plan=plan)
     with storage_errors(folder):
         if is_parquet:
-            tables = TableOptions(limits.max_bytes, max_samples, compression)
-            return _pack_parquet(origin, folder, tables, options, mode, progress, dry_run, storage)
-        return _pack_tar(origin, folder, limits, options, mode, progress, dry_run, storage)
+            target, tables = parquet_target(folder, storage), TableOptions(limits.max_bytes, max_samples, compression)
+            return _pack(origin, target, tables, options, mode, progress, dry_run)
+        return _pack(origin, tar_target(folder, compress, storage), limits, options, mode, progress, dry_run)
 
 
-def _target(target: Target, url: str, origin: PackInput, other: str) -> Target:
-    """Return the target, if it is a folder that this source may be packed into."""
-    if url.endswith((".tar", ".tgz", ".parquet")) or target.label:
-        raise PlanError(f"{redacted(url)}: packing writes a folder of shards; give a folder")
-    origin.check_outside(target.folder)
-    if read_manifest_at(target.folder, target.given if not target.on_disk else None, format=other) is not None:
-        holds = "tar shards" if other == "tar" else "Parquet files"
-        raise PlanError(f"{redacted(target.folder)} holds {holds}; choose another folder for {target.format} files")
-    return target
-
-
-def _pack_tar(
+def _pack(
     origin: PackInput,
-    url: str,
-    limits: ShardLimits,
+    target: Target,
+    limits: ShardLimits | TableOptions,
     options: dict[str, Any],
     mode: Mode,
     progress: bool | None,
     dry_run: bool,
-    storage: Storage | None,
 ) -> Packed:
-    target, epoch = _target(tar_target(url, limits.compress, storage), url, origin, "parquet"), origin.plan.epoch or 0
-    program = exact_program(origin.plan)
+    _check_target(target, origin)
+    sink: TarSink | ParquetSink
+    classes, epoch = None, origin.plan.epoch or 0
+    if isinstance(limits, TableOptions):
+        program, sink = make_parquet_sink(origin, limits)  # classes are in the schema
+    else:
+        program, sink, classes = exact_program(origin.plan), TarSink(limits, origin.numbered_keys), origin.classes
     if origin.files is None:
         target.check_not_source(program)
-    manifest = target.manifest() if mode == "append" else None
-    if dry_run:
+    if dry_run and isinstance(limits, ShardLimits):
         first = target.next_number(target.sizes()) if mode != "new" else 0
         return estimate_shards(origin, epoch, redacted(target.folder), first, limits)
-    if manifest is not None and manifest.classes is not None:
-        _check_classes(manifest.classes, origin.classes)
-    sink = TarSink(limits, origin.numbered_keys)
-    packing: dict[str, Any] = {"kind": "packing run", "title": "packing", "progress": progress}
-    return land(program, epoch, target, sink, options, mode=mode, classes=origin.classes, **packing)
-
-
-def _pack_parquet(
-    origin: PackInput,
-    url: str,
-    tables: TableOptions,
-    options: dict[str, Any],
-    mode: Mode,
-    progress: bool | None,
-    dry_run: bool,
-    storage: Storage | None,
-) -> Packed:
-    target, epoch = _target(parquet_target(url, storage), url, origin, "tar"), origin.plan.epoch or 0
-    program, sink = make_parquet_sink(origin, tables)
-    if origin.files is None:
-        target.check_not_source(program)
-    if dry_run:
+    if dry_run and isinstance(sink, ParquetSink):
         return sink.estimate(epoch, target.folder, _MEASURED_SAMPLES)
+    if classes is not None and mode == "append" and (manifest := target.manifest()) is not None:
+        _check_classes(manifest.classes or classes, classes)
     packing: dict[str, Any] = {"kind": "packing run", "title": "packing", "progress": progress}
-    return land(program, epoch, target, sink, options, mode=mode, **packing)
+    return land(program, epoch, target, sink, options, mode=mode, classes=classes, **packing)
 
 
-def _check_classes(existing: tuple[str, ...], new: tuple[str, ...] | None) -> None:
-    if new is not None and existing != new:
+def _check_target(target: Target, origin: PackInput) -> None:
+    """Check that the target is a folder that this source may be packed into."""
+    if target.label or target.folder.endswith((".tar", ".tgz", ".parquet")):
+        raise PlanError(f"{redacted(target.url(target.label))}: packing writes a folder of shards; give a folder")
+    origin.check_outside(target.folder)
+    other = "parquet" if target.format == "tar" else "tar"
+    if replace(target, format=other).manifest() is not None:
+        holds = "tar shards" if other == "tar" else "Parquet files"
+        raise PlanError(f"{redacted(target.folder)} holds {holds}; choose another folder for {target.format} files")
+
+
+def _check_classes(existing: tuple[str, ...], new: tuple[str, ...]) -> None:
+    if existing != new:
         raise PlanError(
             f"the existing shards have {len(existing)} classes ({', '.join(existing[:3])}, ...) and the source has "
             f"others ({', '.join(new[:3])}, ...): the same number would mean two things; choose another folder"

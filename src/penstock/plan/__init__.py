@@ -101,6 +101,7 @@ if TYPE_CHECKING:
     from penstock.plan.values import name_of as name_of
     from penstock.plan.values import no_field as no_field
     from penstock.plan.values import size_in_bytes as size_in_bytes
+    from penstock.plan.values import takes_mode as takes_mode
     from penstock.plan.values import takes_parameter as takes_parameter
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from enum import Enum
 from numbers import Integral
-from typing import Any, Literal, get_args
+from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
 from penstock.errors import PlanError
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Workers = int | tuple[int, int] | None
 WorkerKind = Literal["threads", "processes"]
 CutKind = Literal["range", "step"]
@@ -231,6 +234,21 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """
     if value not in (choices := tuple(choices)):
         raise PlanError(f"{name}={value!r}: choose one of {', '.join(map(repr, choices))}")
+
+
+def takes_mode(fn: Callable[P, T]) -> Callable[P, T]:
+    """Make a function that writes say what to write instead of ``resume=``, ``append=`` and ``replace=``."""
+
+    @functools.wraps(fn)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        if wrong := sorted({"resume", "append", "replace"} & options.keys()):
+            raise TypeError(
+                f"{fn.__name__}() has no argument {wrong[0]!r}: an interrupted run continues by itself, mode='append' "
+                "adds to what the target holds, and mode='replace' replaces it"
+            )
+        return fn(*args, **options)
+
+    return call
 
 
 def no_field(wanted: Iterable[str], known: Iterable[str]) -> str:

@@ -101,10 +101,8 @@ class FsspecStorage:
             found = self._call(prefix, lambda filesystem: filesystem.find(folder, detail=True))
         except NotFound:
             found = {}
-        below = {
-            path.removeprefix(root): details.get("size") for path, details in found.items() if path.startswith(root)
-        }
-        return (Listed(f"{folder}{name}", below[name]) for name in sorted(below))
+        below = {path.removeprefix(root): details for path, details in found.items() if path.startswith(root)}
+        return (Listed(f"{folder}{name}", below[name].get("size"), _tag(below[name])) for name in sorted(below))
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:
         return _FsspecUpload(self, url)

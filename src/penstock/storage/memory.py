@@ -42,7 +42,11 @@ class Memory:
     def list(self, prefix: str) -> Iterator[Listed]:
         folder = prefix if prefix.endswith("/") else prefix + "/"
         return iter(
-            [Listed(url, len(data)) for url, (data, _) in sorted(_objects.copy().items()) if url.startswith(folder)]
+            [
+                Listed(url, len(data), tag)
+                for url, (data, tag) in sorted(_objects.copy().items())
+                if url.startswith(folder)
+            ]
         )
 
     def put(self, url: str, *, size_hint: int | None = None) -> Upload:

@@ -54,10 +54,17 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One object of a listing."""
+    """One object of a listing.
+
+    Attributes:
+        url: The object.
+        size: Its size in bytes; None if the listing does not say.
+        tag: Changes when the content does, see ``Info.tag``; None if the listing does not say.
+    """
 
     url: str
     size: int | None
+    tag: str | None = None
 
 
 class Upload(ABC):

@@ -71,6 +71,7 @@ _TRANSIENT_CODES = frozenset(
 )
 
 _CONCURRENT_PARTS = 4  # an upload holds this many parts in memory, and the one being filled
+_Found = tuple[str, int, str | None]  # the key, size and tag of an object in a listing
 _CONCURRENT_LISTINGS = 16  # folders that are listed at a time: each page is a round trip
 _MIN_PART_BYTES, _DEFAULT_PART_BYTES = 8 << 20, 16 << 20
 _MAX_PARTS = 10_000  # a limit of S3
@@ -126,19 +127,19 @@ class S3:
         pages = self._pages(prefix, params)
         first = next(pages)
         found = _listed(first)
-        if first.get("IsTruncated") and any("/" in name[len(params["Prefix"]) :] for name, _ in found):
+        if first.get("IsTruncated") and any("/" in name[len(params["Prefix"]) :] for name, _, _ in found):
             found = self._list_folders(prefix, params)  # side by side: a page arrives only after the one before it
         else:
             found += (entry for page in pages for entry in _listed(page))
-        return (Listed(f"{root}/{name}", size) for name, size in sorted(found))  # not every server sorts
+        return (Listed(f"{root}/{name}", size, tag) for name, size, tag in sorted(found))  # not every server sorts
 
-    def _list_folders(self, url: str, params: Mapping[str, Any]) -> builtins.list[tuple[str, int]]:
+    def _list_folders(self, url: str, params: Mapping[str, Any]) -> builtins.list[_Found]:
         """List the objects of a folder, and those of each folder in it, at the same time."""
         top = builtins.list(self._pages(url, {**params, "Delimiter": "/"}))
         found = [entry for page in top for entry in _listed(page)]
         folders = [folder["Prefix"] for page in top for folder in page.get("CommonPrefixes", ())]
 
-        def list_folder(folder: str) -> builtins.list[tuple[str, int]]:
+        def list_folder(folder: str) -> builtins.list[_Found]:
             return [entry for page in self._pages(url, {**params, "Prefix": folder}) for entry in _listed(page)]
 
         with ThreadPoolExecutor(_CONCURRENT_LISTINGS, "penstock-list") as pool:
@@ -313,10 +314,10 @@ def _object_params(url: str) -> dict[str, str]:
     return {"Bucket": bucket, "Key": key}
 
 
-def _listed(page: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return the keys and sizes in a page of a listing, without the empty objects that stand for folders."""
+def _listed(page: Mapping[str, Any]) -> list[_Found]:
+    """Return the keys, sizes and tags in a page of a listing, without the empty objects that stand for folders."""
     contents = page.get("Contents", ())
-    return [(entry["Key"], entry["Size"]) for entry in contents if not entry["Key"].endswith("/")]
+    return [(entry["Key"], entry["Size"], entry.get("ETag")) for entry in contents if not entry["Key"].endswith("/")]
 
 
 def _folder_prefix(key: str) -> str:

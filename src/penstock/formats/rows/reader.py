@@ -23,6 +23,7 @@ from penstock.blobs.content import Content, open_content, temporary_copy
 from penstock.blobs.prefetch import Fetcher, read_whole
 from penstock.blobs.stamp import Stamp
 from penstock.errors import DataError, StorageError
+from penstock.formats.manifest import check_sets, current_files
 from penstock.formats.rows.row_offsets import RowOffsets, read_cached_offsets, write_cached_offsets
 from penstock.order import I64
 from penstock.plan import Fields, Reader, Resources, Source, Traits, join_columns, pick_rows
@@ -137,13 +138,18 @@ def open_rows(
         StorageError: No file matches, or a file does not exist.
     """
     endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".bz2", ".xz", ".zst"))
-    urls = expand(patterns, endings, storage)
-    paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
-    for url, path in zip(urls, paths, strict=True):
+
+    def list_files() -> list[str]:
+        urls = expand(patterns, endings, storage)
+        return [local_path(url) if scheme(url) == "file" else url for url in urls]
+
+    paths = current_files(list_files, patterns, suffixes[0][1:], storage)
+    check_sets([path for path in paths if path.rpartition("/")[0] in {pattern.rstrip("/") for pattern in patterns}])
+    for path in paths:
         if scheme(path) == "file" and not os.path.isfile(path):
-            raise StorageError("no such file", url)
+            raise StorageError("no such file", path)
     cached_storage = wrap_with_cache(cache, paths, storage)
-    return RowsReader([redacted(url) for url in urls], relative_names(paths), paths, row_format, cached_storage)
+    return RowsReader([redacted(path) for path in paths], relative_names(paths), paths, row_format, cached_storage)
 
 
 class RowsReader(Reader):

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.codecs.features import features_of
 from penstock.errors import DataError, MissingExtra, PlanError, StorageError
 from penstock.formats.files import find_files
-from penstock.formats.manifest import current_files
+from penstock.formats.manifest import check_sets, current_files
 from penstock.formats.tables.arrow_file import open_arrow
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.formats.tables.parquet_file import Partition, open_parquet
@@ -33,7 +33,6 @@ PARQUET_SUFFIXES = (".parquet", ".pq", ".parq")
 ARROW_SUFFIXES = (".arrow", ".feather", ".ipc")
 _REMOTE_WORKERS = 8  # row groups of remote files that are decoded at a time: most of these threads wait for bytes
 _PARTITION_FOLDER = re.compile(r"([^=/]+)=([^/]*)")
-_NUMBERED_FILE = re.compile(r"(.*?)(\d{5,})-of-(\d{5,})(\.(?:parquet|arrow))")
 _CACHE_FILE = re.compile(r"(?:cache|indices)-[0-9a-f]{8,}.*\.arrow")  # Hugging Face leaves them beside a dataset
 _INTEGER = re.compile(r"-?\d{1,18}")
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -80,7 +79,7 @@ class ParquetSource(Source):
         """
         require_arrow(self.function_name)
         paths = current_files(self._list_files, self.patterns, self.suffixes[0][1:], self.storage)
-        _check_sets([path for path in paths if path not in self.patterns])
+        check_sets([path for path in paths if path not in self.patterns])
         remote = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
         return ParquetReader(
@@ -139,26 +138,6 @@ def _visible(paths: list[str], patterns: Sequence[str]) -> list[str]:
     if not visible:
         raise StorageError("there are no files of this format", redacted(patterns[0]))
     return visible
-
-
-def _check_sets(paths: Sequence[str]) -> None:
-    """Check that sets of files named ``00000-of-00003`` are complete: an incomplete one is an unfinished write.
-
-    Raises:
-        StorageError: A file of a set is missing.
-    """
-    sets: dict[tuple[str, str, str, str], set[int]] = {}
-    for path in paths:
-        folder, _, name = without_query(path).rpartition("/")
-        if match := _NUMBERED_FILE.fullmatch(name):
-            sets.setdefault((folder, match[1], match[3], match[4]), set()).add(int(match[2]))
-    for (folder, prefix, total, suffix), found in sets.items():
-        if missing := sorted(set(range(int(total))) - found):
-            name = f"{folder}/{prefix}{missing[0]:05d}-of-{total}{suffix}"
-            raise StorageError(
-                f"the set of {int(total)} files is incomplete, as after an interrupted write: this file is missing",
-                redacted(name),
-            )
 
 
 def partitions_of(paths: Sequence[str]) -> list[Partition]:

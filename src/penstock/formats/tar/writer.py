@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import (
     ShardEntry,
     read_manifest_at,
-    write_manifest,
     write_manifest_at,
 )
 from penstock.formats.tar.archive import (
@@ -45,6 +45,8 @@ _BATCH_BYTES = 1 << 20  # written at once
 _RANGE_WEIGHT = 16  # a byte that stays in its file counts 1/16: it takes no memory, and large copies are quicker
 _QUEUED_BATCHES = 16  # per thread: enough to keep the disk busy while one sample is slow to arrive
 _QUEUED_SHARDS = 2  # complete, and waiting to be published
+_OPEN_SHARDS = 8  # begun and not published: each holds a file or an upload open, and an upload its first part in memory
+_FAILURE_CHECK_S = 0.5  # how often a writer that waits for a shard to be published looks for a failure
 
 
 class TarWriter:
@@ -343,6 +345,7 @@ class ShardWriter:
         self._at_least_one = start == 0 if at_least_one is None else at_least_one
         self._open: TarWriter | None = None
         self._unpublished: list[TarWriter] = []
+        self._may_open = threading.Semaphore(_OPEN_SHARDS)
         self._closed = False
         if self._on_disk:
             os.makedirs(folder, exist_ok=True)
@@ -437,10 +440,7 @@ class ShardWriter:
         manifest, names = read_manifest_at(self.folder, storage), list[str]()
         while not self._single and manifest and manifest.entry(name := self._name % (self._next + len(names))):
             names.append(name)
-        if self._on_disk:
-            write_manifest(self.folder, self.entries, without=names)
-        else:
-            write_manifest_at(self.folder, storage, self.entries, without=names)
+        write_manifest_at(self.folder, storage, self.entries, without=names)
         target = open_storage(self.folder, storage)
         for name in names:
             target.delete(f"{self.folder}/{name}")
@@ -461,6 +461,9 @@ class ShardWriter:
         self._open = None
 
     def _begin(self) -> TarWriter:
+        while not self._may_open.acquire(timeout=_FAILURE_CHECK_S):
+            for thread in self._threads.values():
+                thread.check()
         name = self._name if self._single else self._name % self._next
         url = f"{self.folder.rstrip('/')}/{name}" if self.folder != "/" else f"/{name}"
         self._open = TarWriter(url, self._encode, self._compress, storage=self._storage, **self._threads)
@@ -474,6 +477,7 @@ class ShardWriter:
 
     def _on_published(self, writer: TarWriter, note: Any, entry: ShardEntry) -> None:
         self._unpublished.remove(writer)
+        self._may_open.release()
         self.entries.append(entry)
         if self._published is not None:
             self._published(entry, note)
