@@ -167,7 +167,7 @@ def test_two_iterations_at_once_are_independent(tiny_shards: list[Path]) -> None
 )
 def test_consuming_all_of_an_endless_dataset_is_refused(use: Any) -> None:
     ds = ps.from_items([{"x": 1}, {"x": 2}])
-    with pytest.raises(PlanError, match="no end|endless"):
+    with pytest.raises(PlanError, match=r"no end|endless"):
         use(ds.repeat())
     use(ds.repeat().limit(5) if use is not ps.Dataset.count else ds.repeat(2))
 
