@@ -76,8 +76,8 @@ def test_the_derived_class_is_both_and_is_created_once() -> None:
 
 def test_the_epoch_count_is_shared_with_forks_once_torch_has_seen_the_class() -> None:
     epochs = Epochs()
-    torch_class(_Own, epochs)
     assert not epochs.shared
+    torch_class(_Own, epochs)
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert epochs.shared
         pool.apply(int)
