@@ -155,7 +155,12 @@ def _acquire(work: str, kind: str) -> int | None:
     """Open and lock the lock file; return None if the file system does not allow that."""
     path = os.path.join(work, LOCK)
     while True:
-        os.makedirs(work, exist_ok=True)
+        try:
+            os.makedirs(work, exist_ok=True)
+        except FileExistsError:
+            if os.path.lexists(work) and not os.path.isdir(work):
+                raise
+            continue  # the previous owner removed the folder at this moment
         if os.path.islink(work):
             raise PlanError(f"{work} is a link, which a run does not follow; remove it")
         try:
