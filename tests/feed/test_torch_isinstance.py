@@ -81,6 +81,8 @@ def test_the_epoch_count_is_shared_with_forks_once_torch_has_seen_the_class() ->
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert epochs.shared
         pool.apply(int)
+        pool.close()
+        pool.join()
 
 
 def test_isinstance_opens_no_files() -> None:

@@ -77,6 +77,8 @@ def test_samples_are_processed_and_written(shards: Path, tmp_path: Path) -> None
     with multiprocessing.get_context("fork").Pool(2) as pool, TarWriter(str(tmp_path / "out2.tar")) as out:
         for sample in pool.imap_unordered(process_sample, WebDataset(small, decoder="pil")):
             out.write(sample)
+        pool.close()  # leaving the pool sends SIGTERM, which a handler of Ray in this process may catch
+        pool.join()
     written = [{s["__key__"]: s["cls"] for s in ps.read_tar(str(tmp_path / f"out{n}.tar"))} for n in (1, 2)]
     assert written[0] == written[1] == {f"s/{number:04d}": str(number).encode() for number in range(6, 12)}
 
