@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import tarfile
@@ -98,7 +99,7 @@ def test_the_documented_job_over_many_shards_works(shell: Any, tmp_path: Path) -
     for number in range(2):
         shell(f"tarcat mdata/train-000{number}.tar -c 4 > scanned-000{number}.tar")
         shell(f"tarproc -p 16 -q -c 'wc -c *.png' scanned-000{number}.tar -o one-000{number}.tar")
-    penstock = f"{sys.executable} -m penstock"
+    penstock = f"{shlex.quote(sys.executable)} -m penstock"
     shell(f"{penstock} proc -p 16 -q -c 'wc -c *.png' 'scanned-{{0000..0001}}.tar' -o 'ocr-{{}}.tar' --jobs 16")
     for number in range(2):
         assert (tmp_path / f"one-000{number}.tar").read_bytes() == (tmp_path / f"ocr-000{number}.tar").read_bytes()
