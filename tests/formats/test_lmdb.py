@@ -18,6 +18,7 @@ import torch.utils.data
 
 import penstock as ps
 from penstock.errors import DataError, PlanError, StorageError
+from penstock.formats.lmdb import _open as opened
 from penstock.formats.lmdb import parse_datum
 from penstock.formats.rows.tfrecord import encode_example
 
@@ -199,3 +200,14 @@ def test_what_is_not_an_environment_is_one_clear_error(
 def test_keys_that_are_not_text_stay_distinct(tmp_path: Path) -> None:
     ds = ps.read_lmdb(write(tmp_path / "data.lmdb", {b"\xff\x00": b"1", b"\xff\x01": b"2"}))
     assert [key.encode("utf-8", "surrogateescape") for key in keys(ds)] == [b"\xff\x00", b"\xff\x01"]
+
+
+def test_a_forked_child_uses_no_environment_of_its_parent(tmp_path: Path) -> None:
+    ds = ps.read_lmdb(write(tmp_path / "data.lmdb", numbered(0, 5)))
+    assert ds.first()["value"] == b"value 0"
+    assert opened
+    child = os.fork()
+    if not child:
+        os._exit(0 if not opened and ds[4]["value"] == b"value 4" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ds[3]["value"] == b"value 3"
