@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +18,30 @@ from penstock.engines.delivered import can_run_unordered
 from penstock.testing import fingerprint, numbers, one_epoch_loader
 
 
+class Straggler:
+    """Holds the first sample that arrives once it is armed, until the consumer has received an item."""
+
+    def __init__(self) -> None:
+        self._armed = threading.Semaphore(0)
+        self._received = threading.Event()
+
+    def arm(self) -> None:
+        self._received.clear()
+        self._armed.release()
+
+    def release(self) -> None:
+        self._received.set()
+
+    def __call__(self) -> None:
+        if self._armed.acquire(blocking=False):
+            assert self._received.wait(60), "no other sample was delivered"
+
+
+STRAGGLER = Straggler()
+
+
 def slow_at_times(sample: dict[str, Any]) -> dict[str, Any]:
+    STRAGGLER()
     time.sleep(0.01 if sample["x"] % 9 == 0 else 0.0002)
     return sample
 
@@ -66,6 +90,7 @@ def take(loader: Any, count: int) -> tuple[list[Any], int]:
     for item in loader:
         out.append(item)
         pieces = max(pieces, len(loader.state_dict()["left"]))
+        STRAGGLER.release()
         if len(out) >= count:
             break
     return out, pieces
@@ -80,6 +105,7 @@ def test_a_run_that_is_restored_repeatedly_delivers_every_sample_once(name: str,
     got: Counter[Any] = Counter()
     states: list[Any] | None = None
     most_pieces = 0
+    STRAGGLER.arm()
     for _ in range(4):
         following = []
         for rank in range(world):
