@@ -15,6 +15,7 @@ from penstock.errors import DataError
 from penstock.relations.database import StagedTable
 
 _BAND = 40  # bits of magnitude in a band: with 53 of the number itself, 2**34 rows fit into 127 bits
+_SQUARE_BITS = 93  # of squares that are at most 1: 2**34 of them fit into 127 bits
 _SMALLEST = -900  # the exponent below which bits are cut off, so that no scale overflows
 
 
@@ -106,21 +107,31 @@ def _sql(number: float) -> str:
 
 
 def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequence[str]) -> str:
-    """Return a query for sample standard deviations, from the squares of the differences to the mean."""
-    import pyarrow as pa
+    """Return a query for sample standard deviations, from the squares of the differences to the mean.
 
-    for column in columns:
-        _check("std", table.schema.field(column).type, table.field_name(column))
-    means = aggregated(con, table, keys, "mean", columns)
+    The differences of a group are divided by the largest of them. Their squares, at most 1, are added as integers with
+    93 bits below the point, which is more than a float can hold of their sum.
+    """
+    means = []
+    for number, column in enumerate(columns):
+        kind = table.schema.field(column).type
+        _check("std", kind, table.field_name(column))
+        mean = f"({total_of(con, table.name, column, kind)})::double / count({column})"
+        means += [f"{mean} as m{number}", f"min({column})::double as l{number}", f"max({column})::double as h{number}"]
     same = " and ".join(f"{table.name}.{key} is not distinct from means.{key}" for key in keys) or "true"
-    squares = [f"pow({table.name}.{column}::double - r{n}, 2) as {column}" for n, column in enumerate(columns)]
-    kept = ", ".join([*(f"{table.name}.{key}" for key in keys), *squares])
-    con.execute(
-        f"create temp table squares as select {kept} from {table.name} join ({means}) means on {same}"
-    ).fetchall()
     found = []
     for number, column in enumerate(columns):
-        total, count = total_of(con, "squares", column, pa.float64()), f"count({column})"
-        several = f"case when {count} > 1 then sqrt(({total}) / ({count} - 1)) else 'nan'::double end"
-        found.append(f"case when {count} > 0 then {several} end as r{number}")
-    return _grouped("squares", keys, found)
+        mean, count = f"m{number}", f"count({column})"
+        spread = f"greatest(h{number} - {mean}, {mean} - l{number})"
+        scaled = f"pow(({column}::double - {mean}) / {spread}, 2) * {_sql(math.ldexp(1.0, _SQUARE_BITS))}"
+        total = f"sum(case when {spread} > 0 and isfinite({spread}) then {scaled} else 0 end::hugeint)"
+        deviation = (
+            f"sqrt({total}::double * {_sql(math.ldexp(1.0, -_SQUARE_BITS))} / ({count} - 1)) * any_value({spread})"
+        )
+        found.append(f"case when {count} > 1 then {deviation} when {count} > 0 then 'nan'::double end as r{number}")
+    named = [f"{table.name}.{key} as {key}" for key in keys]
+    group = f" group by {', '.join(f'{table.name}.{key}' for key in keys)}" if keys else ""
+    return (
+        f"select {', '.join([*named, *found])} from {table.name} "
+        f"join ({_grouped(table.name, keys, means)}) means on {same}{group}"
+    )

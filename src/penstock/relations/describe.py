@@ -61,7 +61,6 @@ class _FieldSummary:
                 column = con.sql(aggregated(con, self.table, [], how, ["v"])).to_arrow_table().column(0)
                 kept = self.table.decoded(column, "v") if how in _OF_TEXT else column
                 (results[how],) = values_of(kept.combine_chunks())
-            con.execute("drop table if exists squares").fetchall()
         return {"field": self.name, "type": self.type, "count": self.count, "missing": self.missing, **results}
 
 
