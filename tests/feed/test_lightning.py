@@ -6,10 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 
 import penstock as ps
 from penstock.testing import numbers
@@ -29,33 +27,39 @@ def _loader(folder: Path) -> Any:
     return ds.loader(0, 1, ledger=folder, format="torch", dtypes={"x": torch.float32})
 
 
-class Model(lightning.LightningModule):
-    """Records the samples that it was trained on."""
+def _model() -> Any:
+    """Return a model that records the samples that it was trained on."""
+    import lightning  # not at the top: every process that collects the tests would spend seconds on it
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
-        self.seen: list[list[int]] = []
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[list[int]] = []
 
-    def training_step(self, batch: Any, _: int) -> torch.Tensor:
-        self.seen.append([int(x) for x in batch["x"]])
-        loss: torch.Tensor = self.layer(batch["x"][:, None] / 100).square().mean()
-        return loss
+        def training_step(self, batch: Any, _: int) -> torch.Tensor:
+            self.seen.append([int(x) for x in batch["x"]])
+            loss: torch.Tensor = self.layer(batch["x"][:, None] / 100).square().mean()
+            return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.01)
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    return Model()
 
 
-def _train(loader: Any, folder: Path, steps: int = -1, resume: Path | None = None) -> Model:
+def _train(loader: Any, folder: Path, steps: int = -1, resume: Path | None = None) -> Any:
     """Train up to 2 epochs, or some steps, with a checkpoint after every step; continue from ``resume``."""
-    model = Model()
-    saving = ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
-    trainer = lightning.Trainer(
+    model = _model()
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    trainer = Trainer(
         max_epochs=2,
         max_steps=steps,
         accelerator="cpu",
         logger=False,
-        callbacks=[saving],
+        callbacks=[ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)],
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=folder,
