@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.client import HTTPResponse
 from typing import IO, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -70,6 +71,30 @@ class HttpResponse:
         self._stalls.received(len(data), time.monotonic() - begin)
         return data
 
+    def readinto(self, buffer: memoryview) -> int:
+        """Wait for bytes, and receive what has arrived straight into a buffer; return their number, 0 at the end.
+
+        Raises:
+            TransientError: The connection broke or stalled.
+        """
+        plain = None if self._primed is not None else _plain_body(self._response)
+        if plain is None:  # sent in chunks, or buffered already
+            data = self.read(min(len(buffer), PIECE_BYTES))
+            buffer[: len(data)] = data
+            return len(data)
+        begin = time.monotonic()
+        try:
+            # One system call: a buffered readinto() would wait until the buffer is full, and not see a stall.
+            received: int = plain.fp.readinto1(buffer[: plain.length])
+        except Exception as error:
+            raise _connection_error(error, self._stall_s) from None
+        plain.length -= received
+        if self._response.length_remaining is not None:
+            self._response.length_remaining -= received
+        self._ended = not received
+        self._stalls.received(received, time.monotonic() - begin)
+        return received
+
     def prime(self) -> None:
         """Wait for the first bytes, and buffer them for ``read``."""
         self._primed = self.read() or None
@@ -123,9 +148,7 @@ class RangeBody:
         self._left = None if stop is None and self.size is None else (stop or self.size or 0) - start
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the requested bytes as they arrive; what a server sends before them is dropped."""
-        while self._skip and (dropped := self._response.read(min(PIECE_BYTES, self._skip))):
-            self._skip -= len(dropped)
+        self._skip_to_start()
         while self._left is None or self._left > 0:
             piece = self._response.read(PIECE_BYTES if self._left is None else min(PIECE_BYTES, self._left))
             if not piece:
@@ -133,6 +156,18 @@ class RangeBody:
             if self._left is not None:
                 self._left -= len(piece)
             yield piece
+
+    def fill(self, into: memoryview) -> Iterator[memoryview]:
+        self._skip_to_start()
+        at = 0
+        while at < len(into) and (received := self._response.readinto(into[at:])):
+            yield into[at : at + received]
+            at += received
+
+    def _skip_to_start(self) -> None:
+        """Drop what a server that ignores ranges sends before the requested bytes."""
+        while self._skip and (dropped := self._response.read(min(PIECE_BYTES, self._skip))):
+            self._skip -= len(dropped)
 
     def prime(self) -> None:
         self._response.prime()
@@ -161,7 +196,8 @@ class HttpObject:
 
     def read(self, start: int, stop: int, into: memoryview | None, tag: str | None) -> bytes | memoryview:
         range_size(start, stop, into)
-        return assemble(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True), start, into)
+        flat = None if into is None else into.cast("B")
+        return assemble(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True, into=flat), start, into)
 
     def stream(self) -> Iterator[bytes]:
         return (piece for _, piece in fetch(self._begin, self.url, self.retry))
@@ -342,6 +378,17 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         yield from (value for value in error.args if isinstance(value, BaseException))
         reason = getattr(error, "reason", None)  # an exception in urllib3, a string in ssl
         error = reason if isinstance(reason, BaseException) else error.__cause__ or error.__context__
+
+
+def _plain_body(response: Any) -> Any:
+    """Return the standard library's response behind one of urllib3, if its body can be read from its buffered socket.
+
+    That takes a body of a known length which is not sent in chunks. None: it has to be read through urllib3.
+    """
+    inner = response._fp
+    if not isinstance(inner, HTTPResponse) or inner.chunked or not inner.length:
+        return None
+    return inner if hasattr(inner.fp, "readinto1") else None
 
 
 def _pool_manager(url: str) -> Any:

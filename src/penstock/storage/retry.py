@@ -86,8 +86,15 @@ class Body(Protocol):
             TransientError: The connection broke.
         """
 
+    def fill(self, into: memoryview) -> Iterator[memoryview]:
+        """Do as ``pieces``, but receive the bytes straight into a buffer, and yield the parts of it that are filled.
+
+        Raises:
+            TransientError: The connection broke.
+        """
+
     def prime(self) -> None:
-        """Wait for the first bytes, and buffer them for ``pieces``."""
+        """Wait for the first bytes, and buffer them for ``pieces`` or ``fill``."""
 
     def close(self) -> None:
         """Return the connection to its pool, or close it if part of the response is unread."""
@@ -191,7 +198,8 @@ def fetch(
     stop: int | None = None,
     tag: str | None = None,
     restart: bool = False,
-) -> Iterator[tuple[int, bytes]]:
+    into: memoryview | None = None,
+) -> Iterator[tuple[int, bytes | memoryview]]:
     """Yield (offset, bytes), resuming at the byte where a connection broke, and never mixing two contents.
 
     Args:
@@ -203,6 +211,7 @@ def fetch(
         tag: The content to read; ``None``: whatever the first response has.
         restart: Whether the same bytes may be yielded a second time. Without a tag that is the only safe way to
             continue after a break.
+        into: A buffer for the bytes from ``start`` to ``stop``, which are received straight into it.
 
     Raises:
         StorageError: The object cannot be read, or changed.
@@ -216,7 +225,7 @@ def fetch(
                 raise changed_error(url)
             size, tag = size if body.size is None else body.size, tag or body.tag
             stop = size if stop is None else stop
-            for piece in body.pieces():
+            for piece in body.pieces() if into is None else body.fill(into[at - start :]):
                 yield at, piece
                 at += len(piece)
                 backoff.received(len(piece))
@@ -237,19 +246,22 @@ def fetch(
                 body.close()
 
 
-def assemble(pieces: Iterator[tuple[int, bytes]], start: int, into: memoryview | None) -> bytes | memoryview:
-    """Join the pieces that ``fetch`` yields from ``start`` on, in new bytes or in ``into``."""
-    if into is None:
-        parts: list[bytes] = []
+def assemble(
+    pieces: Iterator[tuple[int, bytes | memoryview]], start: int, into: memoryview | None
+) -> bytes | memoryview:
+    """Join the pieces that ``fetch`` yields from ``start`` on, in new bytes or in ``into``; views are in place."""
+    if into is not None:
+        flat = into.cast("B")
         for at, piece in pieces:
-            if at == start:  # the first piece, or a restart
-                parts.clear()
-            parts.append(piece)
-        return b"".join(parts)
-    flat = into.cast("B")
+            if isinstance(piece, bytes):
+                flat[at - start : at - start + len(piece)] = piece
+        return into
+    parts: list[bytes | memoryview] = []
     for at, piece in pieces:
-        flat[at - start : at - start + len(piece)] = piece
-    return into
+        if at == start:  # the first piece, or a restart
+            parts.clear()
+        parts.append(piece)
+    return b"".join(parts)
 
 
 def _open_hedged(begin: Callable[[], Body], hedge_s: float | None) -> Body:
