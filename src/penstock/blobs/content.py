@@ -6,7 +6,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -37,6 +37,18 @@ class Content:
         """The bytes, where all of them are on this machine."""
         assert not isinstance(self.bytes, PrefetchedBytes)
         return self.bytes
+
+    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """Read many ranges.
+
+        Raises:
+            StorageError: A range cannot be fetched.
+            DataError: A range arrived damaged.
+        """
+        content = self.bytes
+        if isinstance(content, PrefetchedBytes):
+            return content.cut(starts, stops)
+        return [content[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
     def resized(self) -> bool:
         """Return whether the file has another size than when it was mapped; reading it further could crash."""

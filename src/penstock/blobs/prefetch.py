@@ -9,12 +9,14 @@ once. Ranges are verified by the checksums that an index holds.
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import threading
 import time
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -33,6 +35,7 @@ READ_AHEAD = 64 << 20  # the most bytes that are fetched beyond what was announc
 CONNECTIONS = 12
 SEQUENTIAL_BYTES = 128 << 20  # budget of readers that go front to back: more is only more memory to fault in
 MIN_BUDGET = 1 << 30  # of all ranges together, unless an eighth of the machine's memory is more
+MAX_SPARE_BUFFERS = 16
 IDLE_S = 1.0  # a thread without work for this long ends
 _QUEUED, _IN_FLIGHT, _ARRIVED, _FAILED = range(4)
 
@@ -47,7 +50,8 @@ class _Chunk:
     start: int
     stop: int
     state: int = _QUEUED
-    view: memoryview | None = None  # of its bytes, in a buffer that is reused after it
+    data: mmap.mmap | None = None  # its bytes, at the beginning of a buffer that is reused after it
+    pins: int = 0  # readers that copy from the buffer without the lock: it is not reused before they are done
     error: Exception | None = None
     unread: int = 0  # announced bytes that were not read yet
     keep: bool = False  # its reader may read it again
@@ -71,7 +75,8 @@ class Fetcher:
         """Start nothing yet; the budget defaults to an eighth of the machine's memory, 1 GiB at least."""
         self.max_bytes = max_bytes or max(MIN_BUDGET, _machine_memory() // 8)
         self.lock = threading.Lock()
-        self.changed = threading.Condition(self.lock)
+        self.arrived = threading.Condition(self.lock)  # readers wait for it
+        self._work_arrived = threading.Condition(self.lock)  # fetching threads wait for it: a chunk wakes one of them
         self.stopped = False
         self._connections = connections
         self._queue: deque[_Chunk] = deque()
@@ -79,7 +84,9 @@ class Fetcher:
         self._bytes = 0
         self._threads: set[threading.Thread] = set()
         self._idle = 0
-        self._buffers: list[bytearray] = []  # for reuse: faulting in new memory costs more than receiving the bytes
+        # For reuse, since faulting in new memory costs more than receiving the bytes. Anonymous maps, since a slice of
+        # one is a bytes object.
+        self._buffers: list[mmap.mmap] = []
 
     def enqueue(self, chunks: Sequence[_Chunk], *, first: bool = False) -> None:
         """Queue chunks, at the front with ``first``, and start the threads they need; call with the lock held."""
@@ -92,7 +99,13 @@ class Fetcher:
             self._threads.add(thread)
             self._idle += 1
             thread.start()
-        self.changed.notify_all()
+        self._work_arrived.notify(len(chunks))
+
+    def urge(self, chunk: _Chunk) -> None:
+        """Fetch a chunk before all others, since a reader waits for it; call with the lock held."""
+        if not chunk.urgent:
+            chunk.urgent = True
+            self._work_arrived.notify()
 
     def drop(self, chunk: _Chunk) -> None:
         """Drop a chunk and reuse its buffer; call with the lock held."""
@@ -100,27 +113,26 @@ class Fetcher:
         if chunk in self._held:
             self._held.discard(chunk)
             self._bytes -= chunk.size
-            self.changed.notify_all()
-        view, chunk.view = chunk.view, None
-        if view is not None and len(self._buffers) < self._connections and not self.stopped:
-            buffer = view.obj
-            if isinstance(buffer, bytearray) and len(buffer) == CHUNK:
-                self._buffers.append(buffer)
+            self._work_arrived.notify()
+        data, chunk.data = chunk.data, None
+        if data is not None and len(data) == CHUNK and not chunk.pins and not self.stopped:
+            if len(self._buffers) < MAX_SPARE_BUFFERS:
+                self._buffers.append(data)
 
-    def buffer(self, size: int) -> memoryview:
-        """Return a buffer of ``size`` bytes, one that was used before where it fits."""
+    def buffer(self, size: int) -> mmap.mmap:
+        """Return a buffer of at least ``size`` bytes, one that was used before where it fits."""
         if 2 * size <= CHUNK or size > CHUNK:
-            return memoryview(bytearray(size))
+            return mmap.mmap(-1, size)
         with self.lock:
             reused = self._buffers.pop() if self._buffers else None
-        return memoryview(bytearray(CHUNK) if reused is None else reused)[:size]
+        return mmap.mmap(-1, CHUNK) if reused is None else reused
 
     def stop(self) -> None:
         """Stop prefetching and free what is held; only ranges that a reader waits for are still fetched.
 
         Waits up to half a second for the threads to end.
         """
-        with self.changed:
+        with self.lock:
             self.stopped = True
             self._buffers.clear()
             for chunk in list(self._queue):
@@ -130,7 +142,7 @@ class Fetcher:
             for chunk in [chunk for chunk in self._held if chunk.state == _ARRIVED]:
                 self.drop(chunk)
             threads = list(self._threads)
-            self.changed.notify_all()
+            self._work_arrived.notify_all()
         until = time.monotonic() + 0.5
         for thread in threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -139,15 +151,14 @@ class Fetcher:
         thread = threading.current_thread()
         while (chunk := self._next(thread)) is not None:
             self._fetch(chunk)
-            with self.changed:
+            with self.lock:
                 self._idle += 1
-                self.changed.notify_all()
             del chunk
 
     def _next(self, thread: threading.Thread) -> _Chunk | None:
         """Wait for a chunk to fetch; return None after ``IDLE_S`` seconds, or when the fetcher has stopped."""
         until = time.monotonic() + IDLE_S
-        with self.changed:
+        with self.lock:
             while True:
                 chunk = self._next_fitting()
                 if chunk is not None:
@@ -158,7 +169,7 @@ class Fetcher:
                     self._idle -= 1
                     self._threads.discard(thread)
                     return None
-                self.changed.wait(max(remaining_s, 0.05))
+                self._work_arrived.wait(max(remaining_s, 0.05))
 
     def _next_fitting(self) -> _Chunk | None:
         """Take the next chunk that fits into the budget off the queue, urgent ones first."""
@@ -194,18 +205,18 @@ class Fetcher:
     def _fetch(self, chunk: _Chunk) -> None:
         try:
             with while_wanted(lambda: chunk.urgent or not self.stopped):
-                chunk.view = chunk.owner.fetch(chunk.start, chunk.stop)
+                chunk.data = chunk.owner.fetch(chunk.start, chunk.stop)
             state = _ARRIVED
         except Exception as exc:  # raised to the reader of the range
             chunk.error, state = exc, _FAILED
-        with self.changed:
+        with self.lock:
             chunk.state, chunk.used_at = state, time.monotonic()
             if state == _FAILED:
                 self._held.discard(chunk)
                 self._bytes -= chunk.size
                 if not chunk.urgent:  # no reader waits for it: a later read fetches it again
                     chunk.owner.forget(chunk)
-            self.changed.notify_all()
+            self.arrived.notify_all()
 
 
 def _machine_memory() -> int:
@@ -334,17 +345,71 @@ class PrefetchedBytes:
         if start >= stop:
             return b""
         with self.fetcher.lock:
-            chunk = self._last
-            if chunk is not None and chunk.view is not None and chunk.start <= start and stop <= chunk.stop:
-                chunk.unread -= stop - start
-                return chunk.view[start - chunk.start : stop - chunk.start].tobytes()
             parts = [self._part(start, stop)]
             while (got := sum(map(len, parts))) < stop - start:
                 parts.append(self._part(start + got, stop))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """Read many ranges; neighbours in one chunk are copied without the lock.
+
+        Raises:
+            StorageError: A range cannot be read, the object has changed, or the reader was cancelled.
+            DataError: The bytes do not match their checksums.
+        """
+        out: list[bytes] = []
+        while (at := len(out)) < len(starts):
+            with self.pinned(starts[at], stops[at]) as (chunk, data):
+                low, high, end = chunk.start, chunk.stop, at
+                while end < len(starts) and low <= starts[end] and stops[end] <= high:
+                    end += 1
+                out += [
+                    data[start - low : stop - low] for start, stop in zip(starts[at:end], stops[at:end], strict=True)
+                ]
+                with self.fetcher.lock:
+                    chunk.unread -= sum(map(len, out[at:]))
+            if end == at:  # the range is not in one chunk
+                out.append(self[starts[at] : stops[at]])
+        return out
+
+    @contextmanager
+    def pinned(self, start: int, stop: int) -> Iterator[tuple[_Chunk, mmap.mmap]]:
+        """Wait for the chunk that holds the byte at ``start``, and return it with its buffer.
+
+        Within the context the buffer is not reused.
+
+        Args:
+            start: The offset of the byte.
+            stop: Up to where to fetch, if nothing was announced there.
+
+        Raises:
+            StorageError: The chunk cannot be read, the object has changed, or the reader was cancelled.
+            DataError: The bytes do not match their checksums.
+        """
+        with self.fetcher.lock:
+            chunk = self._arrived(start, stop)
+            data = chunk.data
+            assert data is not None
+            chunk.pins += 1
+        try:
+            yield chunk, data
+        finally:
+            with self.fetcher.lock:
+                chunk.pins -= 1
+
     def _part(self, start: int, stop: int) -> bytes:
         """Return the beginning of a range, as far as one chunk holds it; call with the fetcher's lock held."""
+        chunk = self._arrived(start, stop)
+        assert chunk.data is not None
+        part = chunk.data[start - chunk.start : min(stop, chunk.stop) - chunk.start]
+        chunk.unread -= len(part)
+        return part
+
+    def _arrived(self, start: int, stop: int) -> _Chunk:
+        """Wait for the chunk that holds the byte at ``start``; call with the fetcher's lock held."""
+        last = self._last
+        if last is not None and last.data is not None and last.start <= start < last.stop:
+            return last
         while True:
             found = self._between(start, start + 1)
             if not wanted():
@@ -355,41 +420,38 @@ class PrefetchedBytes:
             chunk = found[0]
             if chunk.state == _ARRIVED:
                 break
-            chunk.urgent = True
+            self.fetcher.urge(chunk)
             if chunk.state == _FAILED:
                 self.forget(chunk)
                 assert chunk.error is not None
                 raise chunk.error
-            self.fetcher.changed.notify_all()
-            self.fetcher.changed.wait(1.0)
-        assert chunk.view is not None
-        part = chunk.view[start - chunk.start : min(stop, chunk.stop) - chunk.start].tobytes()
+            self.fetcher.arrived.wait(1.0)
         self._last = chunk
-        chunk.unread -= len(part)
         chunk.urgent = False
         chunk.used_at = time.monotonic()
         if not chunk.keep:
             self._drop_before(chunk)
-        return part
+        return chunk
 
     def _drop_before(self, chunk: _Chunk) -> None:
         """Drop the chunks that a reader which goes front to back has passed."""
         while self._chunks[0] is not chunk and self._chunks[0].state == _ARRIVED and self._chunks[0].unread <= 0:
             self.fetcher.drop(self._chunks[0])
 
-    def fetch(self, start: int, stop: int) -> memoryview:
+    def fetch(self, start: int, stop: int) -> mmap.mmap:
         """Fetch a range in the calling thread and verify it; a damaged range is fetched once more.
 
         Raises:
             StorageError: The range cannot be read.
             DataError: The bytes do not match their checksums, twice.
         """
-        data = self.fetcher.buffer(stop - start)
+        buffer = self.fetcher.buffer(stop - start)
+        data = memoryview(buffer)[: stop - start]
         for attempt in (1, 2):
             self.storage.read(self.full_url, start, stop, into=data, tag=self.info.tag)
             bad = first_damaged(self.checksums, data, start, len(self))
             if bad is None:
-                return data
+                return buffer
             if (forget := getattr(self.storage, "forget", None)) is not None:
                 forget(self.full_url)  # a cached copy is damaged too
             log.warning(

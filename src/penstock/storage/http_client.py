@@ -197,7 +197,9 @@ class HttpObject:
     def read(self, start: int, stop: int, into: memoryview | None, tag: str | None) -> bytes | memoryview:
         range_size(start, stop, into)
         flat = None if into is None else into.cast("B")
-        return assemble(fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True, into=flat), start, into)
+        return assemble(
+            fetch(self._begin, self.url, self.retry, start, stop, tag, restart=True, into=flat), start, into
+        )
 
     def stream(self) -> Iterator[bytes]:
         return (piece for _, piece in fetch(self._begin, self.url, self.retry))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from penstock.blobs.content import Content
+from penstock.blobs.prefetch import PrefetchedBytes
 from penstock.errors import DataError
 from penstock.formats.tar.index import I64, Index
 
@@ -156,15 +157,33 @@ class LocatedTar:
         if self._with_url:
             names.append("__url__")
             columns.append(_per_row([shard.url for shard in self._shards], slots))
-        maps = _per_row([shard.content.bytes for shard in self._shards], slots)
-        for number, field in enumerate(fields):
-            names.append(field)
-            rows = self._first + number
-            spans = zip(maps, self._start[rows].tolist(), self._stop[rows].tolist(), strict=False)
-            columns.append([content[i:j] for content, i, j in spans])
+        names += fields
+        if any(isinstance(shard.content.bytes, PrefetchedBytes) for shard in self._shards):
+            columns += self._cut(len(fields), slots)
+        else:
+            maps = _per_row([shard.content.bytes for shard in self._shards], slots)
+            for rows in (self._first + number for number in range(len(fields))):
+                spans = zip(maps, self._start[rows].tolist(), self._stop[rows].tolist(), strict=False)
+                columns.append([content[i:j] for content, i, j in spans])
         if not any(isinstance(column, list) for column in columns):
             columns.append(slots)  # every column is endless: this one sets the number of rows
         return _dicts(names, columns)
+
+    def _cut(self, width: int, slots: list[int]) -> list[list[bytes]]:
+        """Read all fields of samples that arrive, shard by shard: the values of each field, by place."""
+        rows = self._first[:, None] + np.arange(width)
+        starts, stops = self._start[rows], self._stop[rows]
+        columns: list[list[bytes]] = [[b""] * len(slots) for _ in range(width)]
+        for slot in dict.fromkeys(slots):
+            places = np.flatnonzero(self._slot == slot)
+            content = self._shards[slot].content
+            values = content.cut(starts[places].ravel().tolist(), stops[places].ravel().tolist())
+            if len(places) == len(slots):
+                return [values[number::width] for number in range(width)]
+            for number, column in enumerate(columns):
+                for place, value in zip(places.tolist(), values[number::width], strict=True):
+                    column[place] = value
+        return columns
 
     def _error(self, place: int) -> DataError:
         shard, index = self._shards[self._slot[place]], int(self._index[place])
