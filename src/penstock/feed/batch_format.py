@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Number
 from typing import Any, Literal, get_args
 
@@ -66,9 +67,22 @@ class BatchFormat:
     def __call__(self, item: Any) -> Any:
         """Convert one item.
 
+        Images that ``vision.on_device`` augments are computed once everything is on the device.
+
         Raises:
-            PlanError: ``dtypes`` names a field that the item does not have.
+            PlanError: ``dtypes`` names a field that the item does not have, or ``on_device`` is used without torch.
         """
+        device = sys.modules.get("penstock.vision.device")  # loaded where a sample comes from ``on_device``
+        key = None if device is None else device.pending_key(item)
+        if device is None or key is None:
+            return self._converted(item)
+        if self.name != "torch":
+            raise PlanError(f"vision.on_device needs loader(format='torch'), not format={self.name!r}")
+        on_device = replace(self, dtypes=None)
+        batch = device.finish_batch(on_device._converted(item), key, lambda pixels: on_device._tensor(pixels, None))
+        return batch if self.dtypes is None else self._converted(batch)
+
+    def _converted(self, item: Any) -> Any:
         dtypes = self.dtypes
         if not isinstance(item, dict):
             return self._convert(item, None if isinstance(dtypes, Mapping) else dtypes)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.vision.color import grayscale as grayscale
     from penstock.vision.color import normalize as normalize
     from penstock.vision.decoding import read_image as read_image
+    from penstock.vision.device import on_device as on_device
     from penstock.vision.geometry import CenterCrop as CenterCrop
     from penstock.vision.geometry import HorizontalFlip as HorizontalFlip
     from penstock.vision.geometry import RandomCrop as RandomCrop

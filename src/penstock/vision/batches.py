@@ -17,8 +17,11 @@ from penstock.vision.resampling import Pixels
 from penstock.vision.transform import Layout, image_field
 
 
-def mixup(images: Pixels, share: float) -> Pixels:
-    """Return ``share`` times each image of a batch plus ``1 - share`` times the image before it."""
+def mixup(images: Any, share: float) -> Any:
+    """Return ``share`` times each image of a batch, arrays or tensors, plus ``1 - share`` times the one before it."""
+    if is_tensor(images):
+        mixed_tensor = images * share + images.roll(1, 0) * (1 - share)
+        return mixed_tensor if images.is_floating_point() else mixed_tensor.round().to(images.dtype)
     if images.dtype != np.uint8:
         own_share, other_share = images.dtype.type(share), images.dtype.type(1 - share)
         mixed: Pixels = images * own_share + np.roll(images, 1, axis=0) * other_share
@@ -29,14 +32,14 @@ def mixup(images: Pixels, share: float) -> Pixels:
     return np.rint(floats, out=floats).astype(np.uint8)
 
 
-def cutmix(images: Pixels, box: tuple[int, int, int, int], layout: Layout = "HWC") -> Pixels:
-    """Return a batch with the box (top, left, bottom, right) of each image replaced by that of the image before it."""
+def cutmix(images: Any, box: tuple[int, int, int, int], layout: Layout = "HWC") -> Any:
+    """Return a batch, an array or a tensor, with the box (top, left, bottom, right) of the image before in each."""
     top, left, bottom, right = box
-    out = images.copy()
+    out = images.clone() if is_tensor(images) else images.copy()
     inside = (slice(None), slice(top, bottom), slice(left, right))
     if layout == "CHW":
         inside = (slice(None), slice(None), *inside[1:])  # type: ignore[assignment]
-    out[inside] = np.roll(images[inside], 1, axis=0)
+    out[inside] = images[inside].roll(1, 0) if is_tensor(images) else np.roll(images[inside], 1, axis=0)
     return out
 
 
@@ -66,7 +69,7 @@ class _BatchMixing(ABC):
         check_choice("layout", self.layout, ("HWC", "CHW"))
 
     @abstractmethod
-    def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
+    def _mix(self, images: Any, rng: np.random.Generator) -> tuple[Any, float]:
         """Return the mixed images, and the share of its own label that each keeps."""
 
     def __call__(self, batch: Any, rng: np.random.Generator | None = None) -> Any:
@@ -83,14 +86,14 @@ class _BatchMixing(ABC):
             )
         image, label = self._image_and_label(batch)
         values: Any = dict(batch) if isinstance(batch, dict) else list(batch)
-        images = as_array(values[image])
+        images = values[image] if is_tensor(values[image]) else as_array(values[image])
         if images is None or images.ndim != 4:
             raise ValueError(f"{image!r} does not hold images of one size; crop or resize them before batched()")
         labels = _one_hot(values[label], self.classes)
         mixed, share = self._mix(images, rng)
         soft_labels = labels * np.float32(share) + np.roll(labels, 1, axis=0) * np.float32(1 - share)
         values[label] = _as_input_type(soft_labels, values[image])
-        values[image] = _as_input_type(mixed, values[image])
+        values[image] = mixed
         return values if isinstance(batch, dict) else type(batch)(values)
 
     def _image_and_label(self, batch: Any) -> tuple[Any, Any]:
@@ -118,7 +121,7 @@ class MixUp(_BatchMixing):
         PlanError: An argument is not valid.
     """
 
-    def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
+    def _mix(self, images: Any, rng: np.random.Generator) -> tuple[Any, float]:
         share = float(rng.beta(self.alpha, self.alpha))
         return mixup(images, share), share
 
@@ -132,7 +135,7 @@ class CutMix(_BatchMixing):
         PlanError: An argument is not valid.
     """
 
-    def _mix(self, images: Pixels, rng: np.random.Generator) -> tuple[Pixels, float]:
+    def _mix(self, images: Any, rng: np.random.Generator) -> tuple[Any, float]:
         height, width = images.shape[1:3] if self.layout == "HWC" else images.shape[2:4]
         half_side = 0.5 * math.sqrt(1 - float(rng.beta(self.alpha, self.alpha)))
         x, y = int(rng.integers(width)), int(rng.integers(height))

@@ -133,9 +133,13 @@ class ColorJitter(RandomTransform):
         ranges = [_factor_range(name, getattr(self, name), 1.0, 0.0, math.inf) for name in names]
         object.__setattr__(self, "_ranges", (*ranges, _factor_range("hue", self.hue, 0.0, -0.5, 0.5)))
 
+    def draw(self, rng: np.random.Generator) -> tuple[list[int], list[float | None]]:
+        """Draw the order of brightness, contrast, saturation and hue, and the factor of each that changes."""
+        order: list[int] = rng.permutation(4).tolist()
+        return order, [None if limits is None else float(rng.uniform(*limits)) for limits in self._ranges]
+
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-        order = rng.permutation(4)
-        factors = [None if limits is None else float(rng.uniform(*limits)) for limits in self._ranges]
+        order, factors = self.draw(rng)
         for number in order:
             if (factor := factors[number]) is not None:
                 pixels = _ADJUST[number](pixels, factor)
@@ -170,7 +174,11 @@ class Grayscale(RandomTransform):
             raise PlanError(f"channels={self.channels!r}, p={self.p!r}: channels must be 3, or 1 with p=1")
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-        return grayscale(pixels, self.channels) if self.p == 1 or rng.random() < self.p else pixels
+        return grayscale(pixels, self.channels) if self.draw(rng) else pixels
+
+    def draw(self, rng: np.random.Generator) -> bool:
+        """Draw whether an image becomes gray."""
+        return self.p == 1 or rng.random() < self.p
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,13 +307,15 @@ class Normalize(FixedTransform):
         assert mean_std is not None
         object.__setattr__(self, "mean", mean_std[0])
         object.__setattr__(self, "std", mean_std[1])
-        self._format()
+        assert self.output_format
 
-    def _format(self) -> OutputFormat:
+    @property
+    def output_format(self) -> OutputFormat:
+        """The layout and number type of the result."""
         return _output_format(self.layout, (self.mean, self.std), self.dtype, self.to)
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        return self._format().convert(pixels)
+        return self.output_format.convert(pixels)
 
 
 @dataclass(frozen=True, repr=False)
@@ -321,10 +331,15 @@ class ToTensor(FixedTransform):
     to: Literal["numpy", "torch"] = "torch"
 
     def __post_init__(self) -> None:
-        _output_format(self.layout, None, self.dtype, self.to)
+        assert self.output_format
+
+    @property
+    def output_format(self) -> OutputFormat:
+        """The layout and number type of the result."""
+        return _output_format(self.layout, None, self.dtype, self.to)
 
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Any:
-        return _output_format(self.layout, None, self.dtype, self.to).convert(pixels)
+        return self.output_format.convert(pixels)
 
 
 @lru_cache(64)

@@ -71,6 +71,11 @@ class Geometry(AnnotatedTransform):
         object.__setattr__(self, "_format", OutputFormat(self.layout, mean_std, self.dtype, self.to))
         check_choice("truncated", self.truncated, ("error", "partial"))
 
+    @property
+    def output_format(self) -> OutputFormat:
+        """The layout and number type of the result."""
+        return self._format
+
     @abstractmethod
     def region(self, height: int, width: int, rng: np.random.Generator) -> Region:
         """Return the region to keep of an image of this size."""
@@ -85,38 +90,49 @@ class Geometry(AnnotatedTransform):
         if not isinstance(image, bytes | bytearray | memoryview):
             pixels = self._input_pixels(image)
             region = self.region(pixels.shape[0], pixels.shape[1], rng)
-            return self._format.convert(self._crop_and_resize(Decoded(pixels), region)), region
+            return self._format.convert(self._resized(*self.part(Decoded(pixels), region), region)), region
         encoded = open_encoded(bytes(image), limits, self.truncated)
         region = self.region(*encoded.size, rng)
-        return self._format.convert(self._decode_region(encoded, region)), region
+        return self._format.convert(self.decode_region(encoded, region)), region
 
-    def _decode_region(self, image: EncodedImage, region: Region) -> Pixels:
+    def decode_region(self, image: EncodedImage, region: Region) -> Pixels:
         """Decode what is needed of an image, and return the region at its size."""
-        height, width = image.size
-        top, left, bottom, right = region.top, region.left, region.top + region.height, region.left + region.width
-        # A region that extends beyond the image is padded, which may need any of its pixels.
-        needed = Box(top, left, bottom, right) if min(top, left, height - bottom, width - right) >= 0 else None
-        if isinstance(image, PlanesImage) and needed is not None:
+        if isinstance(image, PlanesImage) and (needed := _inside(image, region)) is not None:
             return image.resized(needed, region.size, self.antialias, region.flip)
-        shrink_factor = min(region.height / region.size[0], region.width / region.size[1]) if self.antialias else 1
-        return self._crop_and_resize(image.decode(shrink_factor, needed), region)
+        return self._resized(*self.decode_part(image, region), region)
 
-    def _crop_and_resize(self, decoded: Decoded, region: Region) -> Pixels:
-        """Return a region, given in pixels of the full size, of a decoded image."""
-        top, left, height, width, size, flip, _ = region
+    def decode_part(self, image: EncodedImage, region: Region) -> tuple[Pixels, Rect]:
+        """Decode what is needed of an image; return pixels that cover the region, and where in them it is."""
+        shrink_factor = min(region.height / region.size[0], region.width / region.size[1]) if self.antialias else 1
+        return self.part(image.decode(shrink_factor, _inside(image, region)), region)
+
+    def part(self, decoded: Decoded, region: Region) -> tuple[Pixels, Rect]:
+        """Return pixels of a decoded image that cover a region, given in pixels of the full size, and where it is."""
+        top, left, height, width, *_ = region
         pixels, factor, *offset = decoded
         if factor == 1:
             region = region._replace(top=top - offset[0], left=left - offset[1])
-            return resize(self._crop(pixels, region), size, self.antialias, flip=flip)
+            return self._crop(pixels, region), Rect(0, 0, height, width)
         first_row, first_column = top // factor, left // factor
         rows = slice(first_row - offset[0], -(-(top + height) // factor) - offset[0])
         columns = slice(first_column - offset[1], -(-(left + width) // factor) - offset[1])
-        part = pixels[rows, columns]
         inside = Rect(top / factor - first_row, left / factor - first_column, height / factor, width / factor)
-        return shrink(part, inside, size, flip)
+        return pixels[rows, columns], inside
+
+    def _resized(self, part: Pixels, inside: Rect, region: Region) -> Pixels:
+        if inside == (0, 0, *part.shape[:2]):
+            return resize(part, region.size, self.antialias, flip=region.flip)
+        return shrink(part, inside, region.size, region.flip)
 
     def _crop(self, pixels: Pixels, region: Region) -> Pixels:
         return pixels[region.top : region.top + region.height, region.left : region.left + region.width]
+
+
+def _inside(image: EncodedImage, region: Region) -> Box | None:
+    """Return the part of an image that a region needs; ``None``: padding beyond its edges may need any pixel."""
+    height, width = image.size
+    box = Box(region.top, region.left, region.top + region.height, region.left + region.width)
+    return box if min(box.top, box.left, height - box.bottom, width - box.right) >= 0 else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -358,8 +374,12 @@ class _Flip(AnnotatedTransform, RandomTransform):
         super().__post_init__()
         check_probability("p", self.p)
 
+    def draw(self, rng: np.random.Generator) -> bool:
+        """Draw whether an image is flipped."""
+        return rng.random() < self.p
+
     def apply(self, pixels: Pixels, rng: np.random.Generator) -> Pixels:
-        return self._flipped(pixels) if rng.random() < self.p else pixels
+        return self._flipped(pixels) if self.draw(rng) else pixels
 
     def _flipped(self, pixels: Pixels) -> Pixels:
         return np.ascontiguousarray(pixels[::-1] if self.upside_down else pixels[:, ::-1])
@@ -367,7 +387,7 @@ class _Flip(AnnotatedTransform, RandomTransform):
     def _with_region(self, image: Any, rng: np.random.Generator, limits: Limits) -> tuple[Any, Region]:
         is_encoded = isinstance(image, bytes | bytearray | memoryview)
         pixels = read_image(bytes(image), limits=limits) if is_encoded else self._input_pixels(image)
-        flips = rng.random() < self.p
+        flips = self.draw(rng)
         size = pixels.shape[0], pixels.shape[1]
         region = Region(0, 0, *size, size, flips and not self.upside_down, flips and self.upside_down)
         return self._flipped(pixels) if flips else pixels, region

@@ -149,6 +149,50 @@ def _taps(rows_in: int, rows_out: int, kind: str, start: float, extent: float, r
     return _Taps(rows, integers.astype(np.uint16 if bits == 8 else np.uint32), bits, *bounds)
 
 
+class AxisWeights(NamedTuple):
+    """How one axis of an image is resized, for implementations elsewhere than on the CPU.
+
+    Attributes:
+        rows: The input positions of each output, outputs x taps.
+        weights: Their weights, which add up to 1; exact in float32.
+        plain: Whether they are plain bilinear.
+    """
+
+    rows: npt.NDArray[Any]
+    weights: Pixels
+    plain: bool
+
+    def moved(self, offset: int) -> AxisWeights:
+        """Return the weights for inputs that begin at another position."""
+        return self._replace(rows=self.rows + offset)
+
+
+def axis_weights(
+    length: int, outputs: int, start: float, extent: float, antialias: bool, reverse: bool, dtype: np.dtype[Any]
+) -> AxisWeights:
+    """Return the weights by which ``resize`` and ``shrink`` resize an axis of ``length`` pixels.
+
+    Args:
+        length: The number of pixels.
+        outputs: The number of pixels after resizing.
+        start: Where the first output begins.
+        extent: How many pixels the outputs cover.
+        antialias: Whether every pixel counts where the image shrinks.
+        reverse: Whether the last output comes first.
+        dtype: The type of the pixels.
+    """
+    if antialias and (extent > outputs or extent != length):
+        taps = _taps(length, outputs, "f" if dtype.kind == "f" else f"u{dtype.itemsize}", start, extent, reverse)
+        return AxisWeights(taps.rows, taps.weights.astype(np.float32) / np.float32(1 << taps.bits), False)
+    centers = ((np.arange(outputs) + 0.5) * (1 / (outputs / extent)) - 0.5).astype(np.float32)
+    low = np.floor(centers).astype(np.intp)
+    share = centers - low.astype(np.float32)
+    rows, weights = np.clip(np.stack([low, low + 1], 1), 0, length - 1), np.stack([1 - share, share], 1)
+    if dtype.kind != "f":
+        weights = np.rint(weights * np.float32(2048)) / np.float32(2048)  # 11 bits, as in OpenCV
+    return AxisWeights(rows[::-1].copy(), weights[::-1].copy(), True) if reverse else AxisWeights(rows, weights, True)
+
+
 class _Scratch(threading.local):
     """Memory that each thread reuses: touching new pages costs more than the sums that are stored in them."""
 
