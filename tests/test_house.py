@@ -34,7 +34,6 @@ START_BUDGET_S = 0.150
 
 SHALLOW_LINES = 60
 SHALLOW = {  # modules with few lines and one importer, and why they are modules nevertheless
-    "cli/tools/sort.py": "a command like the others; shuffle is a sort by chance",
     "dataset/describe.py": "text about a plan, apart from the class that has every method",
     "engines/batch_memory.py": "memory and CUDA's rules, apart from the collecting of groups",
     "codecs/gz.py": "a codec like the others: a row of the registry, with limits of its own",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.lazy import lazy
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from penstock import errors as errors
@@ -46,4 +46,10 @@ if TYPE_CHECKING:
     from penstock.storage import S3 as S3
     from penstock.storage import Cache as Cache
 else:
+
+    def _instead_of(name):
+        from penstock.plan.peer_names import FUNCTIONS  # not above: ``import penstock`` loads nothing
+
+        return FUNCTIONS.get(name)
+
     __getattr__, __dir__, __all__ = lazy(__name__)

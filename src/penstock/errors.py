@@ -14,7 +14,17 @@ The facts are in ``args`` and ``__str__`` formats them, so every error can be pi
 
 from __future__ import annotations
 
+import functools
+import os
 import unicodedata
+from collections.abc import Callable
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class PenstockError(Exception):
@@ -68,6 +78,33 @@ class StageError(PenstockError, RuntimeError):
 
     def __str__(self) -> str:
         return _located(self.problem, stage=self.stage, shard=self.shard, key=self.key)
+
+
+def user_frames(error: BaseException) -> TracebackType | None:
+    """Return the part of the traceback of a failure's cause that begins in the user's function; None without one."""
+    cause = error.__cause__
+    trace = cause.__traceback__ if isinstance(error, StageError) and cause is not None else None
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return trace
+
+
+def short_traceback(error: StageError) -> StageError:
+    """Return the error with a traceback of the user's frames alone; that of its ``__cause__`` stays complete."""
+    return error.with_traceback(user_frames(error))
+
+
+def shows_user_frames(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make a method that runs user functions raise their failures with the user's frames and one of its own."""
+
+    @functools.wraps(method)
+    def call(*args: _P.args, **options: _P.kwargs) -> _T:
+        try:
+            return method(*args, **options)
+        except StageError as error:
+            raise short_traceback(error) from error.__cause__
+
+    return call
 
 
 class StorageError(PenstockError, OSError):

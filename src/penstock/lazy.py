@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -14,7 +15,8 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
     """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package, derived from the imports in its ``__init__``.
 
     The imports are under ``if TYPE_CHECKING:``, one name per line: ``from penstock.plan import col as col``. No import
-    runs until a name is used; then only the module that defines this name is imported.
+    runs until a name is used; then only the module that defines this name is imported. A package may define
+    ``_instead_of(name)``, which returns what to write for a name that it does not have, or None.
 
     Raises:
         AssertionError: A public name is also the name of a submodule.
@@ -26,7 +28,7 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
 
     def load(name: str) -> Any:
         if name not in modules:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {', '.join(sorted(modules))}")
+            raise AttributeError(_unknown(package, name, sorted(modules)), name=name, obj=sys.modules[package])
         module = modules[name]
         if module == package:  # a submodule
             value: Any = import_module(f"{package}.{name}")
@@ -36,6 +38,16 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
         return value
 
     return load, lambda: sorted(modules), sorted(modules)
+
+
+def _unknown(package: str, name: str, known: list[str]) -> str:
+    """Return the text about a name that a package does not have."""
+    problem = f"module {package!r} has no attribute {name!r}"
+    instead = vars(sys.modules[package]).get("_instead_of")
+    if instead is not None and (advice := instead(name)) is not None:
+        return f"{problem}; write {advice}"
+    near = get_close_matches(name, known, 1)
+    return f"{problem}; {f'did you mean {near[0]}? it' if near else 'it'} has {', '.join(known)}"
 
 
 def _imports(package: str) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import COMMANDS, main
+from penstock.cli import COMMANDS, main, parser_of
 from penstock.cli.tools import OLD_NAMES, TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +32,66 @@ def test_help_shows_an_example(name: str, capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr().out
     assert re.search(r"^examples?:", printed, re.MULTILINE), "no example"
     assert f"penstock {name}" in printed.partition("example")[2]
+
+
+@pytest.mark.parametrize("name", ALL_COMMANDS)
+def test_help_opens_with_the_purpose_and_two_examples(name: str) -> None:
+    purpose, examples, usage = parser_of(name).format_help().split("\n\n")[:3]
+    assert purpose.replace("\n", " ") == (COMMANDS | TOOLS)[name]
+    assert examples.startswith("examples:\n  ")
+    assert len(re.findall(r"^  ", examples, re.MULTILINE)) >= 2
+    assert usage.startswith(f"usage: penstock {name}")
+
+
+@pytest.mark.parametrize(
+    ("letter", "names"),
+    [
+        ("-c", {"--count"}),
+        ("-s", {"--skip"}),
+        ("-f", {"--fields", "--field"}),
+        ("-w", {"--workers"}),
+        ("-o", {"--output"}),
+    ],
+)
+def test_a_letter_means_the_same_in_every_command(letter: str, names: set[str]) -> None:
+    for name in ALL_COMMANDS:
+        shown = [action for action in parser_of(name)._actions if action.help is not argparse.SUPPRESS]
+        for action in shown:
+            if letter in action.option_strings:
+                assert names & {*action.option_strings}, (name, action.option_strings)
+
+
+def test_commands_that_write_into_an_existing_target_have_one_option_for_it() -> None:
+    for name in ("pack", "convert", "proc"):
+        shown = [action for action in parser_of(name)._actions if action.help is not argparse.SUPPRESS]
+        flags = {flag for action in shown for flag in action.option_strings}
+        assert "--mode" in flags
+        assert not flags & {"--fresh", "--overwrite", "--append", "--resume"}
+
+
+def test_the_two_commands_for_work_on_every_item_name_each_other() -> None:
+    assert "penstock process" in TOOLS["proc"]
+    assert "penstock proc)" in COMMANDS["process"]
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["proc", "-c", "ls -l", "a.tar"], {"command": "ls -l", "count": None}),
+        (["proc", "-c", "5", "--command", "ls", "a.tar"], {"command": "ls", "count": 5}),
+        (["proc", "-w", "4", "--command", "ls"], {"parallel": 4, "working_dir": None}),
+        (["proc", "-w", "/tmp", "--command", "ls"], {"parallel": 1, "working_dir": "/tmp"}),
+        (["proc", "-s", "script.sh"], {"script": "script.sh"}),
+        (["split", "-s", "1e6", "a.tar"], {"max_size": 1e6}),
+        (["sort", "-s", "cls", "a.tar"], {"by": "cls"}),
+        (["mix", "-w", "3,1", "a.tar", "b.tar"], {"weights": "3,1"}),
+        (["create", "-f", ";", "a.csv"], {"delim": ";"}),
+    ],
+    ids=" ".join,
+)
+def test_letters_of_tarproc_are_still_understood(words: list[str], values: dict[str, object]) -> None:
+    args = vars(parser_of(words[0]).parse_intermixed_args(words[1:]))
+    assert {name: args[name] for name in values} == values
 
 
 def test_help_imports_nothing_heavy_and_is_quick() -> None:

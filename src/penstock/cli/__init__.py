@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
@@ -18,6 +18,9 @@ from penstock import __version__
 from penstock.cli.tools import OLD_NAMES, TOOLS
 from penstock.errors import PenstockError
 
+_EXAMPLES = """examples:
+  penstock example photos photos/
+  penstock pack photos/ packed/"""
 _HELP_FORMATTER = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of the examples
 _WAKEUP_INTERVAL_S = 0.25  # the longest that a signal waits for its handler
 
@@ -30,7 +33,7 @@ COMMANDS = {
     "index": "build the index of shards that other tools wrote, and store it beside them",
     "info": "summarise shards or tables: samples, bytes, fields with their sizes or types, classes",
     "pack": "pack a folder, a list or shards into shards or Parquet files, on disk or on remote storage",
-    "process": "call a function on every file and collect the rows it returns; a rerun processes only what is missing",
+    "process": "call a Python function on every file and collect its rows (for samples in shards: penstock proc)",
     "verify": "check shards and Parquet files for damage, or prove from a ledger that every sample was delivered once",
 }
 
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parse = parser.parse_intermixed_args if name in TOOLS else parser.parse_args
         return _run(name, parse(arguments[1:]))
     description = "Pack datasets into shards, stream them into training, and process shards and files."
-    parser = argparse.ArgumentParser(prog="penstock", description=description)
+    parser = CommandParser(prog="penstock", description=description, epilog=_EXAMPLES, formatter_class=_HELP_FORMATTER)
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     if name is not None and not name.startswith("-"):
         near = get_close_matches(name, COMMANDS | TOOLS, 1)
@@ -97,8 +100,31 @@ def parser_of(name: str, prog: str | None = None) -> argparse.ArgumentParser:
     return parser
 
 
+def split_epilog(text: str) -> tuple[str, str]:
+    """Return the prose and the examples of an epilog, without the heading ``examples:``."""
+    prose, _, examples = text.partition("examples:\n")
+    return prose.strip(), examples.rstrip()
+
+
 class CommandParser(argparse.ArgumentParser):
-    """A parser that names the option nearest to one that it does not know."""
+    """A parser whose help begins with the purpose and examples, and that names the option nearest to an unknown one."""
+
+    def format_help(self) -> str:
+        """Return the help: the purpose, examples, the usage, the arguments, and what else there is to know."""
+        if not self.prog.startswith("penstock"):  # tarcat and the other old names: as argparse has it
+            return super().format_help()
+        prose, examples = split_epilog(self.epilog or "")
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        formatter.add_text(f"examples:\n{examples}" if examples else None)
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        formatter.add_text(prose or None)
+        return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print a usage error and exit with 2."""
@@ -111,6 +137,32 @@ def module_of(name: str) -> CommandModule:
     """Import and return the module of a command."""
     module: Any = import_module(f"penstock.cli.tools.{name}" if name in TOOLS else f"penstock.cli.{name}")
     return module  # type: ignore[no-any-return]
+
+
+# What a message says to a program, and what it says to someone who types a command.
+_COMMAND_WORDS = (
+    (r"^write_\w+: ", ""),
+    (r"pass storage=S3\(\.\.\.\), ", ""),
+    (r"pass storage=S3\(access_key=, secret_key=\)", "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+)
+_KEYWORD = re.compile(r"(?<![\w/.-])([a-z_]+)=(?:'([^']*)'|([\w.]+))(?![\w/=])")
+_CALL = re.compile(r"(?<![\w/.-])([a-z_]+)\('([^']*)'\)")
+
+
+def in_command_words(message: str, options: Container[str]) -> str:
+    """Return a message of the library as the command says it: with options instead of Python's keywords.
+
+    >>> in_command_words("mode='replace' starts over", ["--mode"])
+    '--mode replace starts over'
+    """
+    for pattern, words in _COMMAND_WORDS:
+        message = re.sub(pattern, words, message)
+
+    def option(match: re.Match[str]) -> str:
+        name = "--" + match[1].replace("_", "-")
+        return f"{name} {match[2] or match[match.lastindex or 2]}" if name in options else match[0]
+
+    return _CALL.sub(option, _KEYWORD.sub(option, message))
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
@@ -132,7 +184,7 @@ def _run(name: str, args: argparse.Namespace) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except PenstockError as exc:
-        sys.stderr.write(f"penstock: {exc}\n")
+        sys.stderr.write(f"penstock: {in_command_words(str(exc), parser_of(name)._option_string_actions)}\n")
         return 1
     except OSError as exc:
         path = f" ({exc.filename})" if exc.filename else ""

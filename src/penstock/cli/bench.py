@@ -30,12 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--size", type=_positive(int), default=224, help="crop and scale images to SIZE x SIZE pixels (224)"
     )
     parser.add_argument("--no-antialias", action="store_true", help="scale without antialiasing: faster, coarser")
-    parser.add_argument("--workers", type=_positive(int), metavar="N", help="decoder threads (one per core)")
+    parser.add_argument("--workers", "-w", type=_positive(int), metavar="N", help="decoder threads (one per core)")
     parser.add_argument(
         "--seconds", type=_positive(float), default=2.0, help="time for each of about seven measurements (2)"
     )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.epilog = "example:\n  penstock bench 'photos-{0000..0147}.tar' --batch 256"
+    parser.epilog = """examples:
+  penstock bench 'photos-{0000..0147}.tar' --batch 256
+  penstock bench s3://bucket/photos --decode rgb8 --workers 4"""
 
 
 def _positive(number_type: Callable[[str], float]) -> Callable[[str], float]:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 
 from penstock.cli import counted
 from penstock.cli.argument_types import positive_count, size_argument
+from penstock.cli.tools.arguments import field_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,9 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format to write (by the extension of DST, else Parquet for tar shards and tar for other files)",
     )
     parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
-    parser.add_argument("--workers", type=positive_count, help="number of workers that read")
+    parser.add_argument("--workers", "-w", type=positive_count, help="number of workers that read")
     parser.add_argument(
         "--tiles", action="store_true", help="store JPEGs in tiles, without loss: crops of them decode faster"
+    )
+    parser.add_argument(
+        "-x", "--drop", type=field_names, default=[], metavar="FIELDS", help="leave out these fields: 'jpg json'"
     )
     parser.add_argument(
         "--mode",
@@ -31,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue an interrupted run, but refuse other files (new), replace the existing files, or add to them",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.epilog = "example: penstock convert shards/ tables/ --format parquet"
+    parser.epilog = """examples:
+  penstock convert shards/ tables/ --format parquet
+  penstock convert shards/ labels.csv --drop 'jpg json'"""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=args.max_bytes,
         workers=args.workers,
         tiles=args.tiles,
+        drop=args.drop,
         mode=args.mode,
         progress=sys.stderr.isatty(),
     )

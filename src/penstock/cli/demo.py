@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=_at_least(MIN_SAMPLES), default=2500, help="number of images (2500)")
     parser.add_argument("--epochs", type=_at_least(1), default=8, help="epochs before the interruption (8)")
     parser.add_argument("--seed", type=_at_least(0), default=0, help="determines everything except the rates (0)")
-    parser.epilog = "example:\n  penstock demo --folder shapes"
+    parser.epilog = """examples:
+  penstock demo --folder shapes
+  penstock demo --samples 500 --epochs 3"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,5 +23,5 @@ def run(args: argparse.Namespace) -> int:
     count = make_example(args.kind, args.folder, args.samples, args.seed)
     example = EXAMPLES[args.kind]
     sys.stdout.write(f"{args.folder}: {counted(count, example.noun)}, {example.contents}\n")
-    sys.stdout.write(f"next: {example.next_step.format(folder=args.folder)}\n")
+    sys.stdout.write(f"next: {example.next_step.format(folder=args.folder.rstrip('/') or '/')}\n")
     return 0

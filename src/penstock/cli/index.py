@@ -15,8 +15,10 @@ from penstock.cli.argument_types import positive_count
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", nargs="+", metavar="URL", help="shards, folders, globs or brace patterns")
     parser.add_argument("--json", action="store_true", help="print one JSON line per shard")
-    parser.add_argument("--workers", type=positive_count, default=2, help="shards indexed at a time (2)")
-    parser.epilog = "example:\n  penstock index 'train-{0000..0147}.tar'"
+    parser.add_argument("--workers", "-w", type=positive_count, default=2, help="shards indexed at a time (2)")
+    parser.epilog = """examples:
+  penstock index 'train-{0000..0147}.tar'
+  penstock index s3://bucket/train/"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -23,8 +23,10 @@ _MAX_CLASSES = 20  # lines of text; --json has all of them
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("urls", nargs="+", metavar="URL", help="folders, shards, tables, globs or brace patterns")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    parser.add_argument("--workers", type=positive_count, default=2, help="shards read at a time (2)")
-    parser.epilog = "example:\n  penstock info photos-packed/"
+    parser.add_argument("--workers", "-w", type=positive_count, default=2, help="shards read at a time (2)")
+    parser.epilog = """examples:
+  penstock info photos-packed/
+  penstock info 's3://bucket/train-*.tar' --json"""
 
 
 def run(args: argparse.Namespace) -> int:

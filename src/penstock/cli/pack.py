@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-samples", type=positive_count, default=100_000, help="maximum number of samples in a shard (100000)"
     )
-    parser.add_argument("--workers", type=positive_count, help="number of workers that read and encode")
+    parser.add_argument("--workers", "-w", type=positive_count, help="number of workers that read and encode")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source instead of shuffling")
     parser.add_argument("--seed", type=count, default=0, help="seed of the shuffle (0)")
     parser.add_argument(

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metadata", metavar="FILE", type=_metadata_file, help="a .parquet, .csv, .tsv or .jsonl file for the rows"
     )
-    parser.add_argument("--workers", type=positive_count, default=8, help="inputs processed at a time (8)")
+    parser.add_argument("--workers", "-w", type=positive_count, default=8, help="inputs processed at a time (8)")
     parser.add_argument(
         "--on", choices=("processes", "threads"), default="processes", help="run in processes or threads (processes)"
     )
@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where workers run (local)")
     parser.add_argument("--address", help="address of the Ray cluster, with --engine ray")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.epilog = "example:\n  penstock process jobs.py:split 'audio/*.wav' --out windows/ --metadata windows.parquet"
+    parser.epilog = """examples:
+  penstock process jobs.py:split 'audio/*.wav' --out windows/ --metadata windows.parquet
+  penstock process jobs.py:split 'audio/*.wav' --only 2"""
 
 
 def _metadata_file(text: str) -> str:

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from penstock.cli import COMMANDS, parser_of
+from penstock.cli import COMMANDS, parser_of, split_epilog
 from penstock.cli.tools import OLD_NAMES, TOOLS
 
 _INTRODUCTION = """# The commands
@@ -62,13 +62,10 @@ def _help(action: argparse.Action) -> str:
 
 def _epilog(text: str) -> Iterator[str]:
     """Yield the prose as Markdown, and the examples as a code block."""
-    plain = text.replace("%%", "%")
-    prose, heading, examples = plain.partition("examples:")
-    if not heading:
-        prose, heading, examples = plain.partition("example:")
-    if prose.strip():
-        yield "\n" + prose.strip().replace("_", "\\_").replace("*", "\\*")
-    if examples.strip():
+    prose, examples = split_epilog(text.replace("%%", "%"))
+    if prose:
+        yield "\n" + prose.replace("_", "\\_").replace("*", "\\*")
+    if examples:
         yield "\n```text\n" + "\n".join(line.strip() for line in examples.strip().splitlines()) + "\n```"
 
 

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON line per problem; for a ledger, one JSON object"
     )
-    parser.add_argument("--workers", type=positive_count, default=2, help="shards or files read at a time (2)")
+    parser.add_argument("--workers", "-w", type=positive_count, default=2, help="shards or files read at a time (2)")
     parser.epilog = "examples:\n  penstock verify s3://bucket/photos\n  penstock verify --ledger runs/ledger"
 
 

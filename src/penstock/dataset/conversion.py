@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal
 
 import numpy as np
 
+from penstock.codecs.registry import CODECS
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.sources import read_tar
 from penstock.dataset.table_sources import read_arrow, read_csv, read_json, read_parquet, read_text, read_tfrecords
@@ -43,6 +44,8 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "text": tuple(".txt" + compression for compression in _COMPRESSIONS),
 }
 _METADATA_FILES = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # beside shards
+_TEXT_FORMATS = ("csv", "json")  # formats that cannot hold bytes
+_PLAIN = frozenset((*CODECS["int"].extensions, *CODECS["txt"].extensions))  # extensions of numbers and text
 _TYPED = (".json", ".txt", ".npy")  # extensions of members that hold values other than bytes
 
 
@@ -54,6 +57,7 @@ def convert(
     max_bytes: float | str | None = None,
     workers: Workers = None,
     tiles: bool = False,
+    drop: Sequence[str] = (),
     mode: Mode = "new",
     progress: bool = False,
     storage: Storage | None = None,
@@ -62,6 +66,7 @@ def convert(
 
     The source format is recognised by file names. In tar shards, a value that is not bytes becomes a member named after
     its type: ``label.json``, ``text.txt``, ``vector.npy``; converting back restores the value under its original name.
+    In CSV and JSON lines, the fields ``cls`` and ``txt`` of tar shards are numbers and text.
 
     Args:
         source: A file, a folder or a pattern.
@@ -71,6 +76,7 @@ def convert(
         max_bytes: The maximum size of each file in a folder.
         workers: How many workers read.
         tiles: Store JPEGs in tiles, without loss, so that crops of them decode faster; tar may then become tar.
+        drop: Fields to leave out, such as images that CSV cannot hold.
         mode: ``"new"`` continues an interrupted run and refuses a target that holds something else, ``"replace"``
             replaces what it holds, ``"append"`` adds to it.
         progress: Show a progress bar.
@@ -93,12 +99,16 @@ def convert(
     if _format_by_name(write) is None:  # a folder
         landing_folder = local_path(write) if scheme(write) == "file" else write
         Target(landing_folder, target_format, ()).check_not_source(Program(ds.plan), ("",))
+    if dropped := (drop,) if isinstance(drop, str) else tuple(drop):
+        ds = ds.drop(*dropped)
     if tiles:
         ds = Dataset(ds.plan.then(TileImages(resources=Resources(workers))))
     if target_format == source_format == "tar":
         return pack(ds, write, max_bytes=max_bytes or 1e9, shuffle=False, mode=mode, storage=storage)
     if source_format == "tar":
-        ds = Dataset(ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(), resources=Resources())))
+        ds = Dataset(
+            ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(target_format in _TEXT_FORMATS), resources=Resources()))
+        )
     if target_format == "tar":
         members = Dataset(ds.plan.then(MapFn(_Members(), resources=Resources())))
         return pack(members, write, max_bytes=max_bytes or 1e9, shuffle=False, mode=mode, storage=storage)
@@ -230,10 +240,21 @@ def _extension(data: bytes, path: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """Turns members of a tar shard back into the original values."""
+    """Turns members of a tar shard back into the original values; ``plain``: numbers and text, too."""
+
+    plain: bool = False
 
     def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
-        return dict(_value(name, value) for name, value in sample.items())
+        values = dict(_value(name, value) for name, value in sample.items())
+        return {name: _plain_value(name, value) for name, value in values.items()} if self.plain else values
+
+
+def _plain_value(name: str, value: Any) -> Any:
+    """Return the number or text of a field with such an extension; other values as they are."""
+    extension = name.rpartition(".")[2]
+    if not isinstance(value, bytes) or extension not in _PLAIN:
+        return value
+    return int(value) if extension in CODECS["int"].extensions else value.decode("utf-8", "surrogateescape")
 
 
 def _value(name: str, data: Any) -> tuple[str, Any]:

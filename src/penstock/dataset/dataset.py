@@ -20,7 +20,7 @@ from penstock.codecs.features import feature_of
 from penstock.dataset.describe import explain_plan, short_repr
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
-from penstock.errors import DataError, PlanError
+from penstock.errors import DataError, PlanError, shows_user_frames
 from penstock.feed import (
     BatchFormat,
     Epochs,
@@ -129,11 +129,13 @@ class Dataset(WriteMethods):
             self._opened_stamp = self._opened.stamp()
         return self._opened
 
+    @shows_user_frames
     def take(self, n: int = 20) -> list[Any]:
         """Return the first ``n`` samples."""
         n = check_count("take", n)
         return list(islice(self._peek(), n)) if n else []
 
+    @shows_user_frames
     def take_all(self) -> list[Any]:
         """Return all samples, in memory.
 
@@ -142,6 +144,7 @@ class Dataset(WriteMethods):
         """
         return list(self._full_run(self.plan).items())
 
+    @shows_user_frames
     def take_batch(self, n: int = 20) -> Any:
         """Return the first ``n`` samples as one batch.
 
@@ -152,6 +155,7 @@ class Dataset(WriteMethods):
             return batch
         raise PlanError("the dataset is empty")
 
+    @shows_user_frames
     def first(self) -> Any:
         """Return the first sample.
 
@@ -162,6 +166,7 @@ class Dataset(WriteMethods):
             return found[0]
         raise PlanError("the dataset is empty")
 
+    @shows_user_frames
     def show(self, n: int = 20) -> None:
         """Print the first ``n`` samples, shortened."""
         for sample in self.take(n):
@@ -201,6 +206,7 @@ class Dataset(WriteMethods):
     def __bool__(self) -> bool:
         return True
 
+    @shows_user_frames
     def count(self) -> int:
         """Count the samples (or batches), and run the dataset only if necessary.
 
@@ -212,6 +218,7 @@ class Dataset(WriteMethods):
             self._program().check_finite()
         return sum(map(len, self._run(self._upcoming_epoch()).runs())) if length is None else length
 
+    @shows_user_frames
     def schema(self) -> dict[str, str]:
         """Return the fields of the first sample and their types.
 
@@ -225,6 +232,7 @@ class Dataset(WriteMethods):
             sample = {"item": sample}
         return {name: relations.type_of(value) for name, value in sample.items()}
 
+    @shows_user_frames
     def unique(self, field: str) -> list[Any]:
         """Return the distinct values of a field, in the order of their first occurrence.
 
@@ -234,6 +242,7 @@ class Dataset(WriteMethods):
         plan = relations.select_fields(self.plan, field)
         return relations.unique(self._full_run(plan).runs(), field, plan)
 
+    @shows_user_frames
     def materialize(self, folder: str | os.PathLike[str] | None = None) -> Dataset:
         """Run the upcoming epoch once and return its samples as a dataset, in memory or in Parquet files.
 
@@ -314,6 +323,7 @@ class Dataset(WriteMethods):
         join = tables.ArrowBatch(format) if format in ("arrow", "pandas") else None
         return self._epoch_items(self.batched(batch_size, drop_last, join).plan)
 
+    @shows_user_frames
     def to_arrow(self) -> pa.Table:
         """Return all samples as a ``pyarrow.Table`` in memory.
 
@@ -323,10 +333,12 @@ class Dataset(WriteMethods):
         """
         return tables.joined_table(self._full_run(self.plan).runs())
 
+    @shows_user_frames
     def to_pandas(self) -> pd.DataFrame:
         """Return all samples as a ``pandas.DataFrame`` in memory; raises what ``to_arrow`` raises."""
         return tables.pandas_frame(self.to_arrow())
 
+    @shows_user_frames
     def to_polars(self) -> pl.DataFrame:
         """Return all samples as a ``polars.DataFrame`` in memory; raises what ``to_arrow`` raises."""
         frame: pl.DataFrame = tables.polars_frame(self.to_arrow())

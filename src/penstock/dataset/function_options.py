@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, Protocol, TypedDict
 
 from penstock.errors import PlanError
 from penstock.plan import ByObject, Resources
+from penstock.plan.peer_names import check_arguments, unknown_argument
 from penstock.plan.values import Workers
 
 
@@ -65,7 +65,7 @@ def function_options(
     given = dict(zip(defaults, (*resources, fn_args, fn_kwargs), strict=True))
     for word, value in words.items():
         if word not in _OUR_NAMES:
-            raise _unknown(stage, word, [*defaults])
+            raise unknown_argument(stage, word, [*defaults], _OUR_NAMES)
         name = _OUR_NAMES[word]
         if given[name] != defaults[name]:
             raise PlanError(f"{stage}: {word} is Ray Data's name for {name}, which is given too; leave one of them out")
@@ -84,15 +84,8 @@ def resources_of(stage: str, unknown: Mapping[str, Any], *values: Any) -> Resour
     Raises:
         PlanError: An argument is unknown or out of range.
     """
-    for name in unknown:
-        raise _unknown(stage, name, [*_DEFAULTS])
+    check_arguments(stage, unknown, [*_DEFAULTS])
     return Resources(*values)
-
-
-def _unknown(stage: str, name: str, known: list[str]) -> PlanError:
-    near = get_close_matches(name, [*known, *_OUR_NAMES], 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return PlanError(f"{stage} has no argument {name}; it takes {', '.join(known)}{hint}")
 
 
 def _pool_size(stage: str, pool: Any) -> Workers:

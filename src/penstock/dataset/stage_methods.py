@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
-from typing import Any, Literal, Never, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
 from penstock import relations
 from penstock.codecs import Limits
@@ -54,6 +54,7 @@ from penstock.plan import (
     check_count,
     exclusions,
 )
+from penstock.plan.peer_names import check_arguments, unknown_method
 from penstock.plan.values import WorkerKind, Workers
 
 
@@ -84,6 +85,12 @@ class StageMethods:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}\n{self.plan.describe('  ')}\n>"
+
+    if not TYPE_CHECKING:  # type checkers report names that do not exist
+
+        def __getattr__(self, name: str) -> Never:
+            known = [] if name.startswith("_") else [known for known in dir(type(self)) if not known.startswith("_")]
+            raise AttributeError(unknown_method(name, known), name=name, obj=self)
 
     def _with(self, plan: Plan) -> Self:
         return type(self)(plan)
@@ -263,8 +270,14 @@ class StageMethods:
         """Remove these fields."""
         return self._then(Drop(names))
 
-    def rename(self, **names: str) -> Self:
-        """Rename fields; ``rename(image="jpg;png")`` renames the first of the two that a sample has."""
+    def rename(self, *mapping: Never, **names: str) -> Self:
+        """Rename fields; ``rename(image="jpg;png")`` renames the first of the two that a sample has.
+
+        Raises:
+            PlanError: A name is given twice, or names are given as a dict instead of as keywords.
+        """
+        if mapping:
+            raise PlanError(f"rename takes keywords, new name first: write {_as_keywords(mapping[0])}")
         return self._then(Rename(tuple(names.items())))
 
     def to_tuple(self, *names: str) -> Self:
@@ -277,9 +290,18 @@ class StageMethods:
         return self._then(MapTuple(fns, resources=Resources()))
 
     def batched(
-        self, batch_size: int, drop_last: bool = False, collate: Callable[[list[Any]], Any] | None = None
+        self,
+        batch_size: int,
+        drop_last: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+        **unknown: Never,
     ) -> Self:
-        """Join neighbouring samples into batches of columns."""
+        """Join neighbouring samples into batches of columns.
+
+        Raises:
+            PlanError: An argument is unknown or out of range.
+        """
+        check_arguments("batched", unknown, ("batch_size", "drop_last", "collate"))
         return self._then(Batched(batch_size, drop_last, collate))
 
     def batched_by(
@@ -298,7 +320,13 @@ class StageMethods:
     # Stages on the order
 
     def shuffle(
-        self, window: int | None = None, *, shards: int = 16, all: bool = False, seed: int | None = None
+        self,
+        window: int | None = None,
+        *,
+        shards: int = 16,
+        all: bool = False,
+        seed: int | None = None,
+        **unknown: Never,
     ) -> Self:
         """Shuffle the samples; every epoch has a different order.
 
@@ -307,8 +335,9 @@ class StageMethods:
         permuted.
 
         Raises:
-            PlanError: An argument is out of range.
+            PlanError: An argument is unknown or out of range.
         """
+        check_arguments("shuffle", unknown, ("window", "shards", "all", "seed"))
         if window is not None:
             window = check_count("window", window, least=1)
         shards = check_count("shards", shards, least=1)
@@ -551,6 +580,12 @@ def _parts(choice: SplitSide | Exclude, plan: Plan) -> Iterator[SplitSide | Excl
         before, seen = seen, seen + sum(not isinstance(source, Combination) for source in branch.sources())
         last = number == len(plan.branches()) - 1
         yield choice.for_branch(before, None if last else seen) if isinstance(choice, Exclude) else choice
+
+
+def _as_keywords(mapping: Any) -> str:
+    """Return the call of ``rename`` that a dict of old and new names stands for."""
+    pairs = mapping.items() if isinstance(mapping, Mapping) else [("old", "new")]
+    return f"rename({', '.join(f'{new}={old!r}' for old, new in pairs)})"
 
 
 def branch(plan: Plan) -> Plan:

@@ -17,7 +17,7 @@ from penstock.engines.meter import Meters
 from penstock.engines.program import Program
 from penstock.engines.report import Report
 from penstock.engines.stats import Stats, snapshot
-from penstock.errors import DataError
+from penstock.errors import DataError, StageError, short_traceback
 from penstock.order import I64, Order, Piece, tail, total
 from penstock.plan import Block, Plan, Skipped
 
@@ -94,9 +94,13 @@ class Run:
 
     def items(self) -> Iterator[Any]:
         """Yield the items, for consumers that do not call ``here()``: it is exact only between blocks."""
-        for items in self.runs():
-            yield from items
-            del items
+        failure = StageError  # the interpreter clears the module's names before it closes the last iterators
+        try:
+            for items in self.runs():
+                yield from items
+                del items
+        except failure as error:
+            raise short_traceback(error) from error.__cause__
 
     @local.closed_at_exit
     def runs(self) -> Generator[Sequence[Any], None, None]:

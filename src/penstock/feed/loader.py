@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from penstock.engines import Meters, Program, Start, Stats, closed_at_exit, snapshot
-from penstock.errors import PlanError, StateError
+from penstock.errors import PlanError, StageError, StateError, short_traceback
 from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
 from penstock.feed.batch_format import BatchFormat
 from penstock.feed.delivery import Delivery
@@ -133,11 +133,15 @@ class Loader:
     def _items(self, live: Delivery, begun: bool) -> Generator[Any, None, None]:
         """Yield the items of a run; if it has none, and its epoch was begun before, those of the next epoch."""
         delivered = False
-        for item in self._epoch_items(live):
-            delivered, self._shares_rest = True, False
-            yield item
-        if begun and not delivered and self._live is None and not self._one_epoch:
-            yield from self._epoch_items(self._start_run())
+        failure = StageError  # the interpreter clears the module's names before it closes the last iterators
+        try:
+            for item in self._epoch_items(live):
+                delivered, self._shares_rest = True, False
+                yield item
+            if begun and not delivered and self._live is None and not self._one_epoch:
+                yield from self._epoch_items(self._start_run())
+        except failure as error:
+            raise short_traceback(error) from error.__cause__
 
     def _epoch_items(self, live: Delivery) -> Iterator[Any]:
         """Yield the items of a run; the epoch has ended before its last item is yielded, if the number is known."""

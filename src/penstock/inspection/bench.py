@@ -20,9 +20,9 @@ from penstock.dataset.dataset import Dataset
 from penstock.dataset.sources import from_items, read_tar
 from penstock.dataset.table_sources import read_parquet
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.formats.tar.shard_names import TAR_SUFFIXES
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
 from penstock.plan.values import available_cores
-from penstock.storage import Storage, expand, open_storage, redacted, url_patterns
+from penstock.storage import Storage, open_storage, redacted, url_patterns
 
 _MAX_MEMORY_BYTES = 256_000_000  # for raw samples, and as much again for decoded ones
 _MAX_SAMPLES = 1024  # held in memory
@@ -122,7 +122,7 @@ def bench(
     """
     if batch < 1 or size < 1 or not seconds > 0 or (workers is not None and workers < 1):
         raise PlanError(f"batch={batch}, size={size}, seconds={seconds} and workers={workers} must be above 0")
-    shards = expand(url_patterns(urls), (*TAR_SUFFIXES, ".parquet"), storage)
+    shards = expand_shards(url_patterns(urls), storage, (*TAR_SUFFIXES, ".parquet"))
     ds = read_parquet(shards, storage=storage) if shards[0].endswith(".parquet") else read_tar(shards, storage=storage)
     return _Bench(ds, shards, spec, batch, size, antialias, workers or available_cores(), seconds, storage).report()
 

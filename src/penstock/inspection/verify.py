@@ -17,8 +17,8 @@ from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.indexing import FileChecksums, checksum_file, local_copy
 from penstock.formats.tar.scan import open_archive, scan
-from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
-from penstock.storage import NotFound, Storage, expand, open_storage, redacted
+from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards, on_disk
+from penstock.storage import NotFound, Storage, open_storage, redacted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def shards_to_verify(patterns: tuple[str, ...], storage: Storage | None = None) 
         own = manifest_of(pattern.rstrip("/")) if not pattern.endswith(TAR_SUFFIXES) else None
         urls = [f"{pattern.rstrip('/')}/{entry.name}" for entry in own.shards] if own is not None else []
         try:
-            urls = list(dict.fromkeys([*urls, *expand((pattern,), TAR_SUFFIXES, storage)]))
+            urls = list(dict.fromkeys([*urls, *expand_shards((pattern,), storage)]))
         except StorageError:
             if not urls:
                 raise

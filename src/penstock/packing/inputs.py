@@ -88,6 +88,10 @@ def recognise(
         return _feature_input(HuggingFaceSource(ByObject(source), None, workers), image, typed)
     if hasattr(source, "features") and hasattr(source, "cast_column"):
         return _hugging_face_input(source, workers, image)
+    if hasattr(source, "columns") and (hasattr(source, "iloc") or hasattr(source, "to_arrow")):
+        table = "pyarrow.Table.from_pandas(frame)" if hasattr(source, "iloc") else "frame.to_arrow()"
+        name = type(source).__name__
+        raise PlanError(f"a {name} cannot be packed as it is: write ps.pack(ps.from_arrow({table}), folder)")
     if isinstance(source, Mapping):
         names = ", ".join(map(str, source))
         raise PlanError(f"the source holds several datasets ({names}): pack each into its own folder")

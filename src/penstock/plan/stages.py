@@ -305,6 +305,10 @@ class Drop(_NameStage):
     def needs(self, after: Fields) -> Fields:
         return after.without(self.names)
 
+    @property
+    def named_fields(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((name,) for name in self.names)
+
     def names_after(self, names: frozenset[str]) -> frozenset[str]:
         return names.difference(self.names)
 

@@ -13,7 +13,7 @@ from enum import Enum
 from numbers import Integral
 from typing import Any, Literal, ParamSpec, TypeVar, get_args
 
-from penstock.errors import PlanError
+from penstock.errors import PlanError, shows_user_frames
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -238,6 +238,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 def takes_mode(fn: Callable[P, T]) -> Callable[P, T]:
     """Make a function that writes say what to write instead of ``resume=``, ``append=`` and ``replace=``."""
+    run = shows_user_frames(fn)
 
     @functools.wraps(fn)
     def call(*args: P.args, **options: P.kwargs) -> T:
@@ -246,7 +247,7 @@ def takes_mode(fn: Callable[P, T]) -> Callable[P, T]:
                 f"{fn.__name__}() has no argument {wrong[0]!r}: an interrupted run continues by itself, mode='append' "
                 "adds to what the target holds, and mode='replace' replaces it"
             )
-        return fn(*args, **options)
+        return run(*args, **options)
 
     return call
 

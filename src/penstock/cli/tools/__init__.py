@@ -7,7 +7,7 @@ TOOLS = {
     "create": "create a shard from a table of fields and files",
     "first": "write one field of the first sample that meets a condition",
     "mix": "mix the samples of several sources at random, by weight",
-    "proc": "run a command or a Python function on every sample of one shard or thousands, in parallel",
+    "proc": "run a command or a Python function on every sample of shards, in parallel (for files: penstock process)",
     "show": "show samples: text, images drawn in the terminal, audio as waveforms",
     "shuffle": "shuffle all samples, however many there are",
     "sort": "sort samples by key or by a field, however many there are",

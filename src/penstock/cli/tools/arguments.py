@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.cli.argument_types import count
@@ -46,14 +47,52 @@ def add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_selection_arguments(parser: argparse.ArgumentParser, *, count_flags: Sequence[str] = ("-c", "--count")) -> None:
+def add_selection_arguments(
+    parser: argparse.ArgumentParser, *, count_flags: Sequence[str] = ("-c", "--count"), **count_options: Any
+) -> None:
     """Declare which samples are selected; ``count_flags`` are the names of the option that limits their number."""
-    parser.add_argument(*count_flags, type=count, metavar="N", help="stop after N samples")
+    options = count_options or {"type": count}
+    parser.add_argument(*count_flags, metavar="N", help="stop after N samples", **options)
     parser.add_argument(
         "--where",
         metavar="EXPR",
         help="select samples that meet a condition, such as 'cls == 3 and \"dog\" in txt'",
     )
+
+
+def is_old_name(parser: argparse.ArgumentParser) -> bool:
+    """Return whether the tool was called by its tarproc name, under which letters keep tarproc's meanings."""
+    return not parser.prog.startswith("penstock ")
+
+
+def add_old_letter(parser: argparse.ArgumentParser, letter: str, name: str) -> None:
+    """Accept tarproc's letter for an option under the new name of the tool too, without showing it.
+
+    In ``penstock``, a letter has one meaning for all commands: -c count, -s skip, -f fields, -w workers.
+    """
+    if not is_old_name(parser):
+        option = parser._option_string_actions[name]
+        hidden: dict[str, Any] = {"dest": option.dest, "type": option.type, "default": argparse.SUPPRESS}
+        parser.add_argument(letter, help=argparse.SUPPRESS, **hidden)
+
+
+class NumberOr(argparse.Action):
+    """An option that takes a number; its letter also takes other text, as in tarproc, for another option."""
+
+    def __init__(self, *args: Any, number: Callable[[str], int], other: str, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._number, self._other = number, other
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        """Store the number, or the text in the other option's place."""
+        try:
+            setattr(namespace, self.dest, self._number(values))
+        except argparse.ArgumentTypeError as exc:
+            if option is None or option.startswith("--"):
+                raise argparse.ArgumentError(self, str(exc)) from exc
+            setattr(namespace, self._other, values)
 
 
 def add_temporary_folder_argument(parser: argparse.ArgumentParser) -> None:

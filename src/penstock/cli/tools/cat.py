@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default_workers = 8 if parallel else 1
     parser.add_argument(
         "-p",
+        "-w",
         "--parallel",
         "--workers",
         type=positive_count,

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from penstock.cli import counted
 from penstock.cli.argument_types import usage_error
-from penstock.cli.tools.arguments import add_output_arguments
+from penstock.cli.tools.arguments import add_old_letter, add_output_arguments, is_old_name
 
 _RECORD_NUMBER = re.compile(r"\{record(:0?\d*d)?\}")
 
@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="SHARD", nargs="?", help="the same as -o SHARD")
     add_output_arguments(parser)
     parser.add_argument(
-        "-f", "--delim", metavar="CHAR", help="the character that separates cells (a comma for .csv, else a tab)"
+        "-f" if is_old_name(parser) else "-d",
+        "--delim",
+        metavar="CHAR",
+        help="the character that separates cells (a comma for .csv, else a tab)",
     )
     parser.add_argument(
         "-k",
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="the folder of the files that the table names: a path or URL (the current folder)",
     )
+    add_old_letter(parser, "-f", "--delim")
     parser.epilog = """The first line of the table names the fields. A column 'txt' holds the values of the field txt, a
 column '@jpg' the names of files whose content becomes the field jpg, and a column '__key__' the keys.
 Cells of a TSV table may hold \\t, \\n and \\\\.

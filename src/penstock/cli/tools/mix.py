@@ -10,7 +10,13 @@ from typing import Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import usage_error
-from penstock.cli.tools.arguments import add_on_error_argument, add_output_arguments, add_selection_arguments
+from penstock.cli.tools.arguments import (
+    add_old_letter,
+    add_on_error_argument,
+    add_output_arguments,
+    add_selection_arguments,
+    is_old_name,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="sources, each a shard, a pattern or a folder; or one .json or .yaml file that lists sources",
     )
     parser.add_argument(
-        "-w", "--weights", metavar="W,W,...", help="how often each source is chosen, relative to the others (1 each)"
+        *["-w"] if is_old_name(parser) else [],
+        "--weights",
+        metavar="W,W,...",
+        help="how often each source is chosen, relative to the others (1 each)",
     )
     parser.add_argument(
         "--stop",
@@ -34,11 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser)
     add_selection_arguments(parser)
     add_on_error_argument(parser)
+    add_old_letter(parser, "-w", "--weights")
     parser.epilog = """A JSON file lists sources like this; weights are 1 by default:
 {"sources": [{"shards": "a-{00..09}.tar", "weight": 2}, {"shards": "b.tar"}]}
 
 examples:
-  penstock mix -w 0.7,0.3 'photos-{00..09}.tar' drawings.tar -o mixed.tar
+  penstock mix --weights 0.7,0.3 'photos-{00..09}.tar' drawings.tar -o mixed.tar
   penstock mix mixture.yaml --stop all | penstock split -n 10000 -o mixed"""
 
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from penstock.cli import counted
 from penstock.cli.argument_types import count, positive_count, seconds, usage_error
 from penstock.cli.tools.arguments import (
+    NumberOr,
     add_input_arguments,
+    add_old_letter,
     add_output_arguments,
     add_selection_arguments,
     field_names,
@@ -35,15 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     on_failure = "skip" if tarproc else "abort"
     add_input_arguments(parser)
     add_output_arguments(parser)
-    add_selection_arguments(parser, count_flags=("--count",))
-    work = parser.add_mutually_exclusive_group(required=True)
+    if tarproc:
+        add_selection_arguments(parser, count_flags=("--count",))
+    else:
+        add_selection_arguments(parser, action=NumberOr, number=count, other="command")
+    work = parser.add_mutually_exclusive_group()
     work.add_argument(
-        "-c",
+        *["-c"] if tarproc else [],
         "--command",
         metavar="CMD",
         help="a shell command, run in a folder with the files of the sample: sample.jpg, sample.cls, ...",
     )
-    work.add_argument("-S" if tarproc else "-s", "--script", metavar="FILE", help="a file of shell commands")
+    work.add_argument(*["-S"] if tarproc else [], "--script", metavar="FILE", help="a file of shell commands")
     work.add_argument(
         "--python",
         metavar="MODULE:FUNCTION",
@@ -52,13 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode", metavar="SPEC", help="with --python: decode samples first, as in read_tar(...).decode(SPEC)"
     )
+    to_folder = {"action": NumberOr, "number": positive_count, "other": "working_dir"}
     parser.add_argument(
         "-p",
         "--parallel",
-        type=count if tarproc else positive_count,
+        *[] if tarproc else ["-w", "--workers"],
         default=1,
         metavar="N",
         help="samples processed at a time (1)",
+        **({"type": count} if tarproc else to_folder),
     )
     parser.add_argument("--unordered", action="store_true", help="write samples as they finish instead of in order")
     parser.add_argument(
@@ -76,9 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--add-log", metavar="FIELD", help="store the output of the command in this field")
     parser.add_argument("-q", "--silent", action="store_true", help="print only the output of commands that fail")
     parser.add_argument(
-        "-w",
         "--working-dir",
-        *["--working_dir"] if tarproc else [],
+        *["-w", "--working_dir"] if tarproc else [],
         metavar="FOLDER",
         help="where the folders of samples are created (in memory if there is room, else TMPDIR)",
     )
@@ -96,9 +102,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="local",
         help="with {} in the output: where shards are processed (local)",
     )
-    parser.add_argument("--fresh", action="store_true", help="with {} in the output: replace output shards that exist")
+    parser.add_argument(
+        "--mode",
+        choices=("new", "replace"),
+        default="new",
+        help="with {} in the output: keep output shards that exist (new), or replace them",
+    )
+    parser.add_argument("--fresh", dest="mode", action="store_const", const="replace", help=argparse.SUPPRESS)
     parser.add_argument("-v", "--verbose", action="store_true", help="print the number of samples at the end")
     parser.set_defaults(tarproc=tarproc)
+    add_old_letter(parser, "-s", "--script")
     if tarproc:
         _add_tarproc_arguments(parser)
     parser.epilog = """The command finds the key of the sample in $PENSTOCK_KEY, its shard in $PENSTOCK_SHARD and its
@@ -109,9 +122,9 @@ With {} in the output, every input shard becomes an output shard; {} is replaced
 input stand for. Output shards that exist are skipped, so that a run resumes where it was interrupted.
 
 examples:
-  penstock proc -p 5 -c 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar
-  penstock proc --python words:count --decode rgb8 -p 8 small.tar -o counted.tar
-  penstock proc -p 16 -c 'run-ocr *.png' 's3://b/scanned-{0000..0999}.tar' -o 's3://b/ocr-{}.tar' --jobs 16"""
+  penstock proc -w 5 --command 'ls; gm mogrify -size 256x256 *.jpg -resize 256x256' small.tar > out.tar
+  penstock proc --python words:count --decode rgb8 -w 8 small.tar -o counted.tar
+  penstock proc -w 16 --command 'run-ocr *.png' 's3://b/scanned-{0000..0999}.tar' -o 's3://b/ocr-{}.tar' --jobs 16"""
 
 
 def _add_tarproc_arguments(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +156,8 @@ def _regex(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     args.parallel = max(args.parallel, 1)  # tarproc's 0 stands for one at a time
+    if sum(work is not None for work in (args.command, args.script, args.python)) != 1:
+        usage_error("give one of --command CMD, --script FILE and --python MODULE:FUNCTION")
     if args.script is not None and not os.path.isfile(args.script):
         if not args.tarproc or shutil.which(args.script.partition(" ")[0]) is None:
             usage_error(f"there is no script {args.script!r}")
@@ -316,13 +331,13 @@ def _process_shards(args: argparse.Namespace) -> int:
     if args.filelist is not None or not args.inputs or "-" in args.inputs:
         usage_error("with {} in the output, standard input and -T do not work: name the shards as arguments")
     jobs = shard_jobs.plan_jobs(args.inputs, args.output)
-    processor = ShardProcessor(args)
+    processor, fresh = ShardProcessor(args), args.mode == "replace"
     if args.engine == "ray":
-        counts = shard_jobs.run_jobs(jobs, shard_jobs.on_ray(processor, args.parallel), args.jobs, fresh=args.fresh)
+        counts = shard_jobs.run_jobs(jobs, shard_jobs.on_ray(processor, args.parallel), args.jobs, fresh=fresh)
     else:
         pool, start = shard_jobs.on_threads(processor, args.jobs)
         try:
-            counts = shard_jobs.run_jobs(jobs, start, args.jobs, fresh=args.fresh)
+            counts = shard_jobs.run_jobs(jobs, start, args.jobs, fresh=fresh)
         finally:
             stop_all()
             pool.shutdown(cancel_futures=True)

@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     add_temporary_folder_argument(parser)
     parser.set_defaults(by="key", type="shuffle", reverse=False)
-    parser.epilog = "example:\n  penstock shuffle --seed 7 'train-*.tar' | penstock split -n 10000 -o shuffled"
+    parser.epilog = """examples:
+  penstock shuffle --seed 7 'train-*.tar' | penstock split -n 10000 -o shuffled
+  penstock shuffle -t /scratch big.tar.gz -o shuffled.tar"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,9 +6,11 @@ import argparse
 
 from penstock.cli.tools.arguments import (
     add_input_arguments,
+    add_old_letter,
     add_output_arguments,
     add_selection_arguments,
     add_temporary_folder_argument,
+    is_old_name,
 )
 
 
@@ -17,7 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_arguments(parser)
     add_selection_arguments(parser)
     parser.add_argument(
-        "-s", "-k", "--by", "--sortkey", default="key", metavar="FIELD", help="sort by this field, or by the key (key)"
+        *["-s"] if is_old_name(parser) else [],
+        "-k",
+        "--by",
+        "--sortkey",
+        default="key",
+        metavar="FIELD",
+        help="sort by this field, or by the key (key)",
     )
     parser.add_argument(
         "-S",
@@ -30,9 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-r", "--reverse", action="store_true", help="sort in descending order")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
     add_temporary_folder_argument(parser)
+    add_old_letter(parser, "-s", "--by")
     parser.epilog = """examples:
   penstock sort unsorted.tar -o sorted.tar
-  penstock sort -s cls -S int 's3://bucket/train-*.tar' | penstock split -o by-class"""
+  penstock sort -k cls -S int 's3://bucket/train-*.tar' | penstock split -o by-class"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.cli.argument_types import positive_count, size_argument, usage_error
-from penstock.cli.tools.arguments import add_input_arguments
+from penstock.cli.tools.arguments import add_input_arguments, add_old_letter, is_old_name
 
 if TYPE_CHECKING:
     from penstock.formats.tar.archive import EncodedSamples
@@ -41,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="maximum number of samples in a shard (100000)",
     )
     parser.add_argument(
-        "-s", "--max-size", type=size_argument, default=1e9, metavar="BYTES", help="maximum size of a shard (1e9)"
+        *["-s"] if is_old_name(parser) else [],
+        "--max-size",
+        type=size_argument,
+        default=1e9,
+        metavar="BYTES",
+        help="maximum size of a shard (1e9)",
     )
     parser.add_argument("--maxshards", "--max-shards", type=positive_count, metavar="N", help="stop after N shards")
     parser.add_argument(
@@ -55,8 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-manifest", action="store_true", help="do not write a manifest")
     parser.add_argument("--json", action="store_true", help="print one JSON line per shard")
     parser.add_argument("-v", "--verbose", action="store_true", help="print each shard when it is written")
+    add_old_letter(parser, "-s", "--max-size")
     parser.epilog = """examples:
-  tar -cf - --sort=name -C /data/imagenet train | penstock split -s 1e9 -o imagenet_train --maxshards 2
+  tar -cf - --sort=name -C /data/imagenet train | penstock split --max-size 1e9 -o imagenet_train --maxshards 2
   penstock cat 'raw-*.tar' | penstock split -n 10000 -o s3://bucket/train/"""
 
 

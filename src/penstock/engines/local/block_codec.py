@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from penstock.engines.local.transport import dumps
-from penstock.errors import EngineError, PenstockError, StageError, message_of
+from penstock.errors import EngineError, PenstockError, StageError, message_of, user_frames
 from penstock.order import I64, U64
 from penstock.plan import Block, Lineage, Origin, Place
 
@@ -40,7 +40,7 @@ def encode_error(error: BaseException) -> EncodedError:
     current: BaseException | None = error
     while current is not None:
         text = message_of(current)
-        trace = "".join(traceback.format_tb(current.__traceback__))
+        trace = "".join(traceback.format_tb(current.__traceback__ or user_frames(current)))
         chain.append((_pickle_error(current), text, trace))
         current = current.__cause__
     return chain

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 import time
 import weakref
@@ -457,10 +458,14 @@ def closed_at_exit(iterate: Callable[_P, Generator[_T, None, None]]) -> Callable
     return iterate_until_exit
 
 
+# Ours, and those of a DataLoader with workers: none of them iterates over a run for the user.
+_HARMLESS_THREAD = re.compile(r"penstock|QueueFeederThread|Thread-\d+ \(_pin_memory_loop\)")
+
+
 def close_all() -> None:
     """End every run of this process."""
     current = threading.current_thread()
-    others = [thread for thread in threading.enumerate() if not thread.name.startswith("penstock")]
+    others = [thread for thread in threading.enumerate() if not _HARMLESS_THREAD.match(thread.name)]
     if others == [current]:  # another thread could take the end of a closed iterator for the end of the data
         for iterator in list(_open_iterators):
             with suppress(ValueError):  # it is running: a thread of ours waits for its next item

@@ -92,6 +92,11 @@ class AsCsv(RowStage):
         return [line for _, line in rows]
 
 
+def _leave_out(name: str) -> str:
+    """Return what to do about a field that a format of rows cannot hold."""
+    return f"leave it out with drop({name!r}), or write Parquet"
+
+
 def _cell(name: str, value: Any) -> Any:
     if is_tensor(value):
         value = value.detach().cpu().numpy()
@@ -105,7 +110,7 @@ def _cell(name: str, value: Any) -> Any:
         return format(value, "f")
     if value is None or isinstance(value, int | float | str | datetime.date | datetime.time | np.datetime64):
         return value
-    raise TypeError(f"field {name!r} ({type(value).__name__}) cannot be stored in CSV; drop it, or write Parquet")
+    raise TypeError(f"field {name!r} ({type(value).__name__}) cannot be stored in CSV; {_leave_out(name)}")
 
 
 @dataclass(frozen=True)

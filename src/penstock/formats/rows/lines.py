@@ -288,6 +288,10 @@ def _csv_type(inferred: Any) -> Any:
     return pa.timestamp("us", inferred.tz) if pa.types.is_timestamp(inferred) else inferred
 
 
+_JSON_LINES = "only JSON lines, with an object on each line, can be read"
+_LONGEST_FIRST_LINE = 4096  # bytes that are looked at to recognise JSON over several lines
+
+
 @dataclass(frozen=True, slots=True)
 class JsonFormat(_ArrowParsed):
     """A line is a JSON object, and a sample."""
@@ -308,8 +312,13 @@ class JsonFormat(_ArrowParsed):
             return pa.schema([])
         data, rows = _first_rows(file)
         if bytes(data[:1024]).lstrip()[:1] == b"[":
-            problem = "the file is one JSON array; only JSON lines, with an object on each line, can be read"
-            raise DataError(problem, file.url, "line 1")
+            raise DataError(
+                f"the file is one JSON array; {_JSON_LINES} (`jq -c '.[]'` writes them)", file.url, "line 1"
+            )
+        if rows > 1 and _opens_object(bytes(data[:_LONGEST_FIRST_LINE])):
+            raise DataError(
+                f"the file is JSON over several lines; {_JSON_LINES} (`jq -c .` writes them)", file.url, "line 1"
+            )
         given = _given_types(self.types)
         options = pajson.ParseOptions(explicit_schema=pa.schema(list(given.items()))) if given else None
         while True:
@@ -329,6 +338,12 @@ class JsonFormat(_ArrowParsed):
 
     def parser(self, file: RowFile, fields: Fields, schema: Any) -> Parser:
         return partial(_parse_json, schema=schema)
+
+
+def _opens_object(data: bytes) -> bool:
+    """Return whether the first line only opens an object, as in JSON that was printed for people."""
+    line = data.lstrip().partition(b"\n")[0].strip()
+    return line == b"{" or (line.startswith(b"{") and line.endswith(b",") and line.count(b"{") > line.count(b"}"))
 
 
 def _parse_json(data: bytes | memoryview, schema: Any) -> Any:

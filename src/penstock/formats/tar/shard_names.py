@@ -25,22 +25,24 @@ _READERS = {
 _MAX_LISTED = 10_000  # files below a folder that are looked at to say what it holds
 
 
-def expand_shards(patterns: Sequence[str], storage: Storage | None = None) -> list[str]:
-    """Return the shards that patterns match, as ``storage.expand`` does.
+def expand_shards(
+    patterns: Sequence[str], storage: Storage | None = None, suffixes: tuple[str, ...] = TAR_SUFFIXES
+) -> list[str]:
+    """Return the shards that patterns match, as ``storage.expand`` does; ``suffixes`` are those of files in folders.
 
     Raises:
         StorageError: A folder or pattern has no shards, or a file is of another format; the message says what was
             found and what reads it.
     """
     try:
-        urls = expand(patterns, TAR_SUFFIXES, storage)
+        urls = expand(patterns, suffixes, storage)
     except StorageError as exc:
         found = _describe_folder(exc.url) if exc.url is not None else None
         if found is None:
             raise
         raise StorageError(f"there are no tar shards in this folder; {found}", exc.url) from exc
     for url in urls:
-        if (reader := _reader_of(url)) not in (None, "read_images"):
+        if not url.endswith(suffixes) and (reader := _reader_of(url)) not in (None, "read_images"):
             raise StorageError(f"this is not a tar shard: {_advice(str(reader), url)}", url)
     return urls
 
