@@ -31,7 +31,7 @@ def test_devices_become_a_tuple() -> None:
     ("name", "options", "message"),
     [
         ("spark", {}, r"engine='spark': .*'local', 'ray', 'serial'"),
-        ("serial", {"cpus": 2}, r"the serial engine has no option cpus; it has: observer, report"),
+        ("serial", {"cpus": 2}, r"the serial engine has no option cpus; it has: monitor, observer, report"),
         ("ray", {"devices": []}, r"the ray engine has no option devices"),
         ("local", {"cpus": 0}, r"cpus=0"),
         ("local", {"memory": "much"}, r"memory='much'"),

@@ -9,6 +9,7 @@ import pickle
 import re
 import struct
 import sys
+import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,9 @@ Array = npt.NDArray[Any]
 
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_HEADER_MAX_BYTES = 10_000  # numpy's own bound: literal_eval is slow, or worse, on long text
+# CPython 3.11 can raise SystemError ("AST constructor recursion depth mismatch") if several threads call literal_eval
+# at once: they share the depth that it counts, and a garbage collection may switch threads in between.
+_NPY_HEADER_LOCK = threading.Lock()
 _PYTHON2_LONG = re.compile(rb"(?<=\d)L(?=[,)])")  # numpy under Python 2 wrote shapes as (3L, 4L)
 
 # What zipfile raises for damaged archives; RuntimeError means an encrypted one.
@@ -238,7 +242,9 @@ def _npy_header(data: bytes) -> _NpyHeader:
 
 def _parsed_npy_header(raw: bytes, charset: str, size: int) -> _NpyHeader:
     try:
-        header = ast.literal_eval(_PYTHON2_LONG.sub(b"", raw).decode(charset))
+        text = _PYTHON2_LONG.sub(b"", raw).decode(charset)
+        with _NPY_HEADER_LOCK:
+            header = ast.literal_eval(text)
         shape, fortran = header["shape"], header["fortran_order"]
         dtype = np.lib.format.descr_to_dtype(header["descr"])
     except (ValueError, TypeError, SyntaxError, KeyError, IndexError, RecursionError, MemoryError) as exc:

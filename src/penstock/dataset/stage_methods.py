@@ -543,6 +543,7 @@ class StageMethods:
         address: str | None = None,
         report: bool | None = None,
         observer: Callable[[Event], object] | None = None,
+        monitor: str | os.PathLike[str] | None = None,
         **unknown: Never,
     ) -> Self:
         """Choose the engine that runs the plan.
@@ -556,6 +557,7 @@ class StageMethods:
             address: The cluster to connect to, such as ``"auto"``, ``"ray://host:10001"`` (ray).
             report: Show a live table of the run.
             observer: Called with every ``Event`` of the run.
+            monitor: A local folder to which the run appends its statistics, for ``penstock view --run``.
 
         Raises:
             PlanError: There is no such engine, or it does not have the option.
@@ -568,6 +570,7 @@ class StageMethods:
             "address": address,
             "report": report,
             "observer": observer,
+            "monitor": monitor,
         }
         given = {name: value for name, value in options.items() if value is not None}
         return self._with(replace(self.plan, engine=engine_options(engine, {**given, **unknown})))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Literal
 
 from penstock.engines.run import ENGINES
 from penstock.errors import PlanError
 from penstock.plan import EngineOptions, check_callable, check_choice, check_count, size_in_bytes
+from penstock.storage import local_path
+from penstock.storage.protocol import scheme
 
 EngineName = Literal["local", "ray", "serial"]
 OPTIONS: dict[str, frozenset[str]] = {
-    "local": frozenset({"cpus", "devices", "memory", "observer", "ordered", "report"}),
-    "ray": frozenset({"address", "cpus", "memory", "observer", "ordered", "report"}),
-    "serial": frozenset({"observer", "report"}),
+    "local": frozenset({"cpus", "devices", "memory", "monitor", "observer", "ordered", "report"}),
+    "ray": frozenset({"address", "cpus", "memory", "monitor", "observer", "ordered", "report"}),
+    "serial": frozenset({"monitor", "observer", "report"}),
 }
 
 
@@ -38,9 +41,17 @@ def engine_options(name: str, options: dict[str, object]) -> EngineOptions:
             raise PlanError(f"{flag}={options[flag]!r}: expected True or False")
     if options.get("observer") is not None:
         check_callable("observer", options["observer"])
+    if options.get("monitor") is not None:
+        options = {**options, "monitor": _folder(options["monitor"])}
     if options.get("devices") is not None:
         options = {**options, "devices": _devices(options["devices"])}
     return EngineOptions(name, tuple(sorted(options.items())))
+
+
+def _folder(monitor: object) -> str:
+    if not isinstance(monitor, str | os.PathLike) or scheme(folder := os.fspath(monitor)) != "file":
+        raise PlanError(f"monitor={monitor!r}: expected a local folder, such as 'runs/monitor'")
+    return local_path(folder)
 
 
 def _devices(devices: object) -> tuple[object, ...]:

@@ -16,6 +16,7 @@ from penstock.engines.local import engine as local
 from penstock.engines.meter import Meters
 from penstock.engines.program import Program
 from penstock.engines.report import Report
+from penstock.engines.run_log import RunLog
 from penstock.engines.stats import Stats, snapshot
 from penstock.errors import DataError, StageError, short_traceback
 from penstock.order import I64, Order, Piece, tail, total
@@ -73,6 +74,7 @@ class Run:
         options = program.plan.engine
         self.meters = Meters(engine=options.name, observer=options.get("observer"))
         self._report = Report(self.meters) if options.get("report") else None
+        self._log = _run_log(program.plan, self.meters, epoch)
         self.skipped: list[Skipped] = []
         self._quarantined = 0  # how many of them are in the quarantine
         self._quarantine = program.quarantine
@@ -172,6 +174,8 @@ class Run:
         meters.notify("begin")
         if self._report is not None:
             self._report.start()
+        if self._log is not None:
+            self._log.start()
         while True:
             meters.waiting_since = begun = time.perf_counter()
             block = next(self._blocks, None)
@@ -271,10 +275,21 @@ class Run:
             self.meters.notify("end")
             if self._report is not None:
                 self._report.stop()
+            if self._log is not None:
+                self._log.stop()
 
     def stats(self) -> Stats:
         """Return what the run did so far."""
         return snapshot(self.meters)
+
+
+def _run_log(plan: Plan, meters: Meters, epoch: int) -> RunLog | None:
+    """Return the log of a run, if the plan's engine has a monitor."""
+    folder = plan.engine.get("monitor")
+    if folder is None:
+        return None
+    rank, world = (0, 1) if plan.cut is None else (plan.cut.rank, plan.cut.world)
+    return RunLog(meters, folder, rank=rank, world=world, epoch=epoch, plan=plan.describe())
 
 
 def start_run(plan: Plan, epoch: int, program: Program | None = None) -> Run:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from penstock.blobs.checksums import CELL, U32
 from penstock.blobs.draft import replace_file
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError
+from penstock.formats.tar.small_values import FieldValues, decode_values, encode_values
 
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -62,6 +63,8 @@ class Index:
         stamp: The file that the index was built from.
         checksums: CRC-32 of every MiB of the file as stored, so that any part can be verified as it arrives; empty
             where they were not computed.
+        values: The values of small fields, by name, so that samples can be found by a label without reading the shard;
+            empty where they were not stored.
     """
 
     kinds: list[tuple[str, ...]]
@@ -78,6 +81,7 @@ class Index:
     padding: int = 0
     stamp: Stamp = _NO_STAMP
     checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    values: Mapping[str, FieldValues] = field(default_factory=dict)
 
     @property
     def samples(self) -> int:
@@ -140,6 +144,7 @@ class Index:
             first=self.first[keep],
             bad={int(place[i]): problem for i, problem in self.bad.items() if keep[i]},
             lost=frozenset(int(place[i]) for i in self.lost if keep[i]),
+            values={},
         )
 
     def _with_bad(self, place: int, count: int, problem: str) -> Index:
@@ -155,11 +160,16 @@ class Index:
             first=np.insert(self.first, place, [0] * count),
             bad=dict(sorted((moved | {place + i: problem for i in range(count)}).items())),
             lost=frozenset(i + count if i >= place else i for i in self.lost),
+            values={},
         )
 
     def to_bytes(self) -> bytes:
-        """Encode the index as a file: magic, a JSON header, the arrays, the keys, a CRC-32."""
+        """Encode the index as a file: magic, a JSON header, the arrays, the keys, the values, a CRC-32.
+
+        The values are an optional part, which readers that do not know it pass over.
+        """
         text = self.text.encode("utf-8", "surrogatepass")
+        values, values_data = encode_values(self.values)
         about = {
             "kinds": self.kinds,
             "bad": list(self.bad.items()),
@@ -172,11 +182,12 @@ class Index:
             "members": len(self.start),
             "text": len(text),
             "grid": len(self.checksums),
+            **({"values": values} if values else {}),
         }
         head = json.dumps(about, separators=(",", ":")).encode()
         arrays = [getattr(self, name).astype(np.dtype(kind).newbyteorder("<")) for name, kind in _ARRAYS.items()]
         aligned = [part + bytes(-len(part) % 8) for part in (head, *(array.tobytes() for array in arrays))]
-        body = b"".join([_MAGIC, len(head).to_bytes(8, "little"), *aligned, text])
+        body = b"".join([_MAGIC, len(head).to_bytes(8, "little"), *aligned, text, values_data])
         return body + zlib.crc32(body).to_bytes(4, "little")
 
     @classmethod
@@ -225,6 +236,7 @@ class Index:
             content_size=int(about["content_size"]),
             padding=int(about.get("padding", 0)),
             stamp=Stamp(*map(int, about["stamp"])),
+            values=decode_values(about.get("values", []), samples, data, at + about["text"]),
             **arrays,
         )
 

@@ -6,12 +6,12 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from penstock.blobs.checksums import CellChecksums
-from penstock.blobs.content import temporary_copy
+from penstock.blobs.content import Content, temporary_copy
 from penstock.blobs.draft import put_object, read_object
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
@@ -25,6 +25,7 @@ from penstock.formats.manifest import (
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, write_beside
 from penstock.formats.tar.scan import load_index, open_archive, scan
 from penstock.formats.tar.shard_names import on_disk
+from penstock.formats.tar.small_values import MAX_VALUE_BYTES, FieldValues
 from penstock.storage import NotFound, Storage, local_path, open_storage, redacted
 
 _READ_BYTES = 1 << 20
@@ -49,10 +50,11 @@ def build_index(url: str, storage: Storage | None = None) -> Index:
     return index_shard(url, storage)[0]
 
 
-def index_shard(url: str, storage: Storage | None = None) -> tuple[Index, ShardEntry]:
+def index_shard(url: str, storage: Storage | None = None, *, values: Iterable[str] = ()) -> tuple[Index, ShardEntry]:
     """Read a whole shard on any storage; return its index, with the checksums of its cells, and its manifest entry.
 
-    A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is downloaded.
+    A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is downloaded. The
+    index has the values of the fields named by ``values`` too, except of fields with a value that is not small.
 
     Raises:
         StorageError: The shard cannot be read.
@@ -63,10 +65,34 @@ def index_shard(url: str, storage: Storage | None = None) -> tuple[Index, ShardE
         if on_disk(url):
             index = load_index(path, shard=url)
             index = index.stamped(index.stamp, checksums.cells)
+            content = open_archive(path, redacted(url)) if values else None
         else:
             content = open_archive(path, redacted(url))
             index = scan(content.buffer, content.problem).stamped(Stamp(checksums.size), checksums.cells)
+        if content is not None and values:
+            index = replace(index, values={**index.values, **_read_values(index, content, values)})
     return index, ShardEntry(url.rpartition("/")[2], index.samples, checksums.size, checksums.sha256)
+
+
+def _read_values(index: Index, content: Content, names: Iterable[str]) -> dict[str, FieldValues]:
+    """Return the values of fields that are small in every sample of the shard."""
+    found = {}
+    for name in names:
+        values: dict[int, bytes] = {}
+        for kind, fields in enumerate(index.kinds):
+            if name not in fields:
+                continue
+            rows = np.flatnonzero(index.kind == kind)
+            members = index.first[rows] + fields.index(name)
+            starts, sizes = index.start[members], index.size[members]
+            if (sizes > MAX_VALUE_BYTES).any():
+                break
+            spans = zip(rows.tolist(), starts.tolist(), (starts + sizes).tolist(), strict=True)
+            values |= {row: bytes(content.bytes[start:stop]) for row, start, stop in spans}
+        else:
+            if values:
+                found[name] = FieldValues.of(index.samples, values)
+    return found
 
 
 def update_manifest(folder: str, entries: Iterable[ShardEntry], storage: Storage | None = None) -> int:

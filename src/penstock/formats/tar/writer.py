@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ from penstock.formats.tar.archive import (
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, IndexBuilder, write_beside
 from penstock.formats.tar.shard_names import on_disk, parse_target, suffix_compression
 from penstock.formats.tar.sink import HashingSink, OpenFileDraft, file_size
+from penstock.formats.tar.small_values import ValueCollector
 from penstock.storage import Storage, local_path, open_storage, redacted
 
 EncodeField = Callable[[str, Any], bytes]
@@ -97,6 +99,7 @@ class TarWriter:
         self._keys: set[str] = set()
         self._endings: dict[tuple[str, ...], dict[str, bytes]] = {}
         self._builder = IndexBuilder()
+        self._values = ValueCollector()
         self._starts: list[int] = []
         self._sizes: list[int] = []
         self._pieces: list[Any] = []
@@ -196,6 +199,7 @@ class TarWriter:
             raise DataError("the key was written before", self._shard, next(key for key in keys if key in self._keys))
         self._keys.update(keys)
         self._pieces += encoded.pieces
+        self._values.add(self.samples, encoded)
         self._starts += [before + start for start in encoded.starts]
         self._sizes += encoded.sizes
         self._builder.add_all([key.encode("utf-8", "surrogateescape") for key in keys], encoded.field_names)
@@ -271,6 +275,7 @@ class TarWriter:
     def _write_index(self, url: str, stamp: Stamp) -> None:
         start, size = np.array(self._starts, np.int64), np.array(self._sizes, np.int64)
         index: Index = self._builder.build(start, size, 0, self.nbytes).stamped(stamp, self._sink.checksums.values())
+        index = replace(index, values=self._values.values(self.samples))
         if self._storage is None:
             write_beside(local_path(url), index)
         else:
