@@ -28,9 +28,16 @@ if TYPE_CHECKING:
     from penstock.engines.meter import Meters as Meters
     from penstock.engines.options import EngineName as EngineName
     from penstock.engines.options import engine_options as engine_options
+    from penstock.engines.pipeline import Pipeline as Pipeline
+    from penstock.engines.pipeline import Served as Served
     from penstock.engines.program import Level as Level
     from penstock.engines.program import Program as Program
     from penstock.engines.program import Segment as Segment
+    from penstock.engines.restoring import EpochStart as EpochStart
+    from penstock.engines.restoring import Restored as Restored
+    from penstock.engines.restoring import is_untouched as is_untouched
+    from penstock.engines.restoring import make_state as make_state
+    from penstock.engines.restoring import restore as restore
     from penstock.engines.run import ENGINES as ENGINES
     from penstock.engines.run import DeliveryCallback as DeliveryCallback
     from penstock.engines.run import Run as Run

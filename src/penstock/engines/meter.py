@@ -102,6 +102,7 @@ class Meters:
         waited: Seconds that the consumer waited for blocks, excluding the current wait.
         waiting_since: When the current wait of the consumer began; None if it is not waiting.
         observer: Called with every event.
+        guests: The counters of the open runs that use the pools of this one.
     """
 
     segments: list[Meter] = field(default_factory=list)
@@ -112,11 +113,13 @@ class Meters:
     waited: float = 0.0
     waiting_since: float | None = None
     observer: Observer | None = None
+    guests: list[Meters] = field(default_factory=list)
 
     def waiting(self) -> float:
-        """Return the seconds that the consumer has waited, including the current wait."""
+        """Return the seconds that the consumers have waited, including the current wait."""
         since = self.waiting_since
-        return self.waited + (time.perf_counter() - since if since is not None else 0.0)
+        own = self.waited + (time.perf_counter() - since if since is not None else 0.0)
+        return own + sum(guest.waiting() for guest in list(self.guests))
 
     @property
     def seconds(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator
@@ -170,6 +171,18 @@ class Program:
         if "opened" in self.__dict__ and self.stream is None:
             for reader in self.readers:
                 reader.suspend()
+
+    def for_one_run(self) -> Program:
+        """Return the program with remote readers of its own, so that runs do not stop each other's prefetching.
+
+        The copy has the segments of the original; without remote sources it is the program itself.
+        """
+        if self.stream is not None or not self.remote:
+            return self
+        own = copy.copy(self)
+        own.__dict__.pop("finder", None)
+        own.opened = [copy.copy(reader) if reader.traits.remote else reader for reader in self.readers]
+        return own
 
     def shard_names(self) -> list[list[str]]:
         """Return the names of the shards of each source."""

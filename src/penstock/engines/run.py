@@ -37,6 +37,22 @@ def _on_ray(*args: Any, **options: Any) -> Iterator[Block]:
 ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "ray": _on_ray, "serial": serial.run}
 
 
+def start_pools(program: Program, meters: Meters) -> local.PooledRun | None:
+    """Return pools for runs of ``program`` that work at the same time; None if its engine or its plan needs no pools.
+
+    Raises:
+        EngineError: The engine cannot run the plan.
+    """
+    match program.plan.engine.name:
+        case "local":
+            return local.shared_pools(program, meters)
+        case "ray":
+            from penstock.engines.ray.engine import shared_actor_pools
+
+            return shared_actor_pools(program, meters)
+    return None
+
+
 class Run:
     """An engine that runs a program from a start; it can be iterated once.
 
@@ -55,6 +71,8 @@ class Run:
         *,
         tracked: bool = False,
         on_delivered: DeliveryCallback | None = None,
+        pools: local.PooledRun | None = None,
+        alone: bool = True,
     ) -> None:
         """Start the engine; it stops when the run is exhausted or closed.
 
@@ -66,6 +84,8 @@ class Run:
             tracked: ``here()`` will be called: a run that could not answer it out of order runs in order.
             on_delivered: Called with the samples that are in the items: before an item that is a block of its own,
                 after the last item of any other block, and by ``report_delivered()``.
+            pools: The pools that the run uses together with others; by default it starts its own.
+            alone: No other run uses the program at the same time.
 
         Raises:
             EngineError: The engine cannot run the plan.
@@ -83,7 +103,9 @@ class Run:
         if tracked and unordered and not can_run_unordered(program, start):
             unordered = False
         self._delivered_ranges = Delivered(start) if tracked and unordered else None
-        extra = {"ordered": False} if unordered else {}
+        extra: dict[str, Any] = {"ordered": False} if unordered else {}
+        extra |= {} if pools is None else {"pools": pools}
+        self._alone = alone
         self._on_delivered = on_delivered
         self._reported = 0  # items of the current block that ``on_delivered`` was called with
         begin = start if on_delivered is None else replace(start, traced=True)
@@ -269,7 +291,8 @@ class Run:
         close = getattr(self._blocks, "close", None)
         if close is not None:
             close()
-        self._program.suspend()
+        if self._alone:  # else it would stop the prefetching of the others
+            self._program.suspend()
         if self.meters.ended is None:
             self.meters.ended = time.perf_counter()
             self.meters.notify("end")

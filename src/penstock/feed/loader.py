@@ -10,14 +10,13 @@ from typing import Any
 
 import cloudpickle
 
-from penstock.engines import Meters, Program, Start, Stats, closed_at_exit, snapshot
+from penstock.engines import Meters, Program, Start, Stats, closed_at_exit, is_untouched, make_state, restore, snapshot
 from penstock.errors import PlanError, StageError, StateError, short_traceback
 from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
 from penstock.feed.batch_format import BatchFormat
 from penstock.feed.delivery import Delivery
 from penstock.feed.epochs import Epochs
 from penstock.feed.ledger import LedgerWriter, ResumePoint, resume_point
-from penstock.feed.restoring import is_untouched, make_state, restore
 from penstock.feed.torch_isinstance import torch_class
 from penstock.feed.torch_stream import TorchStream
 from penstock.feed.torch_workers import called_by_torch, this_worker

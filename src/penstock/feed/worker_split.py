@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from penstock.engines import Start
-from penstock.errors import PlanError
 from penstock.feed.torch_workers import TorchWorker
-from penstock.order import ENDLESS, I64, Order, Piece, Refs, Spans, UncountedOrder, total
-from penstock.order import size as size_of
-from penstock.plan import EngineOptions, Plan, Recut, Scope
+from penstock.order import Order, UncountedOrder, WorkerOrder, total
+from penstock.plan import EngineOptions, Plan, Scope
 
 # For plans whose items have no fixed number of samples.
 _MAX_RUN_LENGTH = 256  # enough samples to read in one go
@@ -37,7 +33,7 @@ class WorkerShare:
     @classmethod
     def of(cls, worker: TorchWorker, plan: Plan, items_per_batch: int) -> WorkerShare:
         """Return the share of a worker whose DataLoader collates ``items_per_batch`` items: runs are whole batches."""
-        samples = _samples_per_item(plan)
+        samples = plan.samples_per_item
         return cls(worker.id, worker.workers, None if samples is None else samples * items_per_batch)
 
     def limit_engine(self, engine: EngineOptions) -> EngineOptions:
@@ -65,47 +61,5 @@ class WorkerShare:
         return own, Start(own.whole())
 
 
-def _samples_per_item(plan: Plan) -> int | None:
-    """Return how many samples make one item of the plan; None if that differs from item to item."""
-    samples = 1
-    if plan.changes_count or plan.errors.action == "skip":
-        return None
-    for stage in plan.body:
-        if stage.recut is Recut.REGROUP and stage.group_size is not None:
-            samples *= stage.group_size
-        elif stage.recut is Recut.NEVER:
-            return None
-    return samples
-
-
 def _default_run_length(samples: int, workers: int) -> int:
     return max(1, min(_MAX_RUN_LENGTH, samples // (_MIN_RUNS * workers)))
-
-
-class WorkerOrder(Order):
-    """One worker's share of some pieces of an order."""
-
-    stable = fixed = False
-
-    def __init__(self, inner: Order, pieces: list[Piece], worker: int, workers: int, run_length: int) -> None:
-        self._inner, self._worker, self._workers, self._run_length = inner, worker, workers, run_length
-        self._pieces = np.array([piece[:3] for piece in pieces], np.int64).reshape(-1, 3)
-        self._ends = np.cumsum([0, *map(size_of, pieces)])
-        self.size = ENDLESS if self._ends[-1] >= ENDLESS else self.count_before(int(self._ends[-1]))
-
-    def count_before(self, offset: int) -> int:
-        """Return how many positions of this share are before an offset into the pieces."""
-        rounds, over = divmod(offset, self._run_length * self._workers)
-        return rounds * self._run_length + min(self._run_length, max(0, over - self._worker * self._run_length))
-
-    def at(self, p: I64) -> Refs:
-        round_, within = np.divmod(p, self._run_length)
-        offset = (round_ * self._workers + self._worker) * self._run_length + within
-        if len(self._pieces) == 1:
-            start, _, step = self._pieces[0].tolist()
-            return self._inner.at(start + step * offset)
-        piece = np.searchsorted(self._ends, offset, "right") - 1
-        return self._inner.at(self._pieces[piece, 0] + self._pieces[piece, 2] * (offset - self._ends[piece]))
-
-    def _spans(self, stop: int) -> Spans:
-        raise PlanError("a worker's share cannot be shuffled: it is the last change to an order")

@@ -10,7 +10,7 @@ from penstock.errors import PlanError
 from penstock.plan.order_stages import Combination, Exclude, OrderStage
 from penstock.plan.source import Source
 from penstock.plan.stage import Stage
-from penstock.plan.values import Cut, EngineOptions, OnError
+from penstock.plan.values import Cut, EngineOptions, OnError, Recut
 
 _DEFAULT_ERRORS, _DEFAULT_ENGINE = OnError(), EngineOptions()
 
@@ -87,6 +87,19 @@ class Plan:
                 return branch.unknown_count_cause
         unknown = next((stage.describe() for stage in self.body if stage.length(1) is None), None)
         return unknown or ('on_error("skip")' if self.errors.action == "skip" else None)
+
+    @property
+    def samples_per_item(self) -> int | None:
+        """How many samples make one item; ``None`` if that differs from item to item."""
+        samples = 1
+        if self.changes_count or self.errors.action == "skip":
+            return None
+        for stage in self.body:
+            if stage.recut is Recut.REGROUP and stage.group_size is not None:
+                samples *= stage.group_size
+            elif stage.recut is Recut.NEVER:
+                return None
+        return samples
 
     @property
     def commutes(self) -> bool:

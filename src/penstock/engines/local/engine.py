@@ -35,6 +35,7 @@ from penstock.engines.local.pool import (
     Channel,
     Closed,
     Pool,
+    PoolShare,
     WorkerProxy,
     join_all,
     map_ordered,
@@ -63,13 +64,31 @@ MAX_THREADS_SHARED = 4  # the same, if other processes run the same plan at the 
 
 
 def run(
-    program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
+    program: Program,
+    order: Order | None,
+    epoch: int,
+    start: Start,
+    meters: Meters,
+    *,
+    ordered: bool = True,
+    pools: PooledRun | None = None,
 ) -> Iterator[Block]:
     """Run a plan from ``start``, and return an iterator over its finished blocks.
+
+    Args:
+        program: The plan with its sources open.
+        order: The order of the epoch; None for a stream.
+        epoch: The number of the epoch.
+        start: Where the run begins.
+        meters: What the run measures about itself.
+        ordered: Blocks are delivered in order, not as they are finished.
+        pools: The run whose pools this one uses, from ``shared_pools``; by default it has its own.
 
     Raises:
         EngineError: A stage requests devices that this machine does not have, or cannot be sent to a process.
     """
+    if pools is not None:
+        return pools.guest(program, epoch, ordered, meters).blocks(order, start)
     options = program.plan.engine
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.needs_pool for segment in segments):
@@ -82,12 +101,31 @@ def run(
         # As small as for a pool: the consumer waits for each block.
         sizer = BlockSizer(count=1, max_samples=FIRST_BLOCK_SAMPLES)
         return flow(program, order, epoch, start, _inline(program, epoch, meters, sizer), sizer, meters)
+    return _pooled_run(program, epoch, meters, ordered).blocks(order, start)
+
+
+def shared_pools(program: Program, meters: Meters) -> PooledRun | None:
+    """Return pools that several runs of one program use at the same time, within the memory of one run.
+
+    The pools start when they are first used, and end when the caller closes them. A plan that needs no pool has none.
+
+    Raises:
+        EngineError: A stage requests devices that this machine does not have, or cannot be sent to a process.
+    """
+    if not any(segment.needs_pool for level in program.levels for segment in level.segments):
+        return None
+    return _pooled_run(program, 0, meters, True).as_host()
+
+
+def _pooled_run(program: Program, epoch: int, meters: Meters, ordered: bool) -> PooledRun:
+    options = program.plan.engine
+    sharers = options.get("sharers", 1)
+    segments = [segment for level in program.levels for segment in level.segments]
     cores = max(1, (options.get("cpus") or available_cores()) // sharers)
     requested = options.get("memory")
     memory = (MEMORY_BYTES if requested is None else size_in_bytes("memory", requested)) // sharers
     pool_specs = _pool_specs(program, segments, epoch, cores, sharers, options.get("devices"))
-    pooled_run = PooledRun(program, epoch, ordered, cores, memory, requested is not None, meters, pool_specs)
-    return pooled_run.blocks(order, start)
+    return PooledRun(program, epoch, ordered, cores, memory, requested is not None, meters, pool_specs)
 
 
 @dataclass(slots=True)
@@ -181,12 +219,16 @@ def _finish_stages(segment: Segment, contexts: list[Context]) -> None:
 
 
 @dataclass(slots=True)
-class _MemoryBound:
-    """Bounds the blocks of a segment that are in progress or ready, by the size of its finished blocks."""
+class MemoryBound:
+    """Bounds the blocks of a segment that are in progress or ready, by the size of its finished blocks.
+
+    Runs that share the pool of the segment share its memory too.
+    """
 
     meter: Meter
     max_bytes: int
     strict: bool
+    runs: Callable[[], int]  # how many runs use the pool now
     mean_bytes: float = 0  # of a block; recent ones count more
 
     def add(self, nbytes: int) -> None:
@@ -194,21 +236,28 @@ class _MemoryBound:
         self.mean_bytes = nbytes if not self.mean_bytes else 0.8 * self.mean_bytes + 0.2 * nbytes
 
     def max_pending(self) -> int:
-        """Return how many blocks may be in progress: two per worker (its current one and the next) if they fit."""
+        """Return how many blocks of a run may be in progress: two per worker (current and next) if they fit."""
         workers = self.meter.workers
-        return max(1 if self.strict else workers + 1, min(2 * workers, self._fitting()))
+        least = 1 if self.strict else max(1, (workers + 1) // self.runs())
+        return max(least, min(2 * workers, self._fitting()))
 
     def max_ready(self) -> int:
-        """Return how many finished blocks may wait for the consumer."""
+        """Return how many finished blocks of a run may wait for its consumer."""
         return max(1, min(MAX_READY_BLOCKS, self._fitting()))
 
     def _fitting(self) -> int:
-        return int(self.max_bytes / self.mean_bytes) if self.mean_bytes else MAX_READY_BLOCKS + 2 * self.meter.workers
+        if not self.mean_bytes:
+            return MAX_READY_BLOCKS + 2 * self.meter.workers
+        return int(self.max_bytes / self.mean_bytes / self.runs())
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class PooledRun:
-    """One iteration: its pools, and the driver thread that moves blocks between them."""
+    """One iteration: its pools, and the driver thread that moves blocks between them.
+
+    As a host it iterates over nothing: it holds the pools that its guests use, other runs of the same program. A guest
+    has its own driver, order and epoch: workers depend on none of these.
+    """
 
     program: Program
     epoch: int
@@ -219,6 +268,11 @@ class PooledRun:
     meters: Meters
     pool_specs: dict[int, PoolSpec]
     pools: list[Pool] = field(default_factory=list)
+    bounds: dict[int, tuple[Pool, MemoryBound]] = field(default_factory=dict)  # by the ``id`` of the segment
+    shares: list[PoolShare] = field(default_factory=list)  # of this run in the pools
+    host: PooledRun | None = None  # whose pools this run uses
+    guests: list[PooledRun] = field(default_factory=list)  # open runs that use the pools of this one
+    lock: threading.RLock = field(default_factory=threading.RLock)  # of a host: guests begin in any thread
     sizer: BlockSizer = field(
         default_factory=lambda: BlockSizer(
             count=1, max_stored_bytes=POOL_BLOCK_BYTES, max_output_bytes=OUTPUT_BLOCK_BYTES
@@ -233,13 +287,12 @@ class PooledRun:
 
     def blocks(self, order: Order | None, start: Start) -> Iterator[Block]:
         """Yield the finished blocks; closing the iterator ends the run."""
-        self.sizer.min_samples = self.program.largest_call
-        self.sizer.max_samples = 1 if self.strict else self.first_block_samples
-        if self.program.columnar:
-            self.sizer.ceiling = COLUMN_BLOCK_ROWS
+        if self.host is None:
+            self._start_pools()
         live_runs.add(self)
         try:
-            self.monitor = Monitor(self.cores, self.meters)
+            if self.host is not None:
+                self.host._admit(self)
             chain = flow(
                 self.program,
                 order,
@@ -256,12 +309,65 @@ class PooledRun:
             )
             del chain
             self.driver.start()
-            self.monitor.start()
+            if self.monitor is not None:
+                self.monitor.start()
             while (block := self._next()) is not None:
                 yield block
                 del block
         finally:
             self.close()
+
+    def _start_pools(self) -> None:
+        """Get ready to start pools; a pool starts when the first block reaches it."""
+        self.sizer.min_samples = self.program.largest_call
+        self.sizer.max_samples = 1 if self.strict else self.first_block_samples
+        if self.program.columnar:
+            self.sizer.ceiling = COLUMN_BLOCK_ROWS
+        self.monitor = Monitor(self.cores, self.meters)
+
+    def as_host(self) -> PooledRun:
+        """Make this run a host, which holds pools for its guests until it is closed; return it."""
+        self._start_pools()
+        live_runs.add(self)
+        return self
+
+    def guest(self, program: Program, epoch: int, ordered: bool, meters: Meters) -> PooledRun:
+        """Return a run that uses the pools of this one; ``program`` has the same segments."""
+        guest = type(self)(
+            program, epoch, ordered, self.cores, self.memory, self.strict, meters, self.pool_specs, host=self
+        )
+        guest.sizer, guest.locate = self.sizer, self.locate
+        return guest
+
+    def _admit(self, guest: PooledRun) -> None:
+        """Begin to serve a guest; the first one starts the pools.
+
+        Raises:
+            EngineError: The pools are closed.
+        """
+        with self.lock:
+            if self not in live_runs:
+                raise EngineError("the pools are closed")
+            self.guests.append(guest)
+            self.meters.guests.append(guest.meters)
+            if not self.bounds:
+                assert self.monitor is not None
+                for level in self.program.levels:
+                    for segment in filter(lambda segment: segment.needs_pool, level.segments):
+                        self._pool_of(segment)
+                        self.meters.segments.append(self.bounds[id(segment)][1].meter)
+                self.monitor.start()
+
+    def _leave_host(self) -> None:
+        """Cancel what this run has queued in the pools of its host."""
+        assert self.host is not None
+        for share in self.shares:
+            share.close()
+        with self.host.lock:
+            if self in self.host.guests:
+                self.host.guests.remove(self)
+                self.host.meters.guests.remove(self.meters)
+                self.host.meters.waited += self.meters.waiting()
 
     def _next(self) -> Block | None:
         if os.getpid() != self.pid:
@@ -281,17 +387,25 @@ class PooledRun:
         if os.getpid() != self.pid:  # a fork has none of the threads, and their locks may be held
             return
         self.channel.close()
+        if self.host is not None:
+            self._leave_host()
+        with self.lock:
+            guests = list(self.guests)
+        for guest in guests:
+            guest.close()
         if self.monitor is not None:
             self.monitor.stop()
         for pool in self.pools:
             pool.stop()
         # A thread of this run cannot join itself: the garbage collector may close a forgotten iterator in one.
         current = threading.current_thread()
-        if self.driver not in (None, current) and not any(pool.owns(current) for pool in self.pools):
-            join_all([self.driver, *self._monitor_threads()], self.pools)
+        owned = self.pools if self.host is None else self.host.pools
+        if self.driver is not current and not any(pool.owns(current) for pool in owned):
+            threads = [] if self.driver is None else [self.driver]
+            join_all([*threads, *self._monitor_threads()], self.pools)
 
     def _monitor_threads(self) -> list[threading.Thread]:
-        """Return the monitor's thread if it must be joined."""
+        """Return the monitor's thread if it has to be joined."""
         thread = self.monitor.thread if self.monitor is not None else None
         return [] if thread is None or thread is threading.current_thread() else [thread]
 
@@ -299,14 +413,27 @@ class PooledRun:
         """Run a segment on the blocks in its pool, or in the driver if it needs no pool."""
         if not segment.needs_pool:
             return _inline(self.program, self.epoch, self.meters)(blocks, segment)
+        pool, bound = (self.host or self)._pool_of(segment)
+        self.meters.segments.append(bound.meter)
+        self.channel.capacity = bound.max_ready
+        share = PoolShare(pool)
+        self.shares.append(share)
+        return (map_ordered if self.ordered else map_unordered)(blocks, share, bound.max_pending)
+
+    def _pool_of(self, segment: Segment) -> tuple[Pool, MemoryBound]:
+        """Return the pool of a segment, which is started by the first call, and its memory bound."""
+        with self.lock:
+            if id(segment) not in self.bounds:
+                self.bounds[id(segment)] = self._start_pool(segment)
+            return self.bounds[id(segment)]
+
+    def _start_pool(self, segment: Segment) -> tuple[Pool, MemoryBound]:
         spec = self.pool_specs[id(segment)]
         on = spec.payload.on if spec.payload is not None else "threads"
         meter = Meter(segment.describe(), on, spec.min_workers, spec.max_workers, spec.initial_workers)
-        self.meters.segments.append(meter)
-        bound = _MemoryBound(meter, self._memory_share(), self.strict)
+        bound = MemoryBound(meter, self._memory_share(), self.strict, lambda: len(self.guests) or 1)
         block_bytes = max(1, bound.max_bytes // (2 * spec.initial_workers))
         self.sizer.max_output_bytes = min(self.sizer.max_output_bytes, block_bytes)
-        self.channel.capacity = bound.max_ready
         # After a group stage, the cost of a block says nothing about blocks of the source.
         limit = self.sizer.limit() if any(segment is other for other in self.program.levels[0].segments) else None
         make_proxy = partial(self._make_proxy, spec, bound, limit)
@@ -314,9 +441,9 @@ class PooledRun:
         self.pools.append(pool)
         assert self.monitor is not None
         self.monitor.watch(pool, spec.timeout_s if spec.payload is None else None)
-        return (map_ordered if self.ordered else map_unordered)(blocks, pool, bound.max_pending)
+        return pool, bound
 
-    def _make_proxy(self, spec: PoolSpec, bound: _MemoryBound, limit: SizeLimit | None, number: int) -> WorkerProxy:
+    def _make_proxy(self, spec: PoolSpec, bound: MemoryBound, limit: SizeLimit | None, number: int) -> WorkerProxy:
         device = spec.devices[number % len(spec.devices)]
         if spec.payload is not None:
             proxy: WorkerProxy = self._remote_proxy(spec.payload, device, bound.meter, number)
@@ -392,7 +519,7 @@ class _MeasuringProxy:
     """Measures the size and time of another proxy's blocks, so that the next ones get the right size."""
 
     proxy: WorkerProxy
-    bound: _MemoryBound
+    bound: MemoryBound
     limit: SizeLimit | None
 
     def prepare(self) -> None:

@@ -65,19 +65,26 @@ class WorkerProxy(Protocol):
 
 
 class _Stopwatch:
-    """Adds up the time spent inside a ``with`` block; can be read while it runs."""
+    """Adds up the time in which a thread is inside its ``with`` block; can be read while it runs."""
 
     def __init__(self) -> None:
         self._total = 0.0
         self._since: float | None = None
+        self._inside = 0  # threads: one for each run that uses the pool
+        self._lock = threading.Lock()
 
     def __enter__(self) -> None:
-        self._since = time.perf_counter()
+        with self._lock:
+            self._inside += 1
+            if self._since is None:
+                self._since = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        since, self._since = self._since, None
-        if since is not None:
-            self._total += time.perf_counter() - since
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._since is not None:
+                since, self._since = self._since, None
+                self._total += time.perf_counter() - since
 
     def read(self, now: float) -> float:
         since = self._since
@@ -189,7 +196,7 @@ class Pool:
         startup_error = self._create_proxy(number)
         while (task := self._next_task()) is not None:
             job, future = task
-            if self._closed:
+            if self._closed or future.cancelled():  # the pool, or the run that queued the block
                 future.cancel()
                 continue
             if startup_error is not None:
@@ -236,10 +243,11 @@ class Pool:
     def _resolve(self, future: Future[BlockResult], result: BlockResult | BaseException) -> None:
         if future.done():  # it has timed out
             return
-        if isinstance(result, BaseException):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+        with suppress(InvalidStateError):  # the run that queued the block is closed at this very moment
+            if isinstance(result, BaseException):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
 
     def _next_task(self) -> _Task | None:
         """Wait for a task, and count the wait as starved (for input) or blocked (for a consumer of the output)."""
@@ -308,7 +316,37 @@ class Pool:
         return stuck + [thread.name for thread in threads if thread.is_alive()]
 
 
-def map_ordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], int]) -> Iterator[Block]:
+class PoolShare:
+    """One run's use of a pool that other runs may use too: closing it cancels the blocks of this run only."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.meter, self.awaiting_input = pool.meter, pool.awaiting_input
+        self._pool = pool
+        self._pending: set[Future[BlockResult]] = set()
+        self._closed = False
+
+    def submit(self, job: BlockJob) -> Future[BlockResult]:
+        """Queue a block, or the next part of one.
+
+        Raises:
+            Closed: The run or the pool is closed.
+        """
+        future = self._pool.submit(job)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
+        if self._closed:
+            future.cancel()
+            raise Closed
+        return future
+
+    def close(self) -> None:
+        """Cancel what is queued, and let nothing wait for what is in progress."""
+        self._closed = True
+        for future in list(self._pending):
+            future.cancel()
+
+
+def map_ordered(blocks: Iterator[Block], pool: Pool | PoolShare, max_pending: Callable[[], int]) -> Iterator[Block]:
     """Yield the pool's results for the blocks, in order; at most ``max_pending()`` blocks are in progress."""
     pending: deque[Future[BlockResult]] = deque()
     for block in _timed_input(blocks, pool):
@@ -322,7 +360,7 @@ def map_ordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], i
         yield _take_first(pending, pool)
 
 
-def _timed_input(blocks: Iterator[Block], pool: Pool) -> Iterator[Block]:
+def _timed_input(blocks: Iterator[Block], pool: Pool | PoolShare) -> Iterator[Block]:
     """Yield the blocks, and count the time spent waiting for them."""
     while True:
         with pool.awaiting_input:
@@ -333,7 +371,7 @@ def _timed_input(blocks: Iterator[Block], pool: Pool) -> Iterator[Block]:
         del block
 
 
-def _take_first(pending: deque[Future[BlockResult]], pool: Pool) -> Block:
+def _take_first(pending: deque[Future[BlockResult]], pool: Pool | PoolShare) -> Block:
     """Remove and return the first result, after queueing the next part of its block in its place."""
     block, rest = _wait_for(pending.popleft(), pool)
     if rest is not None:
@@ -341,7 +379,7 @@ def _take_first(pending: deque[Future[BlockResult]], pool: Pool) -> Block:
     return block
 
 
-def map_unordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[], int]) -> Iterator[Block]:
+def map_unordered(blocks: Iterator[Block], pool: Pool | PoolShare, max_pending: Callable[[], int]) -> Iterator[Block]:
     """Yield the pool's results for the blocks as they are finished; the parts of one block stay together."""
     finished: SimpleQueue[Future[BlockResult]] = SimpleQueue()
     pending = 0
@@ -359,7 +397,7 @@ def map_unordered(blocks: Iterator[Block], pool: Pool, max_pending: Callable[[],
         pending -= 1
 
 
-def _all_parts(finished: SimpleQueue[Future[BlockResult]], pool: Pool) -> Iterator[Block]:
+def _all_parts(finished: SimpleQueue[Future[BlockResult]], pool: Pool | PoolShare) -> Iterator[Block]:
     """Yield all parts of the next block that is finished."""
     begun = time.perf_counter()
     future = finished.get()
@@ -373,7 +411,7 @@ def _all_parts(finished: SimpleQueue[Future[BlockResult]], pool: Pool) -> Iterat
             return
 
 
-def _wait_for(future: Future[BlockResult], pool: Pool) -> BlockResult:
+def _wait_for(future: Future[BlockResult], pool: Pool | PoolShare) -> BlockResult:
     try:
         if future.done():
             return future.result()

@@ -60,6 +60,10 @@ def _work(connection: Connection, heartbeat: Heartbeat, segment: Segment, contex
             continue
         if kind == "stop":
             return
+        if kind == "drop":
+            in_progress.pop(number, None)
+            connection.send(("done", (), False, _counts(contexts)))
+            continue
         if kind == "run":
             in_progress[number] = run_segment(segment, contexts, decode_block(encoded, RemoteOrigin(query)))
         del encoded
@@ -81,11 +85,15 @@ def _work(connection: Connection, heartbeat: Heartbeat, segment: Segment, contex
 def _send_part(
     connection: Connection, part: Block, more_parts: bool, segment: Segment, contexts: list[Context]
 ) -> None:
-    counts = (time.process_time(), sum(ctx.retried for ctx in contexts))
+    counts = _counts(contexts)
     try:
         connection.send(("done", encode_block(part), more_parts, counts))
     except CannotSend:  # because of one of the items
         connection.send(("done", encode_block(without_unsendable(part, segment, contexts)), more_parts, counts))
+
+
+def _counts(contexts: list[Context]) -> tuple[float, int]:
+    return time.process_time(), sum(ctx.retried for ctx in contexts)
 
 
 def without_unsendable(part: Block, segment: Segment, contexts: list[Context]) -> Block:

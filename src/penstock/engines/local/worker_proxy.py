@@ -61,6 +61,9 @@ class RemoteWorker(Protocol):
     def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
         """Send a message and wait for the reply; meanwhile answer the worker's queries about ``origin``.
 
+        Messages are ``"run"`` a block, ``"next"`` part of a block, and ``"drop"`` the remaining parts of a block, each
+        with the number of the block and, for ``"run"``, the encoded block.
+
         Returns:
             A part of a block, encoded, and whether another one follows.
 
@@ -131,6 +134,7 @@ class RemoteWorkerProxy:
     _last_stage: int | None = None  # the last stage that an earlier worker ran
     _lock: threading.Lock = field(default_factory=threading.Lock)  # other threads may continue its blocks
     _numbers: Iterator[int] = field(default_factory=count)
+    _abandoned: list[int] = field(default_factory=list)  # blocks whose remaining parts are not wanted
 
     def __post_init__(self) -> None:
         self.payload.acquire()
@@ -208,16 +212,20 @@ class RemoteWorkerProxy:
         whole = Block(block.items, block.keys, replace(block.lineage, more=False))
         worker, reply = self._request(None, origin, "run", number, encode_block(whole))
         del whole
-        while True:
-            part, more_parts = decode_block(reply[0], origin), reply[1]
-            del reply
-            more = more_parts or (block.lineage.more and part.lineage.error is None)
-            part.lineage = replace(part.lineage, more=more)
-            yield part, more_parts
-            if not more_parts:
-                return
-            del part
-            _, reply = self._request(worker, origin, "next", number, None)
+        try:
+            while True:
+                part, more_parts = decode_block(reply[0], origin), reply[1]
+                del reply
+                more = more_parts or (block.lineage.more and part.lineage.error is None)
+                part.lineage = replace(part.lineage, more=more)
+                yield part, more_parts
+                if not more_parts:
+                    return
+                del part
+                _, reply = self._request(worker, origin, "next", number, None)
+        except GeneratorExit:  # the run is closed, and other runs continue to use the worker
+            self._abandoned.append(number)
+            raise
 
     def _request(
         self, worker: RemoteWorker | None, origin: Origin, *message: Any
@@ -237,6 +245,8 @@ class RemoteWorkerProxy:
             try:
                 worker = self._worker or self._start()
                 before = worker.retried
+                while message[0] == "run" and self._abandoned:
+                    worker.request(origin, "drop", self._abandoned.pop(), None)
                 reply = worker.request(origin, *message)
             except WorkerDied as exc:
                 self._discard_worker(exc)
@@ -277,6 +287,7 @@ class RemoteWorkerProxy:
             self._past_cpu_s += self._worker.cpu_s
             self._last_stage = self._worker.current_stage()
         self._worker = None
+        self._abandoned.clear()
         stuck = isinstance(exc, WorkerStuck)
         self.meter.timeouts += stuck
         self.meter.deaths += not stuck

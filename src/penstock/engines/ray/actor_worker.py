@@ -83,9 +83,14 @@ class ActorWorker:
     ) -> ActorReply:
         """Start block ``number`` (``"run"``) or continue it (``"next"``), and return its next part.
 
+        ``"drop"`` forgets the remaining parts of the block.
+
         Its items are slices of ``packed`` objects, one after another; without any, the actor reads its samples.
         """
         try:
+            if kind == "drop":
+                self._in_progress.pop(number, None)
+                return dumps(("done", (), False, self._counts(), 0, 0)), None
             if kind == "run":
                 assert encoded is not None
                 parts = [unpack_object(data)[low:high] for data, (low, high) in zip(packed, slices, strict=True)]
@@ -120,9 +125,11 @@ class ActorWorker:
         except CannotSend:  # because of one of the items
             part = without_unsendable(part, Segment(self._stages), self._contexts)
             items = pack_object(part.items)
-        counts = (time.process_time(), sum(ctx.retried for ctx in self._contexts))
         encoded = encode_block(part)[1:]
-        return dumps(("done", encoded, more_parts, counts, len(part), items.nbytes)), items
+        return dumps(("done", encoded, more_parts, self._counts(), len(part), items.nbytes)), items
+
+    def _counts(self) -> tuple[float, int]:
+        return time.process_time(), sum(ctx.retried for ctx in self._contexts)
 
     def stop(self) -> None:
         """Release everything that belongs to the run, and wait for another one for ``IDLE_TIMEOUT_S``."""

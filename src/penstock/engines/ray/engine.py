@@ -20,8 +20,8 @@ from penstock.engines.cursor import Start
 from penstock.engines.devices import with_device_copies
 from penstock.engines.flow import BlockSizer
 from penstock.engines.local import engine as local
-from penstock.engines.local.engine import PooledRun, PoolSpec
-from penstock.engines.local.pool import WorkerProxy
+from penstock.engines.local.engine import MemoryBound, PooledRun, PoolSpec
+from penstock.engines.local.pool import Pool, WorkerProxy
 from penstock.engines.local.transport import dumps
 from penstock.engines.local.worker_proxy import SegmentPayload
 from penstock.engines.meter import Meter, Meters
@@ -43,19 +43,54 @@ MAX_SHARED_BYTES = 50_000_000  # of in-memory samples that may be sent to every 
 
 
 def run(
-    program: Program, order: Order | None, epoch: int, start: Start, meters: Meters, *, ordered: bool = True
+    program: Program,
+    order: Order | None,
+    epoch: int,
+    start: Start,
+    meters: Meters,
+    *,
+    ordered: bool = True,
+    pools: PooledRun | None = None,
 ) -> Iterator[Block]:
     """Run a plan from ``start``, and return its finished blocks; a plan that only reads runs here, without Ray.
+
+    Args:
+        program: The plan with its sources open.
+        order: The order of the epoch; None for a stream.
+        epoch: The number of the epoch.
+        start: Where the run begins.
+        meters: What the run measures about itself.
+        ordered: Blocks are delivered in order, not as they are finished.
+        pools: The run whose pools this one uses, from ``shared_actor_pools``; by default it has its own.
 
     Raises:
         EngineError: The cluster lacks the resources that a stage requests, or a function cannot be sent to it.
     """
+    if pools is not None:
+        return pools.guest(program, epoch, ordered, meters).blocks(order, start)
     options = program.plan.engine
     if options.get("sharers", 1) > 1:
         raise EngineError("a worker of a torch DataLoader cannot run a plan on Ray; use ds.loader(), or num_workers=0")
     segments = [segment for level in program.levels for segment in level.segments]
     if not any(segment.needs_pool for segment in segments):
         return local.run(program, order, epoch, start, meters, ordered=ordered)
+    return _ray_run(program, order, epoch, meters, ordered).blocks(order, start)
+
+
+def shared_actor_pools(program: Program, meters: Meters) -> PooledRun | None:
+    """Return pools of actors that several runs of one program use at the same time, within the memory of one run.
+
+    Raises:
+        EngineError: The cluster lacks the resources that a stage requests, or a function cannot be sent to it.
+    """
+    if not any(segment.needs_pool for level in program.levels for segment in level.segments):
+        return None
+    return _ray_run(program, program.order(0), 0, meters, True).as_host()
+
+
+def _ray_run(program: Program, order: Order | None, epoch: int, meters: Meters, ordered: bool) -> _RayRun:
+    options = program.plan.engine
+    segments = [segment for level in program.levels for segment in level.segments]
     connect_ray(options.get("address"))
     _close_runs_before_ray()
     cluster = _Cluster.now(options.get("cpus"))
@@ -77,7 +112,7 @@ def run(
     )
     if sources is not None:
         ray_run.locate = _SizeEstimate(sources.finder).defer
-    return ray_run.blocks(order, start)
+    return ray_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +246,8 @@ class _RayRun(PooledRun):
     @property
     def held_cpus(self) -> float:
         """The number of cores that the workers of this run reserve."""
+        if self.host is not None:
+            return 0.0
         payloads = [(spec.max_workers, spec.payload) for spec in self.pool_specs.values()]
         return sum(workers * payload.cpus for workers, payload in payloads if isinstance(payload, ActorPayload))
 
@@ -219,8 +256,14 @@ class _RayRun(PooledRun):
         spec = self.pool_specs.get(id(segment))
         if spec is None or not isinstance(spec.payload, ActorPayload):
             return out
-        spec.payload.pool = self.pools[-1]
         return fetch_items(out) if spec.payload.is_last else out
+
+    def _start_pool(self, segment: Segment) -> tuple[Pool, MemoryBound]:
+        pool, bound = PooledRun._start_pool(self, segment)
+        payload = self.pool_specs[id(segment)].payload
+        if isinstance(payload, ActorPayload):
+            payload.pool = pool
+        return pool, bound
 
     def _remote_proxy(self, payload: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
         assert isinstance(payload, ActorPayload)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.engines import Program, Start, StartPart
+from penstock.engines.cursor import Start, StartPart
+from penstock.engines.program import Program
 from penstock.errors import StateError
 from penstock.order import (
     Order,
