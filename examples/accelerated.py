@@ -41,6 +41,7 @@ def main() -> None:
         )
     if accelerator.is_main_process:
         print(ps.ledger(args.folder / "ledger").verify())
+    model, optimizer = accelerator.free_memory(model, optimizer)  # before its process group: see ddp.py
     accelerator.end_training()  # closes the process group: one that is still open can abort the exit of a process
 
 

@@ -61,6 +61,7 @@ def main() -> None:
     dist.barrier()  # now every rank has written its ledger
     if rank == 0:
         print(ps.ledger(args.folder / "ledger").verify())
+    del model  # first: the last one to let go of a process group waits for its threads, and a model holds Python's lock
     dist.destroy_process_group()
 
 

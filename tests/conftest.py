@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -39,7 +39,8 @@ PHOTO_SIZE = (48, 32)
 # How long a thread may take to end after the test.
 THREAD_GRACE_S = 60.0
 
-WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py
+WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py; the command beside it is "python"
+COLD = "PENSTOCK_COLD_PYTHON"  # the variable with the interpreter for options that the command does not know
 
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=1000 if FULL else EXAMPLES)
 settings.load_profile("penstock")
@@ -66,9 +67,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="penstock-cache-")
     os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
     if not hasattr(config, "workerinput"):  # all workers share one interpreter
-        os.environ[WARM] = os.path.join(config.stash[_cache].name, "warm")
-        call = [sys.executable, str(Path(__file__).with_name("warm_python.py")), os.environ[WARM]]
-        config.stash[_warm] = subprocess.Popen(call, stdin=subprocess.DEVNULL)
+        config.stash[_warm] = _start_warm_python(Path(config.stash[_cache].name))
+
+
+def _start_warm_python(folder: Path) -> subprocess.Popen[bytes]:
+    """Start the interpreter of warm_python.py, and write a command ``python`` that runs programs in it."""
+    os.environ |= {WARM: str(folder / "warm"), COLD: sys.executable}
+    client = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("warm_client.py")), os.environ[WARM]])
+    command = folder / "python"
+    command.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
+    command.chmod(0o755)
+    call = [sys.executable, str(Path(__file__).with_name("warm_python.py")), os.environ[WARM]]
+    return subprocess.Popen(call, stdin=subprocess.DEVNULL)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -175,14 +185,28 @@ def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
 
 
 @pytest.fixture(scope="session")
+def warm_python() -> str:
+    """A command like ``python`` whose processes have large libraries imported already; see warm_python.py."""
+    return str(Path(os.environ[WARM]).with_name("python"))
+
+
+@pytest.fixture(scope="session")
 def run_script() -> RunScript:
-    """Runs scripts in processes forked from an interpreter that has imported large libraries; see warm_python.py."""
-    spec = spec_from_file_location("warm_python", Path(__file__).with_name("warm_python.py"))
+    """Runs scripts as ``warm_python`` does; the function returns the status, and output and errors in one text."""
+    spec = spec_from_file_location("warm_client", Path(__file__).with_name("warm_client.py"))
     assert spec is not None
     assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return partial(module.run_script, os.environ[WARM])
+    client = module_from_spec(spec)
+    spec.loader.exec_module(client)
+
+    def run(*arguments: str | Path, folder: Path, env: dict[str, str]) -> tuple[int, str]:
+        with open(os.devnull, "rb") as nothing, tempfile.TemporaryFile() as output:
+            streams = (nothing.fileno(), output.fileno(), output.fileno())
+            status = client.run(os.environ[WARM], [str(each) for each in arguments], str(folder), env, streams)
+            output.seek(0)
+            return status, output.read().decode(errors="replace")
+
+    return run
 
 
 @pytest.fixture(scope="session")

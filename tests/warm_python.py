@@ -1,8 +1,8 @@
-"""An interpreter that has imported libraries that are slow to import, and forks a new process for every script.
+"""An interpreter that has imported libraries that are slow to import, and forks a new process for every program.
 
-``python warm_python.py SOCKET`` listens on a socket, and imports the libraries on the first request. A script runs as
-with ``python SCRIPT ARGUMENTS``: with its own arguments, folder, environment and output, and it ends as an interpreter
-ends. When the client disconnects, the script and its child processes are killed.
+``python warm_python.py SOCKET`` listens on a socket, and imports the libraries on the first request. A program runs as
+with ``python ARGUMENTS`` (see warm_client.py): with its own folder, environment and streams, and it ends as an
+interpreter ends. When the client disconnects, the program and its child processes are killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import runpy
 import select
 import signal
 import socket
@@ -18,30 +17,21 @@ import sys
 import warnings
 from contextlib import suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 PRELOADED = ("numpy", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute", "torch._dynamo", "datasets")
-
-
-def run_script(address: str, script: Path, *arguments: str, folder: Path, env: dict[str, str]) -> tuple[int, str]:
-    """Let the interpreter at ``address`` run a script; return the exit status, and output and errors in one text."""
-    request = {"script": str(script), "arguments": arguments, "folder": str(folder), "env": env}
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(address)
-        with connection.makefile("rw") as file:
-            file.write(json.dumps(request) + "\n")
-            file.flush()
-            response = json.loads(file.readline())
-    return response["status"], response["output"]
+EXECUTABLE = "PENSTOCK_WARM_EXECUTABLE"  # the variable with what a program has as sys.executable
 
 
 def serve(address: str) -> None:
-    """Accept requests until killed; returns only in a process that has run a script."""
+    """Accept requests until killed; returns only in a process that has run a program."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes that serve requests need no wait
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
-        listener.listen()
+        listener.listen(64)
         warm = False
         while True:
             connection, _ = listener.accept()
@@ -59,22 +49,24 @@ def serve(address: str) -> None:
 
 
 def _serve_request(connection: socket.socket) -> None:
-    """Run one script in a new process and send its status and output; returns only in that process."""
+    """Run one program in a new process and send its pid and status; returns only in that process."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    file = connection.makefile("rw")
-    request = json.loads(file.readline())
-    output = os.memfd_create("output")
+    size, streams, _, _ = socket.recv_fds(connection, 4, 3)
+    with connection.makefile("rb") as file:
+        request = json.loads(file.read(int.from_bytes(size, "big")))
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
         connection.close()
-        file.close()
-        os.close(output)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
         _run_request(request)
         return
+    for stream in streams:
+        os.close(stream)
+    with suppress(OSError):
+        connection.sendall(b"%d\n" % pid)
     status = None
     while status is None:
         ended_pid, wait_status = os.waitpid(pid, os.WNOHANG)
@@ -83,24 +75,49 @@ def _serve_request(connection: socket.socket) -> None:
         elif select.select([connection], [], [], 0.02)[0]:  # a client sends nothing more, so it has disconnected
             with suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
-    text = os.pread(output, os.fstat(output).st_size, 0).decode(errors="replace")
     with suppress(OSError):
-        file.write(json.dumps({"status": status, "output": text}) + "\n")
-        file.flush()
+        connection.sendall(b"%d\n" % status)
     os._exit(0)
 
 
 def _run_request(request: dict[str, Any]) -> None:
-    """Run the script as ``python SCRIPT ARGUMENTS`` would."""
+    """Run the program as ``python ARGUMENTS`` would."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
-    sys.argv = [request["script"], *request["arguments"]]
-    sys.path[0] = str(Path(request["script"]).parent)
+    sys.executable = os.environ.get(EXECUTABLE, sys.executable)
+    sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    actions = [action for action in os.environ.get("PYTHONWARNINGS", "").split(",") if action]
+    arguments = list(request["arguments"])
+    while arguments[0] in ("-u", "-W"):
+        if arguments.pop(0) == "-W":
+            actions.append(arguments.pop(0))
     warnings.resetwarnings()
-    for action in filter(None, os.environ.get("PYTHONWARNINGS", "").split(",")):
+    for action in actions:
         warnings.simplefilter(action)  # type: ignore[arg-type]
-    runpy.run_path(request["script"], run_name="__main__")
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    exec(_program(main, arguments), main.__dict__)
+
+
+def _program(main: ModuleType, arguments: list[str]) -> CodeType:
+    """Prepare the main module and ``sys`` for a script, ``-m`` or ``-c``; return the code to run."""
+    kind = arguments.pop(0) if arguments[0] in ("-c", "-m") else ""
+    if kind == "-c":
+        sys.argv, sys.path[0] = ["-c", *arguments[1:]], ""
+        return compile(arguments[0], "<string>", "exec")
+    if kind == "-m":
+        sys.path[0] = os.getcwd()
+        spec = find_spec(arguments[0])
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = find_spec(f"{arguments[0]}.__main__")
+        assert spec is not None
+        assert spec.origin is not None
+        main.__spec__, main.__package__ = spec, spec.parent
+        main.__file__, sys.argv = spec.origin, [spec.origin, *arguments[1:]]
+        return compile(Path(spec.origin).read_bytes(), spec.origin, "exec")
+    sys.argv, sys.path[0] = arguments, str(Path(arguments[0]).resolve().parent)
+    main.__file__ = arguments[0]
+    return compile(Path(arguments[0]).read_bytes(), arguments[0], "exec")
 
 
 if __name__ == "__main__":
