@@ -127,17 +127,23 @@ class _Jpeg:
         return (self.height, self.width) if self.orientation < 5 else (self.width, self.height)
 
     def decode(self, shrink_factor: float, needed: Box | None = None) -> Decoded:
-        factor = next((factor for factor in (8, 4, 2) if shrink_factor >= factor * _MIN_REMAINING_SHRINK), 1)
+        factor = 1
+        while factor < 8 and shrink_factor >= 2 * factor * _MIN_REMAINING_SHRINK:
+            factor *= 2
         height, width = -(-self.height // factor), -(-self.width // factor)
         decoded = None
         if needed is not None and self.header is not None and self.header.is_sequential:
-            top, left, bottom, right = _as_stored(_reduced(needed, factor), self.orientation, height, width)
+            box = needed if factor == 1 else _reduced(needed, factor)
+            top, left, bottom, right = (
+                box if self.orientation == 1 else _as_stored(box, self.orientation, height, width)
+            )
             top, left = max(0, top - _MARGIN_ROWS), max(0, left - _MARGIN_COLUMNS)
             box = Box(top, left, min(height, bottom + _MARGIN_ROWS), min(width, right + _MARGIN_COLUMNS))
-            decoded = (self._decode_tiles if self.header.restart_interval else self._decode_top)(
-                box, factor, self.header
-            )
+            decode = self._decode_tiles if self.header.restart_interval else self._decode_top
+            decoded = decode(box, factor, self.header)
         part, pixels = decoded or (Box(0, 0, height, width), self._decode_all(factor))
+        if self.orientation == 1:
+            return Decoded(pixels, factor, part.top, part.left)
         top, left, _, _ = _as_upright(part, self.orientation, height, width)
         return Decoded(upright(pixels, self.orientation), factor, top, left)
 
@@ -149,8 +155,10 @@ class _Jpeg:
         tiles = find_tiles(self.data, header)
         if tiles is None:
             return None
-        top, left, bottom, right = (side * factor for side in box)
-        part = tiles.covering(Box(top, left, min(bottom, self.height), min(right, self.width)))
+        if factor > 1:
+            top, left, bottom, right = (side * factor for side in box)
+            box = Box(top, left, min(bottom, self.height), min(right, self.width))
+        part = tiles.covering(box)
         height, width = part.bottom - part.top, part.right - part.left
         if not self._worthwhile(height * width):
             return None
@@ -159,7 +167,7 @@ class _Jpeg:
             pixels = simplejpeg().decode_jpeg(tiles.joined(self.data, part), strict=not self.partial, **options)
         except ValueError:
             return None
-        return _reduced(part, factor), pixels
+        return part if factor == 1 else _reduced(part, factor), pixels
 
     def _decode_top(self, box: Box, factor: int, header: JpegHeader) -> tuple[Box, Pixels] | None:
         """Decode the rows above the end of a box only, by changing the height in the header.

@@ -20,6 +20,7 @@ from penstock.vision.planes import PlanesImage
 from penstock.vision.resampling import Decoded, Pixels, Rect, resize, shrink
 from penstock.vision.segments import Box
 from penstock.vision.transform import (
+    ENCODED,
     DType,
     FixedTransform,
     Layout,
@@ -87,7 +88,7 @@ class Geometry(AnnotatedTransform):
         return self._with_region(data, rng, limits)[0]
 
     def _with_region(self, image: Any, rng: np.random.Generator, limits: Limits) -> tuple[Any, Region]:
-        if not isinstance(image, bytes | bytearray | memoryview):
+        if not isinstance(image, ENCODED):
             pixels = self._input_pixels(image)
             region = self.region(pixels.shape[0], pixels.shape[1], rng)
             return self._format.convert(self._resized(*self.part(Decoded(pixels), region), region)), region
@@ -111,7 +112,8 @@ class Geometry(AnnotatedTransform):
         top, left, height, width, *_ = region
         pixels, factor, *offset = decoded
         if factor == 1:
-            region = region._replace(top=top - offset[0], left=left - offset[1])
+            if offset != [0, 0]:
+                region = Region(top - offset[0], left - offset[1], height, width, region.size)
             return self._crop(pixels, region), Rect(0, 0, height, width)
         first_row, first_column = top // factor, left // factor
         rows = slice(first_row - offset[0], -(-(top + height) // factor) - offset[0])
@@ -385,7 +387,7 @@ class _Flip(AnnotatedTransform, RandomTransform):
         return np.ascontiguousarray(pixels[::-1] if self.upside_down else pixels[:, ::-1])
 
     def _with_region(self, image: Any, rng: np.random.Generator, limits: Limits) -> tuple[Any, Region]:
-        is_encoded = isinstance(image, bytes | bytearray | memoryview)
+        is_encoded = isinstance(image, ENCODED)
         pixels = read_image(bytes(image), limits=limits) if is_encoded else self._input_pixels(image)
         flips = self.draw(rng)
         size = pixels.shape[0], pixels.shape[1]

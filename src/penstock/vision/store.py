@@ -17,7 +17,7 @@ from penstock.plan import Context, Map, Place, check_choice, check_count
 from penstock.vision.decoding import EncodedImage, open_encoded, upright
 from penstock.vision.planes import PLANES_MAGIC, encode_planes
 from penstock.vision.resampling import Pixels, Rect, resize, shrink
-from penstock.vision.segments import exif_orientation
+from penstock.vision.segments import exif_orientation, with_lengths
 from penstock.vision.tiles import tile_interval
 
 _LIMITS = Limits()
@@ -96,9 +96,11 @@ class Store:
         gray = bool((pixels[:, :, 0] == pixels[:, :, 1]).all() and (pixels[:, :, 0] == pixels[:, :, 2]).all())
         options: dict[str, Any] = {} if gray else {"subsampling": "4:2:0"}
         if self.tiles:
-            options["restart_marker_blocks"] = tile_interval(pixels.shape[1], 8 if gray else 16)
+            mcu_size = 8 if gray else 16
+            options["restart_marker_blocks"] = tile_interval(pixels.shape[1], mcu_size, mcu_size)
         image = pixels[:, :, 0] if gray else pixels
-        return _saved(image, "JPEG", quality=self.quality, optimize=True, **options)
+        data = _saved(image, "JPEG", quality=self.quality, optimize=True, **options)
+        return with_lengths(data) if self.tiles else data
 
     def _reencode_png_or_webp(self, data: bytes) -> bytes:
         image = open_image(data, _LIMITS)

@@ -1,7 +1,7 @@
 """Storing JPEGs in tiles without loss, by ``jpegtran``: the same coefficients, with restart markers.
 
-A tile is a segment between two restart markers, some 64 pixels wide and as high as an MCU. Crops then decode only the
-tiles that they need, see ``segments``. The file remains an ordinary JPEG for every other program.
+A tile is a segment between two restart markers, some 32 to 64 pixels wide and as high as an MCU. Crops then decode only
+the tiles that they need, see ``segments``. The file remains an ordinary JPEG for every other program.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ import numpy as np
 from penstock.errors import DataError, PlanError
 from penstock.plan import Context, Map, Place
 from penstock.vision.decoding import simplejpeg
-from penstock.vision.segments import JpegHeader, find_tiles, jpeg_header
+from penstock.vision.segments import JpegHeader, find_tiles, jpeg_header, with_lengths
 
-# 64 pixels: narrower tiles leave out little more of an image, since rows of tiles are 8 or 16 pixels high anyway.
-_TILE_WIDTH, _MIN_TILE_WIDTH, _MAX_TILE_WIDTH = 64, 32, 160
+# Narrower tiles leave out more of an image, but each costs some bytes: less, relatively, where they are 16 pixels high.
+_TILE_WIDTH, _TILE_WIDTH_OF_HIGH, _MIN_TILE_WIDTH, _MAX_TILE_WIDTH = 64, 48, 32, 160
 _MAX_GROWTH = (
     1.2  # a file that grows more is mostly markers: a picture of few colours. Progressive ones grow by 5 to 10%
 )
 
 
-def tile_interval(width: int, mcu_width: int) -> int:
+def tile_interval(width: int, mcu_width: int, mcu_height: int = 8) -> int:
     """Return how many MCUs a tile of an image should have: a divisor of its MCUs a row, or all of them."""
+    best = _TILE_WIDTH if mcu_height == 8 else _TILE_WIDTH_OF_HIGH
     per_row = -(-width // mcu_width)
     divisors = [count for count in range(1, per_row + 1) if per_row % count == 0]
     wanted = [count for count in divisors if _MIN_TILE_WIDTH <= count * mcu_width <= _MAX_TILE_WIDTH]
-    return min(wanted, key=lambda count: abs(count * mcu_width - _TILE_WIDTH), default=per_row)
+    return min(wanted, key=lambda count: abs(count * mcu_width - best), default=per_row)
 
 
 def tile_jpeg(data: bytes, *, verify: bool = False) -> bytes:
@@ -52,7 +53,8 @@ def tile_jpeg(data: bytes, *, verify: bool = False) -> bytes:
     header = jpeg_header(data) if data[:3] == b"\xff\xd8\xff" else None
     if header is None or not header.is_common:
         return data
-    interval = tile_interval(header.width, header.mcu_size[1])
+    mcu_height, mcu_width = header.mcu_size
+    interval = tile_interval(header.width, mcu_width, mcu_height)
     if not _gains(data, header, interval):
         return data
     # "-copy all" keeps EXIF, profiles and comments.
@@ -62,7 +64,7 @@ def tile_jpeg(data: bytes, *, verify: bool = False) -> bytes:
         return data
     if verify and not np.array_equal(*(simplejpeg().decode_jpeg(file, strict=False) for file in (data, done.stdout))):
         raise ValueError("the image has other pixels after jpegtran stored it in tiles; pack it without tiles")
-    return done.stdout
+    return with_lengths(done.stdout)
 
 
 def _gains(data: bytes, header: JpegHeader, interval: int) -> bool:

@@ -24,6 +24,7 @@ Range = tuple[float, float]
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
 
 IMAGENET: MeanStd = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+ENCODED = (bytes, bytearray, memoryview)  # a union of types would be built anew for every image
 _LIMITS = Limits()
 
 
@@ -71,7 +72,7 @@ class Transform(ABC):
             name = image_field(image)
             return {**image, name: self._run(image[name], rng, limits)}
         rng = self._generator(rng)
-        if isinstance(image, bytes | bytearray | memoryview):
+        if isinstance(image, ENCODED):
             return self.decode(bytes(image), rng, limits)
         return self.apply(self._input_pixels(image), rng)
 
