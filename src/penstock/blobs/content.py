@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from penstock.blobs.arriving import ArrivingBytes, Buffer, excess_error, room_for
 from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
-from penstock.blobs.prefetch import PrefetchedBytes
 from penstock.errors import DataError, StorageError
 
-Buffer = mmap.mmap | bytes
-MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
 HEAD = 512  # bytes by which a file is recognised
 
 
@@ -29,13 +26,13 @@ class Content:
         problem: Why the bytes end early, if the compressed stream is damaged or refused.
     """
 
-    bytes: Buffer | PrefetchedBytes
+    bytes: Buffer | ArrivingBytes
     problem: str | None = None
 
     @property
     def buffer(self) -> Buffer:
         """The bytes, where all of them are on this machine."""
-        assert not isinstance(self.bytes, PrefetchedBytes)
+        assert not isinstance(self.bytes, ArrivingBytes)
         return self.bytes
 
     def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
@@ -46,7 +43,7 @@ class Content:
             DataError: A range arrived damaged.
         """
         content = self.bytes
-        if isinstance(content, PrefetchedBytes):
+        if isinstance(content, ArrivingBytes):
             return content.cut(starts, stops)
         return [content[start:stop] for start, stop in zip(starts, stops, strict=True)]
 
@@ -95,17 +92,13 @@ def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Itera
     Raises:
         StorageError: The temporary folder has no room for that many bytes, or cannot be written.
     """
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    limit = min(MAX_UNSIZED, free // 2) if size is None else size
-    if limit > free:
-        raise StorageError(f"its {size:,} bytes do not fit into {tempfile.gettempdir()}; set TMPDIR", url)
+    limit = room_for(size, url)
     with tempfile.TemporaryFile(prefix="penstock-") as file:
         done = 0
         for chunk in chunks:
             done += len(chunk)
             if done > limit:
-                problem = f"more than {limit:,} bytes arrive, although the server does not declare a size"
-                raise StorageError(f"{problem}; copy it to a disk first", url)
+                raise excess_error(limit, url)
             try:
                 file.write(chunk)
             except OSError as exc:

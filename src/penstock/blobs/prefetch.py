@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from penstock.blobs.arriving import ArrivingBytes, Window
 from penstock.blobs.checksums import CELL, U32, first_damaged
 from penstock.errors import DataError, StorageError
 from penstock.storage import Info, Storage
@@ -36,6 +37,7 @@ CONNECTIONS = 12
 SEQUENTIAL_BYTES = 128 << 20  # budget of readers that go front to back: more is only more memory to fault in
 MIN_BUDGET = 1 << 30  # of all ranges together, unless an eighth of the machine's memory is more
 MAX_SPARE_BUFFERS = 16
+_FIRST = 1 << 20  # bytes of the first request for an object that is read as it arrives
 IDLE_S = 1.0  # a thread without work for this long ends
 _QUEUED, _IN_FLIGHT, _ARRIVED, _FAILED = range(4)
 
@@ -51,6 +53,7 @@ class _Chunk:
     stop: int
     state: int = _QUEUED
     data: mmap.mmap | None = None  # its bytes, at the beginning of a buffer that is reused after it
+    reserved: bool = False  # it was fetched ahead of a reader that has not come so far: it is not dropped
     pins: int = 0  # readers that copy from the buffer without the lock: it is not reused before they are done
     error: Exception | None = None
     unread: int = 0  # announced bytes that were not read yet
@@ -115,9 +118,9 @@ class Fetcher:
             self._bytes -= chunk.size
             self._work_arrived.notify()
         data, chunk.data = chunk.data, None
-        if data is not None and len(data) == CHUNK and not chunk.pins and not self.stopped:
-            if len(self._buffers) < MAX_SPARE_BUFFERS:
-                self._buffers.append(data)
+        reusable = data is not None and len(data) == CHUNK and not chunk.pins and not self.stopped
+        if data is not None and reusable and len(self._buffers) < MAX_SPARE_BUFFERS:
+            self._buffers.append(data)
 
     def buffer(self, size: int) -> mmap.mmap:
         """Return a buffer of at least ``size`` bytes, one that was used before where it fits."""
@@ -192,7 +195,7 @@ class Fetcher:
         budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES)
         if self._bytes + chunk.size <= budget:
             return True
-        droppable = [held for held in self._held if held.state == _ARRIVED and not held.urgent]
+        droppable = [held for held in self._held if held.state == _ARRIVED and not (held.urgent or held.reserved)]
         droppable.sort(key=lambda held: (held.unread > 0, held.used_at))
         for held in droppable:
             if held.unread > 0 and not chunk.urgent:
@@ -224,7 +227,7 @@ def _machine_memory() -> int:
 
 
 @dataclass(slots=True, eq=False)
-class PrefetchedBytes:
+class PrefetchedBytes(ArrivingBytes):
     """The bytes of one remote object; slicing it waits until the range has arrived.
 
     Attributes:
@@ -245,6 +248,7 @@ class PrefetchedBytes:
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
     _end: int = 0  # of the last announced range: if the next one begins there, more is read ahead
     _last: _Chunk | None = None  # the chunk read last: the next read is likely to be in it too
+    _window: _Chunk | None = None  # the chunk that was returned as a window
 
     def __len__(self) -> int:
         return self.info.size or 0
@@ -351,26 +355,55 @@ class PrefetchedBytes:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
-        """Read many ranges; neighbours in one chunk are copied without the lock.
-
-        Raises:
-            StorageError: A range cannot be read, the object has changed, or the reader was cancelled.
-            DataError: The bytes do not match their checksums.
-        """
+        """Read many ranges; neighbours in one chunk are copied without the lock."""
         out: list[bytes] = []
         while (at := len(out)) < len(starts):
             with self.pinned(starts[at], stops[at]) as (chunk, data):
                 low, high, end = chunk.start, chunk.stop, at
                 while end < len(starts) and low <= starts[end] and stops[end] <= high:
                     end += 1
-                out += [
-                    data[start - low : stop - low] for start, stop in zip(starts[at:end], stops[at:end], strict=True)
-                ]
+                ranges = zip(starts[at:end], stops[at:end], strict=True)
+                out += [data[start - low : stop - low] for start, stop in ranges]
                 with self.fetcher.lock:
                     chunk.unread -= sum(map(len, out[at:]))
             if end == at:  # the range is not in one chunk
                 out.append(self[starts[at] : stops[at]])
         return out
+
+    def reach(self, offset: int) -> int:
+        return len(self)
+
+    def window(self, offset: int) -> Window:
+        """Wait for the part that holds the byte at ``offset``, and fetch what follows it."""
+        self._fetch_ahead(offset)
+        with self.fetcher.lock:
+            if self._window is not None:
+                self._window.pins -= 1
+                self._window = None
+            chunk = self._arrived(offset, offset + CHUNK)
+            assert chunk.data is not None
+            chunk.pins += 1
+            self._window = chunk
+            return Window(chunk.start, chunk.stop, chunk.data)
+
+    def _fetch_ahead(self, offset: int) -> None:
+        """Fetch what follows ``offset``, and hold it until ``pass_over``."""
+        with self.fetcher.lock:
+            if self.fetcher.stopped or not wanted():
+                return
+            added = self._cover(0, _FIRST) if not offset else []
+            added += self._cover(offset, min(len(self), offset + READ_AHEAD))
+            for chunk in added:
+                chunk.reserved = True
+            self.fetcher.enqueue(added)
+
+    def pass_over(self, offset: int) -> None:
+        """Note that what is wanted of the bytes before ``offset`` was announced: the rest need not be held."""
+        with self.fetcher.lock:
+            for chunk in self._chunks:
+                if chunk.stop > offset:
+                    break
+                chunk.reserved = False
 
     @contextmanager
     def pinned(self, start: int, stop: int) -> Iterator[tuple[_Chunk, mmap.mmap]]:
@@ -435,8 +468,10 @@ class PrefetchedBytes:
 
     def _drop_before(self, chunk: _Chunk) -> None:
         """Drop the chunks that a reader which goes front to back has passed."""
-        while self._chunks[0] is not chunk and self._chunks[0].state == _ARRIVED and self._chunks[0].unread <= 0:
-            self.fetcher.drop(self._chunks[0])
+        while (first := self._chunks[0]) is not chunk and first.state == _ARRIVED and first.unread <= 0:
+            if first.reserved:
+                return
+            self.fetcher.drop(first)
 
     def fetch(self, start: int, stop: int) -> mmap.mmap:
         """Fetch a range in the calling thread and verify it; a damaged range is fetched once more.
@@ -465,6 +500,7 @@ class PrefetchedBytes:
         """Drop all chunks but those in flight; the fetcher drops these when it needs their memory."""
         with self.fetcher.lock:
             for chunk in list(self._chunks):
+                chunk.reserved = False
                 if chunk.state != _IN_FLIGHT:
                     self.fetcher.drop(chunk)
 

@@ -250,7 +250,10 @@ class Program:
         stages = [stage for stage in self.plan.ordering if not stage.applies_per_rank]
         if len(stages) > 1 or len(self.arrangement.leaves) > 1:
             return None
-        order = UncountedOrder(self._hashes[0], self.readers[0].count, 0, self.seed, epoch)
+        reader = self.readers[0]
+        order = UncountedOrder(
+            self._hashes[0], reader.count, 0, self.seed, epoch, grow=reader.grow, expect=reader.expect
+        )
         return stages[0].without_counts(order) if stages else order
 
     def order(self, epoch: int, *, counts: bool = True) -> Order:

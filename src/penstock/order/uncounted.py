@@ -29,6 +29,8 @@ from penstock.order.orders import (
 from penstock.order.pieces import GROUP_STRIDE, Piece
 from penstock.order.windows import DEFAULT_WINDOW, Group, indices_by_label, shuffled_span_order
 
+_EXPECTED_GROUPS = 24  # announced ahead where a group is one shard, which may be small
+
 
 class UncountedOrder(Order):
     """Shards in sequence or shuffled, counted one group at a time.
@@ -42,6 +44,9 @@ class UncountedOrder(Order):
         window: As in ``ShuffledOrder``.
         shards: As in ``ShuffledOrder``; without a shuffle, a group is one shard.
         shuffle: Whether the order is shuffled.
+        grow: Returns how many samples of a shard are known to be there, and whether these are all; waits until more
+            are known than a given number. By default a shard is counted at once.
+        expect: Called with the shards that will be read next, in order, and whether all of their counts are needed.
     """
 
     size = UNKNOWN
@@ -58,10 +63,13 @@ class UncountedOrder(Order):
         window: int | None = None,
         shards: int = 1,
         shuffle: bool = False,
+        grow: Callable[[int, int], tuple[int, bool]] | None = None,
+        expect: Callable[[Sequence[int], bool], None] | None = None,
     ) -> None:
         names = self._names = np.asarray(names_hash, np.uint64)
         self.leaf, self.fixed = leaf, not shuffle
         self._count, self._seed, self._epoch = count, seed, epoch
+        self._grow, self._expect = grow or (lambda shard, _: (count(shard), True)), expect or (lambda *_: None)
         self._window = DEFAULT_WINDOW if window is None else window
         self._per_group = shards if shuffle else 1
         self._keys = shard_keys(names, leaf, seed, epoch)
@@ -72,7 +80,16 @@ class UncountedOrder(Order):
     def shuffled(self, window: int | None, shards: int) -> UncountedOrder:
         """Return the order of the same shards, shuffled."""
         return UncountedOrder(
-            self._names, self._count, self.leaf, self._seed, self._epoch, window=window, shards=shards, shuffle=True
+            self._names,
+            self._count,
+            self.leaf,
+            self._seed,
+            self._epoch,
+            window=window,
+            shards=shards,
+            shuffle=True,
+            grow=self._grow,
+            expect=self._expect,
         )
 
     def at(self, p: I64) -> Refs:
@@ -95,14 +112,38 @@ class UncountedOrder(Order):
         sizes = sizes or doubling_sizes()
         while start < stop:
             g, offset = divmod(start, GROUP_STRIDE)
-            end = min(int(self._group_counts(g).sum()), stop - g * GROUP_STRIDE)
             following = (g + _stride(piece)) * GROUP_STRIDE
-            while offset < end:
-                offsets = np.arange(offset, min(offset + next(sizes), end), dtype=np.int64)
+            last, known, whole = stop - g * GROUP_STRIDE, 0, False
+            self._expect_after(g, piece)
+            while offset < last:
+                if offset >= known:
+                    known, whole = (0, True) if whole else self._known(g, offset)
+                    if offset >= known:
+                        break
+                offsets = np.arange(offset, min(offset + next(sizes), known, last), dtype=np.int64)
                 offset += len(offsets)
-                after = g * GROUP_STRIDE + offset if offset < end else following
+                ended = offset >= last or (whole and offset >= known)
+                after = following if ended else g * GROUP_STRIDE + offset
                 yield g * GROUP_STRIDE + offsets, self._in_group(g, offsets), after
             start = following
+
+    def _known(self, g: int, beyond: int) -> tuple[int, bool]:
+        """Return how many samples of a group are known, more than ``beyond`` unless these are all."""
+        if not self.fixed:
+            return int(self._group_counts(g).sum()), True
+        shard = self.shards_of(g)[0]
+        if self._counts[shard] != UNKNOWN:
+            return int(self._counts[shard]), True
+        known, whole = self._grow(shard, beyond)
+        if whole:
+            self._counts[shard] = known
+        return known, whole
+
+    def _expect_after(self, g: int, piece: Piece) -> None:
+        """Announce the shards of a group and of those after it, as far as a piece goes."""
+        groups = range(g, min(self.group_count, -(-piece[1] // GROUP_STRIDE)), _stride(piece))
+        ahead = groups[:_EXPECTED_GROUPS] if self.fixed else groups[:2]
+        self._expect([shard for group in ahead for shard in self.shards_of(group)], not self.fixed)
 
     def whole(self) -> list[Piece]:
         return [[0, self.group_count * GROUP_STRIDE, 1, 0]] if self.group_count else []
@@ -161,11 +202,10 @@ class UncountedOrder(Order):
         return self._counts[shards]
 
     def _in_group(self, g: int, offsets: I64) -> Refs:
-        counts = self._group_counts(g)
         if self.fixed:
             span, index = np.zeros_like(offsets), offsets  # the group is one shard
         else:
-            span, index = Group(counts, self._window, (self._seed, self._epoch, g)).locate(offsets)
+            span, index = Group(self._group_counts(g), self._window, (self._seed, self._epoch, g)).locate(offsets)
         return shard_refs(self.leaf, self._keys, self._visited[g * self._per_group + span], index)
 
 

@@ -77,6 +77,17 @@ class Reader(Protocol):
     def count(self, shard: int) -> int:
         """Return the number of samples in one shard, opening it if necessary."""
 
+    def grow(self, shard: int, beyond: int) -> tuple[int, bool]:
+        """Return how many samples of a shard are known to be there, and whether these are all.
+
+        Waits until more than ``beyond`` are known, or all. Asked for shards that are read in order.
+        """
+        return self.count(shard), True
+
+    def expect(self, shards: Sequence[int], whole: bool) -> None:
+        """Prepare to read shards, in this order; ``whole``: all of their counts will be asked for."""
+        return None
+
     def sizes(self) -> list[int]:
         """Return the size of each shard in bytes."""
 

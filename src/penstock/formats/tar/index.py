@@ -98,6 +98,11 @@ class Index:
         row = int(self.first[i])
         return int(self.start[row]) if row < len(self.start) else 0
 
+    def end(self, i: int) -> int:
+        """Return where the bytes of sample ``i`` and of those before it end; 0 if they have none."""
+        row = int(self.first[i + 1]) if i + 1 < self.samples else len(self.start)
+        return int(self.start[row - 1] + self.size[row - 1]) if 0 < row <= len(self.start) else 0
+
     def key(self, i: int) -> str:
         """Return the key of sample ``i``; for a lost range, the last good key before it."""
         return self.text[self.edges[i] : self.edges[i + 1]]
@@ -293,6 +298,20 @@ class IndexBuilder:
         self._keys: list[bytes] = []
         self._bad: dict[int, str] = {}
         self._lost: list[int] = []
+        self._members: tuple[int, int] = 0, 0  # how many samples have so many fields together
+
+    @property
+    def samples(self) -> int:
+        """How many samples were added."""
+        return len(self._keys)
+
+    def members_before(self, sample: int) -> int:
+        """Return how many fields the samples before ``sample`` have; cheap if asked in ascending order."""
+        known, members = self._members if self._members[0] <= sample else (0, 0)
+        lengths = [len(names) for names in self._kinds]
+        members += sum(lengths[kind] for kind in self._kind[known:sample])
+        self._members = sample, members
+        return members
 
     def add(self, key: bytes, field_names: tuple[str, ...]) -> None:
         """Add a good sample, whose fields are the next rows of ``start`` and ``size``."""
@@ -311,8 +330,8 @@ class IndexBuilder:
         self._bad[len(self._keys)] = problem
         self.add(key, ())
 
-    def build(self, start: I64, size: I64, skipped: int, content_size: int) -> Index:
-        """Return the index of all samples added.
+    def build(self, start: I64, size: I64, skipped: int, content_size: int, first_sample: int = 0) -> Index:
+        """Return the index of the samples added, or of those from ``first_sample`` on, which is then number 0.
 
         Args:
             start: Where the data of each field begins.
@@ -320,7 +339,7 @@ class IndexBuilder:
             skipped: The number of members that belong to no sample.
             content_size: The size of the archive, decompressed.
         """
-        kind = np.array(self._kind, np.int32)
+        kind = np.array(self._kind[first_sample:], np.int32)
         lengths = np.array([len(names) for names in self._kinds] or [0], np.int64)[kind]
         return Index(
             kinds=list(self._kinds),
@@ -328,9 +347,9 @@ class IndexBuilder:
             first=np.cumsum(lengths) - lengths,
             start=start,
             size=size,
-            **_key_arrays(self._keys),
-            bad=self._bad,
-            lost=frozenset(self._lost),
+            **_key_arrays(self._keys[first_sample:] if first_sample else self._keys),
+            bad={i - first_sample: text for i, text in self._bad.items() if i >= first_sample},
+            lost=frozenset(i - first_sample for i in self._lost if i >= first_sample),
             skipped=skipped,
             content_size=content_size,
         )

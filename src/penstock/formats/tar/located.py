@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.blobs.arriving import ArrivingBytes
 from penstock.blobs.content import Content
-from penstock.blobs.prefetch import PrefetchedBytes
 from penstock.errors import DataError
 from penstock.formats.tar.index import I64, Index
 
@@ -28,12 +28,14 @@ class OpenShard:
         index: Its index.
         content: Its bytes.
         released: The offset up to which its pages have been given back to the system.
+        base: The number in the shard of the first sample of the index, which may be that of a part.
     """
 
     url: str
     index: Index
     content: Content
     released: int = 0
+    base: int = 0
 
     def release(self, upto: int | None = None) -> None:
         """Give the pages before ``upto`` back to the system, by default all: until then they count as process memory.
@@ -41,8 +43,10 @@ class OpenShard:
         They can still be read: the page cache supplies them again.
         """
         data = self.content.bytes
+        if not isinstance(data, mmap.mmap):
+            return
         upto = (len(data) if upto is None else upto) // _PAGE * _PAGE
-        if upto - self.released >= _MIN_RELEASE and isinstance(data, mmap.mmap):
+        if upto - self.released >= _MIN_RELEASE:
             data.madvise(mmap.MADV_DONTNEED, self.released, upto - self.released)
             self.released = upto
 
@@ -158,7 +162,7 @@ class LocatedTar:
             names.append("__url__")
             columns.append(_per_row([shard.url for shard in self._shards], slots))
         names += fields
-        if any(isinstance(shard.content.bytes, PrefetchedBytes) for shard in self._shards):
+        if any(isinstance(shard.content.bytes, ArrivingBytes) for shard in self._shards):
             columns += self._cut(len(fields), slots)
         else:
             maps = _per_row([shard.content.bytes for shard in self._shards], slots)
@@ -186,7 +190,8 @@ class LocatedTar:
         return columns
 
     def _error(self, place: int) -> DataError:
-        shard, index = self._shards[self._slot[place]], int(self._index[place])
+        shard = self._shards[self._slot[place]]
+        index = int(self._index[place]) - shard.base
         return DataError(shard.index.bad[index], shard.url, shard.index.key(index) or None)
 
 

@@ -5,32 +5,37 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from penstock.blobs.arriving import ArrivingBytes, SpooledBytes
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
-from penstock.blobs.prefetch import CONNECTIONS, Fetcher, PrefetchedBytes
+from penstock.blobs.prefetch import CONNECTIONS, SEQUENTIAL_BYTES, Fetcher, PrefetchedBytes
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.archive import RECORD, long_padding
+from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
-from penstock.formats.tar.remote import open_remote, remote_index
+from penstock.formats.tar.remote import open_arriving, open_remote, remote_index
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.walker import FieldFilter
 from penstock.plan import Reader, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
 from penstock.storage.protocol import scheme, without_query
+from penstock.storage.retry import while_wanted
 
 log = logging.getLogger(__name__)
 _OPEN_SHARDS = 32  # a window reads 16 shards at once, and the next window may have begun
+_MAX_OPENING = 24  # remote shards that are opened or counted ahead at a time
 
 
 class TarReader(Reader):
@@ -66,7 +71,9 @@ class TarReader(Reader):
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._manifest_counts = counts
         self._index_counts: dict[int, int] = {}
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._open: OrderedDict[int, OpenShard | ArrivingShard] = OrderedDict()
+        self._opening: dict[int, Future[None]] = {}  # shards that are opened or counted ahead
+        self._countable: bool | None = None
         self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted but not opened yet
         self._lock = threading.Lock()
 
@@ -97,9 +104,91 @@ class TarReader(Reader):
         """
         if self._manifest_counts is not None:
             return int(self._manifest_counts[shard])
+        self._wait_for(shard)
         if shard not in self._index_counts:
-            self._remember(shard, self._load(shard, mapped=False))
+            arriving = self._open.get(shard)
+            if isinstance(arriving, ArrivingShard):
+                self._remember_count(shard, arriving.grow(sys.maxsize)[0])
+            else:
+                self._remember(shard, self._load(shard, mapped=False))
         return self._index_counts[shard]
+
+    def grow(self, shard: int, beyond: int) -> tuple[int, bool]:
+        """Return how many samples of a shard are known to be there, more than ``beyond`` unless these are all.
+
+        Raises:
+            StorageError: The shard cannot be read.
+        """
+        if self._manifest_counts is not None or shard in self._index_counts or scheme(self._paths[shard]) == "file":
+            return self.count(shard), True
+        opened = self._open_arriving(shard)
+        if not isinstance(opened, ArrivingShard):
+            return opened.index.samples, True
+        known, whole = opened.grow(beyond)
+        if whole:
+            self._remember_count(shard, known)
+        return known, whole
+
+    def expect(self, shards: Sequence[int], whole: bool) -> None:
+        """Open remote shards ahead, in threads: as many as may be read soon, or with ``whole`` count all of them."""
+        if self._manifest_counts is not None:
+            return
+        remote = [shard for shard in shards if scheme(self._paths[shard]) != "file"]
+        with self._lock:
+            if not whole:
+                sizes = [max(1, _content_size(opened)) for opened in self._open.values()]
+                remote = remote[: 2 + (SEQUENTIAL_BYTES * len(sizes) // sum(sizes) if sizes else 0)]
+            known = self._index_counts if whole else self._open
+            new = [shard for shard in remote if shard not in known and shard not in self._opening]
+            new = new[: _MAX_OPENING - len(self._opening)]
+            self._opening.update((shard, Future()) for shard in new)
+            fetcher = self._fetcher
+        for shard in new:
+            prepare = self._count_ahead if whole else self._open_ahead
+            threading.Thread(target=prepare, args=(shard, fetcher), name="penstock open", daemon=True).start()
+
+    def _count_ahead(self, shard: int, fetcher: Fetcher) -> None:
+        self._prepare(shard, fetcher, lambda: self._remember(shard, self._load(shard, mapped=False)))
+
+    def _open_ahead(self, shard: int, fetcher: Fetcher) -> None:
+        self._prepare(shard, fetcher, lambda: self._begin_arriving(shard))
+
+    def _prepare(self, shard: int, fetcher: Fetcher, prepare: Callable[[], object]) -> None:
+        """Run a preparation; if it fails, the shard is opened again where it is read, and fails there."""
+        future = self._opening[shard]
+        try:
+            with while_wanted(lambda: not fetcher.stopped):
+                prepare()
+        except Exception as exc:
+            log.debug("%s was not opened ahead: %s", self._urls[shard], exc)
+        finally:
+            with self._lock:
+                self._opening.pop(shard, None)
+            future.set_result(None)
+
+    def _wait_for(self, shard: int) -> None:
+        """Wait until a shard that is being opened ahead is open."""
+        future = self._opening.get(shard)
+        if future is not None:
+            future.result()
+
+    def _open_arriving(self, shard: int) -> OpenShard | ArrivingShard:
+        """Return an open shard; opens it to be read in order if necessary."""
+        self._wait_for(shard)
+        with self._lock:
+            found = self._open.get(shard)
+            if found is not None:
+                self._open.move_to_end(shard)
+        return found or self._begin_arriving(shard)
+
+    def _begin_arriving(self, shard: int) -> OpenShard | ArrivingShard:
+        path = self._paths[shard]
+        loaded = open_arriving(path, open_storage(path, self._storage), self._fetcher, limits=self._limits)
+        if isinstance(loaded, ArrivingShard):
+            return self._keep_open(shard, loaded)
+        opened = self._remember(shard, loaded)
+        assert opened is not None
+        return opened
 
     @cached_property
     def traits(self) -> Traits:
@@ -107,8 +196,12 @@ class TarReader(Reader):
 
     def _find_countable(self) -> bool:
         """Return whether all counts can be found without fetching whole shards; fetches indexes of remote shards."""
-        if self._manifest_counts is not None:
-            return True
+        if self._countable is None:
+            self._countable = self._manifest_counts is not None or self._find_indexes()
+        return self._countable
+
+    def _find_indexes(self) -> bool:
+        """Fetch the indexes of all remote shards; return whether all have one."""
         unknown = [
             shard
             for shard, path in enumerate(self._paths)
@@ -148,9 +241,10 @@ class TarReader(Reader):
         """Stop prefetching and close remote shards; later reads open them again."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, Fetcher()
-            remote = [shard for shard, open_ in self._open.items() if isinstance(open_.content.bytes, PrefetchedBytes)]
-            for shard in remote:
-                del self._open[shard]
+            remote = [shard for shard, opened in self._open.items() if _arriving_bytes(opened) is not None]
+            closed = [self._open.pop(shard) for shard in remote]
+        for opened in closed:
+            _close(opened)
         fetcher.stop()
 
     def key(self, shard: int, index: int) -> str:
@@ -160,13 +254,32 @@ class TarReader(Reader):
             StorageError: The shard cannot be read.
             IndexError: The shard has no sample of this number.
         """
-        found = self._shard(shard).index
-        if not 0 <= index < found.samples:
-            raise IndexError(f"sample {index} of {found.samples} in {self._urls[shard]}")
-        return found.key(index)
+        for part, _ in self._parts(self._shard(shard), np.array([index])):
+            return part.index.key(index - part.base)
+        raise AssertionError
 
     def fields(self, shard: int) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for kind in self._shard(shard).index.kinds for name in kind))
+        opened = self._shard(shard)
+        if isinstance(opened, ArrivingShard):
+            return opened.fields()
+        return tuple(dict.fromkeys(name for kind in opened.index.kinds for name in kind))
+
+    def _parts(self, opened: OpenShard | ArrivingShard, rows: I64) -> Iterator[tuple[OpenShard, I64]]:
+        """Yield the parts of a shard that hold samples, each with the places in ``rows`` of its samples.
+
+        Raises:
+            IndexError: The shard has no sample of one of these numbers.
+        """
+        if isinstance(opened, ArrivingShard):
+            yield from opened.parts(rows)
+            return
+        if not (int(rows.min()) >= 0 and int(rows.max()) < opened.index.samples):
+            raise IndexError(f"sample {int(rows.max())} of {opened.index.samples} in {opened.url}")
+        yield opened, np.arange(len(rows))
+        if isinstance(opened.content.bytes, PrefetchedBytes):
+            last = int(rows.max())
+            end = opened.index.end(last) if last + 1 < opened.index.samples else len(opened.content.bytes)
+            opened.content.bytes.pass_over(end)
 
     def locate(self, shard: I64, index: I64, fields: FieldFilter) -> LocatedTar:
         """Locate many samples at once, in any order.
@@ -186,31 +299,31 @@ class TarReader(Reader):
         cuts = np.flatnonzero(np.diff(shard[order])) + 1
         locator = _Locator(len(index), fields, _is_sequential(order, shard, index))
         groups = np.split(order, cuts) if len(order) else []
-        for number, found, places in self._with_shards([(int(shard[places[0]]), places) for places in groups]):
-            rows = index[places]
-            if not (int(rows.min()) >= 0 and int(rows.max()) < found.index.samples):
-                raise IndexError(f"sample {int(rows.max())} of {found.index.samples} in {self._urls[number]}")
-            locator.add(found, places, rows)
-            found.release(found.index.begin(int(rows.min())))
+        for found, places in self._with_shards([(int(shard[places[0]]), places) for places in groups]):
+            for part, chosen in self._parts(found, index[places]):
+                rows = index[places[chosen]] - part.base
+                locator.add(part, places[chosen], rows)
+                part.release(part.index.begin(int(rows.min())))
         self._release_others(locator)
         return locator.located(index)
 
-    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[int, OpenShard, I64]]:
+    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[OpenShard | ArrivingShard, I64]]:
         """Yield the groups with their open shards; remote shards are opened concurrently: each takes round trips."""
         closed = [number for number, _ in groups if number not in self._open and scheme(self._paths[number]) != "file"]
         if len(closed) < 2:
-            yield from ((number, self._shard(number), places) for number, places in groups)
+            yield from ((self._shard(number), places) for number, places in groups)
             return
         self._entry(closed[0])  # reads the manifest, once for all
         with ThreadPoolExecutor(min(len(closed), CONNECTIONS), "penstock open") as pool:
             opening = {number: pool.submit(self._shard, number) for number in closed[:_OPEN_SHARDS]}
             for number, places in groups:
-                yield number, opening[number].result() if number in opening else self._shard(number), places
+                yield opening[number].result() if number in opening else self._shard(number), places
 
     def _release_others(self, locator: _Locator) -> None:
         """Release the pages of open shards that are not being read."""
         with self._lock:
-            unused = [shard for shard in self._open.values() if not locator.holds(shard)]
+            opened = [shard for shard in self._open.values() if isinstance(shard, OpenShard)]
+            unused = [shard for shard in opened if not locator.holds(shard)]
         for shard in unused:
             shard.release()
 
@@ -239,8 +352,9 @@ class TarReader(Reader):
         manifest = self._manifests[folder]
         return manifest.entry(shard_name(path)) if manifest is not None else None
 
-    def _shard(self, shard: int) -> OpenShard:
+    def _shard(self, shard: int) -> OpenShard | ArrivingShard:
         """Return an open shard; opens it if necessary."""
+        self._wait_for(shard)
         with self._lock:
             found = self._open.get(shard)
             if found is not None:
@@ -248,7 +362,7 @@ class TarReader(Reader):
         if found is None:
             found = self._remember(shard, self._load(shard, mapped=True))
             assert found is not None
-        if found.content.resized():
+        if isinstance(found, OpenShard) and found.content.resized():
             raise StorageError("the shard was changed while it was being read", found.url)
         return found
 
@@ -300,16 +414,48 @@ class TarReader(Reader):
                 if len(self._indexes) > _OPEN_SHARDS:
                     self._indexes.popitem(last=False)
                 return None
+        opened = self._keep_open(shard, OpenShard(self._urls[shard], index, content))
+        assert isinstance(opened, OpenShard)
+        return opened
+
+    def _remember_count(self, shard: int, count: int) -> None:
+        """Remember the count of a shard whose end has arrived, and use its whole index from now on."""
+        with self._lock:
+            self._index_counts[shard] = count
+            arriving = self._open.get(shard)
+            if isinstance(arriving, ArrivingShard) and arriving.whole is not None:
+                self._open[shard] = arriving.whole
+
+    def _keep_open(self, shard: int, opened: OpenShard | ArrivingShard) -> OpenShard | ArrivingShard:
+        """Keep a shard open, unless prefetching has stopped, and close the one that was used least recently."""
+        with self._lock:
             if shard in self._open:  # another thread was faster
                 return self._open[shard]
-            opened = OpenShard(self._urls[shard], index, content)
-            if isinstance(content.bytes, PrefetchedBytes) and content.bytes.fetcher.stopped:
+            arriving = _arriving_bytes(opened)
+            if isinstance(arriving, PrefetchedBytes) and arriving.fetcher.stopped:
                 return opened
             self._open[shard] = opened
             evicted = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
-        if evicted is not None and isinstance(evicted.content.bytes, PrefetchedBytes):
-            evicted.content.bytes.close()
+        if evicted is not None:
+            _close(evicted)
         return opened
+
+
+def _arriving_bytes(opened: OpenShard | ArrivingShard) -> ArrivingBytes | None:
+    """Return the bytes of a shard that are fetched when they are read; None if they are on this machine."""
+    content = opened.content if isinstance(opened, ArrivingShard) else opened.content.bytes
+    return content if isinstance(content, ArrivingBytes) else None
+
+
+def _content_size(opened: OpenShard | ArrivingShard) -> int:
+    content = opened.content if isinstance(opened, ArrivingShard) else opened.content.bytes
+    return 1 << 30 if isinstance(content, SpooledBytes) else len(content)  # type: ignore[arg-type]
+
+
+def _close(opened: OpenShard | ArrivingShard) -> None:
+    arriving = _arriving_bytes(opened)
+    if arriving is not None:
+        arriving.close()
 
 
 def _is_sequential(order: I64, shard: I64, index: I64) -> bool:

@@ -1,28 +1,41 @@
 """Remote shards: the index is fetched from beside the shard, the samples as byte ranges.
 
-A shard without an index, a compressed shard and one whose server does not support ranges are fetched whole, once, to an
-unlinked temporary file, and read like a local file.
+A shard without an index is read as it arrives where its samples are needed in order (``open_arriving``). Where they
+are needed in another order, and a compressed shard or one whose server does not support ranges, it is fetched whole,
+once, to the cache or to an unlinked temporary file, and read like a local file. The index that falls out is kept in
+the user's cache folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import BinaryIO, cast
 
+from penstock.blobs.arriving import ChunkReader, SpooledBytes, room_for
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content, temporary_copy
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
-from penstock.blobs.stamp import Stamp
-from penstock.errors import DataError
+from penstock.blobs.stamp import Stamp, cached_path, write_cached
+from penstock.errors import DataError, StorageError
+from penstock.formats.tar.archive import BLOCK, compression_of
+from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import INDEX_SUFFIX, Index
 from penstock.formats.tar.scan import open_archive, open_shard, scan
+from penstock.formats.tar.shard_names import suffix_compression
+from penstock.formats.tar.walker import archive_chunks
 from penstock.storage import Info, Storage, redacted
-from penstock.storage.protocol import scheme
+from penstock.storage.cache import CachedStorage
+from penstock.storage.protocol import scheme, unsigned, without_query
 
 log = logging.getLogger(__name__)
+MAX_SHARD = 1 << 46  # bytes: more than any store accepts as one object
+_CACHE_FAMILY = "index"
 
 
 def open_remote(
@@ -54,30 +67,125 @@ def open_remote(
     """
     if not mapped and (index := known or remote_index(url, storage)) is not None:
         return index.expecting(expected, "the manifest"), None
-    with ThreadPoolExecutor(1, "penstock open") as pool:  # both at once: each is a round trip to the server
-        lookup = pool.submit(_look_up, url, storage)
-        index = known or remote_index(url, storage)
-        path, info = lookup.result()
+    index, path, info = _look_up(url, storage, known)
     if path is not None:  # the cache holds the shard
-        if index is None:
-            return open_shard(path, expected=expected, shard=redacted(url), limits=limits)
-        content = open_archive(path, redacted(url), limits)
-        if len(content.bytes) != index.content_size:
-            index = scan(content.buffer, content.problem).stamped(Stamp(len(content.bytes)))
-        return index.expecting(expected, "the manifest"), content
+        return _open_copy(path, url, index, expected, limits)
     if index is not None and _readable_by_ranges(index, info):
         prefetched = PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums)
         return index.expecting(expected, "the manifest"), Content(prefetched)
     content = _fetch_whole(url, storage, fetcher, info, sha256, limits)
-    if index is None or len(content.bytes) != index.content_size:
-        index = scan(content.buffer, content.problem).stamped(Stamp(info.size or len(content.bytes)))
+    if index is None or len(content.buffer) != index.content_size:
+        index = scan(content.buffer, content.problem).stamped(Stamp(info.size or len(content.buffer)))
+        remember_index(url, storage, info, index)
     return index.expecting(expected, "the manifest"), content
 
 
-def _look_up(url: str, storage: Storage) -> tuple[str | None, Info]:
-    """Return the local path of a cached shard, or else what the storage knows about the shard."""
-    path = storage.local_path(url)
-    return path, Info(None, None, False) if path is not None else storage.info(url)
+def open_arriving(
+    url: str, storage: Storage, fetcher: Fetcher, *, limits: ArchiveLimits = LIMITS
+) -> tuple[Index, Content] | ArrivingShard:
+    """Open a remote shard whose samples are needed in order: its index and content, or without an index as it arrives.
+
+    Args:
+        url: The shard.
+        storage: Its storage.
+        fetcher: Fetches its bytes.
+        limits: How large a compressed shard may become.
+
+    Raises:
+        StorageError: The shard cannot be read.
+    """
+    index, path, info = _look_up(url, storage, None)
+    if path is not None:
+        return _open_copy(path, url, index, None, limits)
+    if index is not None and _readable_by_ranges(index, info):
+        return index, Content(PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums))
+    if info.size is not None and info.size > MAX_SHARD:
+        raise StorageError(f"the server declares {info.size:,} bytes, more than a shard can have", redacted(url))
+    content = _arriving_bytes(url, storage, fetcher, info, limits)
+
+    def completed(found: Index) -> Index:
+        stamped = found.stamped(Stamp(info.size or found.content_size))
+        remember_index(url, storage, info, stamped)
+        return stamped
+
+    return ArrivingShard(redacted(url), content, completed)
+
+
+def _arriving_bytes(
+    url: str, storage: Storage, fetcher: Fetcher, info: Info, limits: ArchiveLimits
+) -> PrefetchedBytes | SpooledBytes:
+    """Return the bytes of a shard as they arrive: by ranges, or in a temporary file if it has to be decompressed."""
+    packed = suffix_compression(without_query(url)) is not None
+    if info.ranges and info.size and not packed:
+        ranges = PrefetchedBytes(fetcher, storage, url, redacted(url), info)
+        if compression_of(bytes(ranges.window(0).data[:BLOCK])) is None:
+            return ranges
+        ranges.close()
+        packed = True
+    chunks = ChunkReader(read_whole(storage, url, redacted(url), info, fetcher))
+    most = sys.maxsize if packed else room_for(info.size, redacted(url))  # the limits bound a compressed one
+    return SpooledBytes(archive_chunks(cast(BinaryIO, chunks), limits), redacted(url), most)
+
+
+def _open_copy(
+    path: str, url: str, index: Index | None, expected: int | None, limits: ArchiveLimits
+) -> tuple[Index, Content]:
+    """Open the copy of a shard that the cache holds."""
+    if index is None:
+        index, content = open_shard(path, expected=expected, shard=redacted(url), limits=limits)
+        assert content is not None
+        return index, content
+    content = open_archive(path, redacted(url), limits)
+    if len(content.buffer) != index.content_size:
+        index = scan(content.buffer, content.problem).stamped(Stamp(len(content.buffer)))
+    return index.expecting(expected, "the manifest"), content
+
+
+def _look_up(url: str, storage: Storage, known: Index | None) -> tuple[Index | None, str | None, Info]:
+    """Return the index of a shard, the local path of a cached copy, or else what the storage knows about the shard."""
+
+    def copy_or_info() -> tuple[str | None, Info]:
+        path = storage.local_path(url)
+        return path, Info(None, None, False) if path is not None else storage.info(url)
+
+    with ThreadPoolExecutor(1, "penstock open") as pool:  # both at once: each is a round trip to the server
+        lookup = pool.submit(copy_or_info)
+        index = known or remote_index(url, storage)
+        path, info = lookup.result()
+    return index or remembered_index(url, storage, info), path, info
+
+
+def remembered_index(url: str, storage: Storage, info: Info | None) -> Index | None:
+    """Return the index of a shard that an earlier run found, if the shard has not changed since.
+
+    Args:
+        url: The shard.
+        storage: Its storage.
+        info: What the storage knows about the shard; None: return the index even if the shard may have changed.
+    """
+    try:
+        data = cached_path(_CACHE_FAMILY, _cache_key(url, storage)).read_bytes()
+        index = Index.from_bytes(data, redacted(url))
+    except (OSError, RuntimeError, DataError):
+        return None
+    return index if info is None or (info.tag is not None and index.stamp == _stamp(info)) else None
+
+
+def remember_index(url: str, storage: Storage, info: Info, index: Index) -> None:
+    """Keep an index in the user's cache folder, where the content of the shard can be identified."""
+    if info.tag is not None and info.size is not None:
+        write_cached(_CACHE_FAMILY, _cache_key(url, storage), replace(index, stamp=_stamp(info)).to_bytes())
+
+
+def _cache_key(url: str, storage: Storage) -> str:
+    server = getattr(getattr(storage, "storage", storage), "endpoint", None) or ""
+    return f"{redacted(str(server))}\n{unsigned(url)}"
+
+
+def _stamp(info: Info) -> Stamp:
+    """Return the stamp of a remote shard, which has a hash of its tag in place of an inode."""
+    digest = hashlib.blake2b((info.tag or "").encode("utf-8", "surrogateescape"), digest_size=7).digest()
+    return Stamp(info.size or 0, 0, int.from_bytes(digest))
 
 
 def _readable_by_ranges(index: Index, info: Info) -> bool:
@@ -111,6 +219,8 @@ def _fetch_whole(
     url: str, storage: Storage, fetcher: Fetcher, info: Info, sha256: str | None, limits: ArchiveLimits
 ) -> Content:
     """Fetch a whole shard; if its checksum is wrong, once more."""
+    if isinstance(storage, CachedStorage) and sha256 is None and (path := _fetch_to_cache(url, storage, fetcher, info)):
+        return open_archive(path, redacted(url), limits)
     for attempt in range(2):
         digest = hashlib.sha256()
         chunks = _hashed(read_whole(storage, url, redacted(url), info, fetcher), digest)
@@ -128,3 +238,10 @@ def _hashed(chunks: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
     for chunk in chunks:
         digest.update(chunk)
         yield chunk
+
+
+def _fetch_to_cache(url: str, storage: Storage, fetcher: Fetcher, info: Info) -> str | None:
+    """Fetch a whole shard to the cache and return its path; None if the cache has no room for it."""
+    for _ in read_whole(storage, url, redacted(url), info, fetcher):
+        pass
+    return storage.local_path(url)

@@ -9,8 +9,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from penstock.blobs.arriving import ArrivingBytes, Buffer, Window
 from penstock.blobs.compression import LIMITS, ArchiveLimits
-from penstock.blobs.content import Buffer, Content, open_content
+from penstock.blobs.content import Content, open_content
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
 from penstock.formats.tar.archive import (
@@ -141,29 +142,84 @@ def scan(content: Buffer, problem: str | None = None) -> Index:
         content: The whole archive, decompressed.
         problem: Why the archive ends early, if its compressed stream is damaged.
     """
-    walk = _HeaderWalk(content)
-    samples = _SampleCollector()
-    extensions = Extensions()
-    plain_steps = _STEPS_BEFORE_BATCH
-    while True:
-        if plain_steps >= _STEPS_BEFORE_BATCH:
-            plain_steps = 0
-            for batch in walk.batches():
-                samples.push_all(*batch)
-        item = read_member(walk, extensions)
-        plain_steps = plain_steps + 1 if item is not None and not extensions.pending else 0
-        if isinstance(item, Halt):
-            if item.problem is None:
-                for loss in walk.check_end(extensions, problem):
-                    samples.push(*loss)
-                break
-            samples.push(LOST_RANGE, 0, item.problem if item.recoverable else problem or item.problem)
-            extensions.clear()
-            if not item.recoverable or not walk.resync():
-                break
-        elif item is not None:
-            samples.push(*item)
-    return samples.index(walk)
+    running = Scan(content, problem)
+    while running.advance():
+        pass
+    return running.index()
+
+
+class Scan:
+    """The scan of an archive, in steps, so that the samples at its beginning are known before its end has arrived.
+
+    Args:
+        content: The archive, decompressed.
+        problem: Why the archive ends early, if its compressed stream is damaged.
+    """
+
+    def __init__(self, content: Buffer | ArrivingBytes, problem: str | None = None) -> None:
+        self._walk, self._samples, self._problem = _HeaderWalk(content), _SampleCollector(), problem
+        self._content = content
+        self._steps = self._run()
+
+    @property
+    def samples(self) -> int:
+        """How many samples were found so far."""
+        return self._samples.count
+
+    @property
+    def offset(self) -> int:
+        """Where the next header is."""
+        return self._walk.offset
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next header has arrived."""
+        return self._walk.at_hand
+
+    def advance(self) -> bool:
+        """Step over some members; return whether there may be more.
+
+        Raises:
+            StorageError: The bytes at hand cannot be fetched.
+            DataError: The bytes at hand arrived damaged.
+        """
+        return next(self._steps, False)
+
+    def part(self, first: int) -> Index:
+        """Return the index of the samples from ``first`` on that were found so far, numbered from 0."""
+        return self._samples.part(self._walk, first)
+
+    def index(self) -> Index:
+        """Return the index of all samples, after the last step."""
+        return self._samples.index(self._walk)
+
+    def _why_early(self) -> str | None:
+        return self._content.problem if isinstance(self._content, ArrivingBytes) else self._problem
+
+    def _run(self) -> Iterator[bool]:
+        walk, samples, extensions = self._walk, self._samples, Extensions()
+        plain_steps = _STEPS_BEFORE_BATCH
+        while True:
+            if plain_steps >= _STEPS_BEFORE_BATCH:
+                plain_steps = 0
+                for batch in walk.batches():
+                    samples.push_all(*batch)
+                    yield True
+            item = read_member(walk, extensions)
+            plain_steps = plain_steps + 1 if item is not None and not extensions.pending else 0
+            if isinstance(item, Halt):
+                if item.problem is None:
+                    for loss in walk.check_end(extensions, self._why_early()):
+                        samples.push(*loss)
+                    break
+                samples.push(LOST_RANGE, 0, item.problem if item.recoverable else self._why_early() or item.problem)
+                extensions.clear()
+                if not item.recoverable or not walk.resync():
+                    break
+            elif item is not None:
+                samples.push(*item)
+            yield True
+        samples.finish()
 
 
 class _SampleCollector:
@@ -194,13 +250,25 @@ class _SampleCollector:
             self._rows += run_rows
             at += len(keys) * len(field_names)
 
+    @property
+    def count(self) -> int:
+        """How many samples were added."""
+        return self._builder.samples
+
+    def finish(self) -> None:
+        """Add what is left after the last member."""
+        self._add(self._grouper.finish())
+
     def index(self, walk: _HeaderWalk) -> Index:
         """Return the index of all samples."""
-        self._add(self._grouper.finish())
-        start, size = walk.table()
-        rows = np.array(self._rows, np.int64)
-        index = self._builder.build(start[rows], size[rows], self._grouper.skipped.total(), walk.total)
+        index = self.part(walk, 0)
         return replace(index, padding=walk.total - walk.offset if walk.ended else 0)
+
+    def part(self, walk: _HeaderWalk, first: int) -> Index:
+        """Return the index of the samples from ``first`` on."""
+        start, size = walk.table()
+        rows = np.array(self._rows[self._builder.members_before(first) :], np.int64)
+        return self._builder.build(start[rows], size[rows], self._grouper.skipped.total(), walk.total, first)
 
     def _add(self, entries: list[SampleEntry[int]]) -> None:
         for key, field_names, rows, problem, lost in entries:
@@ -217,24 +285,48 @@ class _HeaderWalk:
     ``batches`` steps over many ordinary members at once; ``read_member`` steps over anything else.
     """
 
-    def __init__(self, content: Buffer) -> None:
-        self._content, self.total = content, len(content)
-        blocks = self.total // BLOCK
-        self._blocks: U8 = np.frombuffer(content, np.uint8, blocks * BLOCK).reshape(blocks, BLOCK)
+    def __init__(self, content: Buffer | ArrivingBytes) -> None:
+        self._content = content
+        self.total = 0 if isinstance(content, ArrivingBytes) else len(content)  # as far as it is known
+        self._window = Window(0, 0, b"")  # the part of the content that is at hand
+        self._blocks: U8 = _blocks(self._window)
+        self._first_block = 0  # the number of the first block at hand
+        if not isinstance(content, ArrivingBytes):
+            self._enter(Window(0, self.total, content))
         self._heads = np.empty((_MAX_HEADERS, BLOCK), np.uint8)
         self._headers_ahead = _MIN_HEADERS
         self._dense = False
         self._pattern: I64 | None = None  # blocks that the next members will take, if the sizes repeat
-        self._starts: list[I64] = []
-        self._sizes: list[I64] = []
+        self._table: I64 = np.zeros((2, _MAX_HEADERS), np.int64)  # the start and size of members, with room for more
         self._members = 0
         self.offset = 0
         self.ended = False  # whether the end marker was found
 
     def table(self) -> tuple[I64, I64]:
         """Return the start and the size of each member's data, by row."""
-        empty = np.zeros(0, np.int64)
-        return np.concatenate([empty, *self._starts]), np.concatenate([empty, *self._sizes])
+        return self._table[0, : self._members], self._table[1, : self._members]
+
+    def _enter(self, window: Window) -> None:
+        self._window, self._blocks, self._first_block = window, _blocks(window), window.start // BLOCK
+
+    def reach(self, offset: int) -> None:
+        """Wait until ``total`` is at least ``offset``, or the size of the archive."""
+        if self.total < offset and isinstance(self._content, ArrivingBytes):
+            self.total = self._content.reach(offset)
+
+    def _load(self) -> bool:
+        """Wait until the next header is at hand; False if the archive ends before it."""
+        self.reach(self.offset + BLOCK)
+        if self.offset + BLOCK > self.total:
+            return False
+        if not self.at_hand and isinstance(self._content, ArrivingBytes):
+            self._enter(self._content.window(self.offset))
+        return True
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next header is in the window."""
+        return self._window.start <= self.offset <= self._window.stop - BLOCK
 
     def take(self, size: int) -> bytes:
         found = self._content[self.offset : self.offset + size]
@@ -244,6 +336,7 @@ class _HeaderWalk:
     def value(self, size: int, name: bytes) -> int | None:
         """Skip the data of a member and return its row in the table."""
         start = self.offset
+        self.reach(start + padded(size))
         if start + size > self.total:
             self.offset = self.total
             return None
@@ -251,10 +344,12 @@ class _HeaderWalk:
         return self._add_rows(np.array([start]), np.array([size]))
 
     def _add_rows(self, starts: I64, sizes: I64) -> int:
-        self._starts.append(starts)
-        self._sizes.append(sizes)
-        self._members += len(starts)
-        return self._members - len(starts)
+        row, self._members = self._members, self._members + len(starts)
+        if self._members > self._table.shape[1]:
+            self._table = np.concatenate([self._table, np.zeros((2, self._members), np.int64)], axis=1)
+        self._table[0, row : self._members] = starts
+        self._table[1, row : self._members] = sizes
+        return row
 
     def batches(self) -> Iterator[tuple[list[bytes], int, int]]:
         """Step over ordinary members, up to the first header that needs ``read_member``.
@@ -263,12 +358,13 @@ class _HeaderWalk:
             Names of members, the row of the first, and the number of folders among them.
         """
         whole = True
-        while whole:
+        while whole and self._load():
             offsets, sizes = self._guess()
             if not len(offsets):
                 return
+            self.reach(int(offsets[-1]) + BLOCK + padded(int(sizes[-1])))
             heads = self._heads[: len(offsets)]
-            np.take(self._blocks, offsets // BLOCK, axis=0, out=heads, mode="clip")
+            np.take(self._blocks, offsets // BLOCK - self._first_block, axis=0, out=heads, mode="clip")
             member, ignorable = self._classify(heads, offsets, sizes)
             fine = member | ignorable
             whole = bool(fine.all())
@@ -293,25 +389,24 @@ class _HeaderWalk:
             return self._guess_dense()
         offsets: list[int] = []
         sizes: list[int] = []
-        content, offset = self._content, self.offset
+        first, stop, content = self._window.start, self._window.stop - BLOCK, self._window.data
+        offset = self.offset
         try:
             for _ in range(self._headers_ahead):
-                size = int(content[offset + 124 : offset + 135], 8)
-                if size < 0:
+                at = offset - first + 124
+                if offset > stop or (size := int(content[at : at + 11], 8)) < 0:
                     break
                 offsets.append(offset)
                 sizes.append(size)
                 offset += BLOCK + ((size + 511) & -512)
         except ValueError:
             pass  # an end marker, another number format or not a header: left to read_member()
-        if offsets and offsets[-1] + BLOCK > self.total:
-            offsets.pop()
-        return np.array(offsets, np.int64), np.array(sizes[: len(offsets)], np.int64)
+        return np.array(offsets, np.int64), np.array(sizes, np.int64)
 
     def _guess_repeating(self, pattern: I64) -> tuple[I64, I64]:
         """Guess where sizes repeat: all members at once, up to the first that breaks the pattern."""
         steps = np.tile(pattern, -(-self._headers_ahead // len(pattern)))
-        places = self.offset // BLOCK + np.cumsum(steps) - steps
+        places = self.offset // BLOCK - self._first_block + np.cumsum(steps) - steps
         places = places[places < len(self._blocks)]
         digits = self._blocks[places, 124:135] - np.uint8(48)
         sizes = (digits.astype(np.float64) @ _SIZE_WEIGHTS).astype(np.int64)
@@ -319,11 +414,11 @@ class _HeaderWalk:
         alike = fine & (_block_counts(sizes) == steps[: len(places)])
         good = len(places) if alike.all() else int(alike.argmin())
         good += good < len(places) and bool(fine[good])  # the one that breaks it is still where it was expected
-        return places[:good] * BLOCK, sizes[:good]
+        return (places[:good] + self._first_block) * BLOCK, sizes[:good]
 
     def _guess_dense(self) -> tuple[I64, I64]:
         """Guess where headers are close together: parse the size in every block as if the block were a header."""
-        at = self.offset // BLOCK
+        at = self.offset // BLOCK - self._first_block
         stop = at + self._headers_ahead * _DENSE_BLOCKS
         digits = np.ascontiguousarray(self._blocks[at:stop, 124:135]) - np.uint8(48)
         sizes = (digits.astype(np.float64) @ _SIZE_WEIGHTS).astype(np.int64)
@@ -336,7 +431,7 @@ class _HeaderWalk:
             places.append(place)
             place = following[place]
         chosen = np.array(places, np.int64)
-        return (chosen + at) * BLOCK, sizes[chosen]
+        return (chosen + at + self._first_block) * BLOCK, sizes[chosen]
 
     def _classify(self, heads: U8, offsets: I64, sizes: I64) -> tuple[Bools, Bools]:
         """Return which headers belong to ordinary members, and which are valid but can be ignored."""
@@ -346,14 +441,17 @@ class _HeaderWalk:
         ignorable = fine & (kinds == ord("5")) & (sizes == 0)
         records = np.flatnonzero(fine & (kinds == ord("x")) & (sizes <= BLOCK))
         if len(records):
-            bodies = self._blocks[np.minimum(offsets[records] // BLOCK + 1, len(self._blocks) - 1)]
-            ignorable[records] = [not has_relevant_records(body) for body in bodies.view(f"S{BLOCK}").ravel().tolist()]
+            places = offsets[records] // BLOCK - self._first_block + 1
+            records, places = records[places < len(self._blocks)], places[places < len(self._blocks)]
+            bodies = self._blocks[places].view(f"S{BLOCK}").ravel().tolist()
+            ignorable[records] = [not has_relevant_records(body) for body in bodies]
         return member, ignorable
 
     def check_end(self, extensions: Extensions, problem: str | None) -> Iterator[Member[int]]:
         """Yield what is wrong after the end marker, if anything."""
         self.ended = True
         offset = self.offset - BLOCK
+        self.reach(self.offset + MAX_PADDING + BLOCK)
         if problem:
             yield BAD_END, 0, problem
         elif extensions.orphaned:
@@ -368,15 +466,26 @@ class _HeaderWalk:
 
     def resync(self) -> bool:
         at, width = -(-self.offset // BLOCK), 16  # the search widens, so that near headers are found cheaply
-        stop = min(len(self._blocks), at + _RESYNC_BLOCKS)
+        stop = at + _RESYNC_BLOCKS
         while at < stop:
-            holds = _checksums_hold(self._blocks[at : min(at + width, stop)])
+            self.offset = at * BLOCK
+            if not self._load():
+                break
+            low = at - self._first_block
+            blocks = self._blocks[low : low + min(width, stop - at)]
+            holds = _checksums_hold(blocks)
             if holds.any():
                 self.offset = (at + int(holds.argmax())) * BLOCK
                 return True
-            at += width
+            at += len(blocks)
             width = min(width * 2, 1 << 14)
         return False
+
+
+def _blocks(window: Window) -> U8:
+    """Return the whole blocks of a window, as rows."""
+    count = (window.stop - window.start) // BLOCK
+    return np.frombuffer(window.data, np.uint8, count * BLOCK).reshape(count, BLOCK)
 
 
 def _block_counts(sizes: I64) -> I64:

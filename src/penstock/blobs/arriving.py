@@ -1,0 +1,203 @@
+"""Bytes that are read while they arrive: the promise, and a stream that is kept in a temporary file."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from penstock.errors import DataError, StorageError
+from penstock.storage.retry import wanted, while_wanted
+
+Buffer = mmap.mmap | bytes
+MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
+_MAX_WINDOW = 8 << 20
+
+
+class Window(NamedTuple):
+    """A part of a file that is at hand.
+
+    Attributes:
+        start: Where it begins in the file.
+        stop: Where it ends.
+        data: Its bytes; more may follow, which do not belong to it.
+    """
+
+    start: int
+    stop: int
+    data: Buffer
+
+
+class ArrivingBytes(ABC):
+    """The bytes of a file that is still arriving; slices of it wait for their bytes."""
+
+    problem: str | None = None  # why the bytes end early, if the compressed stream is damaged or refused
+
+    @abstractmethod
+    def __getitem__(self, sel: slice) -> bytes: ...
+
+    @abstractmethod
+    def reach(self, offset: int) -> int:
+        """Wait until the bytes before ``offset`` can be read, or the size of the file is known and smaller.
+
+        Returns:
+            The size of the file, if it is known, else a number of bytes that are there: at least ``offset``.
+
+        Raises:
+            StorageError: The bytes cannot be fetched.
+        """
+
+    @abstractmethod
+    def window(self, offset: int) -> Window:
+        """Wait for the part that holds the byte at ``offset``; it stays valid until the next call.
+
+        Parts begin and end at multiples of 512 bytes, as long as the offsets that are asked for do so.
+
+        Raises:
+            StorageError: The part cannot be fetched.
+            DataError: The part arrived damaged.
+        """
+
+    @abstractmethod
+    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        """Read many ranges.
+
+        Raises:
+            StorageError: A range cannot be fetched.
+            DataError: A range arrived damaged.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop fetching, and free what is held."""
+
+
+def room_for(size: int | None, url: str) -> int:
+    """Return how many bytes of a file may be written to the temporary folder.
+
+    Args:
+        size: The declared size; None if the storage does not say.
+        url: What to call the file in errors.
+
+    Raises:
+        StorageError: The folder has no room for that many.
+    """
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    limit = min(MAX_UNSIZED, free // 2) if size is None else size
+    if limit > free:
+        raise StorageError(f"its {size:,} bytes do not fit into {tempfile.gettempdir()}; set TMPDIR", url)
+    return limit
+
+
+def excess_error(limit: int, url: str) -> StorageError:
+    """Return the error for a stream that goes on beyond its limit."""
+    problem = f"more than {limit:,} bytes arrive, although the server does not declare a size"
+    return StorageError(f"{problem}; copy it to a disk first", url)
+
+
+class SpooledBytes(ArrivingBytes):
+    """A stream, written to an unlinked temporary file by a thread as it arrives.
+
+    Args:
+        chunks: The stream.
+        url: What to call it in errors.
+        max_bytes: A longer stream is an error.
+    """
+
+    def __init__(self, chunks: Iterator[bytes], url: str, max_bytes: int) -> None:
+        self._url, self._max_bytes = url, max_bytes
+        self._file = tempfile.TemporaryFile(prefix="penstock-", buffering=0)  # noqa: SIM115 - closed with the object
+        self._changed = threading.Condition()
+        self._arrived = 0
+        self._ended = self._closed = False
+        self._error: Exception | None = None
+        thread = threading.Thread(target=self._receive, args=(chunks,), name="penstock spool", daemon=True)
+        thread.start()
+
+    def __getitem__(self, sel: slice) -> bytes:
+        start, stop, _ = sel.indices(1 << 62)
+        stop = min(stop, self.reach(stop))
+        return os.pread(self._file.fileno(), stop - start, start) if start < stop else b""
+
+    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        return [self[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+    def reach(self, offset: int) -> int:
+        with self._changed:
+            while self._arrived < offset and not self._ended:
+                if self._closed or not wanted():
+                    raise StorageError("the read was cancelled: nothing waits for it any more", self._url)
+                self._changed.wait(1.0)
+            if self._arrived < offset and self._error is not None:
+                raise self._error
+            return self._arrived
+
+    def window(self, offset: int) -> Window:
+        start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        stop = min(self.reach(offset + 1), start + _MAX_WINDOW)
+        if stop <= start:
+            return Window(start, start, b"")
+        data = mmap.mmap(self._file.fileno(), stop - start, access=mmap.ACCESS_READ, offset=start)
+        return Window(start, stop, data)
+
+    def mapped(self) -> Buffer:
+        """Map the whole file, after its end has arrived; the bytes stay readable when this object is gone."""
+        size = self.reach(1 << 62)
+        return mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _receive(self, chunks: Iterator[bytes]) -> None:
+        try:
+            with while_wanted(lambda: not self._closed):
+                for chunk in chunks:
+                    self._write(chunk)
+                    with self._changed:
+                        self._arrived += len(chunk)
+                        self._changed.notify_all()
+                        if self._closed:
+                            break
+        except DataError as exc:
+            self.problem = exc.problem
+        except Exception as exc:  # raised where the bytes are read
+            self._error = exc
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def _write(self, chunk: bytes) -> None:
+        if self._arrived + len(chunk) > self._max_bytes:
+            raise excess_error(self._max_bytes, self._url)
+        rest = memoryview(chunk)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError as exc:
+            problem = f"cannot write the fetched file to {tempfile.gettempdir()}: {exc.strerror or exc}"
+            raise StorageError(problem, self._url) from exc
+
+
+class ChunkReader:
+    """A stream of chunks as a file that is read front to back."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """Return up to ``size`` bytes of one chunk; none at the end.
+
+        Raises:
+            StorageError: The stream cannot be read.
+        """
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        found, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(found)
