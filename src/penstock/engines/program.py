@@ -129,9 +129,15 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
 class Program:
     """A plan that is ready to run; its sources are opened when they are first needed."""
 
-    def __init__(self, plan: Plan) -> None:
-        """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources."""
+    def __init__(self, plan: Plan, *, shared: bool = False) -> None:
+        """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources.
+
+        Args:
+            plan: The plan.
+            shared: Several processes run parts of one rank, and must agree on the order.
+        """
         self.plan = plan
+        self._shared = shared
         self.arrangement: Arrangement
         self._resolved = resolved(plan, read_identities)  # once: files given to exclude() may grow during a run
         self.arrangement, self._counted_order = arrange(self._resolved, self._leaf_order)
@@ -267,9 +273,24 @@ class Program:
             PlanError: The plan needs counts, and they are unknown.
         """
         uncounted = self._uncounted_order(epoch)
-        if uncounted is not None and self.readers[0].counts(scan=counts) is None:
-            return uncounted
-        return self._counted_order(epoch)
+        return self._counted_order(epoch) if uncounted is None or self._knows_counts(counts) else uncounted
+
+    def _knows_counts(self, scan: bool) -> bool:
+        """Return whether the counts of the only source are known, or are found without fetching remote shards.
+
+        What one host has found out by itself is used by a single rank only: others would cut the order differently.
+        """
+        reader = self.readers[0]
+        if not scan:
+            return reader.counts(scan=False) is not None
+        if reader.traits.remote and not reader.traits.countable:
+            return self.alone and reader.recall()
+        return reader.counts(scan=True) is not None
+
+    @property
+    def alone(self) -> bool:
+        """Whether this program runs on the only rank, in one process."""
+        return not self._shared and (self.plan.cut is None or self.plan.cut.world == 1)
 
     @property
     def seed(self) -> int:
@@ -469,10 +490,13 @@ class Program:
 
     def length(self, cut: Cut | None) -> int | None:
         """Return how many items an epoch of one rank has; None if that is unknown without running or fetching it."""
-        if self.remote and not all(reader.traits.countable for reader in self.readers):
+        if self.remote and not all(reader.traits.countable or self._recalls(reader) for reader in self.readers):
             return None
         order = self.order(0)
         return self.items_from(order, self.start(order, cut))
+
+    def _recalls(self, reader: Reader) -> bool:
+        return self.alone and reader.recall()
 
     def items_from(self, order: Order, start: Start) -> int | None:
         """Return how many items a run delivers from ``start`` on; None if that is unknown, or if there is no end."""

@@ -102,6 +102,7 @@ def restore(
     if not states:
         raise StateError("states=[]: give the states of all ranks")
     for state in states:
+        _check_counts(state, find_epoch_start(state.epoch)[1])
         _check_plan(program, state)
     states = [_with_known_positions(state, find_epoch_start(state.epoch)[1]) for state in states]
     own = next((state for state in states if (state.rank, state.world) == (cut.rank, cut.world)), None)
@@ -116,6 +117,14 @@ def restore(
     return Restored(epoch, _start_of(program, cut, own, first), _get_count(own, "padded") or 0, states, own)
 
 
+def _check_counts(state: State, order: Order) -> None:
+    if isinstance(order, UncountedOrder) and not state.lazy:
+        raise StateError(
+            "the state was taken when the samples of the shards were counted, and their counts are not known here; "
+            "run `penstock index` on the shards, or give the manifest of the run that made the state"
+        )
+
+
 def _check_plan(program: Program, state: State) -> None:
     if state.plan != program.identity(counts=not state.lazy):
         raise StateError(
@@ -127,14 +136,8 @@ def _check_plan(program: Program, state: State) -> None:
 
 
 def _with_known_positions(state: State, order: Order) -> State:
-    """Return the state with positions of ``order``, if it was saved before the samples were counted.
-
-    Raises:
-        StateError: The state has counted positions, but the order does not know the counts.
-    """
+    """Return the state with positions of ``order``, if it was saved before the samples were counted."""
     if not state.lazy or isinstance(order, UncountedOrder):
-        if isinstance(order, UncountedOrder) and not state.lazy:
-            raise StateError("the state counts samples, but the shards' counts are not known; run `penstock index`")
         return state
     assert isinstance(order, ShardOrder | ShuffledOrder)
     groups = order.groups()

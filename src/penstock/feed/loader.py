@@ -79,7 +79,7 @@ class Loader:
         self._padded: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
         self._padding: Padding | None = None
         self._padding_items = 0  # in this epoch so far
-        self._program = Program(self.plan)
+        self._program = Program(self.plan, shared=share is not None)
         self._skipped: list[Skipped] = []
         self._epoch_start: tuple[int, Order, Start] | None = None  # the last result of ``_find_epoch_start``
         self._live: Delivery | None = None  # of the live iterator

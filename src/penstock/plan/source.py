@@ -77,6 +77,10 @@ class Reader(Protocol):
     def count(self, shard: int) -> int:
         """Return the number of samples in one shard, opening it if necessary."""
 
+    def recall(self) -> bool:
+        """Return whether all counts are known from earlier work on this host, without fetching shards."""
+        return self.counts(scan=False) is not None
+
     def grow(self, shard: int, beyond: int) -> tuple[int, bool]:
         """Return how many samples of a shard are known to be there, and whether these are all.
 

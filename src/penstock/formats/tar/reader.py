@@ -19,13 +19,14 @@ from penstock.blobs.arriving import ArrivingBytes, SpooledBytes
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.prefetch import CONNECTIONS, SEQUENTIAL_BYTES, Fetcher, PrefetchedBytes
+from penstock.blobs.small_objects import OBJECT_CONNECTIONS
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
-from penstock.formats.tar.remote import open_arriving, open_remote, remote_index
+from penstock.formats.tar.remote import open_arriving, open_remote, remembered_index, remote_index
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.walker import FieldFilter
 from penstock.plan import Reader, Traits
@@ -194,6 +195,32 @@ class TarReader(Reader):
     def traits(self) -> Traits:
         return traits_of(self._paths, find_countable=self._find_countable)
 
+    def recall(self) -> bool:
+        """Return whether all counts are known; also from the indexes that earlier runs kept in the user's cache.
+
+        Raises:
+            StorageError: The storage cannot tell whether a shard has changed.
+        """
+        shards = [shard for shard in range(len(self._paths)) if shard not in self._index_counts]
+        shards = [] if self._manifest_counts is not None else shards
+        if not all(remembered_index(path, open_storage(path, self._storage), None) for path in self._urls_of(shards)):
+            return False
+        with ThreadPoolExecutor(OBJECT_CONNECTIONS, "penstock count") as pool:
+            for shard, index in zip(shards, pool.map(self._recalled, shards), strict=True):
+                if index is None:
+                    pool.shutdown(cancel_futures=True)
+                    return False
+                self._remember(shard, (index, None))
+        return True
+
+    def _urls_of(self, shards: list[int]) -> Iterator[str]:
+        return (self._paths[shard] for shard in shards)
+
+    def _recalled(self, shard: int) -> Index | None:
+        url = self._paths[shard]
+        storage = open_storage(url, self._storage)
+        return remembered_index(url, storage, storage.info(url))
+
     def _find_countable(self) -> bool:
         """Return whether all counts can be found without fetching whole shards; fetches indexes of remote shards."""
         if self._countable is None:
@@ -225,7 +252,12 @@ class TarReader(Reader):
         Raises:
             StorageError: A shard is missing.
         """
-        return [self._size(shard) for shard in range(len(self._paths))]
+        shards = range(len(self._paths))
+        if all(scheme(path) == "file" for path in self._paths):
+            return [self._size(shard) for shard in shards]
+        self._entry(0)  # reads a manifest, once for all
+        with ThreadPoolExecutor(min(len(shards), OBJECT_CONNECTIONS), "penstock sizes") as pool:
+            return list(pool.map(self._size, shards))
 
     def url(self, shard: int) -> str:
         return self._urls[shard]
