@@ -12,9 +12,10 @@ from penstock import relations
 from penstock.codecs import Limits
 from penstock.codecs.stage import Decode, FieldSpec, field_specs
 from penstock.dataset.function_options import RayWords, function_options
-from penstock.engines import EngineName, Event, engine_options
+from penstock.engines import CacheResults, EngineName, Event, check_cachable, engine_options
 from penstock.errors import PlanError
 from penstock.feed import this_worker
+from penstock.landing.fingerprint import result_digest
 from penstock.plan import (
     Batched,
     BatchedBy,
@@ -312,6 +313,37 @@ class StageMethods:
     ) -> Self:
         """Join neighbouring samples into batches whose sizes add up to at most ``max_size``."""
         return self._then(BatchedBy(size_fn, max_size, collate))
+
+    def cache(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        version: str | int | None = None,
+        per_epoch: int | bool | None = None,
+    ) -> Self:
+        """Keep the results of all stages before this one on disk as they stream; later epochs and runs read them.
+
+        The order, states and cuts are those of the plan without it. Results are found again by the content of the
+        source, the stages with their arguments, and the code of their functions; a change of any of them starts anew.
+
+        Args:
+            folder: A folder on this machine; all processes that name it share the results.
+            version: What cannot be seen in the code, such as the version of a model that a function loads.
+            per_epoch: How many variants of random stages to keep: epoch e has the random numbers of epoch e modulo
+                this. ``True`` keeps one for each epoch.
+
+        Raises:
+            PlanError: A stage before it draws random numbers and ``per_epoch`` is not given, or sees more than one
+                sample at a time; or the plan zips datasets, reads a stream, or has a cache already.
+        """
+        name = os.fspath(folder)
+        if not name or "://" in name:
+            raise PlanError(f"cache(): {name!r} is not a local folder")
+        if per_epoch is not None and per_epoch is not True:
+            per_epoch = check_count("per_epoch", per_epoch, least=1)
+        check_cachable(self.plan, random=per_epoch is not None)
+        path = os.path.abspath(os.path.expanduser(name))
+        return self._then(CacheResults(path, result_digest, version, per_epoch))
 
     def unbatched(self) -> Self:
         """Split batches back into samples."""

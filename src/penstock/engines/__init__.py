@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from penstock.lazy import lazy
 
 if TYPE_CHECKING:
+    from penstock.engines.cached.stages import CacheResults as CacheResults
+    from penstock.engines.cached.stages import check_cachable as check_cachable
     from penstock.engines.cursor import AnyCursor as AnyCursor
     from penstock.engines.cursor import Start as Start
     from penstock.engines.cursor import StartPart as StartPart

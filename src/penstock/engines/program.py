@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.engines.cached.located import LeafCache
+from penstock.engines.cached.stages import cached_body, cached_chains
 from penstock.engines.cursor import Start
 from penstock.engines.quarantine import Quarantine, read_identities
 from penstock.engines.read_stage import Finder, Read
@@ -145,7 +148,7 @@ class Program:
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
         self._identities: dict[bool, str] = {}
         readings = {leaf.resources for leaf in leaves}
-        self.levels = build_levels(self.arrangement.body, readings.pop() if len(readings) == 1 else None)
+        self.levels = build_levels(cached_body(self.arrangement), readings.pop() if len(readings) == 1 else None)
 
     @cached_property
     def opened(self) -> list[Reader | StreamReader]:
@@ -321,7 +324,23 @@ class Program:
     @cached_property
     def finder(self) -> Finder:
         """The finder of samples in the open sources."""
-        return Finder(self.readers, self.fields, self.arrangement.slots)
+        return Finder(self.readers, self.fields, self.arrangement.slots, self._caches())
+
+    def _caches(self) -> dict[int, LeafCache]:
+        """Return the caches of the sources whose results are cached."""
+        body, out = self.arrangement.body, {}
+        for chain in cached_chains(self.arrangement):
+            for leaf in chain.leaves:
+                source, seed, variants = (
+                    self.arrangement.leaves[leaf],
+                    self.arrangement.seeds[leaf],
+                    chain.cache.variants,
+                )
+                others = [chain.cache.version, [leaf, seed] if variants != 0 else None]
+                digest = chain.cache.digest(source, self.readers[leaf], chain.stages_of(leaf, body), others)
+                folder = os.path.join(os.path.abspath(chain.cache.folder), digest)
+                out[leaf] = LeafCache(folder, leaf, seed, variants, self._hashes[leaf])
+        return out
 
     def locate(self, refs: Refs) -> Located:
         """Locate samples by reference, for every operand of a zip."""

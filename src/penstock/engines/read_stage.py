@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.engines.cached.located import LeafCache
 from penstock.engines.cursor import Cursor
 from penstock.engines.lineage import COLUMNS, INDEX, ITEM, KIND, LEAF, OUTPUT, PADDED, POSITION, SHARD
 from penstock.errors import DataError
@@ -213,11 +214,13 @@ class Finder:
         readers: The readers of all sources.
         fields: The fields to read from each source.
         slots: The number of operands of a zip; 1 if there is no zip.
+        caches: The caches of the sources that have one.
     """
 
     readers: list[Reader]
     fields: list[Fields]
     slots: int
+    caches: Mapping[int, LeafCache] = field(default_factory=dict)
 
     def locate(self, refs: Refs) -> Located:
         """Locate samples by reference, for every operand of a zip."""
@@ -231,16 +234,23 @@ class Finder:
         return LocatedZip(operands, np.sum([operand.nbytes for operand in operands], axis=0))
 
     def _locate(self, refs: Refs) -> Located:
-        if len(self.readers) == 1:
+        if len(self.readers) == 1 and not self.caches:
             return self.readers[0].locate(refs.shard, refs.index, self.fields[0])
-        parts = []
+        parts: list[tuple[I64, Located]] = []
         nbytes: I64 = np.zeros(len(refs), np.int64)
         for leaf in np.unique(refs.leaf).tolist():
             indices = np.flatnonzero(refs.leaf == leaf)
-            located = self.readers[leaf].locate(refs.shard[indices], refs.index[indices], self.fields[leaf])
-            nbytes[indices] = located.nbytes
-            parts.append((indices, located))
+            for rows, located in self._locate_in(leaf, refs.take(indices)):
+                nbytes[indices[rows]] = located.nbytes
+                parts.append((indices[rows], located))
         return LocatedUnion(parts, nbytes)
+
+    def _locate_in(self, leaf: int, refs: Refs) -> list[tuple[I64, Located]]:
+        """Locate samples of one source: in its cache, as far as they are there."""
+        reader, fields = self.readers[leaf], self.fields[leaf]
+        if leaf in self.caches:
+            return self.caches[leaf].locate(refs, reader, fields)
+        return [(np.arange(len(refs)), reader.locate(refs.shard, refs.index, fields))]
 
 
 @dataclass(slots=True)

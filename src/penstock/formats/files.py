@@ -236,6 +236,10 @@ class FilesReader(Reader):
         """Return the folder."""
         return os.path.dirname(bare_url(self._paths[int(self._starts[shard])])) or "."
 
+    def objects(self, shard: int) -> list[str]:
+        """Return the files of the folder."""
+        return self._paths[int(self._starts[shard]) : int(self._starts[shard + 1])]
+
 
 @dataclass(slots=True)
 class LocatedFiles:

@@ -16,6 +16,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import PurePath
@@ -24,14 +25,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.engines import Program
+from penstock.engines import CacheResults, Program
 from penstock.errors import StorageError
 from penstock.plan import ByObject, EngineOptions, Plan, Resources, is_tensor
 from penstock.storage import local_path, open_storage, redacted
 from penstock.storage.protocol import scheme
 
-_INSIGNIFICANT = (Resources, EngineOptions)  # they do not change what is written
+_INSIGNIFICANT = (Resources, EngineOptions, CacheResults)  # they do not change what is written
 _PLACE_FIELDS = {"storage", "cache", "workers"}  # of sources: how they are reached and read
+_RESULT_FORMAT = 1  # of cached results
+_TAG_REQUESTS = 32  # at a time
 _ATOMS = (type(None), bool, int, float, complex, str, type(...), range, np.generic, np.dtype, PurePath)
 
 
@@ -64,6 +67,41 @@ def fingerprint_of(program: Program, epoch: int) -> RunFingerprint:
     return RunFingerprint(source, code_digest([list(_stages(plan)), plan.errors.action]), stream)
 
 
+def result_digest(source: Any, reader: Any, stages: Sequence[Any], others: Any) -> str:
+    """Return what identifies the results of stages on the samples of a source, in every process.
+
+    Args:
+        source: The source.
+        reader: Its open reader.
+        stages: The stages.
+        others: What else the results depend on.
+
+    Raises:
+        StorageError: The tags of remote objects cannot be read.
+    """
+    urls = [url for shard in range(len(reader.names)) for url in reader.objects(shard)]
+    identity = getattr(source, "identity", None)
+    described = identity() if callable(identity) else _described(source)
+    return code_digest([_RESULT_FORMAT, reader.names, _content_stamps(source, urls), described, list(stages), others])
+
+
+def _content_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
+    """Return what changes with the content of each file or object; tags that a listing does not tell are asked for."""
+    stamps = _url_stamps(source, urls)
+    storage = getattr(source, "storage", None)
+    unknown = [i for i, url in enumerate(urls) if stamps[i] is None and scheme(url) != "file"]
+
+    def tag(number: int) -> Any:
+        info = open_storage(urls[number], storage).info(urls[number])
+        return [info.size, info.tag]
+
+    if unknown:
+        with ThreadPoolExecutor(min(_TAG_REQUESTS, len(unknown))) as pool:
+            for number, found in zip(unknown, pool.map(tag, unknown), strict=True):
+                stamps[number] = found
+    return stamps
+
+
 def code_digest(value: Any) -> str:
     """Return a hash of a value, in hex: the same in every process for equal data and equal code."""
     hasher = _Hasher()
@@ -92,7 +130,10 @@ def _described(source: Any) -> list[Any]:
 
 def _stamps(source: Any, reader: Any) -> list[Any]:
     """Return the size and time of each file that a reader names, and the tag of each remote shard that was listed."""
-    urls = [reader.url(shard) for shard in range(len(reader.names))]
+    return _url_stamps(source, [reader.url(shard) for shard in range(len(reader.names))])
+
+
+def _url_stamps(source: Any, urls: Sequence[str]) -> list[Any]:
     tags: dict[str, str | None] = {}
     for folder in {folder for pattern in getattr(source, "patterns", ()) if (folder := _listed_folder(pattern, urls))}:
         with suppress(StorageError):  # a server that cannot list, or may not

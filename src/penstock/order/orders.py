@@ -39,7 +39,7 @@ class Refs:
     ``leaf`` is the number of the source in the plan. ``key`` is the hash of (seed, epoch, leaf, shard name, index);
     all randomness of the sample is derived from it. ``pair`` holds the samples that these are zipped with, chained if
     there are several; a ``leaf`` of -1 in ``pair`` marks a sample without a partner (in a union of zipped and plain
-    samples).
+    samples). ``epoch`` is the epoch that each key is hashed from; ``None``: 0.
     """
 
     leaf: I64
@@ -47,6 +47,7 @@ class Refs:
     index: I64
     key: U64
     pair: Refs | None = None
+    epoch: I64 | None = None
 
     def __len__(self) -> int:
         return len(self.index)
@@ -54,12 +55,13 @@ class Refs:
     def take(self, sel: slice | I64) -> Refs:
         """Return the selected references, in the order of ``sel``."""
         pair = None if self.pair is None else self.pair.take(sel)
-        return Refs(self.leaf[sel], self.shard[sel], self.index[sel], self.key[sel], pair)
+        epoch = None if self.epoch is None else self.epoch[sel]
+        return Refs(self.leaf[sel], self.shard[sel], self.index[sel], self.key[sel], pair, epoch)
 
     def paired(self, partner: Refs) -> Refs:
         """Return these references with ``partner`` appended to the chain of pairs."""
         pair = partner if self.pair is None else self.pair.paired(partner)
-        return Refs(self.leaf, self.shard, self.index, self.key, pair)
+        return Refs(self.leaf, self.shard, self.index, self.key, pair, self.epoch)
 
 
 @dataclass(slots=True)
@@ -192,10 +194,12 @@ def scatter(length: int, parts: Iterable[tuple[I64, Refs]]) -> Refs:
     parts = list(parts)
     leaf = np.full(length, -1, np.int64)
     shard, index, key = np.zeros(length, np.int64), np.zeros(length, np.int64), np.zeros(length, np.uint64)
+    epoch = np.zeros(length, np.int64)
     for indices, refs in parts:
         leaf[indices], shard[indices], index[indices], key[indices] = refs.leaf, refs.shard, refs.index, refs.key
+        epoch[indices] = 0 if refs.epoch is None else refs.epoch
     pairs = [(indices, refs.pair) for indices, refs in parts if refs.pair is not None]
-    return Refs(leaf, shard, index, key, scatter(length, pairs) if pairs else None)
+    return Refs(leaf, shard, index, key, scatter(length, pairs) if pairs else None, epoch)
 
 
 def require_counts(order: Order, operation: str) -> Order:
@@ -223,11 +227,12 @@ class ShardOrder(Order):
         self._names = np.asarray(names_hash, np.uint64)
         self._bounds = cumulative_bounds(np.asarray(counts, np.int64))
         self._keys = shard_keys(self._names, leaf, seed, epoch)
+        self._epoch = epoch
         self.size = int(self._bounds[-1])
 
     def at(self, p: I64) -> Refs:
         shard = span_at(self._bounds, p)
-        return shard_refs(self.leaf, self._keys, shard, p - self._bounds[shard])
+        return shard_refs(self.leaf, self._keys, shard, p - self._bounds[shard], self._epoch)
 
     def find(self, leaf: I64, name: U64, index: I64) -> I64:
         if not len(self._names):
@@ -251,9 +256,10 @@ def shard_keys(names: U64, leaf: int, seed: int, epoch: int) -> U64:
     return fold_into(np.full(len(names), fold(seed, epoch, leaf), np.uint64), names)
 
 
-def shard_refs(leaf: int, keys: U64, shard: I64, index: I64) -> Refs:
-    """Return references to the samples at (shard, index) of one source."""
-    return Refs(np.full(len(shard), leaf, np.int64), shard, index, fold_into(keys[shard], index))
+def shard_refs(leaf: int, keys: U64, shard: I64, index: I64, epoch: int) -> Refs:
+    """Return references to the samples at (shard, index) of one source, whose shards have these keys in an epoch."""
+    leaves, epochs = np.full(len(shard), leaf, np.int64), np.full(len(shard), epoch, np.int64)
+    return Refs(leaves, shard, index, fold_into(keys[shard], index), None, epochs)
 
 
 class ShuffledOrder(Order):

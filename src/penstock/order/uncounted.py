@@ -206,7 +206,7 @@ class UncountedOrder(Order):
             span, index = np.zeros_like(offsets), offsets  # the group is one shard
         else:
             span, index = Group(self._group_counts(g), self._window, (self._seed, self._epoch, g)).locate(offsets)
-        return shard_refs(self.leaf, self._keys, self._visited[g * self._per_group + span], index)
+        return shard_refs(self.leaf, self._keys, self._visited[g * self._per_group + span], index, self._epoch)
 
 
 def to_counted(pieces: Iterable[Piece], groups: I64) -> list[Piece]:

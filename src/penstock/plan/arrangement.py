@@ -40,6 +40,7 @@ class Arrangement:
     """A flattened plan."""
 
     leaves: list[Source] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)  # of the random numbers of each source's samples
     body: list[PlacedStage] = field(default_factory=list)
     slots: int = 1  # the number of zip operands: an item is a row of this many values until they are merged
 
@@ -94,12 +95,15 @@ def _flatten(plan: Plan, seed: int, depth: int, slot: int, out: Arrangement, lea
         make = _flatten_branches(plan.source, seed, depth, slot, out, leaf_order)
     else:
         out.leaves.append(plan.source)
+        out.seeds.append(seed)
         make = lambda epoch: leaf_order(first, seed, epoch)  # noqa: E731
     covered = range(first, len(out.leaves))
-    for number, stage in enumerate(plan.body):
+    number = 0
+    for stage in plan.body:
         kind = BranchStage if stage.keeps_count else CountChangingBranchStage
         wrapped = kind(inner=stage, leaves=covered, slot=slot, resources=stage.resources) if depth else stage
         out.body.append(PlacedStage(wrapped, number + 1000 * (first + 1) * bool(depth) + 1_000_000 * depth))
+        number += stage.numbered
     for order_stage in plan.ordering:
         if not (isinstance(order_stage, Slice) and order_stage.per_rank):
             make = order_stage.wrap(make, seed, first)

@@ -104,6 +104,10 @@ class Reader(Protocol):
     def url(self, shard: int) -> str:
         """Return the URL of a shard, for messages."""
 
+    def objects(self, shard: int) -> list[str]:
+        """Return the URLs of the files or objects that hold the samples of a shard."""
+        return [self.url(shard)]
+
     def fields(self, shard: int) -> tuple[str, ...]:
         """Return the fields that samples of a shard have, those named ``__like_this__`` aside; empty if unknown."""
         return ()

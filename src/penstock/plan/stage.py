@@ -42,6 +42,7 @@ class Stage(ABC):
     reads_source: ClassVar[bool] = False  # the stage reads the located samples of its block
     optional_fields: ClassVar[bool] = False  # some samples may lack a field that the stage names
     uses_features: ClassVar[bool] = False  # ``Context.features`` is filled in for this stage
+    numbered: ClassVar[bool] = True  # the stage counts among the stages whose numbers are part of random keys
 
     @abstractmethod
     def run(self, block: Block, ctx: Context) -> Block:

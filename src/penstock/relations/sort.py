@@ -144,7 +144,8 @@ class _Renumbered(Order):
 
     def _shifted(self, refs: Refs) -> Refs:
         pair = None if refs.pair is None else self._shifted(refs.pair)
-        return Refs(np.where(refs.leaf < 0, refs.leaf, refs.leaf - self._first), refs.shard, refs.index, refs.key, pair)
+        leaf = np.where(refs.leaf < 0, refs.leaf, refs.leaf - self._first)
+        return Refs(leaf, refs.shard, refs.index, refs.key, pair, refs.epoch)
 
     def _spans(self, stop: int) -> Spans:
         return self._inner.spans(stop)
