@@ -18,9 +18,10 @@ from penstock.engines.program import Program
 from penstock.engines.report import Report
 from penstock.engines.run_log import RunLog
 from penstock.engines.stats import Stats, snapshot
+from penstock.engines.upcoming import expect_uses
 from penstock.errors import DataError, StageError, short_traceback
 from penstock.order import I64, Order, Piece, tail, total
-from penstock.plan import Block, Plan, Skipped
+from penstock.plan import Block, Cut, Plan, Skipped
 
 log = logging.getLogger("penstock")
 
@@ -73,6 +74,7 @@ class Run:
         on_delivered: DeliveryCallback | None = None,
         pools: local.PooledRun | None = None,
         alone: bool = True,
+        cut: Cut | None = None,
     ) -> None:
         """Start the engine; it stops when the run is exhausted or closed.
 
@@ -86,6 +88,7 @@ class Run:
                 after the last item of any other block, and by ``report_delivered()``.
             pools: The pools that the run uses together with others; by default it starts its own.
             alone: No other run uses the program at the same time.
+            cut: The cut of this rank, if it is not that of the plan.
 
         Raises:
             EngineError: The engine cannot run the plan.
@@ -109,6 +112,7 @@ class Run:
         self._on_delivered = on_delivered
         self._reported = 0  # items of the current block that ``on_delivered`` was called with
         begin = start if on_delivered is None else replace(start, traced=True)
+        self._caches = expect_uses(program, order, epoch, start, cut)
         self._blocks = ENGINES[options.name](program, order, epoch, begin, self.meters, **extra)
         self._block: Block | None = None  # the current one
         self._delivered = 0  # items of the current block
@@ -293,6 +297,8 @@ class Run:
             close()
         if self._alone:  # else it would stop the prefetching of the others
             self._program.suspend()
+        for cache in self._caches:
+            cache.dismiss()
         if self.meters.ended is None:
             self.meters.ended = time.perf_counter()
             self.meters.notify("end")

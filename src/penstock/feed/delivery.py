@@ -9,7 +9,7 @@ from penstock.engines import Program, Run, Start
 from penstock.feed.batch_format import BatchFormat
 from penstock.feed.ledger import LedgerWriter
 from penstock.order import I64, Order
-from penstock.plan import Skipped
+from penstock.plan import Cut, Skipped
 
 _Rows = list[tuple[I64, int]]  # tables of samples, each with the number of items that they are in
 
@@ -40,6 +40,7 @@ class Delivery:
         *,
         format: BatchFormat | None = None,
         ledger: LedgerWriter | None = None,
+        cut: Cut | None = None,
     ) -> None:
         """Start a run of an epoch.
 
@@ -50,10 +51,11 @@ class Delivery:
             start: Where to begin.
             format: What items are converted to.
             ledger: Records the samples of every item.
+            cut: The rank's cut.
         """
         self._format, self._ledger = format, ledger
         on_delivered = None if ledger is None else self._on_delivered
-        self.run = Run(program, order, epoch, start, tracked=True, on_delivered=on_delivered)
+        self.run = Run(program, order, epoch, start, tracked=True, on_delivered=on_delivered, cut=cut)
         self._converted: Generator[Any, None, None] | None = None
         self._rows: _Rows = []  # of the item that is converted next
         self._progress: list[_Progress] = []  # after the last two delivered items; empty: the run's own progress

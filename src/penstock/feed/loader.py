@@ -124,7 +124,7 @@ class Loader:
 
     def _start_run(self) -> Delivery:
         order, start = self._order(self.epoch), self._rest or self._first_start(self.epoch)
-        live = Delivery(self._program, order, self.epoch, start, format=self._format, ledger=self._ledger)
+        live = Delivery(self._program, order, self.epoch, start, format=self._format, ledger=self._ledger, cut=self.cut)
         self._live, self._meters = live, live.run.meters
         return live
 

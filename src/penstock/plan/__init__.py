@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from penstock.plan.plan import Plan as Plan
     from penstock.plan.source import Located as Located
     from penstock.plan.source import Reader as Reader
+    from penstock.plan.source import ShardCache as ShardCache
     from penstock.plan.source import Source as Source
     from penstock.plan.source import StreamReader as StreamReader
     from penstock.plan.source import Traits as Traits

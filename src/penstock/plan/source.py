@@ -61,6 +61,16 @@ class Located(Protocol):
         """
 
 
+class ShardCache(Protocol):
+    """A cache through which the shards of a source are read."""
+
+    def expect(self, find: Callable[[], tuple[Any, Any, Any] | None], *, whole: bool) -> None:
+        """Learn when a run uses shards, and fetch ahead; see ``engines.upcoming`` for what ``find`` returns."""
+
+    def dismiss(self) -> None:
+        """Stop fetching ahead: the run has ended."""
+
+
 class Reader(Protocol):
     """An open source. Its methods may be called from several threads."""
 
@@ -111,6 +121,10 @@ class Reader(Protocol):
     def fields(self, shard: int) -> tuple[str, ...]:
         """Return the fields that samples of a shard have, those named ``__like_this__`` aside; empty if unknown."""
         return ()
+
+    def cache(self) -> ShardCache | None:
+        """Return the cache through which the shards are read, if there is one."""
+        return None
 
     def suspend(self) -> None:
         """Stop background work, such as prefetching; the reader remains usable."""

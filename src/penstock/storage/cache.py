@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
-from penstock.storage.cache_folder import CacheFolder, cache_folder
-from penstock.storage.cached_object import CHUNK_BYTES, CHUNKS_PER_REQUEST, URL_DIGITS, CachedObject
+from penstock.storage.cache_ahead import CachedShards
+from penstock.storage.cache_folder import URL_DIGITS, CacheFolder, cache_folder, use_key
+from penstock.storage.cache_policy import Uses
+from penstock.storage.cache_uses import PublishedUses
+from penstock.storage.cached_object import CHUNK_BYTES, CHUNKS_PER_REQUEST, CachedObject
 from penstock.storage.protocol import (
     Info,
     Listed,
@@ -34,8 +37,8 @@ from penstock.storage.protocol import (
 class Cache:
     """Keeps remote shards in a folder on this machine, shared by all processes that name the same folder.
 
-    A value: it can be pickled, and opens nothing. The folder is created on first use. When it is full, the least
-    recently used objects are evicted; files that the cache did not create are left alone.
+    A value: it can be pickled, and opens nothing. The folder is created on first use. When it is full, it keeps what
+    the runs of all processes will use soonest; files that the cache did not create are left alone.
 
     Attributes:
         folder: The folder, on a local disk.
@@ -97,6 +100,11 @@ def wrap_with_cache(cache: Cache | None, urls: Iterable[str], storage: Storage |
     return cache.shared(open_storage(next(iter(remote.values())), storage))
 
 
+def cached_shards(storage: Storage | None, urls: Sequence[tuple[str, ...]]) -> CachedShards | None:
+    """Return the cache that shards are read through, given the objects of each; ``None`` if there is no cache."""
+    return CachedShards(storage, urls) if isinstance(storage, CachedStorage) else None
+
+
 @dataclass(frozen=True, slots=True)
 class CachedStorage:
     """A storage that keeps what it reads in a cache folder. Local files are read in place.
@@ -109,6 +117,7 @@ class CachedStorage:
     cache: Cache
     storage: Storage
     _infos: dict[str, tuple[Info, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _plans: list[PublishedUses] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CachedStorage, (self.cache, self.storage)
@@ -178,6 +187,36 @@ class CachedStorage:
         if not self._is_local(url):
             self._folder().drop_all(_url_key(self.storage, url))
 
+    def url_key(self, url: str) -> str:
+        """Return what the keys of all contents of a URL begin with."""
+        return _url_key(self.storage, url)
+
+    def publish(self, uses: Uses) -> PublishedUses | None:
+        """Tell all users of the folder what a run of this process will use; ``None`` if the folder is read-only."""
+        folder = self._folder()
+        if not folder.accepts:
+            return None
+        published = PublishedUses(folder.folder, uses)
+        self._plans[:] = [published]
+        return published
+
+    def fetch_ahead(self, url: str, stopped: Callable[[], bool]) -> bool:
+        """Fetch an object into free space. Return False if there is none, or ``stopped`` returns true.
+
+        Raises:
+            StorageError: The object cannot be fetched.
+        """
+        info = self.info(url)
+        cached = self._cached_object(url, info, used=False)
+        if cached is None or not info.ranges or cached.is_complete:
+            return True
+        for start in range(0, cached.size, CHUNK_BYTES * CHUNKS_PER_REQUEST):
+            stop = min(cached.size, start + CHUNK_BYTES * CHUNKS_PER_REQUEST)
+            fits = cached.folder.accepts and cached.folder.has_space(stop - start, self.cache.max_bytes)
+            if stopped() or not fits or not cached.fetch(start, stop):
+                return False
+        return True
+
     def _is_local(self, url: str) -> bool:
         return self.storage.local_path(url) is not None
 
@@ -200,12 +239,14 @@ class CachedStorage:
             raise past_end_error(url, info.size, stop)
         return info
 
-    def _cached_object(self, url: str, info: Info) -> CachedObject | None:
+    def _cached_object(self, url: str, info: Info, *, used: bool = True) -> CachedObject | None:
         """Return the cached copy of an object; ``None`` if it has no tag, so that changes could not be detected."""
         folder = self._folder()
         if info.tag is None or not info.size:
             return None
         url_key = _url_key(self.storage, url)
+        for plan in self._plans if used else ():
+            plan.advance(use_key(url_key))
         key = url_key + _hash_digits(f"{url_key}\n{info.tag}\n{info.size}")
         return CachedObject(folder, key, self.storage, url, info, self.cache.max_bytes)
 

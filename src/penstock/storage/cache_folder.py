@@ -23,6 +23,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import StorageError
+from penstock.storage.cache_policy import Stored, choose_evictions, spare_bytes
+from penstock.storage.cache_uses import USES_SUFFIX, PlannedUses
 from penstock.storage.protocol import per_process
 
 LOCK_FILE = "penstock-cache"
@@ -36,6 +38,8 @@ _EVICT_LOCK = 1 << 62  # after all regions: held while objects are evicted
 _POLL_S = 0.01  # between attempts to take a lock of another process: short compared with fetching a chunk
 _MAX_PINNED = 32  # paths that count as in use after they were returned: as many shards as a reader keeps open
 _PAUSE_S = 60.0  # before the next attempt to write to a full disk
+_OVERHEAD_BYTES = 12 << 10  # of the blocks that a file system adds to an allocation, and of the flags
+URL_DIGITS = 16  # the first digits of a key, which are the same for all contents of a URL
 _LOCKED_ERRNOS = (errno.EACCES, errno.EAGAIN)
 
 _log = logging.getLogger("penstock.storage")
@@ -77,7 +81,7 @@ class CacheFolder:
         self._pinned: OrderedDict[str, None] = OrderedDict()  # least recently pinned first
         self._exclusive: set[int] = set()  # offsets that this process has locked exclusively
         self._space_lock = threading.Lock()
-        self._added_bytes = self._check_bytes = 0
+        self.plans = PlannedUses(folder)
         self._paused_until = float("-inf")
         self._warned = False
         self._fd, self.writable = _open_lock_file(folder)
@@ -180,54 +184,84 @@ class CacheFolder:
                 self._unlock(_region(key), _REGION_BYTES)
         return True
 
-    def reserve_space(self, nbytes: int, max_bytes: int | None, allocate: Callable[[], None]) -> bool:
-        """Call ``allocate`` to allocate bytes, after evicting the least recently used objects if need be.
+    def reserve_space(self, key: str, nbytes: int, max_bytes: int | None, allocate: Callable[[], None]) -> bool:
+        """Call ``allocate`` to allocate bytes for an object, after evicting others if need be.
 
-        The folder is measured whenever this process has added 1/1024 of the limit, and is kept 1/16 below the limit:
-        even 64 processes, none of which knows what the others have added since, stay within it.
+        The lock file holds an upper bound of what all processes have allocated. The folder is measured only where the
+        bound would exceed the limit, and then a little more than needed is evicted.
 
         Returns:
-            Whether the bytes fit within the limit.
+            Whether the bytes fit within the limit, and are worth keeping: what would have to be evicted for them is
+            not used before them.
         """
-        with self._space_lock:
-            self._added_bytes += nbytes
-            if self._added_bytes < self._check_bytes:
+        nbytes += _OVERHEAD_BYTES
+        with self._space_lock, self._locked(_EVICT_LOCK):
+            used = self._read_bound()
+            limit = (used or 0) + _free_bytes(self.folder) if max_bytes is None else max_bytes
+            if used is None or used + nbytes > limit:
+                entries, used = self._measure()
+                limit = used + _free_bytes(self.folder) if max_bytes is None else max_bytes
+                if used + nbytes > limit:
+                    used -= self._evict(key, entries, used + nbytes - limit, limit)
+            fits = used + nbytes <= limit
+            self._write_bound(used + nbytes * fits)
+            if fits:
                 allocate()
-                return True
-            with self._locked(_EVICT_LOCK):
-                entries = self._entries()
-                used = sum(entry.nbytes for entry in entries)
-                limit = max_bytes if max_bytes is not None else used + _free_bytes(self.folder)
-                if used + nbytes > limit - limit // 16:
-                    used -= self._evict(entries, used + nbytes - (limit - limit // 8))
-                fits = used + nbytes <= limit
-                self._added_bytes, self._check_bytes = 0, limit // 1024 if fits else 0
-                if fits:
-                    allocate()
             return fits
 
-    def _evict(self, entries: list[_CacheEntry], nbytes: int) -> int:
-        """Remove the least recently used objects until ``nbytes`` are free. Return how many bytes were freed."""
+    def has_space(self, nbytes: int, max_bytes: int | None) -> bool:
+        """Return whether bytes can be added without evicting anything."""
+        with self._space_lock, self._locked(_EVICT_LOCK):
+            used = self._read_bound()
+            if used is None or (max_bytes is not None and used + nbytes > max_bytes):
+                _, used = self._measure()
+                self._write_bound(used)
+            return nbytes <= (_free_bytes(self.folder) if max_bytes is None else max_bytes - used)
+
+    def _read_bound(self) -> int | None:
+        data = os.pread(self._fd, 8, 0)
+        return int.from_bytes(data, "little") if len(data) == 8 else None
+
+    def _write_bound(self, used: int) -> None:
+        with suppress(OSError):
+            os.pwritev(self._fd, [used.to_bytes(8, "little")], 0)
+
+    def _evict(self, key: str, entries: list[_CacheEntry], nbytes: int, limit: int) -> int:
+        """Remove the objects that are used last until ``nbytes`` are free. Return how many bytes were freed."""
+        next_uses = self.plans.next_uses()
+        until = self.plans.use_after(use_key(key)) if next_uses else None
+        stored = [Stored(one.key, one.nbytes, next_uses.get(use_key(one.key)), one.used_ns) for one in entries]
         freed = 0
-        for entry in sorted(entries, key=lambda entry: entry.used_ns):
-            if freed >= nbytes:
+        in_use = {key}
+        while freed < nbytes:
+            candidates = (one for one in stored if one.key not in in_use)
+            chosen = choose_evictions(candidates, nbytes - freed, spare_bytes(limit), until)
+            if freed + sum(one.nbytes for one in chosen) < nbytes:
                 break
-            if self.drop(entry.key):
-                freed += entry.nbytes
+            for one in chosen:
+                in_use.add(one.key)
+                freed += one.nbytes if self.drop(one.key) else 0
         return freed
 
-    def _entries(self) -> list[_CacheEntry]:
-        """Return the objects of all processes. Allocated blocks count, not file sizes: partial files have holes."""
+    def _measure(self) -> tuple[list[_CacheEntry], int]:
+        """Return the objects of all processes, and the bytes of everything that the cache has in the folder.
+
+        Allocated blocks count, not file sizes: partial files have holes.
+        """
         found: dict[str, _CacheEntry] = {}
+        used = 0
         with os.scandir(self.folder) as files:
             for file in files:
-                if match := _match_file(file.name):
-                    key = match[1]
+                match = _match_file(file.name)
+                if match or file.name.endswith(USES_SUFFIX):
                     with suppress(FileNotFoundError):
-                        stat, entry = file.stat(follow_symlinks=False), found.get(key, _CacheEntry(key, 0, 0))
-                        used_ns = max(stat.st_atime_ns, stat.st_mtime_ns, entry.used_ns)
-                        found[key] = _CacheEntry(key, entry.nbytes + stat.st_blocks * 512, used_ns)
-        return list(found.values())
+                        stat = file.stat(follow_symlinks=False)
+                        used += stat.st_blocks * 512
+                        if match:
+                            entry = found.get(match[1], _CacheEntry(match[1], 0, 0))
+                            used_ns = max(stat.st_atime_ns, stat.st_mtime_ns, entry.used_ns)
+                            found[match[1]] = _CacheEntry(match[1], entry.nbytes + stat.st_blocks * 512, used_ns)
+        return list(found.values()), used
 
     def _acquire_use(self, key: str) -> None:
         self._check_lock_file()
@@ -307,6 +341,11 @@ def _open_lock_file(folder: str) -> tuple[int, bool]:
     return fd, opened_for_writing and os.access(
         folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids
     )
+
+
+def use_key(key: str) -> int:
+    """Return the number by which plans name all contents of an object's URL."""
+    return int(key[:URL_DIGITS], 16)
 
 
 def _region(key: str) -> int:

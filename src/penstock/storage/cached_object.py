@@ -13,12 +13,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, CacheFolder
+from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, URL_DIGITS, CacheFolder
 from penstock.storage.protocol import Info, Storage, changed_error
 
 CHUNK_BYTES = 1 << 20
 CHUNKS_PER_REQUEST = 8  # large enough to make up for the latency, small enough for several processes to share the work
-URL_DIGITS = 16  # the first digits of a key, which are the same for all contents of a URL
 _MAGIC = b"penstock cache 1"
 _PRESENT = b"\x01"
 _USE_TIME_S = 10  # how stale the time of last use may be: eviction compares hours
@@ -121,6 +120,11 @@ class CachedObject:
         assert self.info.size is not None
         return self.info.size
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are in the cache."""
+        return os.path.exists(self.folder.path(self.key, COMPLETE_SUFFIX))
+
     def read(self, start: int, stop: int, into: memoryview) -> bool:
         """Fill a buffer with a range, fetching missing chunks. Return False if the cache has no space for them.
 
@@ -134,13 +138,13 @@ class CachedObject:
                 if copy.read(start, into):
                     return True
 
-    def fetch(self) -> bool:
-        """Fetch all missing chunks. Return False if the cache has no space for them.
+    def fetch(self, start: int = 0, stop: int | None = None) -> bool:
+        """Fetch the missing chunks of a range, or all of them. Return False if the cache has no space for them.
 
         Raises:
             StorageError: A chunk cannot be fetched, or the object has changed.
         """
-        with self._with_chunks(0, chunk_count(self.size)) as copy:
+        with self._with_chunks(start // CHUNK_BYTES, chunk_count(self.size if stop is None else stop)) as copy:
             return copy is not None
 
     def path(self) -> str | None:
@@ -268,7 +272,7 @@ class CachedObject:
     def _reserve_space(self, copy: _Copy, start: int, nbytes: int) -> bool:
         """Allocate space before fetching: other processes see it, and a full disk costs no request."""
         try:
-            return self.folder.reserve_space(nbytes, self.max_bytes, lambda: copy.allocate(start, nbytes))
+            return self.folder.reserve_space(self.key, nbytes, self.max_bytes, lambda: copy.allocate(start, nbytes))
         except OSError as error:
             self.folder.pause(error)
             return False

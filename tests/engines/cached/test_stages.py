@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def test_a_function_is_called_once_for_each_sample_in_all_epochs_and_runs(tmp_pa
 def test_a_changed_closure_argument_version_or_source_never_hits(tmp_path: Path) -> None:
     log, folder, table = tmp_path / "calls", tmp_path / "results", tmp_path / "table.csv"
     table.write_text("x\n1\n2\n")
-    plans = {
+    plans: dict[str, Callable[[], Dataset]] = {
         "first": lambda: ps.read_csv(str(table)).map(_counting(log)).cache(folder),
         "closure": lambda: ps.read_csv(str(table)).map(_counting(log, 3)).cache(folder),
         "version": lambda: ps.read_csv(str(table)).map(_counting(log)).cache(folder, version="b"),

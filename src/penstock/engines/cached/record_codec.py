@@ -52,7 +52,7 @@ def decode_outputs(record: NDArray[np.uint8]) -> list[Output]:
         DataError: The bytes are not a record.
     """
     try:
-        (length,) = _LENGTH.unpack_from(record)
+        (length,) = _LENGTH.unpack_from(record.data)
         header = json.loads(record[_LENGTH.size : _LENGTH.size + length].tobytes())
         begin = _LENGTH.size + length
         reader = _Reader(record, begin + -begin % _ALIGNMENT)

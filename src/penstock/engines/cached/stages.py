@@ -159,7 +159,7 @@ def cached_body(arrangement: Arrangement) -> list[PlacedStage]:
         for i in chain.placed[:-1]:
             stage, leaves = body[i].stage, chain.leaves
             if isinstance(stage, BranchStage):
-                stage, leaves = stage.inner, stage.leaves
+                leaves, stage = stage.leaves, stage.inner
             kind = OnMisses if stage.keeps_count else CountChangingOnMisses
             body[i] = PlacedStage(kind(stage, leaves, chain.slot, resources=stage.resources), body[i].number)
         last = chain.placed[-1]

@@ -26,7 +26,7 @@ from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import check_sets, current_files
 from penstock.formats.rows.row_offsets import RowOffsets, read_cached_offsets, write_cached_offsets
 from penstock.order import I64
-from penstock.plan import Fields, Reader, Resources, Source, Traits, join_columns, pick_rows
+from penstock.plan import Fields, Reader, Resources, ShardCache, Source, Traits, join_columns, pick_rows
 from penstock.plan.values import Workers
 from penstock.storage import (
     Cache,
@@ -39,7 +39,7 @@ from penstock.storage import (
     relative_names,
     traits_of,
 )
-from penstock.storage.cache import wrap_with_cache
+from penstock.storage.cache import cached_shards, wrap_with_cache
 from penstock.storage.protocol import scheme
 
 FileBytes = mmap.mmap | bytes
@@ -188,6 +188,9 @@ class RowsReader(Reader):
 
     def stamp(self) -> object:
         return folder_times(self._paths)
+
+    def cache(self) -> ShardCache | None:
+        return cached_shards(self._storage, [(path,) for path in self._paths])
 
     def suspend(self) -> None:
         """Stop fetching, and free the cached groups."""

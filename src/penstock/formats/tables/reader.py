@@ -19,8 +19,9 @@ from penstock.formats.tables.parquet_file import ParquetFile, Partition, open_pa
 from penstock.formats.tables.row_groups import Batches, GroupKey, PendingGroup, RowGroupCache, default_cache_bytes
 from penstock.formats.tables.values import cast_like, castable, plain_type
 from penstock.order import I64
-from penstock.plan import Condition, Fields, Reader, Traits
+from penstock.plan import Condition, Fields, Reader, ShardCache, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
+from penstock.storage.cache import cached_shards
 from penstock.storage.protocol import scheme
 
 _PREFETCH_FROM = 0.6  # share of a row group: once rows beyond it are located, its successor in the file is decoded
@@ -141,6 +142,9 @@ class ParquetReader(Reader):
             storage = None if scheme(path) == "file" else open_storage(path, self._storage)
             file = self._files[shard] = self._opener(url, path, storage, self._partitions[shard])
         return file
+
+    def cache(self) -> ShardCache | None:
+        return cached_shards(self._storage, [(path,) for path in self._paths])
 
     def suspend(self) -> None:
         """Stop decoding ahead and end the threads; the next ``locate`` starts them again."""

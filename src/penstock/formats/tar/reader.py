@@ -26,11 +26,12 @@ from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
-from penstock.formats.tar.remote import open_arriving, open_remote, remembered_index, remote_index
+from penstock.formats.tar.remote import index_url, open_arriving, open_remote, remembered_index, remote_index
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.walker import FieldFilter
-from penstock.plan import Reader, Traits
+from penstock.plan import Reader, ShardCache, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
+from penstock.storage.cache import cached_shards
 from penstock.storage.protocol import scheme, without_query
 from penstock.storage.retry import while_wanted
 
@@ -268,6 +269,9 @@ class TarReader(Reader):
 
     def stamp(self) -> object:
         return folder_times(self._paths)
+
+    def cache(self) -> ShardCache | None:
+        return cached_shards(self._storage, [(path, index_url(path)) for path in self._paths])
 
     def suspend(self) -> None:
         """Stop prefetching and close remote shards; later reads open them again."""

@@ -1,0 +1,173 @@
+"""Which objects a cache keeps: those that will be used soonest, as the orders of this and the next epoch tell.
+
+Pure functions, for the cache itself and for its simulation. An object that is read now is kept only if its next use
+comes before that of another object, which then makes room; so a cache that is too small keeps a part of the data from
+epoch to epoch, instead of replacing all of it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+NEVER = math.inf
+F64 = NDArray[np.float64]
+
+
+class Stored(NamedTuple):
+    """An object in the cache: its size, its next use (None: no plan names it), and when it was last used."""
+
+    key: str
+    nbytes: int
+    next_use: float | None
+    used_ns: int = 0
+
+
+def choose_evictions(stored: Iterable[Stored], nbytes: int, spare: int, until: float | None) -> list[Stored]:
+    """Return the objects to evict for one that is added, best first; their sizes may add up to less than ``nbytes``.
+
+    Objects that no plan names go first, the least recently used of them before the others; then those that are used
+    last. Objects that are used before the added one stay.
+
+    Args:
+        stored: The objects that may be evicted.
+        nbytes: How many bytes must become free.
+        spare: How many more may, so that the next addition need not look again.
+        until: When the added object is used the next time, after the use that it is read for; None: nobody knows.
+    """
+    unknown = sorted((one for one in stored if one.next_use is None), key=lambda one: one.used_ns)
+    known = [one for one in stored if one.next_use is not None and until is not None and one.next_use > until]
+    known.sort(key=lambda one: -(one.next_use or 0.0))
+    chosen, freed = [], 0
+    for one in [*unknown, *known]:
+        if freed >= nbytes + spare:
+            break
+        chosen.append(one)
+        freed += one.nbytes
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Uses:
+    """When one run uses objects, in the positions of its epoch.
+
+    Attributes:
+        keys: The objects, ascending.
+        first: The position at which each is first used in this epoch; ``inf``: it is not.
+        last: The position at which it is last used in this epoch.
+        following: The position at which it is first used in the next epoch, counted from the start of this one.
+    """
+
+    keys: NDArray[np.uint64]
+    first: F64
+    last: F64
+    following: F64
+
+    def upcoming(self, progress: float) -> F64:
+        """Return how many positions lie between ``progress`` and the next use of each object."""
+        ahead = np.where(progress <= self.last, np.maximum(self.first - progress, 0.0), self.following - progress)
+        return np.maximum(ahead, 0.0)
+
+    def later(self, progress: float) -> F64:
+        """Return the same for the use after the one that is under way, or that comes next."""
+        return np.maximum(np.where(progress <= self.last, self.following, NEVER) - progress, 0.0)
+
+    def row(self, key: int) -> int | None:
+        """Return the row of an object; None if the run does not use it."""
+        at = int(np.searchsorted(self.keys, np.uint64(key)))
+        return at if at < len(self.keys) and int(self.keys[at]) == key else None
+
+
+Epoch = Sequence[int]  # the objects of an epoch, in the order of their use
+
+
+def belady_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
+    """Return the bytes of each epoch that the best possible cache has, which knows all epochs.
+
+    It evicts what is used last, and does not add what is used after everything that it has.
+    """
+    uses = [one for epoch in epochs for one in epoch]
+    following: list[float] = [NEVER] * len(uses)
+    seen: dict[int, int] = {}
+    for at in range(len(uses) - 1, -1, -1):
+        following[at] = seen.get(uses[at], NEVER)
+        seen[uses[at]] = at
+    return _replay(epochs, sizes, capacity, lambda at, _: following[at], exact=True)
+
+
+def planned_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
+    """Return the bytes of each epoch that a cache has which knows the orders of two epochs, and adds by this policy."""
+    starts = np.cumsum([0, *map(len, epochs)]).tolist()
+    ranks: list[Mapping[int, int]] = [{one: at for at, one in enumerate(epoch)} for epoch in epochs]
+
+    def following(at: int, one: int) -> float:
+        epoch = int(np.searchsorted(starts, at, "right"))  # the next one
+        return starts[epoch] + ranks[epoch][one] if epoch < len(ranks) and one in ranks[epoch] else NEVER
+
+    return _replay(epochs, sizes, capacity, following, exact=False)
+
+
+def recency_hits(epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int) -> list[int]:
+    """Return the bytes of each epoch that a cache has which evicts what was used least recently."""
+    held: dict[int, None] = {}
+    used, hits = 0, []
+    for epoch in epochs:
+        hit = 0
+        for one in epoch:
+            if one in held:
+                hit += sizes[one]
+                del held[one]
+            else:
+                used += sizes[one]
+            held[one] = None
+            while used > capacity:
+                oldest = next(iter(held))
+                del held[oldest]
+                used -= sizes[oldest]
+        hits.append(hit)
+    return hits
+
+
+def _replay(
+    epochs: Sequence[Epoch], sizes: Sequence[int], capacity: int, following: Callable[[int, int], float], *, exact: bool
+) -> list[int]:
+    held: dict[int, float] = {}  # next use of each
+    farthest: list[tuple[float, int]] = []  # (-next use, object), with entries that are out of date
+    used, hits, at = 0, [], 0
+    spare = 0 if exact else spare_bytes(capacity)
+    for epoch in epochs:
+        hit = 0
+        for one in epoch:
+            hit += sizes[one] if one in held else 0
+            used -= sizes[one] if held.pop(one, None) is not None else 0
+            until = following(at, one)
+            at += 1
+            short = used + sizes[one] - capacity
+            while short + (spare if short > 0 else 0) > 0 and farthest:
+                distance, other = farthest[0]
+                if held.get(other) != -distance:
+                    heapq.heappop(farthest)
+                elif -distance > until:
+                    heapq.heappop(farthest)
+                    del held[other]
+                    used -= sizes[other]
+                    short -= sizes[other]
+                else:
+                    break
+            if used + sizes[one] <= capacity and until < NEVER:
+                held[one] = until
+                used += sizes[one]
+                heapq.heappush(farthest, (-until, one))
+        hits.append(hit)
+    return hits
+
+
+def spare_bytes(limit: int) -> int:
+    """Return how much more than needed is evicted at once: the folder is measured before."""
+    return limit // 256
