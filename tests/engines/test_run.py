@@ -111,8 +111,8 @@ def test_a_run_names_the_positions_that_are_dropped_or_repeated(
 ) -> None:
     runs = [run_of(numbers((11,)), cut=Cut(rank, 2, uneven=uneven)) for rank in range(2)]
     assert [len(list(run)) for run in runs] == lengths
-    assert [run.left_out(run.here()) for run in runs] == dropped
-    assert [run.repeated() for run in runs] == padded
+    assert [run.start.left_out(run.here()) for run in runs] == dropped
+    assert [run.start.repeated() for run in runs] == padded
 
 
 def test_a_callback_is_called_for_every_delivered_item() -> None:

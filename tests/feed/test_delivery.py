@@ -1,15 +1,16 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock as ps
-from penstock.engines import Program
+from penstock.engines import Program, Run
 from penstock.feed.batch_format import BatchFormat
 from penstock.feed.delivery import Delivery
-from penstock.feed.ledger import LedgerWriter, ResumePoint
+from penstock.feed.ledger import LedgerWriter, ResumePoint, session_dataset
 from penstock.plan import Cut
 from penstock.testing import numbers
 
@@ -19,8 +20,9 @@ def _delivery(ds: ps.Dataset, format: BatchFormat | None, folder: Path | None = 
     order = program.order(0)
     ledger = None if folder is None else LedgerWriter(folder)
     if ledger is not None:
-        ledger.begin(program, order, 0, Cut(0, 1), ResumePoint())
-    return Delivery(program, order, 0, program.start(order, None), format=format, ledger=ledger)
+        ledger.begin(session_dataset(program, order), 0, Cut(0, 1), ResumePoint())
+    start_run = partial(Run, program, order, 0, program.start(order, None))
+    return Delivery(lambda report: start_run(tracked=True, on_delivered=report), format=format, ledger=ledger)
 
 
 FORMATS = [None, BatchFormat("numpy"), BatchFormat("torch", "cpu", prefetch=4)]

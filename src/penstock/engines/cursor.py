@@ -137,6 +137,17 @@ class Start:
         """Return the start of a run of one position alone: number ``number`` of the remaining ones."""
         return Start(head(tail(self.left, number), 1))
 
+    def left_out(self, here: Start) -> list[Piece]:
+        """Return the positions that are dropped, so that ranks are equal, if a run from this start ends ``here``."""
+        if self.quota is not None:
+            return tail(self.left, self.quota)
+        return [*here.left, *(piece for part in here.opens for piece in part.pieces)]
+
+    def repeated(self) -> list[Piece]:
+        """Return the positions that a run from this start repeats as padding, so that ranks are equal."""
+        short = 0 if self.quota is None else self.quota - total(self.left)
+        return [self.pad] if short > 0 and self.pad else []
+
     def padded_from(self) -> int:
         """Return the number of the first piece of the last part that is padding."""
         return len(self.left) if self.quota is not None and self.quota > total(self.left) else 1 << 60

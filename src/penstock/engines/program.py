@@ -6,7 +6,7 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -26,6 +26,7 @@ from penstock.plan import (
     Context,
     Cut,
     Fields,
+    Identity,
     Located,
     PlacedStage,
     Plan,
@@ -341,6 +342,13 @@ class Program:
                 folder = os.path.join(os.path.abspath(chain.cache.folder), digest)
                 out[leaf] = LeafCache(folder, leaf, seed, variants, self._hashes[leaf])
         return out
+
+    def identities(self, order: Order, pieces: Iterable[Piece]) -> Iterator[Identity]:
+        """Yield the identities of the samples at the positions of ``pieces`` in an order."""
+        for start, stop, step, _ in pieces:
+            refs = order.at(np.arange(start, stop, step, dtype=np.int64))
+            for leaf, shard, index in zip(refs.leaf.tolist(), refs.shard.tolist(), refs.index.tolist(), strict=True):
+                yield Identity(leaf, self.readers[leaf].names[shard], index)
 
     def locate(self, refs: Refs) -> Located:
         """Locate samples by reference, for every operand of a zip."""

@@ -20,7 +20,7 @@ from penstock.engines.run_log import RunLog
 from penstock.engines.stats import Stats, snapshot
 from penstock.engines.upcoming import expect_uses
 from penstock.errors import DataError, StageError, short_traceback
-from penstock.order import I64, Order, Piece, tail, total
+from penstock.order import I64, Order, total
 from penstock.plan import Block, Cut, Plan, Skipped
 
 log = logging.getLogger("penstock")
@@ -277,17 +277,6 @@ class Run:
     def hold_back(self) -> None:
         """Count the last item as not delivered; the run must not be iterated any further."""
         self._delivered -= 1
-
-    def left_out(self, here: Start) -> list[Piece]:
-        """Return the positions that are dropped, so that ranks are equal, if the run ends ``here``."""
-        if self.start.quota is not None:
-            return tail(self.start.left, self.start.quota)
-        return [*here.left, *(piece for part in here.opens for piece in part.pieces)]
-
-    def repeated(self) -> list[Piece]:
-        """Return the positions that are repeated as padding, so that ranks are equal."""
-        short = 0 if self.start.quota is None else self.start.quota - total(self.start.left)
-        return [self.start.pad] if short > 0 and self.start.pad else []
 
     def close(self) -> None:
         """Stop the engine; a second call does nothing."""

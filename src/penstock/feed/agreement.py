@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from penstock.engines import Program, Run, Start
+from penstock.engines import DeliveryCallback, Start
 from penstock.errors import EngineError, PlanError
-from penstock.order import I64, Order, Piece, total
-from penstock.plan import Cut, Identity, Plan
+from penstock.feed.backend import ItemRun
+from penstock.order import I64, Piece, total
+from penstock.plan import Cut
+
+StartRun = Callable[[Start, DeliveryCallback | None], ItemRun]
 
 
 class Agreement:
@@ -55,15 +56,19 @@ class Agreement:
         return int(votes.item())
 
 
-def make_agreement(plan: Plan, cut: Cut) -> Agreement | None:
+def make_agreement(cause: str | None, cut: Cut) -> Agreement | None:
     """Return the agreement that makes ranks equal; None if the plan makes them equal by itself, or they may differ.
+
+    Args:
+        cause: What makes the number of items unknown before a run; None if it is known.
+        cut: The rank, and what to do about ranks that differ.
 
     Raises:
         PlanError: There is no process group, or its ranks are not those of the cut.
     """
-    if cut.world == 1 or cut.uneven == "keep" or plan.unknown_count_cause is None:
+    if cut.world == 1 or cut.uneven == "keep" or cause is None:
         return None
-    promise = f"uneven={cut.uneven!r} promises ranks of equal length, but {plan.unknown_count_cause} changes the count"
+    promise = f"uneven={cut.uneven!r} promises ranks of equal length, but {cause} changes the count"
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
         raise PlanError(
@@ -89,13 +94,18 @@ class Padding:
         delivered: The samples in the last item, as tables (see ``engines.lineage``) with the number of their items.
     """
 
-    def __init__(self, program: Program, order: Order, epoch: int, share: Sequence[Piece]) -> None:
-        """Nothing runs before the first item is requested."""
+    def __init__(self, start_run: StartRun, candidates: Sequence[Piece]) -> None:
+        """Nothing runs before the first item is requested.
+
+        Args:
+            start_run: Starts a run.
+            candidates: Pieces to repeat; the first that has any item is used.
+        """
         self.pieces: list[Piece] = []
         self.delivered: list[tuple[I64, int]] = []
-        self._program, self._order, self._epoch = program, order, epoch
-        self._items = self._repeat([*share[:1], *order.whole()])
-        self._run: Run | None = None
+        self._start_run = start_run
+        self._items = self._repeat(candidates)
+        self._run: ItemRun | None = None
 
     def next_item(self) -> Any:
         """Return the next item."""
@@ -118,7 +128,7 @@ class Padding:
 
     def _run_piece(self, piece: Piece) -> Iterator[Any]:
         start = Start([], quota=total([piece]), pad=piece)
-        self._run = Run(self._program, self._order, self._epoch, start, tracked=True, on_delivered=self._on_delivered)
+        self._run = self._start_run(start, self._on_delivered)
         try:
             yield from self._run
         finally:
@@ -142,11 +152,3 @@ class Padding:
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
-
-
-def identities(program: Program, order: Order, pieces: Iterable[Piece]) -> Iterator[Identity]:
-    """Yield the identities of the samples at the positions of ``pieces``."""
-    for start, stop, step, _ in pieces:
-        refs = order.at(np.arange(start, stop, step, dtype=np.int64))
-        for leaf, shard, index in zip(refs.leaf.tolist(), refs.shard.tolist(), refs.index.tolist(), strict=True):
-            yield Identity(leaf, program.readers[leaf].names[shard], index)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple
 
-from penstock.engines import Program, Run, Start
+from penstock.engines import DeliveryCallback, Start
+from penstock.feed.backend import ItemRun
 from penstock.feed.batch_format import BatchFormat
 from penstock.feed.ledger import LedgerWriter
-from penstock.order import I64, Order
-from penstock.plan import Cut, Skipped
+from penstock.order import I64
+from penstock.plan import Skipped
 
 _Rows = list[tuple[I64, int]]  # tables of samples, each with the number of items that they are in
 
@@ -33,29 +34,20 @@ class Delivery:
 
     def __init__(
         self,
-        program: Program,
-        order: Order,
-        epoch: int,
-        start: Start,
+        start_run: Callable[[DeliveryCallback | None], ItemRun],
         *,
         format: BatchFormat | None = None,
         ledger: LedgerWriter | None = None,
-        cut: Cut | None = None,
     ) -> None:
         """Start a run of an epoch.
 
         Args:
-            program: The program.
-            order: The order of the epoch.
-            epoch: The number of the epoch.
-            start: Where to begin.
+            start_run: Starts the run, given what is called with the samples of its items.
             format: What items are converted to.
             ledger: Records the samples of every item.
-            cut: The rank's cut.
         """
         self._format, self._ledger = format, ledger
-        on_delivered = None if ledger is None else self._on_delivered
-        self.run = Run(program, order, epoch, start, tracked=True, on_delivered=on_delivered, cut=cut)
+        self.run = start_run(None if ledger is None else self._on_delivered)
         self._converted: Generator[Any, None, None] | None = None
         self._rows: _Rows = []  # of the item that is converted next
         self._progress: list[_Progress] = []  # after the last two delivered items; empty: the run's own progress

@@ -6,13 +6,15 @@ import os
 import pickle
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import cloudpickle
 
-from penstock.engines import Meters, Program, Start, Stats, closed_at_exit, is_untouched, make_state, restore, snapshot
+from penstock.engines import Meters, Start, Stats, closed_at_exit, snapshot
 from penstock.errors import PlanError, StageError, StateError, short_traceback
-from penstock.feed.agreement import Agreement, Padding, identities, make_agreement
+from penstock.feed.agreement import Agreement, Padding, make_agreement
+from penstock.feed.backend import Backend, LocalBackend
 from penstock.feed.batch_format import BatchFormat
 from penstock.feed.delivery import Delivery
 from penstock.feed.epochs import Epochs
@@ -21,7 +23,7 @@ from penstock.feed.torch_isinstance import torch_class
 from penstock.feed.torch_stream import TorchStream
 from penstock.feed.torch_workers import called_by_torch, this_worker
 from penstock.feed.worker_split import WorkerShare
-from penstock.order import Order, Piece, total
+from penstock.order import Piece, total
 from penstock.plan import Cut, Identity, Plan, Skipped, check_count
 
 
@@ -43,7 +45,7 @@ class Loader:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | None,
         cut: Cut,
         epoch: int = 0,
         *,
@@ -51,26 +53,29 @@ class Loader:
         ledger: str | os.PathLike[str] | None = None,
         share: WorkerShare | None = None,
         one_epoch: bool = False,
+        backend: Backend | None = None,
     ) -> None:
-        """Use ``Dataset.loader`` to create one.
+        """Use ``Dataset.loader`` or ``connect`` to create one.
 
         Args:
-            plan: The plan.
+            plan: The plan; None if ``backend`` is given.
             cut: The rank, and how the order is cut.
             epoch: The first epoch.
             format: What items are converted to before they are delivered.
             ledger: The folder of the ledger.
             share: The share of a worker of a DataLoader.
             one_epoch: The loader stays at the end of its epoch, and so does its state: a DataLoader begins the next.
+            backend: Runs the plan; by default it runs in this process.
         """
         self._ledger = None if ledger is None else LedgerWriter(ledger)
         self._resume_point: ResumePoint | None = None  # of the next session in the ledger, after a state was loaded
         self._ended: Any = None  # where the last epoch ended in the ledger; in states, until the next one is begun
-        self._agreement = make_agreement(plan, cut)
+        known = plan if plan is not None else backend
+        assert known is not None
+        self._agreement = make_agreement(known.unknown_count_cause, cut)
         if self._agreement is not None:  # each rank has its whole share, and the ranks agree where the epoch ends
             cut = replace(cut, uneven="keep")
-        plan = plan if plan.cut is not None else plan.shard(cut)
-        self.plan = plan if share is None else replace(plan, engine=share.limit_engine(plan.engine))
+        self._plan = None if plan is None else _cut_plan(plan, cut, share)
         self.cut = cut
         self._format, self._share, self._one_epoch = format, share, one_epoch
         self._epochs = Epochs(epoch)  # for workers only: the loader itself uses ``epoch``
@@ -79,14 +84,25 @@ class Loader:
         self._padded: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
         self._padding: Padding | None = None
         self._padding_items = 0  # in this epoch so far
-        self._program = Program(self.plan, shared=share is not None)
+        self._backend = backend or LocalBackend(self.plan, cut, share)
+        self._backend.cut = cut
         self._skipped: list[Skipped] = []
-        self._epoch_start: tuple[int, Order, Start] | None = None  # the last result of ``_find_epoch_start``
         self._live: Delivery | None = None  # of the live iterator
         self._meters = Meters()
         self._rest: Start | None = None  # where to resume while no iterator is live; None: at the start of the epoch
         self._shares_rest = False  # several ranks share the rest: this one's part of it may be empty
         self._in_torch_pass = False  # a DataLoader without workers began the last iterator
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, cut for this rank.
+
+        Raises:
+            PlanError: The plan is not known here: servers run it.
+        """
+        if self._plan is None:
+            raise PlanError("the plan of this loader is not known here: servers run it")
+        return self._plan
 
     def __len__(self) -> int:
         """Return the number of items of a whole epoch of this rank.
@@ -94,7 +110,7 @@ class Loader:
         Raises:
             TypeError: Only a run can tell the number.
         """
-        known = self._program.length(self.cut)
+        known = self._backend.length()
         if known is None:
             raise TypeError("the length of this loader is not known without running it")
         return known
@@ -118,13 +134,12 @@ class Loader:
 
     def _is_begun(self) -> bool:
         """Return whether something of the current epoch was delivered."""
-        return self._padding_items > 0 or not (
-            self._rest is None or is_untouched(self._program, self.cut, self._rest, self._find_epoch_start(self.epoch))
-        )
+        return self._padding_items > 0 or not (self._rest is None or self._backend.is_untouched(self.epoch, self._rest))
 
     def _start_run(self) -> Delivery:
-        order, start = self._order(self.epoch), self._rest or self._first_start(self.epoch)
-        live = Delivery(self._program, order, self.epoch, start, format=self._format, ledger=self._ledger, cut=self.cut)
+        start = self._rest or self._backend.first_start(self.epoch)
+        start_run = partial(self._backend.start_run, self.epoch, start)
+        live = Delivery(start_run, format=self._format, ledger=self._ledger)
         self._live, self._meters = live, live.run.meters
         return live
 
@@ -151,7 +166,7 @@ class Loader:
             if self._agreement is not None:
                 items, known = self._agreed_items(live, items, self._agreement), None
             else:
-                known = None if self._one_epoch else self._count_items(live.run.start)
+                known = None if self._one_epoch else self._backend.count_items(self.epoch, live.run.start)
             for item, is_last in _with_last(items, known):
                 if is_last and live is self._live:
                     self._end_epoch(live)  # the consumer may not ask for another item
@@ -163,30 +178,25 @@ class Loader:
         if live is self._live:
             self._end_epoch(live)
 
-    def _count_items(self, start: Start) -> int | None:
-        """Return how many items a run from ``start`` delivers; None if only the run can tell."""
-        skips = self.plan.errors.action == "skip"
-        return None if skips else self._program.items_from(self._order(self.epoch), start)
-
     def _end_epoch(self, live: Delivery) -> None:
         self._pause()
-        run = live.run
+        start = live.run.start
         assert self._rest is not None
-        if dropped := run.left_out(self._rest):
+        if dropped := start.left_out(self._rest):
             self._dropped.append((self.epoch, dropped))
-        if run.repeated():
-            self._padded.append((self.epoch, run.repeated()))
+        if start.repeated():
+            self._padded.append((self.epoch, start.repeated()))
         ended = None
         if self._ledger is not None:
-            self._ledger.end(self._order(self.epoch), dropped)
+            self._ledger.end(self._backend.dropped_rows(self.epoch, dropped))
             ended = [*self._ledger.position()]
         self._go_to(self._following_epoch())
         self._ended = ended
         if self._one_epoch:
-            self._rest = run.start.after(None, None)
+            self._rest = start.after(None, None)
 
     def _following_epoch(self) -> int:
-        return self.epoch if self._one_epoch or self.plan.epoch is not None else self.epoch + 1
+        return self.epoch if self._one_epoch or self._backend.fixed_epoch is not None else self.epoch + 1
 
     def _go_to(self, epoch: int) -> None:
         """Go to the start of an epoch."""
@@ -212,8 +222,9 @@ class Loader:
 
     def _next_padding_item(self) -> Any:
         if self._padding is None:
-            share = self._first_start(self.epoch).left
-            self._padding = Padding(self._program, self._order(self.epoch), self.epoch, share)
+            share = self._backend.first_start(self.epoch).left
+            candidates = [*share[:1], *self._backend.whole(self.epoch)]
+            self._padding = Padding(partial(self._backend.start_run, self.epoch), candidates)
             for _ in range(self._padding_items):
                 self._padding.next_item()
         self._padding_items += 1
@@ -259,10 +270,7 @@ class Loader:
         return self._identities(self._padded)
 
     def _identities(self, by_epoch: list[tuple[int, list[Piece]]]) -> list[Identity]:
-        program = self._program
-        return [
-            identity for epoch, pieces in by_epoch for identity in identities(program, program.order(epoch), pieces)
-        ]
+        return [identity for epoch, pieces in by_epoch for identity in self._backend.identities(epoch, pieces)]
 
     @property
     def skipped(self) -> list[Skipped]:
@@ -283,26 +291,8 @@ class Loader:
         """Begin a session in the ledger unless the current one continues; ``fresh``: from the start of the epoch."""
         if (fresh and ledger.step > 0) or self._resume_point is not None or not ledger.has_session(self.epoch):
             resumed = self._resume_point or ResumePoint()
-            ledger.begin(self._program, self._order(self.epoch), self.epoch, self.cut, resumed)
+            ledger.begin(self._backend.session_dataset(self.epoch), self.epoch, self.cut, resumed)
             self._resume_point = None
-
-    def _order(self, epoch: int) -> Order:
-        return self._find_epoch_start(epoch)[1]
-
-    def _first_start(self, epoch: int) -> Start:
-        return self._find_epoch_start(epoch)[2]
-
-    def _find_epoch_start(self, epoch: int) -> tuple[int, Order, Start]:
-        """Return the epoch, its order, and where this loader starts in it."""
-        if self._epoch_start is None or self._epoch_start[0] != epoch:
-            if self._program.stream is not None:
-                raise PlanError("a stream has no positions, so it cannot have a loader: iterate it, or store it first")
-            order = self._program.order(epoch)
-            start = self._program.start(order, self.cut)
-            if self._share is not None:
-                order, start = self._share.apply(self.plan, order, start)
-            self._epoch_start = (epoch, order, start)
-        return self._epoch_start
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; in the current epoch, or if ``ds.epoch`` fixes the epoch, nothing changes.
@@ -311,7 +301,7 @@ class Loader:
             PlanError: The epoch is not a whole number from 0.
         """
         epoch = check_count("epoch", epoch)
-        epoch = epoch if self.plan.epoch is None else self.plan.epoch
+        epoch = epoch if self._backend.fixed_epoch is None else self._backend.fixed_epoch
         if epoch != self.epoch:
             self._pause()
             self._go_to(epoch)
@@ -323,6 +313,8 @@ class Loader:
         return torch_class(type(self), self._epochs)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        if self._backend.worker_problem is not None:
+            raise PlanError(f"the loader cannot be sent to another process: {self._backend.worker_problem}")
         self._refuse_if_agreed("other processes")
         rest = self._rest if self._live is None else self._live.here()
         resumed = self._resume_point
@@ -338,6 +330,8 @@ class Loader:
         Raises:
             PlanError: Ranks agree where an epoch ends, or there is a ledger or a device.
         """
+        if self._backend.worker_problem is not None:
+            raise PlanError(f"{self._backend.worker_problem}: use num_workers=0")
         self._refuse_if_agreed("the workers of a DataLoader")
         if self._ledger is not None:
             raise PlanError("ledger= needs the loader in the process that trains: use num_workers=0")
@@ -369,17 +363,17 @@ class Loader:
             PlanError: The source cannot be resumed.
         """
         start = self._rest if self._live is None else self._live.here()
-        start = start or self._first_start(self.epoch)
+        start = start or self._backend.first_start(self.epoch)
         counts: dict[str, Any] = {} if start.quota is None else {"quota": start.quota}
         if self._padding_items:
             counts = {"padded": self._padding_items}
         if self._ledger is not None:
             counts |= self._ledger_entries(self._ledger, start)
-        return make_state(self._program, self.cut, start, self._find_epoch_start(self.epoch), counts).to_json()
+        return self._backend.state(self.epoch, start, counts)
 
     def _ledger_entries(self, ledger: LedgerWriter, start: Start) -> dict[str, Any]:
         """Return the position in the ledger; at the untouched start of an epoch, where the one before it ended."""
-        if start == self._first_start(self.epoch) and not self._padding_items:
+        if start == self._backend.first_start(self.epoch) and not self._padding_items:
             return {"ledger": []} | ({} if self._ended is None else {"ended": self._ended})
         self._ensure_session(ledger)
         return {"ledger": [*ledger.position()]}
@@ -399,7 +393,7 @@ class Loader:
         if (state is None) == (states is None):
             raise StateError("give one state, or states=[...] of all ranks")
         given = [state] if state is not None else states or []
-        restored = restore(self._program, self.cut, given, self._find_epoch_start)
+        restored = self._backend.restore(given)
         resumed = None if self._ledger is None else resume_point(restored.states, restored.own)
         self._pause()
         self._go_to(restored.epoch)
@@ -425,6 +419,12 @@ def _with_last(items: Iterator[Any], known: int | None) -> Iterator[tuple[Any, b
             raise
         assert not following, "a stage yields more items than its length() says"
         yield item, True
+
+
+def _cut_plan(plan: Plan, cut: Cut, share: WorkerShare | None) -> Plan:
+    """Return the plan cut for a rank, with the engine limited to the share of a worker of a DataLoader."""
+    plan = plan if plan.cut is not None else plan.shard(cut)
+    return plan if share is None else replace(plan, engine=share.limit_engine(plan.engine))
 
 
 def _unpickle_loader(arguments: bytes, members: dict[str, Any]) -> Loader:

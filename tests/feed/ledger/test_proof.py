@@ -12,7 +12,7 @@ import pytest
 import penstock as ps
 from penstock.dataset import Dataset
 from penstock.engines import COLUMNS, INDEX, ITEM, POSITION, SHARD, Program
-from penstock.feed.ledger import LedgerWriter, Proof, ResumePoint
+from penstock.feed.ledger import LedgerWriter, Proof, ResumePoint, session_dataset
 from penstock.feed.ledger.records import END, MAGIC, STEPS, frame_record, iter_contents
 from penstock.plan import Cut
 from penstock.testing import numbers
@@ -186,14 +186,14 @@ def test_a_million_samples_take_seconds_and_little_memory(tmp_path: Path) -> Non
     program = Program(ds.plan)
     order = program.order(0)
     writer = LedgerWriter(tmp_path)
-    writer.begin(program, order, 0, Cut(0, 1), ResumePoint())
+    writer.begin(session_dataset(program, order), 0, Cut(0, 1), ResumePoint())
     for low in range(0, 1_000_000, 1000):
         refs = order.at(np.arange(low, low + 1000))
         rows = np.zeros((COLUMNS, 1000), np.int64)
         rows[ITEM], rows[POSITION] = np.repeat(np.arange(4), 250), np.arange(low, low + 1000)
         rows[SHARD], rows[INDEX] = refs.shard, refs.index
         writer.record(rows, 4)
-    writer.end(order, [])
+    writer.end([])
     assert sum(path.stat().st_size for path in tmp_path.glob("*.ledger")) < 4_000_000
     tracemalloc.start()
     begun = time.process_time()

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from penstock.feed.ledger.reader import ledger as ledger
     from penstock.feed.ledger.writer import LedgerWriter as LedgerWriter
     from penstock.feed.ledger.writer import ResumePoint as ResumePoint
+    from penstock.feed.ledger.writer import SessionDataset as SessionDataset
+    from penstock.feed.ledger.writer import dropped_rows as dropped_rows
     from penstock.feed.ledger.writer import resume_point as resume_point
+    from penstock.feed.ledger.writer import session_dataset as session_dataset
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -7,18 +7,19 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from penstock.engines import COLUMNS, DROPPED, INDEX, ITEM, KIND, LEAF, POSITION, SHARD, Program
 from penstock.errors import PlanError, StateError, StorageError
 from penstock.feed.ledger.records import BEGIN, END, MAGIC, encode_fields, encode_steps, frame_record
-from penstock.order import I64, UNKNOWN, Order, Piece, State, total
+from penstock.order import I64, UNKNOWN, Order, Piece, State
 from penstock.plan import Cut, Scope
 
 LEDGER_SUFFIX = ".ledger"
@@ -49,6 +50,41 @@ class ResumePoint:
     def step(self) -> int:
         """The first step of the session."""
         return max((parent[1] for parent in self.parents if parent), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionDataset:
+    """What a ledger records about the dataset of a session.
+
+    Attributes:
+        name: Identifies the order of the dataset's epochs.
+        size: The number of positions of an epoch.
+        times: How often a sample of each source occurs in an epoch; None if that differs between samples.
+        loose: An epoch may end before its last position although no sample is lost.
+        sources: Returns the names and counts of the shards of each source.
+    """
+
+    name: str
+    size: int
+    times: list[int] | None
+    loose: bool
+    sources: Callable[[], list[dict[str, Any]]]
+
+
+def session_dataset(program: Program, order: Order) -> SessionDataset:
+    """Return what a ledger records about the dataset of a program."""
+    name = f"{program.identity(counts=order.size != UNKNOWN)}-{program.seed}"
+    sources = partial(_shard_names, program)
+    return SessionDataset(name, order.size, program.plan.occurrences(), _may_end_early(program), sources)
+
+
+def _shard_names(program: Program) -> list[dict[str, Any]]:
+    """Return the names and counts of the shards of each source."""
+    counts = [reader.counts(scan=True) for reader in program.readers]
+    return [
+        {"names": reader.names, "counts": [] if shard_counts is None else shard_counts.tolist()}
+        for reader, shard_counts in zip(program.readers, counts, strict=True)
+    ]
 
 
 def resume_point(states: Sequence[State], own: State | None) -> ResumePoint:
@@ -116,26 +152,25 @@ class LedgerWriter:
         """Return whether the current session is one of this epoch."""
         return self._epoch == epoch
 
-    def begin(self, program: Program, order: Order, epoch: int, cut: Cut, resumed: ResumePoint) -> None:
+    def begin(self, dataset: SessionDataset, epoch: int, cut: Cut, resumed: ResumePoint) -> None:
         """Begin a session.
 
         Raises:
             PlanError: The samples are not counted.
             StorageError: The folder cannot be written.
         """
-        if order.size == UNKNOWN:
+        if dataset.size == UNKNOWN:
             raise PlanError("a ledger needs the number of samples in every shard: run `penstock index` on them first")
-        dataset = f"{program.identity(counts=True)}-{program.seed}"
         self._clock = max(time.time_ns(), self._clock + 1)
         if self._path is None:
-            self._create(dataset, program, cut)
+            self._create(dataset, cut)
         self._session = f"{self._token}.{self._session_count}"
         self._session_count += 1
         self.flush()
         self._epoch, self.step, self._retracted = epoch, resumed.step, False
         fields = {
             "session": self._session,
-            "dataset": dataset,
+            "dataset": dataset.name,
             "epoch": epoch,
             "rank": cut.rank,
             "world": cut.world,
@@ -144,18 +179,18 @@ class LedgerWriter:
             "parents": resumed.parents,
             "left": resumed.left,
             "step": self.step,
-            "size": order.size,
-            "times": program.plan.occurrences(),
-            "loose": resumed.within_group or _may_end_early(program),
+            "size": dataset.size,
+            "times": dataset.times,
+            "loose": resumed.within_group or dataset.loose,
             "clock": self._clock,
         }
         self._write(encode_fields(BEGIN, fields))
 
-    def _create(self, dataset: str, program: Program, cut: Cut) -> None:
+    def _create(self, dataset: SessionDataset, cut: Cut) -> None:
         """Create the file, with a name that sorts after all existing ones even if the clock was set back."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_shard_names(self.folder / f"dataset-{dataset}.json", program)
+            _write_shard_names(self.folder / f"dataset-{dataset.name}.json", dataset)
             for name in os.listdir(self.folder):
                 if name.endswith(LEDGER_SUFFIX) and name.partition("-")[0].isdigit():
                     self._clock = max(self._clock, int(name.partition("-")[0]) + 1)
@@ -199,14 +234,14 @@ class LedgerWriter:
         self.flush()
         return self._session, self.step
 
-    def end(self, order: Order, dropped: Sequence[Piece]) -> None:
-        """Record the dropped positions, and that the epoch of the session has ended."""
-        for start, stop, step, _ in dropped:
-            for low in range(start, stop, step * _DROPPED_PER_RECORD):
-                high = min(stop, low + step * _DROPPED_PER_RECORD)
-                self.record(_dropped_rows(order, np.arange(low, high, step, dtype=np.int64)), 0)
+    def end(self, dropped: Iterable[I64]) -> None:
+        """Record the dropped samples, given as tables, and that the epoch of the session has ended."""
+        count = 0
+        for rows in dropped:
+            self.record(rows, 0)
+            count += rows.shape[1]
         self.flush()
-        self._write(encode_fields(END, {"step": self.step, "held": self._retracted, "dropped": total(dropped)}))
+        self._write(encode_fields(END, {"step": self.step, "held": self._retracted, "dropped": count}))
         self.close()
 
     def close(self) -> None:
@@ -256,7 +291,15 @@ def _merge(pending: Sequence[tuple[I64, int]]) -> I64:
     return rows
 
 
-def _dropped_rows(order: Order, positions: I64) -> I64:
+def dropped_rows(order: Order, dropped: Sequence[Piece]) -> Iterator[I64]:
+    """Yield tables of the samples at the positions of ``dropped``, for ``LedgerWriter.end``."""
+    for start, stop, step, _ in dropped:
+        for low in range(start, stop, step * _DROPPED_PER_RECORD):
+            high = min(stop, low + step * _DROPPED_PER_RECORD)
+            yield _dropped_table(order, np.arange(low, high, step, dtype=np.int64))
+
+
+def _dropped_table(order: Order, positions: I64) -> I64:
     refs = order.at(positions)
     rows = np.zeros((COLUMNS, len(positions)), np.int64)
     rows[KIND], rows[POSITION] = DROPPED, positions
@@ -264,17 +307,12 @@ def _dropped_rows(order: Order, positions: I64) -> I64:
     return rows
 
 
-def _write_shard_names(path: Path, program: Program) -> None:
+def _write_shard_names(path: Path, dataset: SessionDataset) -> None:
     """Write the names and counts of the shards, which the records refer to by number."""
     if path.exists():
         return
-    counts = [reader.counts(scan=True) for reader in program.readers]
-    sources = [
-        {"names": reader.names, "counts": [] if shard_counts is None else shard_counts.tolist()}
-        for reader, shard_counts in zip(program.readers, counts, strict=True)
-    ]
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
-    draft.write_text(json.dumps({"v": 1, "sources": sources}, separators=(",", ":")))
+    draft.write_text(json.dumps({"v": 1, "sources": dataset.sources()}, separators=(",", ":")))
     draft.replace(path)  # other ranks write the same
 
 
