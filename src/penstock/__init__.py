@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from penstock.packing import pack as pack
     from penstock.plan import col as col
     from penstock.plan import pad as pad
+    from penstock.serving import connect as connect
+    from penstock.serving import serve as serve
     from penstock.storage import HTTP as HTTP
     from penstock.storage import S3 as S3
     from penstock.storage import Cache as Cache

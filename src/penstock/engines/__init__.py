@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from penstock.engines.restoring import is_untouched as is_untouched
     from penstock.engines.restoring import make_state as make_state
     from penstock.engines.restoring import restore as restore
+    from penstock.engines.restoring import start_at as start_at
+    from penstock.engines.restoring import state_at as state_at
     from penstock.engines.run import ENGINES as ENGINES
     from penstock.engines.run import DeliveryCallback as DeliveryCallback
     from penstock.engines.run import Run as Run

@@ -68,19 +68,19 @@ def make_state(program: Program, cut: Cut, start: Start, epoch_start: EpochStart
     """
     epoch, order, _ = epoch_start
     lazy = isinstance(order, UncountedOrder)
+    plan = program.identity(counts=not lazy)
+    state = State(plan, program.seed, epoch, cut.kind, cut.rank, cut.world, [], [], counted=counts, lazy=lazy)
+    return state_at(state, start)
+
+
+def state_at(state: State, start: Start) -> State:
+    """Return the state of the same loader at another position of its epoch."""
     levels = sorted(start.groups.keys() | start.seen.keys())
-    return State(
-        plan=program.identity(counts=not lazy),
-        seed=program.seed,
-        epoch=epoch,
-        cut=cut.kind,
-        rank=cut.rank,
-        world=cut.world,
+    return replace(
+        state,
         open=[{"of": part.pieces, "n": part.n or 0, "done": part.done, "sub": part.sub} for part in start.opens],
         left=start.left,
         tail=[[level, *start.groups.get(level, (0, 0)), start.seen.get(level, 0)] for level in levels] or None,
-        counted=counts,
-        lazy=lazy,
     )
 
 
@@ -187,13 +187,28 @@ def _start_of(program: Program, cut: Cut, state: State, first: Start) -> Start:
         raise StateError("the state has open windows, but no stage of this plan has windows that could be open")
     if beyond := [level for level, *_ in rows if not 0 < level < len(program.levels)]:
         raise StateError(f"the state's 'tail' names level {beyond[0]}, which this plan does not have")
+    return start_at(cut, state, first.pad)
+
+
+def start_at(cut: Cut, state: State, pad: Piece | None) -> Start:
+    """Return the start of a run that continues at a state of the same rank.
+
+    Args:
+        cut: The rank, and how the order is cut.
+        state: The state.
+        pad: The piece that is repeated as padding, if ranks are padded.
+
+    Raises:
+        StateError: An entry of the state is damaged.
+    """
+    rows = _parse_tail(state)
     return Start(
         state.left,
         tuple(StartPart(window["of"], window["n"], window["done"], window["sub"]) for window in state.open),
         {level: (done, sub) for level, done, sub, _ in rows if done or sub},
         {level: seen for level, _, _, seen in rows if seen},
         _quota(cut, state),
-        first.pad if cut.uneven == "pad" else None,
+        pad if cut.uneven == "pad" else None,
     )
 
 

@@ -64,7 +64,12 @@ def fingerprint_of(program: Program, epoch: int) -> RunFingerprint:
     leaves = program.arrangement.leaves
     stamps = [] if stream else [_stamps(*pair) for pair in zip(leaves, program.readers, strict=True)]
     source = code_digest([order, stamps, list(_sources(plan)), epoch, plan.seed, plan.cut])
-    return RunFingerprint(source, code_digest([list(_stages(plan)), plan.errors.action]), stream)
+    return RunFingerprint(source, stages_digest(plan), stream)
+
+
+def stages_digest(plan: Plan) -> str:
+    """Return a hash of the stages of a plan, their arguments and the code of their functions."""
+    return code_digest([list(_stages(plan)), plan.errors.action])
 
 
 def result_digest(source: Any, reader: Any, stages: Sequence[Any], others: Any) -> str:
