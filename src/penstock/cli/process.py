@@ -117,14 +117,33 @@ def load_function(name: str) -> Callable[..., Any]:
     module_name, _, attribute = name.rpartition(":")
     if not module_name or not attribute:
         raise PlanError(_NOT_A_FUNCTION.format(name))
-    sys.path.insert(0, os.getcwd())
-    module = _load_file(module_name) if module_name.endswith(".py") else _import(module_name)
+    module = _load_module(module_name)
     function: Callable[..., Any] | None = getattr(module, attribute, None)
     if not callable(function):
         functions = [public for public, value in vars(module).items() if callable(value) and public[:1] != "_"]
         shown = ", ".join(functions[:_MAX_FUNCTIONS]) + (", ..." if len(functions) > _MAX_FUNCTIONS else "")
         raise PlanError(f"{module_name} has no function {attribute!r}; it has {shown or 'none'}")
     return function
+
+
+def load_attribute(name: str) -> Any:
+    """Load what ``module:name`` or ``file.py:name`` names, in the same way.
+
+    Raises:
+        PlanError: There is no such name.
+    """
+    module_name, _, attribute = name.rpartition(":")
+    if not module_name or not attribute:
+        raise PlanError(f"{name!r}: write MODULE:NAME, such as train:ds or train.py:ds")
+    module = _load_module(module_name)
+    if not hasattr(module, attribute):
+        raise PlanError(f"{module_name} has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def _load_module(name: str) -> ModuleType:
+    sys.path.insert(0, os.getcwd())
+    return _load_file(name) if name.endswith(".py") else _import(name)
 
 
 def _import(name: str) -> ModuleType:
