@@ -35,6 +35,7 @@ COMMANDS = {
     "pack": "pack a folder, a list or shards into shards or Parquet files, on disk or on remote storage",
     "process": "call a Python function on every file and collect its rows (for samples in shards: penstock proc)",
     "serve": "serve the batches of a dataset to consumers on this and other machines",
+    "view": "look at samples, stages, balance, shards, a ledger or a live run in a browser, on this machine",
     "verify": "check shards and Parquet files for damage, or prove from a ledger that every sample was delivered once",
 }
 

@@ -69,8 +69,8 @@ class SampleFields(Protocol):
     def field_names(self) -> tuple[str, ...]:
         """The names of its fields."""
 
-    def value(self, field: str) -> bytes | None:
-        """Return the bytes of a field; ``None`` if the sample does not have it."""
+    def value(self, field: str) -> Any:
+        """Return the bytes of a field, or the value that a table holds; ``None`` if the sample does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,16 @@ class TextExpression:
             raise DataError(problem, sample.shard, sample.key) from exc
 
 
-def decode_field(name: str, data: bytes | None) -> Any:
+def decode_field(name: str, data: Any) -> Any:
     """Return the value of a field by its name and content, as described in :class:`TextExpression`.
+
+    A value that is not bytes, as tables hold them, is returned as it is.
 
     Raises:
         ValueError: The field is called ``json`` and is not JSON.
     """
-    if data is None:
-        return None
+    if not isinstance(data, bytes):
+        return data
     extension = name.rpartition(".")[2]
     if extension in ("cls", "cls2", "class", "count", "index", "inx", "id"):
         text = data.decode("utf-8", "replace").strip()

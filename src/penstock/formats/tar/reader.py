@@ -18,13 +18,14 @@ import numpy as np
 from penstock.blobs.arriving import ArrivingBytes, SpooledBytes
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
+from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import CONNECTIONS, SEQUENTIAL_BYTES, Fetcher, PrefetchedBytes
 from penstock.blobs.small_objects import OBJECT_CONNECTIONS
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.arriving import ArrivingShard
-from penstock.formats.tar.index import I64, Index
+from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import index_url, open_arriving, open_remote, remembered_index, remote_index
 from penstock.formats.tar.scan import open_shard
@@ -191,6 +192,44 @@ class TarReader(Reader):
         opened = self._remember(shard, loaded)
         assert opened is not None
         return opened
+
+    def index(self, shard: int) -> Index:
+        """Return the index of a shard, without opening its content if the index is stored beside it.
+
+        Raises:
+            StorageError: The shard cannot be read.
+        """
+        with self._lock:
+            opened, known = self._open.get(shard), self._indexes.get(shard)
+        if isinstance(opened, OpenShard):
+            return opened.index
+        if known is not None:
+            return known
+        loaded = self._load(shard, mapped=False)
+        self._remember(shard, loaded)
+        return loaded[0]
+
+    def stored_index(self, shard: int) -> bytes | None:
+        """Return the index that is stored beside a shard as bytes, not checked; None if there is none.
+
+        Raises:
+            StorageError: The storage cannot determine whether there is an index.
+        """
+        path = self._paths[shard]
+        if scheme(path) != "file":
+            return read_object(open_storage(path, self._storage), index_url(path), optional=True)
+        try:
+            with open(path + INDEX_SUFFIX, "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The class names that the manifests list, for the numbers in ``cls``; None if there are none."""
+        folders = {os.path.dirname(path) or "." for path in self._paths if scheme(path) == "file"}
+        found = [*self._manifests.values(), *(read_manifest(folder) for folder in sorted(folders))]
+        return next((manifest.classes for manifest in found if manifest is not None and manifest.classes), None)
 
     @cached_property
     def traits(self) -> Traits:
