@@ -9,7 +9,7 @@ from typing import Any
 
 # Control characters, directions of text that hide what is written, and bytes that are not UTF-8.
 _INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "rect", "line", "path", "polyline", "source"})
+_VOID = frozenset({"br", "hr", "img", "input", "link", "meta", "source"})
 
 
 class Markup(str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -16,9 +17,10 @@ from penstock.codecs.features import ClassLabel
 from penstock.dataset import Dataset
 from penstock.engines import Program
 from penstock.errors import DataError, PenstockError, PlanError
+from penstock.formats.files import FilesReader
 from penstock.formats.tar.index import Index
 from penstock.formats.tar.reader import TarReader
-from penstock.order import Order
+from penstock.order import I64, Order
 from penstock.plan import Fields, Reader, unshuffled
 from penstock.plan.expression_text import TextExpression
 from penstock.plan.values import EngineOptions
@@ -215,19 +217,18 @@ class Browser:
         reader = self.readers[leaf]
         shards = np.array([place.shard for place in places.values()], np.int64)
         rows = np.array([place.index for place in places.values()], np.int64)
-        located = reader.locate(shards, rows, Fields())
-        fits = np.flatnonzero(located.nbytes <= max_bytes)
-        items, errors = located.take(fits).read() if len(fits) else ([], {})
-        numbers = {int(row): number for number, row in enumerate(fits.tolist())}
+        sizes = _sample_sizes(reader, shards, rows)
+        fits = np.flatnonzero(sizes <= max_bytes)
+        items, errors = reader.locate(shards[fits], rows[fits], Fields()).read() if len(fits) else ([], {})
+        numbers = {row: number for number, row in enumerate(fits.tolist())}
         values = list(items)
         for row, (position, place) in enumerate(places.items()):
             if row in numbers:
                 number = numbers[row]
-                error = errors.get(number)
                 value = None if number in errors else values[number]
-                yield self._shown(position, place, value, {}, error)
+                yield self._shown(position, place, value, {}, errors.get(number))
             else:
-                yield self._read_small_fields(position, place, int(located.nbytes[row]), max_bytes)
+                yield self._read_small_fields(position, place, int(sizes[row]), max_bytes)
 
     def _read_small_fields(self, position: int, place: Place, nbytes: int, max_bytes: int) -> ShownSample:
         reader, large = self.readers[place.leaf], {"sample": nbytes}
@@ -361,6 +362,8 @@ class Browser:
         feature = self.features().get(field)
         if isinstance(feature, ClassLabel):
             return feature.names
+        if field == "label" and isinstance(reader := self.readers[0], FilesReader):
+            return sorted({os.path.basename(os.path.dirname(name)) for name in reader.names})
         if field.rpartition(".")[2] in ("cls", "label"):
             return next((r.classes for r in self.readers if isinstance(r, TarReader) and r.classes), None)
         return None
@@ -435,6 +438,15 @@ def _read_fields(reader: Reader, shard: int, rows: range, fields: frozenset[str]
             values = {str(name): value for name, value in item.items()}
             out.append(_Fields(key if isinstance(key, str) else "", url, values))
     return out
+
+
+def _sample_sizes(reader: Reader, shards: I64, rows: I64) -> I64:
+    """Return the bytes of samples without fetching them."""
+    if not isinstance(reader, TarReader):
+        return reader.locate(shards, rows, Fields()).nbytes
+    reader.locate(shards, rows, Fields(only=frozenset()))  # opens remote shards together, and announces no bytes
+    spans = (field_spans(reader.index(shard), row) for shard, row in zip(shards.tolist(), rows.tolist(), strict=True))
+    return np.array([sum(size for _, size in found.values()) for found in spans], np.int64)
 
 
 def field_spans(index: Index, row: int) -> dict[str, tuple[int, int]]:

@@ -119,7 +119,8 @@ def _content(name: str, shown: Preview, source: str, large: bool) -> Markup | No
         return tag("div", image, class_=kind)
     if shown.kind == "audio":
         player = tag("audio", src=source, controls=True, preload="none", aria_label=f"{name}: {shown.summary}")
-        return tag("div", waveform(shown.wave), player, tag("span", shown.summary, class_="summary"), class_="sound")
+        summary = None if large else tag("span", shown.summary, class_="summary")
+        return tag("div", waveform(shown.wave), player, summary, class_="sound")
     if not shown.text:
         return None
     more = " (the beginning)" if shown.cut else ""

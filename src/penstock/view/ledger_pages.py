@@ -48,7 +48,7 @@ class LedgerView:
         ]
         heads = ("Epoch", "Ranks", "Sessions", "Delivered", "To come", "Missing", "Came twice", "State")
         return [
-            tag("h1", "Ledger", tag("small", verdict)),
+            tag("h1", "Ledger"),
             note("So far, " + verdict + ".", kind="note" if proof.ok else "error"),
             table(heads, rows),
             self._wrong(proof),
