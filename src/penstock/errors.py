@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import os
+import traceback
 import unicodedata
 from collections.abc import Callable
 from types import TracebackType
@@ -25,10 +26,28 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_OTHERS = (_PACKAGE, os.path.dirname(os.__file__) + os.sep, "<frozen", "<string>")
 
 
 class PenstockError(Exception):
     """The base class of all errors that Penstock raises on purpose."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the traceback that a notebook shows: the user's own frames, and one sentence.
+
+        The frames of the exception that a user's function raised come first. ``traceback`` and tools other than
+        IPython show all frames.
+        """
+        chain: list[BaseException] = [self]
+        while (cause := chain[-1].__cause__) is not None and cause not in chain:
+            chain.append(cause)
+        lines = []
+        for exc in (*reversed(chain[1:]), self):
+            for frame in traceback.extract_tb(exc.__traceback__):
+                if _is_users(frame.filename):
+                    where = "" if frame.filename.startswith("<") else f", line {frame.lineno}"
+                    lines += [f"{frame.filename}{where}, in {frame.name}", f"    {frame.line}"]
+        return [*lines, f"{type(self).__name__}: {self}"]
 
 
 class PlanError(PenstockError, ValueError):
@@ -137,6 +156,11 @@ class MissingExtra(PenstockError, ImportError):
 
     def __str__(self) -> str:
         return f"{self.feature} needs an extra that is not installed: pip install 'penstock[{self.extra}]'"
+
+
+def _is_users(path: str) -> bool:
+    """Return whether a file is the user's: neither this library nor an installed package."""
+    return not path.startswith(_OTHERS) and f"{os.sep}site-packages{os.sep}" not in path
 
 
 def _located(problem: str, **places: str | None) -> str:

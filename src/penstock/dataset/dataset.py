@@ -18,9 +18,10 @@ import cloudpickle
 from penstock import relations
 from penstock.codecs.features import feature_of
 from penstock.dataset.describe import explain_plan, short_repr
+from penstock.dataset.notebook import SHOWN_SAMPLES, Explanation, Schema, dataset_html
 from penstock.dataset.write_methods import WriteMethods
 from penstock.engines import Meters, Program, Run, Stats, snapshot, start_run
-from penstock.errors import DataError, PlanError, shows_user_frames
+from penstock.errors import DataError, PenstockError, PlanError, shows_user_frames
 from penstock.feed import (
     BatchFormat,
     Epochs,
@@ -219,7 +220,7 @@ class Dataset(WriteMethods):
         return sum(map(len, self._run(self._upcoming_epoch()).runs())) if length is None else length
 
     @shows_user_frames
-    def schema(self) -> dict[str, str]:
+    def schema(self) -> Schema:
         """Return the fields of the first sample and their types.
 
         Raises:
@@ -230,7 +231,7 @@ class Dataset(WriteMethods):
             sample = {str(i): value for i, value in enumerate(sample)}
         if not isinstance(sample, dict):
             sample = {"item": sample}
-        return {name: relations.type_of(value) for name, value in sample.items()}
+        return Schema({name: relations.type_of(value) for name, value in sample.items()})
 
     @shows_user_frames
     def unique(self, field: str) -> list[Any]:
@@ -478,7 +479,21 @@ class Dataset(WriteMethods):
 
     def explain(self) -> str:
         """Describe how the plan runs: what is fused, where, and with how many workers."""
-        return explain_plan(Program(self.plan))
+        return Explanation(explain_plan(Program(self.plan)))
+
+    def _repr_html_(self) -> str:
+        """Return the dataset for a notebook; samples are shown where that takes no large download and no device."""
+        try:
+            length = self._length()
+            shown = all(reader.traits.countable for reader in self._program().readers)
+        except PenstockError:
+            length, shown = None, False
+        shown &= not any(source.computed for source in self.plan.leaves())
+        cheap = not any(
+            stage.resources and (stage.resources.gpus or stage.resources.on != "threads") for stage in self.plan.body
+        )
+        plan = self.plan if cheap else replace(self.plan, stages=self.plan.ordering)
+        return dataset_html(self.plan, length, partial(Dataset(plan).take, SHOWN_SAMPLES) if shown else None)
 
 
 @dataclass(frozen=True)

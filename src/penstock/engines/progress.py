@@ -1,10 +1,12 @@
-"""A progress bar for long work: shown on a terminal or on request, silent otherwise."""
+"""A progress bar for long work: shown on a terminal, in a notebook or on request, silent otherwise."""
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
+from typing import Any, TextIO
+
+from penstock.codecs.markup import Markup, tag
 
 WIDTH = 28
 
@@ -27,11 +29,13 @@ class Progress:
             title: The name of the work: a word or two.
             total: The amount of work, if it is known.
             unit: What is counted.
-            shown: Whether to show the line; None: only if ``to`` is a terminal.
+            shown: Whether to show the line; None: only if ``to`` is a terminal, or if this is a notebook.
             to: The stream to write to; standard error by default.
         """
         self._to = to or sys.stderr
-        self._shown = self._to.isatty() if shown is None else shown
+        self._notebook = _notebook_display() if to is None and shown is not False else None
+        self._handle: Any = None  # of the bar in the notebook
+        self._shown = self._to.isatty() or self._notebook is not None if shown is None else shown
         self._title, self._total, self._unit = title, total, unit
         self._begun = self._last = time.monotonic()
         self.done = 0
@@ -41,14 +45,30 @@ class Progress:
         self.done += count
         if self._shown and (now := time.monotonic()) - self._last >= 0.1:
             self._last = now
-            self._to.write(f"\r\x1b[2K{self.line(now - self._begun)}")
-            self._to.flush()
+            self._show(now - self._begun, "")
 
     def close(self) -> None:
         """Write the line for the last time, and end it with a newline."""
         if self._shown:
-            self._to.write(f"\r\x1b[2K{self.line(time.monotonic() - self._begun)}\n")
+            self._show(time.monotonic() - self._begun, "\n")
+
+    def _show(self, seconds: float, end: str) -> None:
+        if self._notebook is None:
+            self._to.write(f"\r\x1b[2K{self.line(seconds)}{end}")
             self._to.flush()
+        elif self._handle is None:
+            self._handle = self._notebook(self._html(seconds), display_id=True)
+        else:
+            self._handle.update(self._html(seconds))
+
+    def _html(self, seconds: float) -> Markup:
+        """Return the bar as a notebook shows it."""
+        text = self.line(seconds)
+        if not self._total:
+            return tag("div", text)
+        bar = tag("progress", value=min(self.done, self._total), max=self._total, style="width:16em")
+        facts = text.translate({ord("█"): None, ord("░"): None})
+        return tag("div", bar, " ", facts)
 
     def line(self, seconds: float) -> str:
         """Return the line as it is after ``seconds`` of work."""
@@ -67,6 +87,16 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _notebook_display() -> Any:
+    """Return the function that displays something in the notebook that this process is the kernel of, if it is one."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if type(shell).__name__ != "ZMQInteractiveShell":
+        return None
+    from IPython.display import display
+
+    return display
 
 
 def _clock(seconds: float) -> str:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from math import inf
 from typing import Any, NamedTuple
 
+from penstock.codecs.markup import tag
 from penstock.engines.meter import Meter, Meters
 from penstock.plan.values import available_cores
 
@@ -123,6 +124,13 @@ class Stats:
         """Return a table with a line for each segment, and the bottleneck after it."""
         table = _aligned([HEADINGS, *map(_cells, self.segments)]) if self.segments else []
         return "\n".join([self.summary, *table, self.bottleneck])
+
+    def _repr_html_(self) -> str:
+        """Return the table for a notebook."""
+        rows = [tag("tr", [tag("td", cell) for cell in _cells(segment)]) for segment in self.segments]
+        heads = tag("tr", [tag("th", heading) for heading in HEADINGS])
+        table = tag("table", heads, rows) if rows else None
+        return tag("div", tag("div", self.summary), table, tag("b", self.bottleneck))
 
     @property
     def summary(self) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import cloudpickle
 
+from penstock.codecs.markup import tag
 from penstock.engines import Meters, Start, Stats, closed_at_exit, snapshot
 from penstock.errors import PlanError, StageError, StateError, short_traceback
 from penstock.feed.agreement import Agreement, Padding, make_agreement
@@ -103,6 +105,15 @@ class Loader:
         if self._plan is None:
             raise PlanError("the plan of this loader is not known here: servers run it")
         return self._plan
+
+    def _repr_html_(self) -> str:
+        """Return the rank, the epoch and the plan for a notebook."""
+        facts = [f"rank {self.cut.rank} of {self.cut.world}", f"epoch {self.epoch}"]
+        with suppress(TypeError, PlanError):  # only a run can tell the number
+            facts.append(f"{len(self):,} items per epoch")
+        described = "" if self._plan is None else self._plan.describe()
+        plan = "\n".join(line.strip() for line in described.splitlines())
+        return tag("div", tag("b", "Loader"), f" {', '.join(facts)}", tag("pre", plan))
 
     def __len__(self) -> int:
         """Return the number of items of a whole epoch of this rank.
