@@ -17,6 +17,7 @@ import numpy as np
 
 from penstock.codecs.arrays import Array, as_array
 from penstock.codecs.audio import decode_audio
+from penstock.codecs.gz import decompress
 from penstock.codecs.images import load_image, open_image
 from penstock.codecs.limits import Limits
 from penstock.codecs.markup import size_text
@@ -81,6 +82,8 @@ def picture(name: str, value: Any, side: int) -> tuple[str, bytes]:
     from PIL import Image
 
     data = _file_bytes(value)
+    if data is not None:
+        name, data = _decompressed(name, data)
     if data is not None and _kind_of(name, data) == "image":
         opened = open_image(data, VIEW_LIMITS)
         opened.draft("RGB", (side, side))  # a JPEG is decoded at the smallest scale that is large enough
@@ -144,6 +147,7 @@ def _preview(name: str, value: Any) -> Preview:
 
 
 def _preview_file(name: str, data: bytes) -> Preview:
+    name, data = _decompressed(name, data)
     kind, size = _kind_of(name, data), size_text(len(data))
     if kind == "image":
         opened = open_image(data, VIEW_LIMITS)
@@ -186,6 +190,13 @@ def _kind_of(name: str, data: bytes) -> str | None:
     if data.startswith(_AUDIO_MAGICS):
         return "audio"
     return "image" if data[:3] == b"\xff\xd8\xff" or data[:8] == b"\x89PNG\r\n\x1a\n" else None
+
+
+def _decompressed(name: str, data: bytes) -> tuple[str, bytes]:
+    """Return the name and bytes of a field without gzip, within the limits."""
+    if not name.lower().endswith(".gz"):
+        return name, data
+    return name[: -len(".gz")], decompress(data, VIEW_LIMITS)
 
 
 def _decoded(name: str, data: bytes) -> Any:
@@ -248,6 +259,8 @@ def _is_sound(value: Any) -> bool:
 
 def _sound_of(name: str, value: Any) -> Mapping[str, Any]:
     data = _file_bytes(value)
+    if data is not None:
+        name, data = _decompressed(name, data)
     if data is not None and _kind_of(name, data) == "audio":
         return decode_audio(data, VIEW_LIMITS)
     if not _is_sound(value):
