@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="format to write (by the extension of DST, else Parquet for tar shards and tar for other files)",
     )
     parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a file")
+    parser.add_argument(
+        "--shards", type=positive_count, help="number of ranges, each one file, that are written in parallel"
+    )
     parser.add_argument("--workers", "-w", type=positive_count, help="number of workers that read")
     parser.add_argument(
         "--tiles", action="store_true", help="store JPEGs in tiles, without loss: crops of them decode faster"
@@ -48,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         args.target,
         format=args.format,
         max_bytes=args.max_bytes,
+        shards=args.shards,
         workers=args.workers,
         tiles=args.tiles,
         drop=args.drop,

@@ -25,9 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("target", metavar="DST", help="the folder to write to: a path or URL")
     parser.add_argument("--format", choices=("tar", "parquet"), default="tar", help="format to write (tar)")
-    parser.add_argument("--max-bytes", type=size_argument, default="100MB", help="maximum size of a shard (100MB)")
+    parser.add_argument("--max-bytes", type=size_argument, help="maximum size of a shard (100MB; none with --shards)")
     parser.add_argument(
-        "--max-samples", type=positive_count, default=100_000, help="maximum number of samples in a shard (100000)"
+        "--max-samples", type=positive_count, help="maximum number of samples in a shard (100000; none with --shards)"
+    )
+    parser.add_argument(
+        "--shards", type=positive_count, help="number of ranges, each one shard, that are written in parallel"
     )
     parser.add_argument("--workers", "-w", type=positive_count, help="number of workers that read and encode")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source instead of shuffling")
@@ -77,6 +80,7 @@ def run(args: argparse.Namespace) -> int:
         format=args.format,
         max_bytes=args.max_bytes,
         max_samples=args.max_samples,
+        shards=args.shards,
         workers=args.workers,
         shuffle=not args.no_shuffle,
         seed=args.seed,

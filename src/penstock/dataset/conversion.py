@@ -58,6 +58,7 @@ def convert(
     workers: Workers = None,
     tiles: bool = False,
     drop: Sequence[str] = (),
+    shards: int | None = None,
     mode: Mode = "new",
     progress: bool = False,
     storage: Storage | None = None,
@@ -74,6 +75,7 @@ def convert(
         format: The format to write. By default the suffix of ``target`` decides; if it has none, tar shards become
             Parquet, and everything else becomes tar shards.
         max_bytes: The maximum size of each file in a folder.
+        shards: Cut the order into so many ranges, each one file, and write them in parallel.
         workers: How many workers read.
         tiles: Store JPEGs in tiles, without loss, so that crops of them decode faster; tar may then become tar.
         drop: Fields to leave out, such as images that CSV cannot hold.
@@ -103,23 +105,24 @@ def convert(
         ds = ds.drop(*dropped)
     if tiles:
         ds = Dataset(ds.plan.then(TileImages(resources=Resources(workers))))
+    limit = 1e9 if max_bytes is None and shards is None else max_bytes
     if target_format == source_format == "tar":
-        return pack(ds, write, max_bytes=max_bytes or 1e9, shuffle=False, mode=mode, storage=storage)
+        return pack(ds, write, max_bytes=limit, shards=shards, shuffle=False, mode=mode, storage=storage)
     if source_format == "tar":
         ds = Dataset(
             ds.plan.then(Drop(("__url__",))).then(MapFn(_Values(target_format in _TEXT_FORMATS), resources=Resources()))
         )
     if target_format == "tar":
         members = Dataset(ds.plan.then(MapFn(_Members(), resources=Resources())))
-        return pack(members, write, max_bytes=max_bytes or 1e9, shuffle=False, mode=mode, storage=storage)
+        return pack(members, write, max_bytes=limit, shards=shards, shuffle=False, mode=mode, storage=storage)
     if target_format == "parquet":
-        return ds.write_parquet(write, max_bytes or "500MB", mode=mode, progress=progress, storage=storage)
+        return ds.write_parquet(write, max_bytes, shards, mode=mode, progress=progress, storage=storage)
     writers: dict[str, Callable[..., Packed]] = {
         "csv": ds.write_csv,
         "json": ds.write_json,
         "tfrecords": ds.write_tfrecords,
     }
-    return writers[target_format](write, max_bytes, mode=mode, progress=progress, storage=storage)
+    return writers[target_format](write, max_bytes, shards, mode=mode, progress=progress, storage=storage)
 
 
 def open_files(url: str, format: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:

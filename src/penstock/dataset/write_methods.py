@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock import landing
 from penstock.codecs.stage import Encode
 from penstock.dataset.table_methods import TableMethods
+from penstock.engines import Program
 from penstock.formats.rows.encoding import AsCsv, AsExample, AsJson, RowStage
 from penstock.formats.tables.source import require_arrow
-from penstock.plan import check_count, size_in_bytes, takes_mode
+from penstock.plan import size_in_bytes, takes_mode
 from penstock.storage import Storage
 
 if TYPE_CHECKING:
@@ -36,8 +38,9 @@ class WriteMethods(TableMethods):
     def write_tar(
         self,
         url: str | os.PathLike[str],
-        max_bytes: float | str = 1e9,
-        max_samples: int = 100_000,
+        max_bytes: float | str | None = None,
+        max_samples: int | None = None,
+        shards: int | None = None,
         compress: Literal["gz", "zst", "bz2", "xz"] | None = None,
         *,
         mode: landing.Mode = "new",
@@ -51,8 +54,11 @@ class WriteMethods(TableMethods):
         Args:
             url: A folder (for ``shard-000000.tar``, ...), a pattern (``out/train-%06d.tar``), or one ``.tar`` file; a
                 path or a URL.
-            max_bytes: The maximum size of a shard, unless a single sample is larger.
-            max_samples: The maximum number of samples in a shard.
+            max_bytes: The maximum size of a shard, unless a single sample is larger; 1e9 by default, none with
+                ``shards``.
+            max_samples: The maximum number of samples in a shard; 100,000 by default, none with ``shards``.
+            shards: Cut the order into so many ranges, each one shard, and write them in parallel; shard ``k`` holds
+                what ``shard(k, shards)`` yields. Where a limit is given, every name ends in ``-0``, ``-1``, ...
             compress: How to compress the shards.
             mode: What to do with what the target holds: ``"new"``, ``"replace"`` or ``"append"``.
             version: Distinguishes runs whose code differs in a way that cannot be seen.
@@ -65,20 +71,33 @@ class WriteMethods(TableMethods):
             PlanError: An argument is out of range, the plan reads from the target, or the target holds something else.
             StorageError: The target cannot be written.
         """
-        check_count("max_samples", max_samples, least=1)
-        limits = landing.ShardLimits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
+        limits = landing.ShardLimits.of(max_bytes, max_samples, compress, shards)
         target = landing.tar_target(url, compress, storage)
-        program = landing.exact_program(self.plan.then(Encode(trust_pickle)))
+        program = landing.exact_program(self.plan.then(Encode(trust_pickle)), shards)
         target.check_not_source(program)
-        options = {"max_bytes": limits.max_bytes, "max_samples": max_samples, "compress": compress, "version": version}
-        sink, shown = landing.TarSink(limits), None if progress else False
-        return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
+        options = limits.options() | {"version": version}
+        sinks = landing.Sinks(partial(landing.TarSink, limits), shards, limits.limited)
+        return self._write(program, target, sinks, options, mode, progress)
+
+    def _write(
+        self,
+        program: Program,
+        target: landing.Target,
+        sinks: landing.Sinks,
+        options: dict[str, Any],
+        mode: landing.Mode,
+        progress: bool,
+    ) -> landing.Packed:
+        """Write the samples of a program to a target."""
+        shown = None if progress else False
+        return landing.write_set(program, self._upcoming_epoch(), target, sinks, options, mode=mode, progress=shown)
 
     @takes_mode
     def write_csv(
         self,
         url: str | os.PathLike[str],
         max_bytes: float | str | None = None,
+        shards: int | None = None,
         *,
         delimiter: str = ",",
         mode: landing.Mode = "new",
@@ -88,20 +107,22 @@ class WriteMethods(TableMethods):
     ) -> landing.Packed:
         """Write the samples as CSV, in order: into one ``.csv`` file, or into a folder (``00000-of-00010.csv``, ...).
 
-        ``max_bytes`` limits the size of each file in a folder. The files become visible when the last one is complete.
+        ``max_bytes`` limits the size of each file in a folder. ``shards`` cuts the order into so many ranges, which are
+        written in parallel, each into one file. The files become visible when the last one is complete.
 
         Raises:
             DataError: A value cannot be written as CSV, or a sample does not have the fields of the first.
             PlanError: An argument is out of range, or the target holds something else.
             StorageError: The target cannot be written.
         """
-        return self._write_rows(url, AsCsv(delimiter), max_bytes, mode, version, progress, storage)
+        return self._write_rows(url, AsCsv(delimiter), (max_bytes, shards), mode, version, progress, storage)
 
     @takes_mode
     def write_json(
         self,
         url: str | os.PathLike[str],
         max_bytes: float | str | None = None,
+        shards: int | None = None,
         *,
         mode: landing.Mode = "new",
         version: str = "",
@@ -115,13 +136,14 @@ class WriteMethods(TableMethods):
             PlanError: An argument is out of range, or the target holds something else.
             StorageError: The target cannot be written.
         """
-        return self._write_rows(url, AsJson(), max_bytes, mode, version, progress, storage)
+        return self._write_rows(url, AsJson(), (max_bytes, shards), mode, version, progress, storage)
 
     @takes_mode
     def write_tfrecords(
         self,
         url: str | os.PathLike[str],
         max_bytes: float | str | None = None,
+        shards: int | None = None,
         *,
         mode: landing.Mode = "new",
         version: str = "",
@@ -135,30 +157,32 @@ class WriteMethods(TableMethods):
             PlanError: An argument is out of range, or the target holds something else.
             StorageError: The target cannot be written.
         """
-        return self._write_rows(url, AsExample(), max_bytes, mode, version, progress, storage)
+        return self._write_rows(url, AsExample(), (max_bytes, shards), mode, version, progress, storage)
 
     def _write_rows(
         self,
         url: str | os.PathLike[str],
         encoder: RowStage,
-        max_bytes: float | str | None,
+        sizes: tuple[float | str | None, int | None],
         mode: landing.Mode,
         version: str,
         progress: bool,
         storage: Storage | None,
     ) -> landing.Packed:
+        max_bytes, shards = sizes
         limit = None if max_bytes is None else size_in_bytes("max_bytes", max_bytes)
         target = landing.row_target(url, encoder.suffixes, limit, storage)
-        program = landing.exact_program(self.plan.then(encoder))
+        program = landing.exact_program(self.plan.then(encoder), shards)
         options: dict[str, Any] = {"max_bytes": limit, "version": version}
-        sink, shown = landing.RowSink(encoder, limit), None if progress else False
-        return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
+        sinks = landing.Sinks(partial(landing.RowSink, encoder, limit), shards, limit is not None)
+        return self._write(program, target, sinks, options, mode, progress)
 
     @takes_mode
     def write_parquet(
         self,
         url: str | os.PathLike[str],
-        max_bytes: float | str = "500MB",
+        max_bytes: float | str | None = None,
+        shards: int | None = None,
         max_samples: int | None = None,
         compression: str = "zstd",
         *,
@@ -174,7 +198,11 @@ class WriteMethods(TableMethods):
 
         Args:
             url: The folder: a path or a URL.
-            max_bytes: The maximum size of a file, unless a single sample is larger.
+            max_bytes: The maximum size of a file, unless a single sample is larger; "500MB" by default, none with
+                ``shards``.
+            shards: Cut the order into so many ranges, each one file, and write them in parallel; file ``k`` holds
+                what ``shard(k, shards)`` yields. Where a limit is given, every name ends in ``-0``, ``-1``, ... On
+                remote storage, files appear as they are completed, and the manifest at the end.
             max_samples: The maximum number of samples in a file.
             compression: How to compress columns; columns of media are not compressed again.
             mode: What to do with what the folder holds: ``"new"``, ``"replace"`` or ``"append"``.
@@ -189,12 +217,11 @@ class WriteMethods(TableMethods):
             PlanError: An argument is out of range, the plan reads from the folder, or it holds something else.
             StorageError: The target cannot be written.
         """
-        tables = landing.TableOptions(max_bytes, max_samples, compression, schema)
+        limit = "500MB" if max_bytes is None and shards is None else max_bytes
+        tables = landing.TableOptions(limit, max_samples, compression, schema)
         require_arrow("writing Parquet")
-        target, program = landing.parquet_target(url, storage), landing.exact_program(self.plan)
+        target, program = landing.parquet_target(url, storage), landing.exact_program(self.plan, shards)
         target.check_not_source(program)
-        limit = size_in_bytes("max_bytes", max_bytes)
-        options: dict[str, Any] = {"max_bytes": limit, "max_samples": max_samples, "compression": compression}
-        options |= {"schema": None if schema is None else str(schema), "version": version}
-        sink, shown = landing.ParquetSink(program, tables), None if progress else False
-        return landing.land(program, self._upcoming_epoch(), target, sink, options, mode=mode, progress=shown)
+        options = tables.options() | {"version": version}
+        sinks = landing.Sinks(partial(landing.ParquetSink, program.features(), tables), shards, tables.limited)
+        return self._write(program, target, sinks, options, mode, progress)

@@ -9,9 +9,13 @@ from penstock.lazy import lazy
 if TYPE_CHECKING:
     from penstock.engines.cached.stages import CacheResults as CacheResults
     from penstock.engines.cached.stages import check_cachable as check_cachable
+    from penstock.engines.consumer import Consumer as Consumer
+    from penstock.engines.consumer import ConsumerHost as ConsumerHost
+    from penstock.engines.consumer import ConsumerLost as ConsumerLost
     from penstock.engines.cursor import AnyCursor as AnyCursor
     from penstock.engines.cursor import Start as Start
     from penstock.engines.cursor import StartPart as StartPart
+    from penstock.engines.lanes import Lanes as Lanes
     from penstock.engines.lineage import COLUMNS as COLUMNS
     from penstock.engines.lineage import DELIVERED as DELIVERED
     from penstock.engines.lineage import DROPPED as DROPPED

@@ -133,12 +133,13 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
 class Program:
     """A plan that is ready to run; its sources are opened when they are first needed."""
 
-    def __init__(self, plan: Plan, *, shared: bool = False) -> None:
+    def __init__(self, plan: Plan, *, shared: bool = False, read_in_pool: bool = False) -> None:
         """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources.
 
         Args:
             plan: The plan.
             shared: Several processes run parts of one rank, and must agree on the order.
+            read_in_pool: A pool reads the samples even if no stage needs one.
         """
         self.plan = plan
         self._shared = shared
@@ -149,7 +150,9 @@ class Program:
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
         self._identities: dict[bool, str] = {}
         readings = {leaf.resources for leaf in leaves}
-        self.levels = build_levels(cached_body(self.arrangement), readings.pop() if len(readings) == 1 else None)
+        reading = readings.pop() if len(readings) == 1 else None
+        reading = reading or (DEFAULT_RESOURCES if read_in_pool else None)
+        self.levels = build_levels(cached_body(self.arrangement), reading)
 
     @cached_property
     def opened(self) -> list[Reader | StreamReader]:

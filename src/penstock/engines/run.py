@@ -38,8 +38,10 @@ def _on_ray(*args: Any, **options: Any) -> Iterator[Block]:
 ENGINES: dict[str, Callable[..., Iterator[Block]]] = {"local": local.run, "ray": _on_ray, "serial": serial.run}
 
 
-def start_pools(program: Program, meters: Meters) -> local.PooledRun | None:
+def start_pools(program: Program, meters: Meters, *, keep_remote: bool = False) -> local.PooledRun | None:
     """Return pools for runs of ``program`` that work at the same time; None if its engine or its plan needs no pools.
+
+    With ``keep_remote`` the items of runs on a cluster stay there, for consumers in other processes.
 
     Raises:
         EngineError: The engine cannot run the plan.
@@ -50,7 +52,7 @@ def start_pools(program: Program, meters: Meters) -> local.PooledRun | None:
         case "ray":
             from penstock.engines.ray.engine import shared_actor_pools
 
-            return shared_actor_pools(program, meters)
+            return shared_actor_pools(program, meters, keep_remote)
     return None
 
 

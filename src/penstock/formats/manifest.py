@@ -211,17 +211,22 @@ def shard_name(url: str) -> str:
 def set_pattern(format: str, label: str) -> re.Pattern[str]:
     """Return the names of the files of a set; group 1 is a number that is higher in files that were added later.
 
+    A file of a range that was split ends in its number in the range: ``shard-000003-1.tar``.
+
     Args:
         format: The format of the files.
         label: The name or pattern of the files (``train-%06d.tar``), as the user wrote it; empty for a whole folder.
     """
     if match := _NUMBER.search(label):
-        return re.compile(rf"{re.escape(label[: match.start()])}(\d+){re.escape(label[match.end() :])}")
+        stem, dot, suffix = label[match.end() :].partition(".")
+        return re.compile(
+            rf"{re.escape(label[: match.start()])}(\d+){re.escape(stem)}(?:-\d+)?{re.escape(dot + suffix)}"
+        )
     if label:
         return re.compile(rf"{re.escape(label)}()")
     if format == "tar":
-        return re.compile(r"shard-(\d{6,})\.tar(?:\.(?:gz|zst|bz2|xz))?")
-    return re.compile(rf"(?:set-(\d{{3,}})-)?\d{{5,}}-of-\d{{5,}}\.{format}")
+        return re.compile(r"shard-(\d{6,})(?:-\d+)?\.tar(?:\.(?:gz|zst|bz2|xz))?")
+    return re.compile(rf"(?:set-(\d{{3,}})-)?\d{{5,}}-of-\d{{5,}}(?:-\d+)?\.{format}")
 
 
 def current_files(
@@ -257,8 +262,10 @@ def current_files(
     return []
 
 
-def check_sets(paths: Sequence[str]) -> None:
+def check_sets(paths: Sequence[str], storage: Storage | None) -> None:
     """Check that sets of files named ``00000-of-00003`` are complete: an incomplete one is an unfinished write.
+
+    A set that a manifest lists is complete: what it does not name is an empty range.
 
     Raises:
         StorageError: A file of a set is missing.
@@ -271,6 +278,11 @@ def check_sets(paths: Sequence[str]) -> None:
     for (folder, prefix, total, suffix), found in sets.items():
         if missing := sorted(set(range(int(total))) - found):
             name = f"{folder}/{prefix}{missing[0]:05d}-of-{total}{suffix}"
+            first = f"{prefix}{min(found):05d}-of-{total}{suffix}"
+            given = storage if scheme(folder) != "file" else None
+            manifest = read_manifest_at(folder or "/", given, format=suffix[1:], optional=True)
+            if manifest is not None and manifest.entry(first) and not manifest.entry(shard_name(name)):
+                continue
             raise StorageError(
                 f"the set of {int(total)} files is incomplete, as after an interrupted write: this file is missing",
                 redacted(name),

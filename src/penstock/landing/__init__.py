@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.landing.parquet_sink import parquet_target as parquet_target
     from penstock.landing.position import ResumableRun as ResumableRun
     from penstock.landing.position import exact_program as exact_program
+    from penstock.landing.ranges import Sinks as Sinks
+    from penstock.landing.ranges import write_set as write_set
     from penstock.landing.row_sink import RowSink as RowSink
     from penstock.landing.row_sink import row_target as row_target
     from penstock.landing.tar_sink import ShardLimits as ShardLimits

@@ -40,7 +40,7 @@ from penstock.formats.tar.index import INDEX_SUFFIX
 from penstock.landing.fingerprint import RunFingerprint, fingerprint_of
 from penstock.landing.journal import JOURNAL, Journal
 from penstock.landing.lock import LOCK, OWNER, is_running, work_lock
-from penstock.landing.position import Position, ResumableRun
+from penstock.landing.position import Position, Positions, ResumableRun
 from penstock.plan import check_choice
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import exists, scheme
@@ -187,16 +187,42 @@ def _real(folder: str) -> str:
     return os.path.realpath(local_path(folder)) if scheme(folder) == "file" else folder.rstrip("/")
 
 
-def numbered_key(sample: Mapping[str, Any], number: int) -> str:
+def numbered_key(sample: Mapping[str, Any], number: str) -> str:
     """Return the key of a packed sample: its number, so that keys sort in order, and the key that it had."""
     stem = sample.get("__key__")
-    return f"{number:09d}-{stem}" if stem else f"{number:09d}"
+    return f"{number}-{stem}" if stem else number
+
+
+class OpenSet(Protocol):
+    """What a sink knows about the set that it writes, or about one range of it; see :class:`Landing`."""
+
+    target: Target
+    drafts: str
+    entries: dict[str, ShardEntry]
+    state: dict[str, Any]
+
+    @property
+    def adds(self) -> bool:
+        """Whether the files are added to those in the folder."""
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether no file is written if there are no samples."""
+
+    def tar_names(self, compress: str | None) -> tuple[str, int]:
+        """Return the path or URL of the shards, as ``ShardWriter`` takes it, and the number of the next one."""
+
+    def number_text(self, number: int) -> str:
+        """Return the key of a sample that has none, from its number among the samples of the sink."""
+
+    def checkpoint(self, entry: ShardEntry, position: Position | None, state: Mapping[str, Any] | None = None) -> None:
+        """Record that a draft is complete up to a position."""
 
 
 class Sink(Protocol):
     """Writes samples to the drafts of a set, and reports each file that is complete."""
 
-    def open(self, landing: Landing, samples: ResumableRun) -> None:
+    def open(self, landing: OpenSet, samples: Positions) -> None:
         """Begin after what ``landing`` has; called once."""
 
     def add(self, items: Sequence[Any]) -> None:
@@ -210,7 +236,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class _Progress:
+class RunProgress:
     """What a journal says about an unfinished run."""
 
     header: dict[str, Any]
@@ -219,6 +245,7 @@ class _Progress:
     state: dict[str, Any] = field(default_factory=dict)  # what the sink stored
     commit: list[str] | None = None  # the final names, once all drafts are complete
     old: tuple[str, ...] = ()  # the files that are deleted at the end
+    ranges: dict[int, tuple[list[ShardEntry], int]] = field(default_factory=dict)  # with the samples that were skipped
 
 
 class Landing:
@@ -254,6 +281,20 @@ class Landing:
     def adds(self) -> bool:
         """Whether the files are added to those in the folder."""
         return self._mode == "append"
+
+    @property
+    def may_be_empty(self) -> bool:
+        """Whether no file is written if there are no samples."""
+        return False
+
+    def tar_names(self, compress: str | None) -> tuple[str, int]:
+        """Return the path or URL of the shards, as ``ShardWriter`` takes it, and the number of the next one."""
+        folder = self.drafts if self.target.on_disk else self.target.folder
+        return f"{folder}/{self.target.label}" if self.target.label else folder, self.first + len(self.entries)
+
+    def number_text(self, number: int) -> str:
+        """Return the key of a sample that has none, from its number among the samples of the run."""
+        return f"{self.first_sample + number:09d}"
 
     @property
     def fingerprint(self) -> str:
@@ -310,19 +351,15 @@ class Landing:
             raise self._other_run(found.header)
         return self._start(manifest)
 
-    def _load(self) -> _Progress | None:
+    def _load(self) -> RunProgress | None:
         """Return what the journal says; None if there is none."""
-        found: _Progress | None = None
+        found: RunProgress | None = None
         try:
             for line, _, _ in self._journal.load():
                 if "v" in line:
-                    found = found or _Progress(line)
+                    found = found or RunProgress(line)
                 assert found is not None
-                if "entry" in line:
-                    entry = ShardEntry(*line["entry"])
-                    self._check_draft(entry)
-                    found.entries[entry.name] = entry
-                    found.position, found.state = line["position"], dict(line.get("state") or {})
+                self._read_line(found, line)
                 if "commit" in line:
                     found.commit, found.old = [*map(str, line["commit"])], tuple(map(str, line["old"]))
                     found.position = {"skipped": int(line["skipped"])}
@@ -337,6 +374,14 @@ class Landing:
             raise PlanError(f"{problem}; mode='replace' starts over") from exc
         return found
 
+    def _read_line(self, found: RunProgress, line: Mapping[str, Any]) -> None:
+        """Add what a line of the journal says about complete drafts."""
+        if "entry" in line:
+            entry = ShardEntry(*line["entry"])
+            self._check_draft(entry)
+            found.entries[entry.name] = entry
+            found.position, found.state = line["position"], dict(line.get("state") or {})
+
     def _check_draft(self, entry: ShardEntry) -> None:
         name = str(entry.name)
         is_draft = self.target.number(name) is not None if self.target.streamed else re.fullmatch(r"\d{5,}\.\w+", name)
@@ -348,10 +393,10 @@ class Landing:
             if not self.target.owns(name):
                 raise ValueError(f"{name!r} is not a file of this run")
 
-    def _is_same(self, found: _Progress) -> bool:
+    def _is_same(self, found: RunProgress) -> bool:
         return {name: found.header.get(name) for name in self._identity} == self._identity
 
-    def _is_visible(self, found: _Progress, manifest: Manifest | None) -> bool:
+    def _is_visible(self, found: RunProgress, manifest: Manifest | None) -> bool:
         """Return whether the manifest lists a run's files already, so that only the old ones are left to delete."""
         entries = zip(found.commit or (), found.entries.values(), strict=True)
         return manifest is not None and all(manifest.entry(name) == e._replace(name=name) for name, e in entries)
@@ -373,7 +418,7 @@ class Landing:
             "or pass mode='replace' to start over"
         )
 
-    def _resume(self, found: _Progress) -> Packed | None:
+    def _resume(self, found: RunProgress) -> Packed | None:
         """Take over an interrupted run of the same plan; its drafts may be gone, its visible files may not."""
         self.first, self.first_sample = int(found.header["first"]), int(found.header["number"])
         sizes = self._draft_sizes()
@@ -455,12 +500,12 @@ class Landing:
         line = {"commit": names, "old": sorted(old - {*names}), "skipped": skipped, "classes": classes}
         self._check_lock()
         self._journal.append(json.dumps(line, separators=(",", ":")), sync=True)
-        run = _Progress(
+        run = RunProgress(
             {"classes": classes}, self.entries, {"skipped": skipped}, {}, names, tuple(sorted(old - {*names}))
         )
         return self._finish(run)
 
-    def _finish(self, run: _Progress) -> Packed:
+    def _finish(self, run: RunProgress) -> Packed:
         """Publish, write the manifest, delete what was replaced, and remove the journal; may be repeated."""
         names, target = run.commit or [], self.target
         pairs = list(zip(run.entries, names, strict=True))
@@ -515,7 +560,7 @@ class Landing:
                 if one.name not in kept and not one.is_dir(follow_symlinks=False):
                     os.unlink(one.path)
 
-    def _remove_leftovers(self, found: _Progress | None) -> None:
+    def _remove_leftovers(self, found: RunProgress | None) -> None:
         """Remove what killed runs left in the folder itself: partial manifests, and uploads that never ended."""
         target = self.target
         if target.on_disk:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -21,8 +21,8 @@ from penstock.formats.manifest import ShardEntry
 from penstock.formats.tables.arrow_table import table_from
 from penstock.formats.tables.parquet_writer import ParquetLayout, TableWriter, WrittenFile, check_compression
 from penstock.formats.tables.source import PARQUET_SUFFIXES
-from penstock.landing.commit import Landing, Packed, Target, numbered_key
-from penstock.landing.position import ResumableRun
+from penstock.landing.commit import OpenSet, Packed, Target, numbered_key
+from penstock.landing.position import Positions, ResumableRun
 from penstock.plan import Columns, check_count, size_in_bytes
 from penstock.storage import Storage, local_path, redacted
 from penstock.storage.protocol import scheme
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ESTIMATE_BATCH = 64  # samples that a dry run encodes at a time
 _QUEUED_TABLES = 4  # tables that wait to be encoded
+_NO_LIMIT = 1 << 62  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +43,33 @@ class TableOptions:
         PlanError: An argument is out of range.
     """
 
-    max_bytes: float | str = "500MB"
+    max_bytes: float | str | None = "500MB"
     max_samples: int | None = None
     compression: str = "zstd"
     schema: pa.Schema | None = None
 
     def __post_init__(self) -> None:
-        size_in_bytes("max_bytes", self.max_bytes)
+        if self.max_bytes is not None:
+            size_in_bytes("max_bytes", self.max_bytes)
         if self.max_samples is not None:
             check_count("max_samples", self.max_samples, least=1)
         check_compression(self.compression)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a range may be more than one file."""
+        return self.max_bytes is not None or self.max_samples is not None
+
+    def options(self) -> dict[str, Any]:
+        """Return what determines the files, for the comparison with an interrupted run."""
+        limit = None if self.max_bytes is None else self.file_bytes
+        schema = None if self.schema is None else str(self.schema)
+        return {"max_bytes": limit, "max_samples": self.max_samples, "compression": self.compression, "schema": schema}
+
+    @property
+    def file_bytes(self) -> int:
+        """The maximum size of a file."""
+        return _NO_LIMIT if self.max_bytes is None else size_in_bytes("max_bytes", self.max_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +84,7 @@ class PackSpec:
     feature_of: Callable[[str, Any], Feature | None]
     numbered_keys: bool
 
-    def with_key(self, sample: Any, number: int) -> Any:
+    def with_key(self, sample: Any, number: str) -> Any:
         """Return the sample with its key first, and without its URL."""
         if not isinstance(sample, dict):
             return sample
@@ -90,18 +108,25 @@ def parquet_target(url: str | os.PathLike[str], storage: Storage | None) -> Targ
 
 
 class ParquetSink:
-    """Writes samples to Parquet files of a bounded size, which a thread encodes."""
+    """Writes samples to Parquet files of a bounded size, which a thread encodes.
 
-    def __init__(self, program: Program, options: TableOptions, spec: PackSpec | None = None) -> None:
-        self._program, self._options, self._spec = program, options, spec
+    Args:
+        declared: The features that the sources declare, by field.
+        options: How the files are written.
+        spec: What ``ps.pack`` adds.
+    """
+
+    def __init__(self, declared: Mapping[str, Feature], options: TableOptions, spec: PackSpec | None = None) -> None:
+        self._declared, self._options, self._spec = declared, options, spec
         self._features: dict[str, Any] | None = None  # by field; known from the first samples on
         self._resolved: set[str] = set()  # fields for which the spec was asked for a feature
         self._encoder: BackgroundThread | None = None
-        self._first_number = self._seen = self._rows = 0  # samples before this run; seen; in complete files
+        self._number_text: Callable[[int], str] = "{:09d}".format
+        self._seen = self._rows = 0  # samples seen; in complete files
 
-    def open(self, landing: Landing, samples: ResumableRun) -> None:
+    def open(self, landing: OpenSet, samples: Positions) -> None:
         """Begin with the file after those that are complete."""
-        self._landing, self._samples, self._first_number = landing, samples, landing.first_sample
+        self._landing, self._samples, self._number_text = landing, samples, landing.number_text
         self._seen = self._rows = sum(entry.samples for entry in landing.entries.values())
         schema, layout = self._options.schema, None
         if landing.entries:
@@ -133,14 +158,16 @@ class ParquetSink:
             self._encoder.stop()
             self._writer.drop()
 
-    def estimate(self, epoch: int, folder: str, max_samples: int) -> Packed:
+    def estimate(
+        self, program: Program, epoch: int, folder: str, max_samples: int, shards: int | None = None
+    ) -> Packed:
         """Return what would be written: exact for up to ``max_samples`` samples, else estimated from that many.
 
         Raises:
             DataError: A sample that was encoded for the estimate cannot be stored.
         """
         files: list[WrittenFile] = []
-        samples = ResumableRun(self._program, epoch)
+        samples = ResumableRun(program, epoch)
         total = samples.total
 
         def measured(file: WrittenFile) -> None:
@@ -162,11 +189,13 @@ class ParquetSink:
         if total is not None and is_estimate and rows:
             rows, nbytes = total, nbytes * total // rows
             limits = (
-                (size_in_bytes("max_bytes", self._options.max_bytes), nbytes),
+                (self._options.file_bytes, nbytes),
                 (self._options.max_samples or rows, rows),
             )
             count = max(-(-whole // limit) for limit, whole in limits)
-        names = tuple(f"{number:05d}-of-{count:05d}.parquet" for number in range(count))
+        if shards is not None:
+            count = min(shards, max(rows, count))
+        names = tuple(f"{number:05d}-of-{shards or count:05d}.parquet" for number in range(count))
         return Packed(redacted(folder), names, rows, nbytes, 0, is_estimate)
 
     def _open_writer(
@@ -179,7 +208,7 @@ class ParquetSink:
     ) -> TableWriter:
         return TableWriter(
             folder,
-            max_bytes=size_in_bytes("max_bytes", self._options.max_bytes),
+            max_bytes=self._options.file_bytes,
             max_rows=self._options.max_samples,
             compression=self._options.compression,
             schema=schema,
@@ -201,7 +230,7 @@ class ParquetSink:
         seen = self._seen
         self._seen += len(items)
         if self._spec is not None and not isinstance(items, Columns):
-            items = [self._spec.with_key(item, number) for number, item in enumerate(items, self._first_number + seen)]
+            items = [self._spec.with_key(item, self._number_text(number)) for number, item in enumerate(items, seen)]
         try:
             return table_from(items, self._resolve_features(items)).replace_schema_metadata(None)
         except DataError as exc:
@@ -215,7 +244,7 @@ class ParquetSink:
     def _resolve_features(self, items: Sequence[Any]) -> dict[str, Any]:
         """Return the known features of fields; PIL images are recognised by their type."""
         if self._features is None:
-            self._features = dict(self._program.features())
+            self._features = dict(self._declared)
             first = items[0] if len(items) and not isinstance(items, Columns) else None
             for name, value in first.items() if isinstance(first, dict) else ():
                 if type(value).__module__.startswith("PIL."):

@@ -5,20 +5,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.engines import Program, Run, Start, StartPart
 from penstock.errors import StateError
-from penstock.plan import Plan
+from penstock.plan import Cut, Plan, check_count
 
 Position = dict[str, Any]  # a start of the run, as JSON, and the number of samples between the start and the position
 _CHECKPOINT_SAMPLES = 64  # at least, between two starts: computing one costs as much as reading a small sample
 
 
-def exact_program(plan: Plan) -> Program:
-    """Return the program of a plan on an engine that keeps the order."""
+def exact_program(plan: Plan, shards: int | None = None) -> Program:
+    """Return the program of a plan on an engine that keeps the order.
+
+    Args:
+        plan: The plan.
+        shards: The number of ranges that are run one by one, on a cluster without passing samples through here.
+
+    Raises:
+        PlanError: The plan cannot be cut into ranges.
+    """
     options = tuple((name, value) for name, value in plan.engine.options if name != "ordered")
-    return Program(replace(plan, engine=replace(plan.engine, options=options)))
+    plan = replace(plan, engine=replace(plan.engine, options=options))
+    if shards is None:
+        return Program(plan)
+    check_count("shards", shards, least=1)
+    return Program(plan.shard(Cut(0, shards)), read_in_pool=plan.engine.name == "ray")
+
+
+class Positions(Protocol):
+    """The positions of a run that a sink stores with its checkpoints."""
+
+    def mark(self) -> None:
+        """Make the position after the current block an exact one."""
+
+    def position(self, number: int) -> Position | None:
+        """Return the position before sample ``number``; None if a run cannot continue there."""
 
 
 class ResumableRun:

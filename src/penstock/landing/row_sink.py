@@ -9,8 +9,8 @@ from typing import IO, Any
 from penstock.errors import DataError, PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.rows.encoding import RowStage
-from penstock.landing.commit import Landing, Target
-from penstock.landing.position import ResumableRun
+from penstock.landing.commit import OpenSet, Target
+from penstock.landing.position import Positions
 from penstock.storage import Storage, local_path, redacted
 from penstock.storage.protocol import scheme
 
@@ -54,7 +54,7 @@ class RowSink:
         self._rows = self._size = self._unsaved = 0  # of the open file; bytes since the last checkpoint
         self._number = self._done = 0  # of the open file; rows before it
 
-    def open(self, landing: Landing, samples: ResumableRun) -> None:
+    def open(self, landing: OpenSet, samples: Positions) -> None:
         """Begin after the last checkpoint, where the last draft is cut off."""
         self._landing, self._samples = landing, samples
         if not landing.entries:
@@ -98,8 +98,8 @@ class RowSink:
             self._checkpoint()
 
     def close(self) -> None:
-        """Complete the last file; without any rows there is one empty file."""
-        if self._file is None and not self._landing.entries:
+        """Complete the last file; a set without any rows is one empty file."""
+        if self._file is None and not self._landing.entries and not self._landing.may_be_empty:
             self._begin()
         if self._file is not None:
             self._complete()

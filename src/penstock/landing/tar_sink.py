@@ -12,18 +12,52 @@ from penstock.errors import PlanError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.tar import ShardWriter
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk, parse_target
-from penstock.landing.commit import Landing, Target, numbered_key
-from penstock.landing.position import Position, ResumableRun
+from penstock.landing.commit import OpenSet, Target, numbered_key
+from penstock.landing.position import Position, Positions
+from penstock.plan import check_count, size_in_bytes
 from penstock.storage import Storage, local_path
+
+_MAX_SAMPLES = 100_000  # of a shard, by default
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLimits:
     """When a shard is full, and how it is compressed."""
 
-    max_bytes: int
-    max_samples: int
+    max_bytes: int | None
+    max_samples: int | None
     compress: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        max_bytes: float | str | None,
+        max_samples: int | None,
+        compress: str | None,
+        shards: int | None,
+        default_bytes: float = 1e9,
+    ) -> ShardLimits:
+        """Return the limits that a user gave; those that were not given have a default, unless there are ``shards``.
+
+        Raises:
+            PlanError: An argument is out of range.
+        """
+        if max_samples is not None:
+            check_count("max_samples", max_samples, least=1)
+        if max_bytes is None and shards is None:
+            max_bytes = default_bytes
+        if max_samples is None and shards is None:
+            max_samples = _MAX_SAMPLES
+        return cls(None if max_bytes is None else size_in_bytes("max_bytes", max_bytes), max_samples, compress)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a range may be more than one shard."""
+        return self.max_bytes is not None or self.max_samples is not None
+
+    def options(self) -> dict[str, Any]:
+        """Return what determines the files, for the comparison with an interrupted run."""
+        return {"max_bytes": self.max_bytes, "max_samples": self.max_samples, "compress": self.compress}
 
 
 def tar_target(url: str | os.PathLike[str], compress: str | None, storage: Storage | None) -> Target:
@@ -54,23 +88,23 @@ class TarSink:
         self._limits, self._numbered_keys = limits, numbered_keys
         self._writer: ShardWriter | None = None
 
-    def open(self, landing: Landing, samples: ResumableRun) -> None:
+    def open(self, landing: OpenSet, samples: Positions) -> None:
         """Begin with the shard after those that are complete."""
-        limits, target = self._limits, landing.target
-        folder = landing.drafts if target.on_disk else target.folder
+        limits = self._limits
+        pattern, start = landing.tar_names(limits.compress)
         self._landing, self._samples = landing, samples
         self._done = sum(entry.samples for entry in landing.entries.values())
         self._writer = ShardWriter(
-            f"{folder}/{target.label}" if target.label else folder,
+            pattern,
             max_bytes=limits.max_bytes,
             max_samples=limits.max_samples,
             compress=limits.compress,
-            start=landing.first + len(landing.entries),
+            start=start,
             manifest=False,
-            storage=target.given,
+            storage=landing.target.given,
             background=True,
             published=self._published,
-            at_least_one=not landing.entries and not landing.adds,
+            at_least_one=not landing.entries and not landing.adds and not landing.may_be_empty,
         )
 
     def _published(self, entry: ShardEntry, position: Position | None) -> None:
@@ -83,12 +117,12 @@ class TarSink:
         """Write samples."""
         assert self._writer is not None
         for sample in items:
-            self._writer.write(self._with_key(sample, self._landing.first_sample + self._done), self._position)
+            self._writer.write(self._with_key(sample, self._landing.number_text(self._done)), self._position)
             self._done += 1
 
-    def _with_key(self, sample: dict[str, Any], number: int) -> dict[str, Any]:
+    def _with_key(self, sample: dict[str, Any], number: str) -> dict[str, Any]:
         if not self._numbered_keys:
-            return sample if "__key__" in sample else {"__key__": f"{number:09d}", **sample}
+            return sample if "__key__" in sample else {"__key__": number, **sample}
         sample["__key__"] = numbered_key(sample, number)
         return sample
 

@@ -26,8 +26,11 @@ class _ShardCounter:
     def add(self, nbytes: int) -> None:
         """Count a sample that takes ``nbytes`` of an archive."""
         limits = self._limits
-        is_full = file_size(self._open_bytes + nbytes, limits.compress) > limits.max_bytes
-        if self._open_samples and (is_full or self._open_samples >= limits.max_samples):
+        is_full = limits.max_bytes is not None and (
+            file_size(self._open_bytes + nbytes, limits.compress) > limits.max_bytes
+        )
+        is_full = is_full or (limits.max_samples is not None and self._open_samples >= limits.max_samples)
+        if self._open_samples and is_full:
             self.close()
             self.shards += 1
         self._open_bytes += nbytes
@@ -40,8 +43,12 @@ class _ShardCounter:
         self._open_bytes = self._open_samples = 0
 
 
-def estimate_shards(source: PackInput, epoch: int, folder: str, first_shard: int, limits: ShardLimits) -> Packed:
+def estimate_shards(
+    source: PackInput, epoch: int, folder: str, first_shard: int, limits: ShardLimits, ranges: int | None = None
+) -> Packed:
     """Return what would be written: exact for files that are stored unchanged, else estimated from a few samples.
+
+    With ``ranges`` the number of bytes is an estimate, and so are the shards of a range that is split.
 
     Raises:
         DataError: A sample that was read for the estimate cannot be read or encoded.
@@ -59,8 +66,11 @@ def estimate_shards(source: PackInput, epoch: int, folder: str, first_shard: int
         for nbytes in measured if total == len(measured) else [mean] * total:
             counter.add(nbytes)
     counter.close()
+    if ranges is not None:
+        counter.shards, is_estimate = min(ranges, counter.samples), True
     suffix = COMPRESSION_SUFFIXES[limits.compress] if limits.compress else ""
-    names = tuple(f"shard-{first_shard + number:06d}.tar{suffix}" for number in range(counter.shards))
+    suffix = f"-0.tar{suffix}" if ranges is not None and limits.limited else f".tar{suffix}"
+    names = tuple(f"shard-{first_shard + number:06d}{suffix}" for number in range(counter.shards))
     return Packed(folder, names, counter.samples, counter.nbytes, 0, is_estimate)
 
 

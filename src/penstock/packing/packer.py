@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal
 
 from penstock.blobs.compression import COMPRESSION_SUFFIXES
@@ -14,20 +15,21 @@ from penstock.landing import (
     Packed,
     ParquetSink,
     ShardLimits,
+    Sinks,
     TableOptions,
     Target,
     TarSink,
     check_mode,
     exact_program,
-    land,
     parquet_target,
     storage_errors,
     tar_target,
+    write_set,
 )
 from penstock.packing.estimate import estimate_shards
 from penstock.packing.inputs import PackInput, recognise, shuffle_plan
-from penstock.packing.parquet import make_parquet_sink, parquet_compression
-from penstock.plan import OnError, Resources, check_choice, check_count, size_in_bytes, takes_mode
+from penstock.packing.parquet import parquet_compression, parquet_sinks
+from penstock.plan import OnError, Resources, check_choice, check_count, takes_mode
 from penstock.plan.values import Workers
 from penstock.storage import Storage, redacted
 from penstock.storage.protocol import scheme
@@ -35,6 +37,7 @@ from penstock.vision.store import Store, StoreImages
 from penstock.vision.tiles import TileImages
 
 Compress = Literal["gz", "zst", "bz2", "xz", "zstd", "snappy", "gzip", "lz4", "brotli", "none"]
+_MAX_BYTES = 1e8  # of a shard, by default
 _MEASURED_SAMPLES = 64  # samples that a dry run encodes as Parquet; its estimate is based on them
 
 
@@ -44,8 +47,9 @@ def pack(
     url: str | os.PathLike[str],
     *,
     format: Literal["tar", "parquet"] = "tar",
-    max_bytes: float | str = 1e8,
-    max_samples: int = 100_000,
+    max_bytes: float | str | None = None,
+    max_samples: int | None = None,
+    shards: int | None = None,
     workers: Workers = None,
     shuffle: bool = True,
     seed: int = 0,
@@ -71,8 +75,10 @@ def pack(
             Hugging Face dataset, a ``ps.Dataset``, or shards. The bytes of files are stored unchanged.
         url: The folder to write to: a path or URL.
         format: Write tar archives or Parquet files.
-        max_bytes: The most bytes of a shard, unless one sample alone is larger.
-        max_samples: The most samples of a shard.
+        max_bytes: The most bytes of a shard, unless one sample alone is larger; 1e8 by default, none with ``shards``.
+        max_samples: The most samples of a shard; 100,000 by default, none with ``shards``.
+        shards: Cut the order into so many ranges, each one shard, and write them in parallel; on a cluster, where the
+            samples are. Where a limit is given, every name ends in ``-0``, ``-1``, ...
         workers: How many workers read the source, or (min, max): threads for files, processes for datasets.
         shuffle: Shuffle the samples by ``seed``; a ``ps.Dataset`` that is shuffled already keeps its order.
         seed: Determines the order.
@@ -90,8 +96,8 @@ def pack(
         dry_run: Write nothing, and return what would be written.
         version: Distinguishes runs whose code differs in a way that cannot be seen; see the guide to packing.
         storage: The storage of ``url``, and of ``source`` if it is a URL of the same scheme.
-        engine: The engine that reads the samples, such as ``"ray"``; by default that of the dataset. Shards are always
-            written by this process.
+        engine: The engine that reads the samples, such as ``"ray"``; by default that of the dataset. It writes the
+            shards, too, if ``shards`` is given; otherwise this process does.
 
     Returns:
         The names of the shards, and the numbers of samples and bytes.
@@ -111,16 +117,16 @@ def pack(
     if images is not None and not isinstance(images, Store):
         raise PlanError(f"images={images!r}: give vision.Store(max_side=...)")
     check_count("seed", seed)
-    check_count("max_samples", max_samples, least=1)
+    if shards is not None:
+        check_count("shards", shards, least=1)
     if compress is not None and not is_parquet:
         check_choice("compress", compress, COMPRESSION_SUFFIXES)
     compression = parquet_compression(compress) if is_parquet else ""
     same_storage = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(folder) != "file"
     typed = is_parquet and images is None and not tiles  # images are stored anew in encoded fields
     origin = recognise(source, workers=workers, image=image, storage=storage if same_storage else None, typed=typed)
-    limits = ShardLimits(size_in_bytes("max_bytes", max_bytes), max_samples, compress)
-    options: dict[str, Any] = {"max_bytes": limits.max_bytes, "max_samples": max_samples, "compress": compress}
-    options |= {"shuffle": shuffle, "seed": seed, "image": image, "version": version}
+    limits = ShardLimits.of(max_bytes, max_samples, compress, shards, default_bytes=_MAX_BYTES)
+    options = limits.options() | {"shuffle": shuffle, "seed": seed, "image": image, "version": version}
     plan = shuffle_plan(origin.plan) if shuffle else origin.plan
     if images is not None:
         options["images"] = asdict(images)
@@ -135,38 +141,40 @@ def pack(
     origin = replace(origin, plan=plan)
     with storage_errors(folder):
         if is_parquet:
-            target, tables = parquet_target(folder, storage), TableOptions(limits.max_bytes, max_samples, compression)
-            return _pack(origin, target, tables, options, mode, progress, dry_run)
-        return _pack(origin, tar_target(folder, compress, storage), limits, options, mode, progress, dry_run)
+            tables = TableOptions(limits.max_bytes, limits.max_samples, compression)
+            return _pack(origin, parquet_target(folder, storage), tables, shards, options, mode, progress, dry_run)
+        return _pack(origin, tar_target(folder, compress, storage), limits, shards, options, mode, progress, dry_run)
 
 
 def _pack(
     origin: PackInput,
     target: Target,
     limits: ShardLimits | TableOptions,
+    shards: int | None,
     options: dict[str, Any],
     mode: Mode,
     progress: bool | None,
     dry_run: bool,
 ) -> Packed:
     _check_target(target, origin)
-    sink: TarSink | ParquetSink
-    classes, epoch = None, origin.plan.epoch or 0
+    classes, epoch, ranges = None, origin.plan.epoch or 0, None if dry_run else shards
     if isinstance(limits, TableOptions):
-        program, sink = make_parquet_sink(origin, limits)  # classes are in the schema
+        program, make_sink = parquet_sinks(origin, limits, ranges)  # classes are in the schema
+        sinks = Sinks(make_sink, shards, limits.limited)
     else:
-        program, sink, classes = exact_program(origin.plan), TarSink(limits, origin.numbered_keys), origin.classes
+        program, classes = exact_program(origin.plan, ranges), origin.classes
+        sinks = Sinks(partial(TarSink, limits, origin.numbered_keys), shards, limits.limited)
     if origin.files is None:
         target.check_not_source(program)
     if dry_run and isinstance(limits, ShardLimits):
         first = target.next_number(target.sizes()) if mode != "new" else 0
-        return estimate_shards(origin, epoch, redacted(target.folder), first, limits)
-    if dry_run and isinstance(sink, ParquetSink):
-        return sink.estimate(epoch, target.folder, _MEASURED_SAMPLES)
+        return estimate_shards(origin, epoch, redacted(target.folder), first, limits, shards)
+    if dry_run and isinstance(sink := sinks.make(), ParquetSink):
+        return sink.estimate(program, epoch, target.folder, _MEASURED_SAMPLES, shards)
     if classes is not None and mode == "append" and (manifest := target.manifest()) is not None:
         _check_classes(manifest.classes or classes, classes)
     packing: dict[str, Any] = {"kind": "packing run", "title": "packing", "progress": progress}
-    return land(program, epoch, target, sink, options, mode=mode, classes=classes, **packing)
+    return write_set(program, epoch, target, sinks, options, mode=mode, classes=classes, **packing)
 
 
 def _check_target(target: Target, origin: PackInput) -> None:

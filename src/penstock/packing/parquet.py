@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from penstock.codecs.features import Audio, ClassLabel, Feature, Image, Value, arrow_schema
@@ -33,8 +34,10 @@ def parquet_compression(compress: str | None) -> str:
     return compression
 
 
-def make_parquet_sink(origin: PackInput, options: TableOptions) -> tuple[Program, ParquetSink]:
-    """Return the program that yields the samples of a source, and the sink that writes them to Parquet files.
+def parquet_sinks(
+    origin: PackInput, options: TableOptions, shards: int | None
+) -> tuple[Program, Callable[[], ParquetSink]]:
+    """Return the program that yields the samples of a source, and what makes sinks that write them to Parquet files.
 
     Raises:
         MissingExtra: pyarrow is not installed.
@@ -46,8 +49,8 @@ def make_parquet_sink(origin: PackInput, options: TableOptions) -> tuple[Program
     if origin.files is not None:  # an extension that first appears in a late file has its column from the beginning
         names = ("__key__", *origin.files.field_names())
         options = replace(options, schema=arrow_schema({name: features.of(name) for name in names}))
-    program = exact_program(plan)
-    return program, ParquetSink(program, options, PackSpec(features, origin.numbered_keys))
+    program = exact_program(plan, shards)
+    return program, partial(ParquetSink, program.features(), options, PackSpec(features, origin.numbered_keys))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,15 +77,23 @@ def run(
     return _ray_run(program, order, epoch, meters, ordered).blocks(order, start)
 
 
-def shared_actor_pools(program: Program, meters: Meters) -> PooledRun | None:
+def shared_actor_pools(program: Program, meters: Meters, keep_remote: bool = False) -> PooledRun | None:
     """Return pools of actors that several runs of one program use at the same time, within the memory of one run.
+
+    With ``keep_remote`` the items of the last pool stay in the object store, for consumers in other processes.
 
     Raises:
         EngineError: The cluster lacks the resources that a stage requests, or a function cannot be sent to it.
     """
     if not any(segment.needs_pool for level in program.levels for segment in level.segments):
         return None
-    return _ray_run(program, program.order(0), 0, meters, True).as_host()
+    host = _ray_run(program, program.order(0), 0, meters, True)
+    last = program.levels[-1].segments
+    if keep_remote and last and id(last[-1]) in host.pool_specs:
+        payload = host.pool_specs[id(last[-1])].payload
+        assert isinstance(payload, ActorPayload)
+        payload.is_last = False
+    return host.as_host()
 
 
 def _ray_run(program: Program, order: Order | None, epoch: int, meters: Meters, ordered: bool) -> _RayRun:
@@ -113,6 +121,17 @@ def _ray_run(program: Program, order: Order | None, epoch: int, meters: Meters, 
     if sources is not None:
         ray_run.locate = _SizeEstimate(sources.finder).defer
     return ray_run
+
+
+def cluster_cores(address: str | None) -> int:
+    """Connect to a cluster, and return the number of its cores.
+
+    Raises:
+        EngineError: The cluster cannot be reached.
+    """
+    connect_ray(address)
+    _close_runs_before_ray()
+    return int(total_cores(_nodes()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,8 @@ def open_rows(
         return [local_path(url) if scheme(url) == "file" else url for url in urls]
 
     paths = current_files(list_files, patterns, suffixes[0][1:], storage)
-    check_sets([path for path in paths if path.rpartition("/")[0] in {pattern.rstrip("/") for pattern in patterns}])
+    folders = {pattern.rstrip("/") for pattern in patterns}
+    check_sets([path for path in paths if path.rpartition("/")[0] in folders], storage)
     for path in paths:
         if scheme(path) == "file" and not os.path.isfile(path):
             raise StorageError("no such file", path)

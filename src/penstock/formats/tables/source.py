@@ -79,7 +79,7 @@ class ParquetSource(Source):
         """
         require_arrow(self.function_name)
         paths = current_files(self._list_files, self.patterns, self.suffixes[0][1:], self.storage)
-        check_sets([path for path in paths if path not in self.patterns])
+        check_sets([path for path in paths if path not in self.patterns], self.storage)
         remote = any(scheme(path) != "file" for path in paths)
         workers = max(self.workers) if isinstance(self.workers, tuple) else self.workers
         return ParquetReader(
