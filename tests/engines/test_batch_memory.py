@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import penstock as ps
-from penstock.engines.batch_memory import BatchMemory
+from penstock import vision
+from penstock.engines.batch_memory import BatchMemory, BlockRows
 
 BIG = (64, 64, 3)  # 128 of them exceed the size from which memory is reused
 
@@ -109,3 +112,107 @@ def test_memory_is_reused_although_other_references_to_the_buffer_are_counted_di
         extra = [batch] * 5  # a count of references to the buffer would not notice these
         del batch, extra
     assert len(seen) == 1
+
+
+def _rows(memory: BatchMemory, first: int = 0, count: int = 256, batch_size: int = 128) -> BlockRows:
+    return BlockRows(memory, batch_size, first, count)
+
+
+def _computed(rows: BlockRows, number: int, count: int) -> list[Any]:
+    """Compute arrays in the rows that are offered for them."""
+    out = []
+    for array in _arrays(number, count):
+        row = rows.take("x", BIG, np.dtype(np.uint8))
+        assert row is not None
+        np.copyto(row, array)
+        out.append(row)
+    return out
+
+
+def test_arrays_that_were_computed_in_their_rows_are_not_copied() -> None:
+    memory = BatchMemory()
+    values = _computed(_rows(memory), 3, 200)
+    whole, short = memory.stacked(values[:128]), memory.stacked(values[128:])
+    assert (_address(whole), _address(short)) == (_address(values[0]), _address(values[128]))
+    assert np.array_equal(np.concatenate([whole, short]), np.stack(_arrays(3, 200)))
+    address = _address(whole)
+    del values, whole
+    assert _address(memory.stacked(_arrays(5))) == address
+
+
+def test_arrays_in_other_rows_are_copied_and_then_none_are_offered() -> None:
+    memory = BatchMemory()
+    for number in range(4):
+        values = _computed(_rows(memory, 1000 * number), number, 256)
+        shifted = memory.stacked(values[1:129])
+        assert np.array_equal(shifted, np.stack(_arrays(number + 1)))
+        assert _address(shifted) != _address(values[1])
+    assert _rows(memory, 9000).take("x", BIG, np.dtype(np.uint8)) is None
+
+
+def test_a_row_is_given_out_once_and_fits_its_batch() -> None:
+    memory = BatchMemory()
+    rows = _rows(memory, first=126, count=3)
+    taken = [rows.take("x", BIG, np.dtype(np.uint8)) for _ in range(4)]
+    assert taken[3] is None
+    assert len({_address(row) for row in taken[:3]}) == 3
+    assert _rows(memory, first=0).take("x", (65, 64, 3), np.dtype(np.uint8)) is None  # rows of the batch differ
+    assert _rows(memory, first=0).take("y", (65, 64, 3), np.dtype(np.uint8)) is not None
+    assert _rows(memory, first=0, batch_size=2).take("z", BIG, np.dtype(np.uint8)) is None  # a small batch
+
+
+def _photo(number: int) -> bytes:
+    stream = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (9, 12, 3), np.uint8)
+    Image.fromarray(pixels).resize((120, 90)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+CROP = vision.RandomResizedCrop(64, flip=True)
+SAMPLES: list[dict[str, Any]] = [{"__key__": f"{n:03}", "jpg": _photo(n), "x": n} for n in range(300)]
+
+
+def _drop_some(sample: dict[str, Any]) -> bool:
+    return bool(sample["x"] % 50)
+
+
+def _darker(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "jpg": sample["jpg"] // 2}
+
+
+PLANS: dict[str, Any] = {
+    "decode": lambda ds: ds.decode(jpg=CROP, workers=3),
+    "two fields": lambda ds: ds.map(lambda s: {**s, "png": s["jpg"]}).decode(jpg=CROP, png=CROP, workers=2),
+    "tuples": lambda ds: ds.decode(jpg=CROP).to_tuple("x", "jpg"),
+    "a branch of a mixture": lambda ds: ps.mix(
+        [ds.decode(jpg=CROP), ds.decode(jpg=vision.CenterCrop(64))], weights=[1, 1]
+    ),
+    "another array": lambda ds: ds.decode(jpg=CROP).map(_darker),
+    "a filter": lambda ds: ds.decode(jpg=CROP).filter(_drop_some),
+    "a limit": lambda ds: ds.decode(jpg=CROP).limit(280).skip(3),
+    "retries": lambda ds: ds.decode(jpg=CROP, retries=2),
+    "processes": lambda ds: ds.decode(jpg=CROP, workers=2, on="processes"),
+    "skipped samples": lambda ds: (
+        ps.from_items([{**s, "jpg": b"none"} if s["x"] in (7, 130) else s for s in SAMPLES])
+        .shuffle()
+        .decode(jpg=CROP, workers=2)
+        .on_error("skip")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_batches_have_the_arrays_of_their_samples_wherever_these_were_computed(name: str) -> None:
+    ds = PLANS[name](ps.from_items(SAMPLES).shuffle())
+    samples = ds.epoch(0).take_all()
+    loader = ds.batched(100).loader(epoch=0)
+    wanted = [samples[first : first + 100] for first in range(0, len(samples), 100)]
+    for batch, group in zip(loader, wanted, strict=True):
+        for key in group[0] if isinstance(group[0], dict) else range(2):
+            assert np.array_equal(batch[key], np.stack([np.asarray(sample[key]) for sample in group])), key
+
+
+def test_a_batch_that_is_kept_is_not_overwritten_by_workers() -> None:
+    ds = ps.from_items(SAMPLES).repeat(3).decode(jpg=CROP, workers=2).batched(100).epoch(0)
+    kept = ds.take_all()
+    assert all(np.array_equal(batch["jpg"], again["jpg"]) for batch, again in zip(kept, ds, strict=True))

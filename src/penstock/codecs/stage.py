@@ -12,12 +12,12 @@ from penstock.codecs.features import Feature
 from penstock.codecs.limits import Limits
 from penstock.codecs.registry import check_spec, decoder, decoder_by_spec, encode
 from penstock.errors import DataError, MissingExtra, PlanError
-from penstock.plan import Context, Fields, Map, Place, takes_parameter
+from penstock.plan import BatchRows, Block, Context, Fields, Map, Place, takes_parameter
 
 FieldSpec = str | Feature | Callable[..., Any] | None
 
 _LIMITS = Limits()
-_FieldDecoder = tuple[Callable[..., Any], bool]  # the function, and whether it takes ``rng``
+_FieldDecoder = tuple[Callable[..., Any], bool, bool]  # the function, and whether it takes ``rng`` and ``allocate``
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,13 @@ class Decode(Map):
     def wants_rng(self) -> bool:
         return any(callable(spec) and takes_parameter(spec, "rng") for _, spec in self.by_field)
 
+    def run(self, block: Block, ctx: Context) -> Block:
+        ctx.rows = block.lineage.rows
+        return super().run(block, ctx)
+
     def function(self, ctx: Context) -> Callable[..., Any]:
         """Return the function that decodes a sample; it caches the decoder of each field in ``ctx``."""
+        rows = ctx.rows
         decoders: dict[str, _FieldDecoder | None] = ctx.local.setdefault("decoders", {})
         with_feature = ctx.features.keys() | {name for name, spec in self.by_field if isinstance(spec, Feature)}
         with_function = {name for name, spec in self.by_field if callable(spec)}
@@ -88,7 +93,7 @@ class Decode(Map):
                     if name not in decoders:
                         decoders[name] = self._field_decoder(name, ctx.features.get(name))
                     if (field_decoder := decoders[name]) is not None:
-                        value = _decode_field(name, value, field_decoder, rng)
+                        value = _decode_field(name, value, field_decoder, rng, rows)
                 out[name] = value
             return out
 
@@ -103,7 +108,7 @@ class Decode(Map):
         if feature_to_decode is not None:
             call = feature_decoder(feature_to_decode, self.spec, limits=self.limits)
         if call is not None or isinstance(spec, Feature):
-            return None if call is None else (call, False)
+            return None if call is None else (call, False, False)
         if callable(spec):
             within = getattr(spec, "within", None)  # image transforms decode, so they have to know the limits
             call = spec if within is None else within(self.limits)
@@ -114,7 +119,9 @@ class Decode(Map):
         if call is None:
             return None
         takes_rng = callable(spec) and takes_parameter(spec, "rng")
-        return partial(decode_file, decode=call) if feature is not None else call, takes_rng
+        if feature is not None:
+            return partial(decode_file, decode=call), takes_rng, False
+        return call, takes_rng, getattr(call, "allocates", False)
 
     def failure(self, exc: Exception, place: Place) -> Exception:
         error = DataError(f"decode: {exc}", place.shard, place.key)
@@ -122,9 +129,11 @@ class Decode(Map):
         return error
 
 
-def _decode_field(name: str, value: Any, field_decoder: _FieldDecoder, rng: Any) -> Any:
-    call, takes_rng = field_decoder
+def _decode_field(name: str, value: Any, field_decoder: _FieldDecoder, rng: Any, rows: BatchRows | None) -> Any:
+    call, takes_rng, allocates = field_decoder
     try:
+        if allocates and rows is not None:
+            return call(value, rng=rng, allocate=partial(rows.take, name))
         return call(value, rng=rng) if takes_rng else call(value)
     except MissingExtra:
         raise

@@ -1,8 +1,12 @@
-"""Memory for large batches: reused once the arrays of an earlier batch are gone, and pinned if there is CUDA."""
+"""Memory for large batches: reused once the arrays of an earlier batch are gone, and pinned if there is CUDA.
+
+Where the rows of a batch are known before its arrays are computed, workers compute them there, and nothing is copied.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import defaultdict, deque
 from typing import Any
@@ -12,26 +16,70 @@ from numpy.typing import NDArray
 
 _MIN_REUSED_BYTES = 1 << 20  # smaller buffers are as cheap to allocate
 _MAX_BUFFERS = 4  # per size: a consumer that drops more batches at once leaves the rest to the allocator
+_MAX_MISSES = 4  # batches whose rows were computed elsewhere, after which no more memory is offered
 
 
 class BatchMemory:
-    """Stacks arrays in memory that earlier batches no longer use; not thread-safe, except for the end of a batch."""
+    """Stacks arrays in memory that earlier batches no longer use. Threads may take rows while another one stacks."""
 
     def __init__(self) -> None:
         self._free: defaultdict[int, deque[NDArray[np.uint8]]] = defaultdict(lambda: deque(maxlen=_MAX_BUFFERS))
+        self._lock = threading.Lock()
+        self._filling: dict[tuple[int, str], NDArray[Any]] = {}  # by the number of the batch and the field
+        self._misses = 0
+
+    def row(self, number: int, field: str, row: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """Return a row of batch ``number``, whose field has this shape; ``None`` if it is to be computed elsewhere."""
+        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if self._misses >= _MAX_MISSES or nbytes < _MIN_REUSED_BYTES:
+            return None
+        with self._lock:
+            batch = self._filling.get((number, field))
+            if batch is None:
+                batch = self._filling[number, field] = self._new(shape, dtype)
+        return batch[row] if batch.shape == shape and batch.dtype == dtype else None
+
+    def _filled(self, values: list[NDArray[Any]]) -> NDArray[Any] | None:
+        """Return the batch whose first rows the arrays are; ``None`` if they are elsewhere."""
+        first = values[0]
+        with self._lock:
+            similar = [
+                key
+                for key, batch in self._filling.items()
+                if (batch.shape[1:], batch.dtype) == (first.shape, first.dtype)
+            ]
+            if not similar:
+                return None
+            addresses = [_address(value) for value in values]
+            key = next((key for key in similar if _address(self._filling[key]) == addresses[0]), similar[0])
+            batch = self._filling.pop(key)  # a batch that is not the one expected is given up, too
+            stride = batch[0].nbytes
+            if addresses == list(range(_address(batch), _address(batch) + len(values) * stride, stride)) and all(
+                value.flags.c_contiguous and value.dtype == batch.dtype for value in values
+            ):
+                return batch[: len(values)]
+            self._misses += 1
+            return None
+
+    def _new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        pinned = _pinned_buffer(shape, dtype)
+        return self._array(shape, dtype) if pinned is None else pinned
 
     def stacked(self, values: list[NDArray[Any]]) -> NDArray[Any]:
-        """Stack arrays of the same shape.
+        """Stack arrays of the same shape, or return the memory in which they are stacked already.
 
         A large result takes the memory of an earlier batch if no array or tensor of that batch exists any more. With
         CUDA it is in pinned memory, which torch reclaims once the copies from it are done.
         """
+        if (filled := self._filled(values)) is not None:
+            return filled
         first = values[0]
         shape = (len(values), *first.shape)
         if first.nbytes * len(values) < _MIN_REUSED_BYTES or any(value.dtype != first.dtype for value in values):
             return np.stack(values)
-        out = _pinned_buffer(shape, first.dtype)
-        return np.stack(values, out=self._array(shape, first.dtype) if out is None else out)
+        with self._lock:
+            out = self._new(shape, first.dtype)
+        return np.stack(values, out=out)
 
     def _array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return an uninitialised array whose memory becomes free when the last array that views it is gone."""
@@ -43,6 +91,35 @@ class BatchMemory:
         whole = np.frombuffer(memory.data, dtype)
         weakref.finalize(whole, free.append, memory).atexit = False
         return whole.reshape(shape)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+class BlockRows:
+    """The rows that the items of one block will take in batches of one size: each is given out once, in order."""
+
+    def __init__(self, memory: BatchMemory, batch_size: int, first: int, count: int) -> None:
+        """Describe a block.
+
+        Args:
+            memory: Where the batches are.
+            batch_size: The rows of a batch.
+            first: How many items come before the block.
+            count: The items of the block.
+        """
+        self._memory, self._batch_size, self._first, self._count = memory, batch_size, first, count
+        self._taken: dict[str, int] = {}
+
+    def take(self, field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        taken = self._taken.get(field, 0)
+        if taken == self._count:  # the block is processed again, or an item is
+            return None
+        self._taken[field] = taken + 1
+        number, row = divmod(self._first + taken, self._batch_size)
+        out: NDArray[Any] | None = self._memory.row(number, field, row, (self._batch_size, *shape), dtype)
+        return out
 
 
 def _pinned_buffer(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any] | None:

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from penstock.engines.batch_memory import BatchMemory, BlockRows
 from penstock.engines.cursor import Start
 from penstock.engines.grouping import Grouping
 from penstock.engines.joining import join_blocks
@@ -150,12 +151,16 @@ def flow(
         PenstockError: The order cannot be walked, or samples cannot be located. The error of a stage is not raised:
             the last block carries it.
     """
+    memory = BatchMemory()
     first = blocks = _stream(program) if order is None else walk(program, order, start, sizer, locate)
+    if batch_size := _known_batch_size(program):
+        blocks = _with_rows(blocks, memory, batch_size)
     for number, level in enumerate(program.levels):
         if level.head is not None:
             meter = Meter(level.head.stage.describe(), "inline")
             meters.segments.append(meter)
-            blocks = _run_head(program, _count_starved(blocks, meter), level.head, number, epoch, start)
+            head_memory = memory if number == 1 else BatchMemory()
+            blocks = _run_head(program, _count_starved(blocks, meter), level.head, number, epoch, start, head_memory)
             blocks = _count_busy(blocks, meter)
         for segment in level.segments:
             if segment.rows > 1:
@@ -258,13 +263,40 @@ def _marked(item: Any, lineage: ItemLineage, column: bool) -> Any:
 
 
 def _run_head(
-    program: Program, blocks: Iterator[Block], placed: PlacedStage, number: int, epoch: int, start: Start
+    program: Program,
+    blocks: Iterator[Block],
+    placed: PlacedStage,
+    number: int,
+    epoch: int,
+    start: Start,
+    memory: BatchMemory,
 ) -> Iterator[Block]:
     if isinstance(placed.stage, StreamStage):
         _, sub = start.groups.get(number, (0, 0))
         return run_stream_stage(blocks, placed.stage, number, start.seen.get(number, 0), sub)
     assert isinstance(placed.stage, GroupStage)
-    return Grouping(program, placed, placed.stage, number, epoch, start).run(blocks)
+    return Grouping(program, placed, placed.stage, number, epoch, start, memory=memory).run(blocks)
+
+
+def _known_batch_size(program: Program) -> int:
+    """Return the size of the batches whose rows are known before they are computed; 0 if there are none."""
+    source, *groups = program.levels
+    keeps_count = all(placed.stage.keeps_count for segment in source.segments for placed in segment.stages)
+    head = groups[0].head if groups and groups[0].regroups and keeps_count else None
+    return (head.stage.group_size or 0) if head is not None else 0
+
+
+def _with_rows(blocks: Iterator[Block], memory: BatchMemory, batch_size: int) -> Iterator[Block]:
+    """Tell each block which rows of which batches its items will be."""
+    position = 0
+    for block in blocks:
+        count = block.lineage.inputs
+        rows = BlockRows(memory, batch_size, position, count)
+        block.lineage = replace(block.lineage, rows=rows)
+        position += count
+        if block.lineage.ends_part:  # so does the batch
+            position += -position % batch_size
+        yield block
 
 
 def walk(

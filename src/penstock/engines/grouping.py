@@ -70,13 +70,14 @@ class Grouping:
     end: AnyCursor | None = None
     part: int = 0
     is_first: bool = True  # no group has been emitted yet
+    memory: BatchMemory = field(default_factory=BatchMemory)
     ctx: Context = field(init=False)
 
     def __post_init__(self) -> None:
         # The key of a group's permutation depends on the groups before it, which are part of a state's identity, and
         # not on the stages before it, which may change between two runs.
         self.ctx = replace(self.program.context(self.placed, self.epoch), stage_number=self.level)
-        self.ctx.stack = BatchMemory().stacked
+        self.ctx.stack = self.memory.stacked
 
     def run(self, blocks: Iterator[Block]) -> Iterator[Block]:
         """Yield the outputs of the groups, in order; a group that an error cuts short is not run."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.plan.arrangement import arrange as arrange
     from penstock.plan.arrangement import resolved as resolved
     from penstock.plan.arrangement import unshuffled as unshuffled
+    from penstock.plan.block import BatchRows as BatchRows
     from penstock.plan.block import Block as Block
     from penstock.plan.block import Context as Context
     from penstock.plan.block import Lineage as Lineage

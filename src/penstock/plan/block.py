@@ -58,6 +58,16 @@ class Slot(Protocol):
         """Return the location of input ``number``."""
 
 
+class BatchRows(Protocol):
+    """The rows that the items of a block will take in batches: memory to compute arrays in, so that no copy is made.
+
+    It is only an offer. An array that is elsewhere, or in another row than expected, is copied to its batch.
+    """
+
+    def take(self, field: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+        """Return uninitialised memory for the field of the next item; ``None``: allocate it elsewhere."""
+
+
 class Skipped(NamedTuple):
     """A sample that failed and was skipped."""
 
@@ -81,6 +91,7 @@ class Lineage:
         base: How many outputs of input ``begin`` are in earlier blocks; set by ``engines.flow``.
         more: The next block continues input ``inputs``, some outputs of which may be in this one.
         ends_part: This is the last block of its part of the order.
+        rows: Where the arrays of its items will be in batches; ``None`` if that is not known.
     """
 
     origin: Origin
@@ -92,6 +103,7 @@ class Lineage:
     base: int = 0
     more: bool = False
     ends_part: bool = False
+    rows: BatchRows | None = field(default=None, compare=False, repr=False)
 
     def input_of(self, item: int) -> int:
         """Return the number of the input that ``item`` came from."""
@@ -247,3 +259,4 @@ class Context:
     retried: int = 0  # the number of repeated calls
     features: dict[str, Any] = field(default_factory=dict)  # the sources' typed features, for stages that use them
     stack: Callable[[list[Any]], Any] = np.stack  # joins arrays of the same shape
+    rows: BatchRows | None = None  # where arrays of the current block will be in batches

@@ -21,6 +21,7 @@ from penstock.vision.resampling import Decoded, Pixels, Rect, resize, shrink
 from penstock.vision.segments import Box
 from penstock.vision.transform import (
     ENCODED,
+    Allocate,
     DType,
     FixedTransform,
     Layout,
@@ -39,6 +40,7 @@ Size = int | tuple[int, int]
 
 _LIMITS = Limits()
 
+_UINT8 = np.dtype(np.uint8)
 _TRIES = 10  # as in torchvision, before it falls back to the center of the image
 
 
@@ -87,20 +89,29 @@ class Geometry(AnnotatedTransform):
     def decode(self, data: bytes, rng: np.random.Generator, limits: Limits) -> Any:
         return self._with_region(data, rng, limits)[0]
 
-    def _with_region(self, image: Any, rng: np.random.Generator, limits: Limits) -> tuple[Any, Region]:
+    def within(self, limits: Limits) -> Callable[..., Any]:
+        super().within(limits)
+        return _Decoder(self, limits)
+
+    def _with_region(
+        self, image: Any, rng: np.random.Generator, limits: Limits, allocate: Allocate | None = None
+    ) -> tuple[Any, Region]:
         if not isinstance(image, ENCODED):
             pixels = self._input_pixels(image)
             region = self.region(pixels.shape[0], pixels.shape[1], rng)
             return self._format.convert(self._resized(*self.part(Decoded(pixels), region), region)), region
         encoded = open_encoded(bytes(image), limits, self.truncated)
         region = self.region(*encoded.size, rng)
-        return self._format.convert(self.decode_region(encoded, region)), region
+        if self._format.is_default:
+            out = None if allocate is None else allocate((*region.size, 3), _UINT8)
+            return self.decode_region(encoded, region, out), region
+        return self._format.convert(self.decode_region(encoded, region), allocate), region
 
-    def decode_region(self, image: EncodedImage, region: Region) -> Pixels:
-        """Decode what is needed of an image, and return the region at its size."""
+    def decode_region(self, image: EncodedImage, region: Region, out: Pixels | None = None) -> Pixels:
+        """Decode what is needed of an image, and return the region at its size, in ``out`` if it is given."""
         if isinstance(image, PlanesImage) and (needed := _inside(image, region)) is not None:
-            return image.resized(needed, region.size, self.antialias, region.flip)
-        return self._resized(*self.decode_part(image, region), region)
+            return image.resized(needed, region.size, self.antialias, region.flip, out)
+        return self._resized(*self.decode_part(image, region), region, out)
 
     def decode_part(self, image: EncodedImage, region: Region) -> tuple[Pixels, Rect]:
         """Decode what is needed of an image; return pixels that cover the region, and where in them it is."""
@@ -121,13 +132,29 @@ class Geometry(AnnotatedTransform):
         inside = Rect(top / factor - first_row, left / factor - first_column, height / factor, width / factor)
         return pixels[rows, columns], inside
 
-    def _resized(self, part: Pixels, inside: Rect, region: Region) -> Pixels:
+    def _resized(self, part: Pixels, inside: Rect, region: Region, out: Pixels | None = None) -> Pixels:
         if inside == (0, 0, *part.shape[:2]):
-            return resize(part, region.size, self.antialias, flip=region.flip)
-        return shrink(part, inside, region.size, region.flip)
+            return resize(part, region.size, self.antialias, flip=region.flip, out=out)
+        return shrink(part, inside, region.size, region.flip, out)
 
     def _crop(self, pixels: Pixels, region: Region) -> Pixels:
         return pixels[region.top : region.top + region.height, region.left : region.left + region.width]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """Decodes the images of ``decode(jpg=...)``, into memory that the stage provides."""
+
+    transform: Geometry
+    limits: Limits
+
+    allocates: ClassVar[bool] = True
+
+    def __call__(self, image: Any, rng: np.random.Generator | None = None, allocate: Allocate | None = None) -> Any:
+        transform = self.transform
+        if allocate is None or not isinstance(image, ENCODED):
+            return transform._run(image, rng, self.limits)
+        return transform._with_region(image, transform._generator(rng), self.limits, allocate)[0]
 
 
 def _inside(image: EncodedImage, region: Region) -> Box | None:

@@ -93,8 +93,10 @@ class PlanesImage:
             chroma.append(even[: luma.shape[0], : luma.shape[1]])
         return Decoded(_to_rgb(luma, *chroma), 1, top, left)
 
-    def resized(self, box: Box, size: tuple[int, int], antialias: bool, flip: bool) -> Pixels:
-        """Return the RGB pixels of a part at another size.
+    def resized(
+        self, box: Box, size: tuple[int, int], antialias: bool, flip: bool, out: Pixels | None = None
+    ) -> Pixels:
+        """Return the RGB pixels of a part at another size, in ``out`` if it is given.
 
         Without antialiasing, a part with odd edges takes the chroma of the even ones around it.
         """
@@ -107,11 +109,11 @@ class PlanesImage:
                 planes.append(shrink(plane[rows, columns], inside, size, False))
             else:
                 planes.append(resize(plane[rows, columns], size, False))
-        out = _to_rgb(*planes)
-        return opencv().flip(out, 1, out) if flip else out
+        rgb = _to_rgb(*planes, out)
+        return opencv().flip(rgb, 1, rgb) if flip else rgb
 
 
-def _to_rgb(y: Pixels, v: Pixels, u: Pixels) -> Pixels:
+def _to_rgb(y: Pixels, v: Pixels, u: Pixels, out: Pixels | None = None) -> Pixels:
     cv2 = opencv()
-    out: Pixels = cv2.cvtColor(cv2.merge((y, v, u)), cv2.COLOR_YCrCb2RGB)
-    return out
+    rgb: Pixels = cv2.cvtColor(cv2.merge((y, v, u)), cv2.COLOR_YCrCb2RGB, out)
+    return rgb

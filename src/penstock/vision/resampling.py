@@ -64,7 +64,9 @@ class Decoded(NamedTuple):
     left: int = 0
 
 
-def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip: bool = False) -> Pixels:
+def resize(
+    image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip: bool = False, out: Pixels | None = None
+) -> Pixels:
     """Return an image at another size, as a new, contiguous array.
 
     Args:
@@ -73,20 +75,32 @@ def resize(image: Pixels, size: tuple[int, int], antialias: bool = True, *, flip
         size: The new height and width.
         antialias: Use every pixel where the image shrinks, instead of the nearest four.
         flip: Also mirror the image horizontally.
+        out: A contiguous array of the new shape and the same type for the result.
 
     Raises:
         MissingExtra: OpenCV is not installed.
     """
     height, width = size
     if image.shape[:2] == (height, width):
-        return np.ascontiguousarray(image[:, ::-1]) if flip else image.copy()
+        return _copied(image[:, ::-1] if flip else image, out)
     if antialias and (image.shape[0] > height or image.shape[1] > width):
-        return shrink(image, Rect(0, 0, *image.shape[:2]), size, flip)
+        return shrink(image, Rect(0, 0, *image.shape[:2]), size, flip, out)
+    return _bilinear(_for_opencv(image), size, flip, out).reshape(height, width, *image.shape[2:])
+
+
+def _copied(image: Pixels, out: Pixels | None) -> Pixels:
+    if out is None:
+        return np.array(image, order="C")
+    np.copyto(out, image)
+    return out
+
+
+def _bilinear(image: Pixels, size: tuple[int, int], flip: bool, out: Pixels | None) -> Pixels:
     cv2 = opencv()
-    out: Pixels = cv2.resize(_for_opencv(image), (width, height), interpolation=cv2.INTER_LINEAR)
+    resized: Pixels = cv2.resize(image, size[::-1], out, interpolation=cv2.INTER_LINEAR)
     if flip:
-        cv2.flip(out, 1, out)
-    return out.reshape(height, width, *image.shape[2:])
+        cv2.flip(resized, 1, resized)
+    return resized
 
 
 def _for_opencv(image: Pixels) -> Pixels:
@@ -217,8 +231,8 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def shrink(image: Pixels, part: Rect, size: tuple[int, int], flip: bool) -> Pixels:
-    """Return a part of an image at another size, by the triangle filter, as a new, contiguous array."""
+def shrink(image: Pixels, part: Rect, size: tuple[int, int], flip: bool, out: Pixels | None = None) -> Pixels:
+    """Return a part of an image at another size, by the triangle filter, as a new, contiguous array, or in ``out``."""
     cv2 = opencv()
     height, width = size
     shape = image.shape[2:]
@@ -232,16 +246,13 @@ def shrink(image: Pixels, part: Rect, size: tuple[int, int], flip: bool) -> Pixe
     if resamples_columns:
         columns = _scratch.array("columns", (width, height, *shape), rows.dtype)
         _resample_rows(_transposed(rows, shape), width, part.left, part.width, columns, reverse=flip)
-        return _transposed(columns, shape)
+        return _transposed(columns, shape, out)
     # Where nothing shrinks, the triangle filter is plain bilinear, at which OpenCV is faster.
-    out: Pixels = cv2.resize(rows, (width, height), interpolation=cv2.INTER_LINEAR)
-    if flip:
-        cv2.flip(out, 1, out)
-    return out.reshape(height, width, *shape)
+    return _bilinear(rows, size, flip, out).reshape(height, width, *shape)
 
 
-def _transposed(image: Pixels, shape: tuple[int, ...]) -> Pixels:
-    transposed: Pixels = opencv().transpose(image)
+def _transposed(image: Pixels, shape: tuple[int, ...], out: Pixels | None = None) -> Pixels:
+    transposed: Pixels = opencv().transpose(image, out)
     return transposed.reshape(*transposed.shape[:2], *shape)
 
 

@@ -21,6 +21,7 @@ from penstock.vision.resampling import Pixels, opencv
 Layout = Literal["HWC", "CHW"]
 DType = Literal["uint8", "float32", "float16"]
 Range = tuple[float, float]
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Pixels | None]  # memory for an image; ``None``: no memory
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
 
 IMAGENET: MeanStd = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -170,31 +171,45 @@ class OutputFormat:
         """Whether pixels are returned as they are."""
         return self == _DEFAULT_FORMAT
 
-    def convert(self, pixels: Pixels) -> Any:
-        """Return an image (height x width x channels, uint8 or floats in 0..1) in this format."""
+    def convert(self, pixels: Pixels, allocate: Allocate | None = None) -> Any:
+        """Return an image (height x width x channels, uint8 or floats in 0..1) in this format.
+
+        Args:
+            pixels: The image.
+            allocate: Returns memory for the result, if it is an array.
+
+        Raises:
+            ValueError: The image has another number of channels than ``normalize``.
+        """
         if self.is_default:
             return pixels
-        dtype = self.dtype or ("float32" if self.normalize is not None else str(pixels.dtype))
-        out = _to_uint8(pixels) if dtype == "uint8" else self._floats(pixels).astype(dtype, copy=False)
-        if self.layout == "CHW" and out.ndim == 3 and not (dtype != "uint8" and pixels.dtype == np.uint8):
-            out = np.ascontiguousarray(out.transpose(2, 0, 1))
-        return _torch().from_numpy(np.ascontiguousarray(out)) if self.to == "torch" else out
-
-    def _floats(self, pixels: Pixels) -> Pixels:
-        """Return normalized floats. Those of uint8 pixels come from a table, and already have the right layout."""
         channels = pixels.shape[2]
         if self.normalize is not None and channels != len(self.normalize[0]):
             raise ValueError(f"normalize has {len(self.normalize[0])} means, but the image has {channels} channels")
-        if pixels.dtype == np.uint8:
-            table = _lookup_table(self.normalize, channels)
-            cv2 = opencv()
-            if self.layout == "HWC":
-                out: Pixels = cv2.LUT(pixels, table)
-                return out.reshape(pixels.shape)
-            planes = np.empty((channels, *pixels.shape[:2]), np.float32)
-            for number in range(channels):
-                cv2.LUT(np.ascontiguousarray(pixels[:, :, number]), table[:, :, number].copy(), planes[number])
-            return planes
+        dtype = np.dtype(self.dtype or ("float32" if self.normalize is not None else pixels.dtype))
+        shape = pixels.shape if self.layout == "HWC" else (channels, *pixels.shape[:2])
+        out = None if allocate is None or self.to == "torch" else allocate(shape, dtype)
+        out = np.empty(shape, dtype) if out is None else out
+        if pixels.dtype == np.uint8 and dtype.kind == "f":
+            self._look_up(pixels, out)
+        else:
+            values = _to_uint8(pixels) if dtype == np.uint8 else self._normalized(pixels)
+            np.copyto(out, values if self.layout == "HWC" else values.transpose(2, 0, 1), casting="same_kind")
+        return _torch().from_numpy(out) if self.to == "torch" else out
+
+    def _look_up(self, pixels: Pixels, out: Pixels) -> None:
+        """Convert uint8 pixels to floats by a table, one channel after the other if these are apart in the result."""
+        cv2, table = opencv(), _lookup_table(self.normalize, pixels.shape[2])
+        floats = out if out.dtype == np.float32 else np.empty(out.shape, np.float32)
+        if self.layout == "HWC":
+            cv2.LUT(pixels, table, floats)
+        else:
+            for number, plane in enumerate(cv2.split(pixels)):
+                cv2.LUT(plane, table[:, :, number].copy(), floats[number])
+        if floats is not out:
+            np.copyto(out, floats, casting="same_kind")
+
+    def _normalized(self, pixels: Pixels) -> Pixels:
         floats = pixels.astype(np.float32)
         if self.normalize is not None:
             mean, std = (np.array(values, np.float32) for values in self.normalize)
