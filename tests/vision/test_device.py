@@ -168,6 +168,6 @@ def test_mistakes_are_named() -> None:
         next(iter(ds.batched(2).loader(format="numpy")))
     with pytest.raises(ValueError, match=r"add batched\(n\)"):
         next(iter(ds.loader(format="torch")))
-    for transforms in ((vision.ColorJitter(0.1),), (vision.Resize(20),)):
+    for transform in (vision.ColorJitter(0.1), vision.Resize(20)):
         with pytest.raises(ValueError, match="differ in size"):
-            batches(vision.on_device(*transforms))
+            batches(vision.on_device(transform))

@@ -1,4 +1,4 @@
-"""Every augmentation yields the same bytes on threads, on processes and after a restart."""
+"""Every augmentation yields the same bytes on threads, on processes, on Ray and after a restart."""
 
 from __future__ import annotations
 
@@ -83,3 +83,43 @@ def test_threads_mix_batches_as_serial_does() -> None:
     for mixing in (vision.MixUp(0.3, 4), vision.CutMix(1.0, 4)):
         ds = SOURCE.decode(jpg=CROP, workers=3).batched(6).map(mixing, workers=2).epoch(1)
         assert stream(ds) == stream(ds.on("serial"))
+
+
+def stored(way: str) -> ps.Dataset:
+    """Return photos that are stored in tiles or planes: large enough for both to be used in parts."""
+    rng = np.random.default_rng(5)
+    samples = []
+    for number in range(12):
+        small = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8))
+        stream = io.BytesIO()
+        small.resize((200 + 16 * number, 150), Image.Resampling.BICUBIC).save(stream, "JPEG", quality=90)
+        data = vision.tile_jpeg(stream.getvalue())
+        samples.append({"jpg": data if way == "tiles" else vision.Store(short=128, kind="yuv")(data), "cls": number})
+    return ps.from_items(samples).shuffle().seed(1)
+
+
+def augmented(way: str, workers: int, on: Any = "threads") -> ps.Dataset:
+    crop = vision.RandomResizedCrop(96, flip=True)
+    plain = vision.RandomResizedCrop(96, flip=True, antialias=False, layout="CHW", normalize="imagenet")
+    ds = stored(way).map(lambda sample: {**sample, "png": sample["jpg"]})
+    return ds.decode(jpg=crop, png=plain, workers=workers, on=on).batched(5).epoch(3)
+
+
+@pytest.mark.parametrize("way", ["tiles", "planes"])
+def test_tiles_and_planes_yield_the_same_batches_on_threads_and_processes(way: str) -> None:
+    want = stream(augmented(way, 1).on("serial"))
+    assert stream(augmented(way, 3)) == want
+    assert stream(augmented(way, 2, "processes")) == want
+    loader = augmented(way, 2).loader()
+    assert stream(islice(loader, 1)) == want[:1]
+    restored = augmented(way, 1, "processes").loader()
+    restored.load_state_dict(loader.state_dict())
+    loader.close()
+    assert stream(restored) == want[1:]
+
+
+@pytest.mark.usefixtures("shared_ray")
+@pytest.mark.xdist_group("ray")
+@pytest.mark.parametrize("way", ["tiles", "planes"])
+def test_tiles_and_planes_yield_the_same_batches_on_ray(way: str) -> None:
+    assert stream(augmented(way, 2).on("ray")) == stream(augmented(way, 1).on("serial"))

@@ -7,8 +7,9 @@ operations alone. Resizing is two products of matrices with the weights that the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,11 +24,7 @@ from penstock.vision.planes import PlanesImage
 from penstock.vision.resampling import AxisWeights, Decoded, Pixels, Rect, axis_weights
 from penstock.vision.transform import OutputFormat, RandomTransform
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import torch
-
+Tensor = Any  # torch is imported only where it is used
 _SUPPORTED = (HorizontalFlip, VerticalFlip, ColorJitter, Grayscale, Normalize, ToTensor, MixUp, CutMix)
 _MIXING = (MixUp, CutMix)
 _Axes = tuple[AxisWeights, AxisWeights]  # of rows and of columns
@@ -172,7 +169,7 @@ class OnDevice(RandomTransform):
         rows, columns = _axes(part, Rect(0, 0, *part), region.size, first.antialias, region.flip, dtype)
         return (rows.moved(top), columns.moved(left)), self._draw(rng)
 
-    def finish(self, images: list[DeviceImage], place: Callable[[Pixels], torch.Tensor], batch: Any, key: Any) -> Any:
+    def finish(self, images: list[DeviceImage], place: Callable[[Pixels], Tensor], batch: Any, key: Any) -> Any:
         """Compute a batch on a device, and return it with the result in place of the images.
 
         Args:
@@ -190,7 +187,7 @@ class OnDevice(RandomTransform):
         tensor = place(_padded([image.pixels for image in images]))
         return self._finish(tensor, [image.axes for image in images], [image.draws for image in images], batch, key)
 
-    def _finish(self, images: torch.Tensor, axes: list[Any], draws: list[Any], batch: Any, key: Any) -> Any:
+    def _finish(self, images: Tensor, axes: list[Any], draws: list[Any], batch: Any, key: Any) -> Any:
         is_levels = not images.is_floating_point()
         images = _resampled(images.to(_torch().float32), axes, is_levels)
         output = self._geometry.output_format if self._geometry is not None else OutputFormat()
@@ -234,7 +231,7 @@ def pending_key(batch: Any) -> Any:
     return None
 
 
-def finish_batch(batch: Any, key: Any, place: Callable[[Pixels], torch.Tensor]) -> Any:
+def finish_batch(batch: Any, key: Any, place: Callable[[Pixels], Tensor]) -> Any:
     """Compute the images of a batch, at ``key``, where ``place`` puts them."""
     images = batch[key]
     return images[0].transform.finish(images, place, batch, key)
@@ -253,7 +250,7 @@ def _drawn(transform: Any, rng: np.random.Generator) -> Any:
     return transform.draw(rng) if transform.random else None
 
 
-def _pixel_type(images: torch.Tensor) -> np.dtype[Any]:
+def _pixel_type(images: Tensor) -> np.dtype[Any]:
     return np.dtype(np.float32 if images.is_floating_point() else np.uint8)
 
 
@@ -277,7 +274,7 @@ def _padded(images: list[Pixels]) -> Pixels:
     return out
 
 
-def _resampled(images: torch.Tensor, axes: list[_Axes | None], is_levels: bool) -> Any:
+def _resampled(images: Tensor, axes: list[_Axes | None], is_levels: bool) -> Any:
     """Resize each image by its own weights; the images, as floats, are padded to one size."""
     if all(pair is None for pair in axes):
         return images
@@ -299,7 +296,7 @@ def _resampled(images: torch.Tensor, axes: list[_Axes | None], is_levels: bool) 
     return out
 
 
-def _resampled_levels(images: torch.Tensor, pairs: list[_Axes], plain: tuple[bool, bool]) -> torch.Tensor:
+def _resampled_levels(images: Tensor, pairs: list[_Axes], plain: tuple[bool, bool]) -> Tensor:
     """Resize rows, then columns, and round after each, as the CPU does unless both are plain bilinear."""
     if all(plain):
         return _plain_bilinear(images, pairs)
@@ -313,7 +310,7 @@ def _resampled_levels(images: torch.Tensor, pairs: list[_Axes], plain: tuple[boo
     return images
 
 
-def _by_matrices(images: torch.Tensor, pairs: list[_Axes], axis: int) -> torch.Tensor:
+def _by_matrices(images: Tensor, pairs: list[_Axes], axis: int) -> Tensor:
     """Resize one axis: 0 for rows, 1 for columns."""
     count, rows, columns, channels = images.shape
     matrices = _matrices([pair[axis] for pair in pairs], images.shape[axis + 1], images.device)
@@ -322,7 +319,7 @@ def _by_matrices(images: torch.Tensor, pairs: list[_Axes], axis: int) -> torch.T
     return matrices[:, None] @ images
 
 
-def _plain_bilinear(images: torch.Tensor, pairs: list[_Axes]) -> torch.Tensor:
+def _plain_bilinear(images: Tensor, pairs: list[_Axes]) -> Tensor:
     """Resize levels by the integers of OpenCV's bilinear filter, which drops the lowest bits of its products."""
     torch = _torch()
     out = images.to(torch.int32)
@@ -341,10 +338,10 @@ def _plain_bilinear(images: torch.Tensor, pairs: list[_Axes]) -> torch.Tensor:
 
 
 def _identity(length: int) -> AxisWeights:
-    return AxisWeights(np.arange(length)[:, None].repeat(2, 1), np.float32([[1, 0]]).repeat(length, 0), True)
+    return AxisWeights(np.arange(length)[:, None].repeat(2, 1), np.array([[1, 0]], np.float32).repeat(length, 0), True)
 
 
-def _matrices(axes: list[AxisWeights], length: int, device: Any) -> torch.Tensor:
+def _matrices(axes: list[AxisWeights], length: int, device: Any) -> Tensor:
     """Return matrices, images x outputs x inputs, made on the device of the few weights of each output."""
     torch = _torch()
     taps = max(axis.rows.shape[1] for axis in axes)
@@ -357,12 +354,12 @@ def _matrices(axes: list[AxisWeights], length: int, device: Any) -> torch.Tensor
     return out.scatter_add_(2, torch.from_numpy(positions).to(device), torch.from_numpy(weights).to(device))
 
 
-def _flipped(images: torch.Tensor, draws: list[bool], is_levels: bool, transform: Any) -> torch.Tensor:
+def _flipped(images: Tensor, draws: list[bool], is_levels: bool, transform: Any) -> Tensor:
     flips = _torch().tensor(draws, device=images.device)[:, None, None, None]
     return _torch().where(flips, images.flip(1 if transform.upside_down else 2), images)
 
 
-def _grayed(images: torch.Tensor, draws: list[bool], is_levels: bool, transform: Any) -> torch.Tensor:
+def _grayed(images: Tensor, draws: list[bool], is_levels: bool, transform: Any) -> Tensor:
     gray = _gray(images, is_levels)
     if transform.channels == 1:
         return gray
@@ -370,7 +367,7 @@ def _grayed(images: torch.Tensor, draws: list[bool], is_levels: bool, transform:
     return _torch().where(chosen, gray, images)
 
 
-def _gray(images: torch.Tensor, is_levels: bool) -> torch.Tensor:
+def _gray(images: Tensor, is_levels: bool) -> Tensor:
     """Return images in gray, in one channel; levels are rounded as OpenCV rounds them."""
     if images.shape[3] == 1:
         return images
@@ -380,7 +377,7 @@ def _gray(images: torch.Tensor, is_levels: bool) -> torch.Tensor:
     return torch.floor((gray + 16384) / 32768) if is_levels else gray
 
 
-def _jittered(images: torch.Tensor, draws: list[Any], is_levels: bool, transform: Any) -> torch.Tensor:
+def _jittered(images: Tensor, draws: list[Any], is_levels: bool, transform: Any) -> Tensor:
     """Adjust each image in its own order: those whose next adjustment is the same are adjusted together."""
     torch = _torch()
     for place in range(4):
@@ -394,20 +391,20 @@ def _jittered(images: torch.Tensor, draws: list[Any], is_levels: bool, transform
     return images
 
 
-def _clipped(images: torch.Tensor, is_levels: bool) -> torch.Tensor:
+def _clipped(images: Tensor, is_levels: bool) -> Tensor:
     return images.round().clamp_(0, 255) if is_levels else images.clamp_(0, 1)
 
 
-def _brighter(images: torch.Tensor, factors: torch.Tensor, is_levels: bool) -> torch.Tensor:
+def _brighter(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
     return _clipped(images * factors, is_levels)
 
 
-def _contrasted(images: torch.Tensor, factors: torch.Tensor, is_levels: bool) -> torch.Tensor:
+def _contrasted(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
     mean = _gray(images, is_levels).mean((1, 2, 3), keepdim=True)
     return _clipped(images * factors + (1 - factors) * mean, is_levels)
 
 
-def _saturated(images: torch.Tensor, factors: torch.Tensor, is_levels: bool) -> torch.Tensor:
+def _saturated(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
     torch = _torch()
     gray = torch.tensor(_GRAY, device=images.device).expand(3, 3)
     matrices = factors[:, 0] * torch.eye(3, device=images.device) + (1 - factors[:, 0]) * gray
@@ -418,7 +415,7 @@ def _saturated(images: torch.Tensor, factors: torch.Tensor, is_levels: bool) -> 
     return torch.floor((out + 512) / 1024).clamp_(0, 255)
 
 
-def _rotated_hue(images: torch.Tensor, shifts: torch.Tensor, is_levels: bool) -> torch.Tensor:
+def _rotated_hue(images: Tensor, shifts: Tensor, is_levels: bool) -> Tensor:
     torch = _torch()
     red, green, blue = (images / 255 if is_levels else images).unbind(3)
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -439,10 +436,15 @@ def _rotated_hue(images: torch.Tensor, shifts: torch.Tensor, is_levels: bool) ->
 
 
 _ADJUST = (_brighter, _contrasted, _saturated, _rotated_hue)
-_RUN = {HorizontalFlip: _flipped, VerticalFlip: _flipped, Grayscale: _grayed, ColorJitter: _jittered}
+_RUN: dict[type, Callable[..., Tensor]] = {
+    HorizontalFlip: _flipped,
+    VerticalFlip: _flipped,
+    Grayscale: _grayed,
+    ColorJitter: _jittered,
+}
 
 
-def _converted(images: torch.Tensor, is_levels: bool, output: OutputFormat) -> torch.Tensor:
+def _converted(images: Tensor, is_levels: bool, output: OutputFormat) -> Tensor:
     torch = _torch()
     dtype = output.dtype or ("float32" if output.normalize is not None or not is_levels else "uint8")
     if dtype == "uint8":

@@ -109,7 +109,8 @@ class PlanesImage:
                 planes.append(shrink(plane[rows, columns], inside, size, False))
             else:
                 planes.append(resize(plane[rows, columns], size, False))
-        rgb = _to_rgb(*planes, out)
+        luma, v, u = planes
+        rgb = _to_rgb(luma, v, u, out)
         return opencv().flip(rgb, 1, rgb) if flip else rgb
 
 

@@ -21,7 +21,9 @@ import numpy.typing as npt
 _ORIENTATION_TAG = 0x0112
 _FRAME_HEADER = Struct(">xBxxBHHB")  # marker, bits, height, width, components
 _SUBSAMPLINGS = frozenset((luma, 0x11, 0x11) for luma in (0x11, 0x21, 0x12, 0x22, 0x41))  # 4:4:4 to 4:1:1
-_MCU_SIZES = {sampling: (8 * (sampling[0] & 15), 8 * (sampling[0] >> 4)) for sampling in _SUBSAMPLINGS}
+_MCU_SIZES: dict[tuple[int, ...], tuple[int, int]] = {
+    sampling: (8 * (sampling[0] & 15), 8 * (sampling[0] >> 4)) for sampling in _SUBSAMPLINGS
+}
 _TABLE_NAME = b"Tiles\0"
 _MAX_TABLE_BYTES = 65_000  # a header segment has at most 65,535
 
