@@ -23,7 +23,12 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def read_tar(
-    urls: Urls, *, workers: Workers = None, storage: Storage | None = None, cache: Cache | None = None
+    urls: Urls,
+    *,
+    workers: Workers = None,
+    storage: Storage | None = None,
+    cache: Cache | None = None,
+    manifest: str | os.PathLike[str] | None = None,
 ) -> Dataset:
     """Read tar shards: ``"train-{0000..0147}.tar"``, ``"a.tar::b.tar"``, a glob, a folder, a list, ``"-"`` for stdin.
 
@@ -32,11 +37,14 @@ def read_tar(
         workers: How many workers read; by default reading is part of the next stage.
         storage: How to reach remote shards, such as ``ps.S3(endpoint=...)``; by default set by the environment.
         cache: Where to keep fetched shards, such as ``ps.Cache("dir", max_bytes="200GB")``.
+        manifest: The path or URL of a manifest that ``penstock index --manifest`` made, for shards whose folder cannot
+            be written: with it, samples are counted and located as if their indexes were beside them.
 
     Raises:
         PlanError: No path is given.
     """
-    return dataset_of(TarSource(url_patterns(urls), workers, storage=storage, cache=cache))
+    place = None if manifest is None else os.fspath(manifest)
+    return dataset_of(TarSource(url_patterns(urls), workers, storage=storage, cache=cache, manifest=place))
 
 
 def read_files(urls: Urls, *, workers: Workers = None, storage: Storage | None = None) -> Dataset:

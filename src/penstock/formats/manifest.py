@@ -76,6 +76,12 @@ class Manifest:
         """Return the entry of a shard, ``None`` if it is not listed."""
         return self._by_name.get(name)
 
+    def entry_of(self, url: str) -> ShardEntry | None:
+        """Return the entry of a shard by its path or URL: the one with the longest name that the path ends with."""
+        parts = _unquoted(url).split("/")
+        names = ("/".join(parts[first:]) for first in range(len(parts)))
+        return next((self._by_name[name] for name in names if name in self._by_name), None)
+
     def is_current(self, name: str) -> bool:
         """Return whether a file is listed, or belongs to no set that the manifest records."""
         return name in self._by_name or not any(set_pattern(self.format, label).fullmatch(name) for label in self.made)
@@ -186,6 +192,28 @@ def write_manifest_at(
     return manifest
 
 
+def read_manifest_file(url: str, storage: Storage | None = None) -> Manifest | None:
+    """Read a manifest that is stored apart from its shards, whose names may have folders; ``None`` if there is none.
+
+    Raises:
+        DataError: The object is not a manifest.
+        StorageError: The manifest cannot be read.
+    """
+    data = read_object(open_storage(url, storage), url)
+    return None if data is None else _from_bytes(data, redacted(url), nested=True)
+
+
+def write_manifest_file(url: str, entries: Iterable[ShardEntry], storage: Storage | None = None) -> None:
+    """Add entries to a manifest that is stored apart from its shards; they replace entries of the same names.
+
+    Raises:
+        DataError: The existing file is not a manifest.
+        StorageError: The manifest cannot be written.
+    """
+    existing = read_manifest_file(url, storage) or Manifest(())
+    put_object(open_storage(url, storage), url, existing.merged(entries, (), None, None).to_bytes())
+
+
 def manifest_name(format: str) -> str:
     """Return the name of the manifest of the files of a format."""
     return MANIFEST if format == "tar" else f".penstock-manifest-{format}.json"
@@ -203,8 +231,13 @@ def shard_url(folder: str, name: str) -> str:
 
 def shard_name(url: str) -> str:
     """Return the name of a shard in the manifest of its folder: the inverse of ``shard_url``."""
-    name = without_query(url).rpartition("/")[2]
-    return unquote(name) if scheme(url) in ("http", "https") else name
+    return _unquoted(url).rpartition("/")[2]
+
+
+def _unquoted(url: str) -> str:
+    """Return a path or URL without its query, as names in manifests are written."""
+    path = without_query(url)
+    return unquote(path) if scheme(url) in ("http", "https") else path
 
 
 @cache
@@ -309,12 +342,12 @@ def _read_once(path: str, mtime_ns: int, size: int, inode: int) -> Manifest:
     return _from_bytes(Path(path).read_bytes(), path)
 
 
-def _from_bytes(data: bytes, path: str) -> Manifest:
+def _from_bytes(data: bytes, path: str, *, nested: bool = False) -> Manifest:
     try:
         content: Any = json.loads(data)
         if content["v"] != 1:
             raise DataError(f"the manifest has version {content['v']!r}, but only version 1 can be read", path)
-        entries = [_entry(**shard) for shard in content["shards"]]
+        entries = [_entry(**shard, nested=nested) for shard in content["shards"]]
         classes = [_text(name) for name in content["classes"]] if "classes" in content else None
         made = content.get("made")
         if made is not None and not isinstance(made, dict):
@@ -330,10 +363,11 @@ def _from_bytes(data: bytes, path: str) -> Manifest:
     return manifest
 
 
-def _entry(name: str, samples: int, bytes: int, sha256: str) -> ShardEntry:
+def _entry(name: str, samples: int, bytes: int, sha256: str, nested: bool) -> ShardEntry:
     if not (type(samples) is type(bytes) is int and 0 <= samples <= _MAX_SAMPLES and 0 <= bytes < 1 << 60):
         raise ValueError(f"invalid counts: {samples!r} samples, {bytes!r} bytes")
-    if not _text(name) or name[0] == "." or "/" in name or "\0" in name:
+    parts = _text(name).split("/") if nested else [_text(name)]
+    if any(not part or part[0] == "." or "/" in part or "\0" in part for part in parts):
         raise ValueError(f"invalid file name: {name!r}")
     return ShardEntry(name, samples, bytes, _text(sha256))
 

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from penstock.blobs.arriving import ArrivingBytes, Window
 from penstock.blobs.checksums import CellChecksums
 from penstock.blobs.content import Content, temporary_copy
 from penstock.blobs.draft import put_object, read_object
+from penstock.blobs.prefetch import CHUNK, Fetcher, PrefetchedBytes
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
 from penstock.formats.manifest import (
     ShardEntry,
     read_manifest,
     read_manifest_at,
+    shard_name,
     write_manifest,
     write_manifest_at,
 )
+from penstock.formats.tar.archive import BLOCK, compression_of
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, write_beside
-from penstock.formats.tar.scan import load_index, open_archive, scan
+from penstock.formats.tar.remote import MAX_SHARD, index_url, stored_index_url
+from penstock.formats.tar.scan import Scan, load_index, open_archive, scan
 from penstock.formats.tar.shard_names import on_disk
 from penstock.formats.tar.small_values import MAX_VALUE_BYTES, FieldValues
 from penstock.storage import NotFound, Storage, local_path, open_storage, redacted
 
 _READ_BYTES = 1 << 20
+_SKIPPED = -1  # in place of the number of hashed bytes: members were skipped
+_FIRST_JUMP = 64 << 10  # bytes requested for a header behind a member that was skipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +59,32 @@ def build_index(url: str, storage: Storage | None = None) -> Index:
     return index_shard(url, storage)[0]
 
 
-def index_shard(url: str, storage: Storage | None = None, *, values: Iterable[str] = ()) -> tuple[Index, ShardEntry]:
+def index_shard(
+    url: str, storage: Storage | None = None, fetcher: Fetcher | None = None, *, values: Iterable[str] = ()
+) -> tuple[Index, ShardEntry]:
     """Read a whole shard on any storage; return its index, with the checksums of its cells, and its manifest entry.
 
-    A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is downloaded. The
-    index has the values of the fields named by ``values`` too, except of fields with a value that is not small.
+    A valid index that is stored beside a local shard is used instead of a new scan. A remote shard is read through as
+    it arrives. Where a member takes longer to fetch than a request for what follows it, the member is skipped; the
+    index then has no checksums, and the entry an empty one.
+
+    Args:
+        url: The shard.
+        storage: Its storage; by default that of its scheme.
+        fetcher: Fetches the bytes of remote shards; by default a new one.
+        values: Fields whose values the index has too, unless one is not small; a remote shard is then downloaded.
 
     Raises:
         StorageError: The shard cannot be read.
         MissingExtra: The shard is compressed by zstd, and zstandard is not installed.
     """
+    ranges = None if on_disk(url) or values else _index_ranges(url, storage, fetcher)
+    index, checksums = ranges or _index_copy(url, storage, values)
+    return index, ShardEntry(shard_name(url), index.samples, checksums.size, checksums.sha256)
+
+
+def _index_copy(url: str, storage: Storage | None, values: Iterable[str]) -> tuple[Index, FileChecksums]:
+    """Index a local shard, or one that is downloaded first."""
     with local_copy(url, storage) as (path, known):
         checksums = known or checksum_file(path)
         if on_disk(url):
@@ -71,7 +96,97 @@ def index_shard(url: str, storage: Storage | None = None, *, values: Iterable[st
             index = scan(content.buffer, content.problem).stamped(Stamp(checksums.size), checksums.cells)
         if content is not None and values:
             index = replace(index, values={**index.values, **_read_values(index, content, values)})
-    return index, ShardEntry(url.rpartition("/")[2], index.samples, checksums.size, checksums.sha256)
+        return index, checksums
+
+
+def _index_ranges(url: str, storage: Storage | None, fetcher: Fetcher | None) -> tuple[Index, FileChecksums] | None:
+    """Index a remote shard as it arrives; None if it is compressed, or its server does not support ranges."""
+    opened = open_storage(url, storage)
+    begun = time.monotonic()
+    info = opened.info(url)
+    if not info.ranges or not info.size or info.size > MAX_SHARD:
+        return None
+    own = fetcher or Fetcher()
+    ranges = _CheckedRanges(PrefetchedBytes(own, opened, url, redacted(url), info), time.monotonic() - begun)
+    try:
+        if compression_of(bytes(ranges.window(0).data[:BLOCK])) is not None:
+            return None
+        running = Scan(ranges)
+        while running.advance():
+            pass
+        checksums = ranges.checksums()
+        return running.index().stamped(Stamp(info.size), checksums.cells), checksums
+    finally:
+        ranges.close()
+        if fetcher is None:
+            own.stop()
+
+
+class _CheckedRanges(ArrivingBytes):
+    """The bytes of a remote shard, which are hashed while their headers are scanned, as long as none is skipped.
+
+    Args:
+        ranges: The bytes.
+        latency_s: How long a request takes.
+    """
+
+    def __init__(self, ranges: PrefetchedBytes, latency_s: float) -> None:
+        self._ranges, self._latency_s = ranges, latency_s
+        self._hashes, self._hashed = _Checksums(), 0
+        self._skips_beyond: float = sys.maxsize  # until the first bytes have arrived
+        self._jumping = _FIRST_JUMP
+        self._last = Window(0, 0, b"")
+
+    def __getitem__(self, sel: slice) -> bytes:
+        return self._ranges[sel]
+
+    def reach(self, offset: int) -> int:
+        return self._ranges.reach(offset)
+
+    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+        return self._ranges.cut(starts, stops)
+
+    def close(self) -> None:
+        self._ranges.close()
+
+    def window(self, offset: int) -> Window:
+        if self._last.start <= offset < self._last.stop:
+            return self._last
+        if self._hashed >= 0 and offset - self._hashed > self._skips_beyond:
+            self._hashed = _SKIPPED
+            self._ranges.close()
+        self._last = self._jump(offset) if self._hashed == _SKIPPED else self._read_through(offset)
+        return self._last
+
+    def _read_through(self, offset: int) -> Window:
+        """Hash the bytes up to the part that holds the byte at ``offset``."""
+        while True:
+            begun = time.monotonic()
+            window = self._ranges.window(self._hashed)
+            if not self._hashed:
+                transfer_s = max(time.monotonic() - begun - self._latency_s, 1e-3)
+                self._skips_beyond = max(_READ_BYTES, self._latency_s * window.stop / transfer_s)
+            self._hashes.update(memoryview(window.data)[: window.stop - window.start])
+            self._hashed = window.stop
+            self._ranges.pass_over(window.stop)
+            if offset < window.stop:
+                return window
+
+    def _jump(self, offset: int) -> Window:
+        """Request a few headers from ``offset`` on; more with every request that follows the one before."""
+        follows = offset < self._last.stop + _READ_BYTES
+        self._jumping = min(2 * self._jumping, CHUNK) if follows else _FIRST_JUMP
+        stop = min(offset + self._jumping, len(self._ranges))
+        return Window(offset, stop, self._ranges[offset:stop])
+
+    def checksums(self) -> FileChecksums:
+        """Return the checksums of all bytes; empty ones if some were skipped."""
+        size = len(self._ranges)
+        if self._hashed == _SKIPPED or size - self._hashed > self._skips_beyond:
+            return FileChecksums(size, "", np.zeros(0, np.uint32))
+        if self._hashed < size:
+            self._read_through(size - 1)
+        return self._hashes.result()
 
 
 def _read_values(index: Index, content: Content, names: Iterable[str]) -> dict[str, FieldValues]:
@@ -119,6 +234,21 @@ def update_manifest(folder: str, entries: Iterable[ShardEntry], storage: Storage
     return len(changed)
 
 
+def store_index_apart(manifest: str, name: str, index: Index) -> None:
+    """Store the index of a shard beside a manifest that is apart from the shards.
+
+    Args:
+        manifest: The path or URL of the manifest.
+        name: The name of the shard in the manifest.
+        index: The index.
+
+    Raises:
+        StorageError: The index cannot be written.
+    """
+    url = stored_index_url(manifest, name)
+    put_object(open_storage(url), url, index.to_bytes())
+
+
 def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
     """Store an index beside its shard, where readers look for it.
 
@@ -129,7 +259,7 @@ def store_index(url: str, index: Index, storage: Storage | None = None) -> None:
         if on_disk(url):
             write_beside(local_path(url), index)
         else:
-            put_object(open_storage(url, storage), url + INDEX_SUFFIX, index.to_bytes())
+            put_object(open_storage(url, storage), index_url(url), index.to_bytes())
     except StorageError:
         raise
     except OSError as exc:
@@ -195,10 +325,13 @@ class _Checksums:
 
     def updated(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
-            self._sha256.update(chunk)
-            self._cells.update(chunk)
-            self._size += len(chunk)
+            self.update(chunk)
             yield chunk
+
+    def update(self, chunk: bytes | memoryview) -> None:
+        self._sha256.update(chunk)
+        self._cells.update(chunk)
+        self._size += len(chunk)
 
     def result(self) -> FileChecksums:
         return FileChecksums(self._size, self._sha256.hexdigest(), self._cells.values())

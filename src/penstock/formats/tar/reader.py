@@ -27,7 +27,14 @@ from penstock.formats.tar.archive import RECORD, long_padding
 from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
-from penstock.formats.tar.remote import index_url, open_arriving, open_remote, remembered_index, remote_index
+from penstock.formats.tar.remote import (
+    GivenManifest,
+    index_url,
+    open_arriving,
+    open_remote,
+    remembered_index,
+    remote_index,
+)
 from penstock.formats.tar.scan import open_shard
 from penstock.formats.tar.walker import FieldFilter
 from penstock.plan import Reader, ShardCache, Traits
@@ -55,6 +62,7 @@ class TarReader(Reader):
         limits: How large compressed shards may become.
         storage: The storage of URLs; None: chosen by their schemes.
         manifests: The manifests of remote folders, as far as they have been read.
+        given: A manifest that is stored apart from the shards.
     """
 
     def __init__(
@@ -66,11 +74,12 @@ class TarReader(Reader):
         limits: ArchiveLimits = LIMITS,
         storage: Storage | None = None,
         manifests: Mapping[str, Manifest | None] | None = None,
+        given: GivenManifest | None = None,
     ) -> None:
         self.names = list(names)
         self._storage = storage
         self._fetcher = Fetcher()
-        self._manifests = dict(manifests or {})
+        self._manifests, self._given = dict(manifests or {}), given
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._manifest_counts = counts
         self._index_counts: dict[int, int] = {}
@@ -81,7 +90,8 @@ class TarReader(Reader):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return TarReader, (self._urls, self.names, self._paths, self._manifest_counts, self._limits, self._storage)
+        places = (self._urls, self.names, self._paths)
+        return TarReader, (*places, self._manifest_counts, self._limits, self._storage, None, self._given)
 
     def counts(self, scan: bool) -> I64 | None:
         """Return the number of samples of every shard; None if one is unknown and must not be scanned.
@@ -416,8 +426,10 @@ class TarReader(Reader):
             raise StorageError(f"cannot read the shard: {exc.strerror or exc}", self._urls[shard]) from exc
 
     def _entry(self, shard: int) -> ShardEntry | None:
-        """Return the shard's entry in the manifest of its folder, if there is one."""
+        """Return the shard's entry in the given manifest, or in that of its folder, if there is one."""
         path = self._paths[shard]
+        if self._given is not None:
+            return self._given.manifest.entry_of(path)
         if scheme(path) == "file":
             manifest = read_manifest(os.path.dirname(path) or ".")
             return manifest.entry(os.path.basename(path)) if manifest is not None else None
@@ -453,12 +465,14 @@ class TarReader(Reader):
             )
         else:
             entry = self._entry(shard)
+            if known is None and self._given is not None:
+                known = self._given.index(path)
             index, content = open_remote(
                 path,
                 open_storage(path, self._storage),
                 self._fetcher,
                 expected=expected,
-                sha256=entry.sha256 if entry is not None else None,
+                sha256=entry.sha256 or None if entry is not None else None,
                 mapped=mapped,
                 limits=self._limits,
                 known=known,

@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import BinaryIO, cast
+
+import numpy as np
 
 from penstock.blobs.arriving import ChunkReader, SpooledBytes, room_for
 from penstock.blobs.compression import LIMITS, ArchiveLimits
@@ -23,13 +25,14 @@ from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError, StorageError
+from penstock.formats.manifest import Manifest, read_manifest_file, shard_url
 from penstock.formats.tar.archive import BLOCK, compression_of
 from penstock.formats.tar.arriving import ArrivingShard
-from penstock.formats.tar.index import INDEX_SUFFIX, Index
+from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
 from penstock.formats.tar.scan import open_archive, open_shard, scan
 from penstock.formats.tar.shard_names import suffix_compression
 from penstock.formats.tar.walker import archive_chunks
-from penstock.storage import Info, Storage, redacted
+from penstock.storage import Info, Storage, open_storage, redacted
 from penstock.storage.cache import CachedStorage
 from penstock.storage.protocol import scheme, unsigned, without_query
 
@@ -199,12 +202,76 @@ def remote_index(url: str, storage: Storage) -> Index | None:
     Raises:
         StorageError: The storage cannot determine whether there is an index.
     """
+    return _read_index(index_url(url), url, storage)
+
+
+def _read_index(location: str, shard: str, storage: Storage | None) -> Index | None:
     try:
-        data = read_object(storage, index_url(url), optional=True)
-        return None if data is None else Index.from_bytes(data, redacted(url))
+        data = read_object(open_storage(location, storage), location, optional=True)
+        return None if data is None else Index.from_bytes(data, redacted(shard))
     except DataError as exc:
-        log.warning("%s: the index beside it is not used: %s", redacted(url), exc.problem)
+        log.warning("%s: the index %s is not used: %s", redacted(shard), redacted(location), exc.problem)
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenManifest:
+    """A manifest that is stored apart from its shards, with their indexes beside it.
+
+    Attributes:
+        url: Where it is stored.
+        manifest: Its content.
+        storage: The storage of its URL.
+    """
+
+    url: str
+    manifest: Manifest
+    storage: Storage | None
+
+    def counts(self, shards: Sequence[str]) -> I64:
+        """Return the number of samples of each shard.
+
+        Raises:
+            StorageError: The manifest does not list a shard.
+        """
+        missing = next((shard for shard in shards if self.manifest.entry_of(shard) is None), None)
+        if missing is not None:
+            problem = f"the manifest {redacted(self.url)} does not list this shard"
+            raise StorageError(f"{problem}; run `penstock index --manifest` for it", redacted(missing))
+        return np.array([self.manifest.entry_of(shard).samples for shard in shards], np.int64)  # type: ignore[union-attr]
+
+    def index(self, shard: str) -> Index | None:
+        """Fetch the index of a shard; None if there is no valid one.
+
+        Raises:
+            StorageError: The storage cannot determine whether there is an index.
+        """
+        entry = self.manifest.entry_of(shard)
+        return None if entry is None else _read_index(stored_index_url(self.url, entry.name), shard, self.storage)
+
+
+def open_manifest(url: str, shards: Sequence[str], storage: Storage | None) -> GivenManifest:
+    """Read a manifest that is stored apart from its shards.
+
+    Args:
+        url: The manifest.
+        shards: The paths or URLs of the shards.
+        storage: The storage of the shards, used for a manifest on the same one.
+
+    Raises:
+        StorageError: There is no such manifest, or it cannot be read.
+        DataError: The file is not a manifest.
+    """
+    own = storage if scheme(url) != "file" and any(scheme(shard) == scheme(url) for shard in shards) else None
+    manifest = read_manifest_file(url, own)
+    if manifest is None:
+        raise StorageError("there is no such manifest", redacted(url))
+    return GivenManifest(url, manifest, own)
+
+
+def stored_index_url(manifest: str, name: str) -> str:
+    """Return the URL of the index of a shard that is stored beside a manifest."""
+    return shard_url(without_query(manifest).rpartition("/")[0] or ".", name + INDEX_SUFFIX)
 
 
 def index_url(url: str) -> str:

@@ -22,6 +22,7 @@ from penstock.formats.manifest import (
 )
 from penstock.formats.tar.archive import BLOCK
 from penstock.formats.tar.reader import TarReader
+from penstock.formats.tar.remote import open_manifest
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, expand_shards
 from penstock.formats.tar.walker import iter_samples
 from penstock.order import I64
@@ -41,6 +42,7 @@ class TarSource(Source):
         limits: How large compressed shards may become.
         storage: The storage of URLs; None: chosen by their schemes.
         cache: Keeps remote shards on disk.
+        manifest: A manifest of the shards that is stored apart from them, and has their indexes beside it.
 
     Raises:
         PlanError: ``storage`` is not a storage, or ``cache`` is not a ``Cache``.
@@ -51,6 +53,7 @@ class TarSource(Source):
     limits: ArchiveLimits = LIMITS
     storage: Storage | None = None
     cache: Cache | None = None
+    manifest: str | None = None
 
     def __post_init__(self) -> None:
         check_storage(self.storage)
@@ -81,12 +84,14 @@ class TarSource(Source):
         )
         paths = [local_path(url) if scheme(url) == "file" else url for url in urls]
         storage = wrap_with_cache(self.cache, paths, self.storage)
+        names, shown = relative_names(paths), [redacted(url) for url in urls]
+        if self.manifest is not None:
+            given = open_manifest(self.manifest, paths, self.storage)
+            return TarReader(shown, names, paths, given.counts(paths), self.limits, storage, given=given)
         manifests = {folder: _manifest(folder, storage) for folder in {_folder(path) for path in paths}}
         counts = _known_counts(urls, paths, manifests)
         remote = {folder: manifest for folder, manifest in manifests.items() if scheme(folder) != "file"}
-        return TarReader(
-            [redacted(url) for url in urls], relative_names(paths), paths, counts, self.limits, storage, remote
-        )
+        return TarReader(shown, names, paths, counts, self.limits, storage, remote)
 
     def _shards_of(self, pattern: str) -> list[str]:
         """Return the shards that a pattern matches; those of an HTTP folder are the ones that its manifest names."""
