@@ -104,6 +104,13 @@ class _Body:
                 raise TransientError("it broke")
             yield b"0123456789"[offset : offset + 3]
 
+    def fill(self, into: memoryview) -> Iterator[memoryview]:
+        at = 0
+        for piece in self.pieces():
+            into[at : at + len(piece)] = piece
+            yield into[at : at + len(piece)]
+            at += len(piece)
+
     def prime(self) -> None: ...
 
     def close(self) -> None:
@@ -119,6 +126,14 @@ def _bodies(tag: str | None, size: int | None = 10) -> tuple[Any, list[_Body]]:
         return opened[-1]
 
     return begin, opened
+
+
+def test_a_broken_body_that_fills_a_buffer_resumes_at_the_byte_where_it_broke(slept: list[float]) -> None:
+    begin, opened = _bodies("tag")
+    into = memoryview(bytearray(8))
+    assert assemble(fetch(begin, "a", Retry(), 2, 10, into=into), 2, into) is into
+    assert bytes(into) == b"23456789"
+    assert [body.closed for body in opened] == [1, 1]
 
 
 def test_a_broken_body_resumes_at_the_byte_where_it_broke(slept: list[float]) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from penstock.storage.retry import wanted, while_wanted
 Buffer = mmap.mmap | bytes
 MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
 _MAX_WINDOW = 8 << 20
+_END = 1 << 62  # an offset that no file has
 
 
 class Window(NamedTuple):
@@ -37,6 +39,10 @@ class ArrivingBytes(ABC):
     """The bytes of a file that is still arriving; slices of it wait for their bytes."""
 
     problem: str | None = None  # why the bytes end early, if the compressed stream is damaged or refused
+
+    def __len__(self) -> int:
+        """Return the size of the file, and wait until it is known."""
+        return self.reach(_END)
 
     @abstractmethod
     def __getitem__(self, sel: slice) -> bytes: ...
@@ -112,6 +118,7 @@ class SpooledBytes(ArrivingBytes):
     def __init__(self, chunks: Iterator[bytes], url: str, max_bytes: int) -> None:
         self._url, self._max_bytes = url, max_bytes
         self._file = tempfile.TemporaryFile(prefix="penstock-", buffering=0)  # noqa: SIM115 - closed with the object
+        weakref.finalize(self, self._file.close)
         self._changed = threading.Condition()
         self._arrived = 0
         self._ended = self._closed = False
@@ -120,7 +127,7 @@ class SpooledBytes(ArrivingBytes):
         thread.start()
 
     def __getitem__(self, sel: slice) -> bytes:
-        start, stop, _ = sel.indices(1 << 62)
+        start, stop, _ = sel.indices(_END)
         stop = min(stop, self.reach(stop))
         return os.pread(self._file.fileno(), stop - start, start) if start < stop else b""
 
@@ -147,7 +154,7 @@ class SpooledBytes(ArrivingBytes):
 
     def mapped(self) -> Buffer:
         """Map the whole file, after its end has arrived; the bytes stay readable when this object is gone."""
-        size = self.reach(1 << 62)
+        size = len(self)
         return mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import mmap
 import os
 import tempfile
@@ -35,7 +36,7 @@ class Content:
         assert not isinstance(self.bytes, ArrivingBytes)
         return self.bytes
 
-    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
+    def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[builtins.bytes]:
         """Read many ranges.
 
         Raises:

@@ -202,7 +202,7 @@ class HttpObject:
         )
 
     def stream(self) -> Iterator[bytes]:
-        return (piece for _, piece in fetch(self._begin, self.url, self.retry))
+        return (bytes(piece) for _, piece in fetch(self._begin, self.url, self.retry))
 
     def _request_info(self) -> Info:
         # A GET of one byte, not a HEAD: signed URLs allow only GET, the response shows whether ranges work, and a

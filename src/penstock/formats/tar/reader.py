@@ -538,7 +538,7 @@ def _arriving_bytes(opened: OpenShard | ArrivingShard) -> ArrivingBytes | None:
 
 def _content_size(opened: OpenShard | ArrivingShard) -> int:
     content = opened.content if isinstance(opened, ArrivingShard) else opened.content.bytes
-    return 1 << 30 if isinstance(content, SpooledBytes) else len(content)  # type: ignore[arg-type]
+    return 1 << 30 if isinstance(content, SpooledBytes) else len(content)  # of a spooled one the size is not known
 
 
 def _close(opened: OpenShard | ArrivingShard) -> None:
