@@ -34,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=_positive(float), default=2.0, help="time for each of about seven measurements (2)"
     )
+    parser.add_argument(
+        "--cache",
+        action="store_true",
+        help="measure nothing; simulate which share of an epoch a cache of 25, 50 and 75 percent of the shards serves",
+    )
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
     parser.epilog = """examples:
   penstock bench 'photos-{0000..0147}.tar' --batch 256
@@ -52,6 +57,8 @@ def _positive(number_type: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.cache:
+        return _simulate(args)
     from penstock.inspection.bench import bench
 
     report = bench(
@@ -69,6 +76,24 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(values) + "\n")
     else:
         sys.stdout.writelines(f"{line}\n" for line in (*_table(report), "", *comments, *_stored_table(report)))
+    return 0
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from penstock.inspection.cache_bench import simulate_cache
+
+    report = simulate_cache(args.urls)
+    if args.json:
+        sys.stdout.write(json.dumps(asdict(report)) + "\n")
+        return 0
+    sys.stdout.write(
+        f"{report.shards:,} shards, {report.nbytes:,} bytes; the share of an epoch that a cache serves\n\n"
+    )
+    sys.stdout.write(f"{'cache':>6} {'epochs':<12}{'best possible':>14}{'ps.Cache':>10}{'least recent':>14}\n")
+    for row in report.results:
+        epochs = "reshuffled" if row.shuffled else "in one order"
+        rates = f"{row.best:>14.1%}{row.planned:>10.1%}{row.recent:>14.1%}"
+        sys.stdout.write(f"{row.share:>6.0%} {epochs:<12}{rates}\n")
     return 0
 
 

@@ -13,7 +13,9 @@ from penstock.cli.tools.arguments import field_names
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="SRC", help="a file, folder or pattern: tar, Parquet, CSV, JSON lines, ...")
+    parser.add_argument(
+        "source", metavar="SRC", help="a file, folder or pattern: tar, Parquet, CSV, JSON lines, LMDB, ..."
+    )
     parser.add_argument("target", metavar="DST", help="a folder or file: a path or URL")
     parser.add_argument(
         "--format",
@@ -37,6 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="new",
         help="continue an interrupted run, but refuse other files (new), replace the existing files, or add to them",
     )
+    parser.add_argument(
+        "--fields",
+        choices=("tf.Example", "msgpack", "caffe", "pickle"),
+        help="how the records of an LMDB environment are decoded (as they are, in a field named value)",
+    )
+    parser.add_argument("--trust-pickle", action="store_true", help="decode pickled records, which can run code")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = """examples:
   penstock convert shards/ tables/ --format parquet
@@ -57,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
         drop=args.drop,
         mode=args.mode,
         progress=sys.stderr.isatty(),
+        fields=args.fields,
+        trust_pickle=args.trust_pickle,
     )
     samples, files = counted(result.samples, "sample"), counted(len(result.shards), "file")
     summary = f"{result.folder}: {samples} in {files}, {result.nbytes:,} bytes"

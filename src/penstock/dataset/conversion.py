@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any, Literal
@@ -14,10 +14,11 @@ import numpy as np
 
 from penstock.codecs.registry import CODECS
 from penstock.dataset.dataset import Dataset
-from penstock.dataset.sources import read_tar
+from penstock.dataset.sources import read_lmdb, read_tar
 from penstock.dataset.table_sources import read_arrow, read_csv, read_json, read_parquet, read_text, read_tfrecords
 from penstock.engines import Program
 from penstock.errors import PenstockError, PlanError, StorageError
+from penstock.formats.lmdb import LMDB_SUFFIXES
 from penstock.formats.rows.tfrecord import TFRECORD_SUFFIXES
 from penstock.formats.tables.source import ARROW_SUFFIXES as ARROW
 from penstock.formats.tables.source import PARQUET_SUFFIXES
@@ -32,6 +33,7 @@ from penstock.storage.protocol import scheme
 from penstock.vision.tiles import TileImages
 
 Format = Literal["tar", "parquet", "csv", "json", "tfrecords"]
+RecordFields = Literal["tf.Example", "msgpack", "pickle", "caffe"] | Callable[[bytes], Mapping[str, Any]]
 FORMATS: tuple[Format, ...] = ("tar", "parquet", "csv", "json", "tfrecords")
 _COMPRESSIONS = ("", ".gz", ".bz2", ".xz", ".zst")
 _SUFFIXES: dict[str, tuple[str, ...]] = {
@@ -42,6 +44,7 @@ _SUFFIXES: dict[str, tuple[str, ...]] = {
     "json": tuple(suffix + compression for suffix in (".jsonl", ".ndjson", ".json") for compression in _COMPRESSIONS),
     "tfrecords": tuple(suffix + compression for suffix in TFRECORD_SUFFIXES for compression in _COMPRESSIONS),
     "text": tuple(".txt" + compression for compression in _COMPRESSIONS),
+    "lmdb": LMDB_SUFFIXES,
 }
 _METADATA_FILES = ("manifest.json", "dataset_info.json", "dataset_dict.json", "state.json")  # beside shards
 _TEXT_FORMATS = ("csv", "json")  # formats that cannot hold bytes
@@ -62,6 +65,8 @@ def convert(
     mode: Mode = "new",
     progress: bool = False,
     storage: Storage | None = None,
+    fields: RecordFields | None = None,
+    trust_pickle: bool = False,
 ) -> Packed:
     """Read files of one format and write the same samples, in order, in another.
 
@@ -83,6 +88,8 @@ def convert(
             replaces what it holds, ``"append"`` adds to it.
         progress: Show a progress bar.
         storage: How to reach remote files.
+        fields: How the records of LMDB are decoded, as in ``read_lmdb``; by default they are one field, ``value``.
+        trust_pickle: Decode pickled records, which can run code.
 
     Raises:
         DataError: A sample cannot be read, or cannot be stored in the target format.
@@ -95,7 +102,7 @@ def convert(
     source_format = format_of(read, storage)
     target_format = format or _format_by_name(write) or ("parquet" if source_format == "tar" else "tar")
     check_choice("format", target_format, FORMATS)
-    ds = open_files(read, source_format, workers, storage)
+    ds = open_files(read, source_format, workers, storage, fields, trust_pickle)
     if target_format == source_format == "tar" and not tiles:
         raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; use `penstock pack` to repack shards")
     if _format_by_name(write) is None:  # a folder
@@ -125,8 +132,19 @@ def convert(
     return writers[target_format](write, max_bytes, shards, mode=mode, progress=progress, storage=storage)
 
 
-def open_files(url: str, format: str, workers: Workers = None, storage: Storage | None = None) -> Dataset:
-    """Read files in a format that ``format_of`` returned."""
+def open_files(
+    url: str,
+    format: str,
+    workers: Workers = None,
+    storage: Storage | None = None,
+    fields: Any = None,
+    trust_pickle: bool = False,
+) -> Dataset:
+    """Read files in a format that ``format_of`` returned; ``fields`` and ``trust_pickle`` are those of ``read_lmdb``.
+
+    Raises:
+        PlanError: ``fields`` is given, but the files are not LMDB.
+    """
     readers: dict[str, Callable[..., Dataset]] = {
         "tar": read_tar,
         "parquet": read_parquet,
@@ -136,6 +154,10 @@ def open_files(url: str, format: str, workers: Workers = None, storage: Storage 
         "tfrecords": read_tfrecords,
         "text": read_text,
     }
+    if format == "lmdb":
+        return read_lmdb(url, fields, trust_pickle, workers=workers)
+    if fields is not None:
+        raise PlanError(f"fields={fields!r} says how the records of LMDB are decoded, but the files are {format}")
     options = {"delimiter": "\t"} if format == "csv" and ".tsv" in os.path.basename(url) else {}
     return readers[format](url, workers=workers, storage=storage, **options)
 

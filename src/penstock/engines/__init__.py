@@ -52,5 +52,6 @@ if TYPE_CHECKING:
     from penstock.engines.run import start_run as start_run
     from penstock.engines.stats import Stats as Stats
     from penstock.engines.stats import snapshot as snapshot
+    from penstock.engines.upcoming import shard_uses as shard_uses
 else:
     __getattr__, __dir__, __all__ = lazy(__name__)

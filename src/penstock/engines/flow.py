@@ -32,7 +32,7 @@ from penstock.engines.lineage import (
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
 from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
-from penstock.order import I64, Order, Piece, Refs, fold_into
+from penstock.order import GROUP_STRIDE, I64, Order, Piece, Refs, UncountedOrder, fold_into
 from penstock.order.orders import doubling_sizes
 from penstock.plan import (
     PAD_FIELD,
@@ -307,6 +307,7 @@ def walk(
     padding = start.padded_from()
     readers = program.readers
     checked = False
+    passed = _Passed(program, order)
     for part, start_part in enumerate(parts):
         for number, piece in enumerate(start_part.pieces):
             sub = piece[3]
@@ -320,8 +321,28 @@ def walk(
                     origin = Span(positions[cut], runs, refs.take(cut), readers, located.take(cut))
                     yield Block([], origin.refs.key, Lineage(origin, high - low, base=sub))
                     sub = 0
+                    passed.add(positions[cut])
         if part < len(parts) - 1:
             yield empty_block(ends_part=True)
+
+
+class _Passed:
+    """Tells the caches of the sources how far a run has come: in positions, or in groups of uncounted shards."""
+
+    def __init__(self, program: Program, order: Order) -> None:
+        self._caches, self._uncounted = program.caches, isinstance(order, UncountedOrder)
+        self._done, self._group = 0, -1
+
+    def add(self, positions: I64) -> None:
+        """Count the positions of a block."""
+        if not self._caches:
+            return
+        if not self._uncounted:
+            self._done += len(positions)
+        elif (group := int(positions[-1]) // GROUP_STRIDE) != self._group:
+            self._done, self._group = self._done + (self._group >= 0), group
+        for cache in self._caches:
+            cache.advance(self._done)
 
 
 def _located_chunks(

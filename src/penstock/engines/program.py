@@ -34,6 +34,7 @@ from penstock.plan import (
     Recut,
     Resources,
     Scope,
+    ShardCache,
     Stage,
     StreamReader,
     arrange,
@@ -149,6 +150,7 @@ class Program:
         leaves = self.arrangement.leaves
         self.fields: list[Fields] = [self.arrangement.fields(leaf) for leaf in range(len(leaves))]
         self._identities: dict[bool, str] = {}
+        self.caches: list[ShardCache] = []  # that a run has told what it will use
         readings = {leaf.resources for leaf in leaves}
         reading = readings.pop() if len(readings) == 1 else None
         reading = reading or (DEFAULT_RESOURCES if read_in_pool else None)

@@ -37,30 +37,34 @@ def expect_uses(program: Program, order: Order | None, epoch: int, start: Start,
     for leaf, reader in enumerate(program.readers):
         if (cache := reader.cache()) is not None:
             whole = program.fields[leaf].only is None
-            cache.expect(partial(_shard_uses, program, leaf, order, epoch, start, cut), whole=whole)
+            cache.expect(partial(_two_epochs, program, leaf, order, epoch, start, cut), whole=whole)
             caches.append(cache)
+    program.caches = caches
     return caches
 
 
-def _shard_uses(
+def _two_epochs(
     program: Program, leaf: int, order: Order, epoch: int, start: Start, cut: Cut | None
 ) -> tuple[F64, F64, F64] | None:
     """Return the first and the last use of each shard in this epoch, and the first in the next one; inf: none."""
-    shards = len(program.readers[leaf].names)
     pieces = [piece for part in start.parts() for piece in part.pieces]
-    length, first, last = _uses(order, pieces, leaf, shards)
+    length, first, last = shard_uses(program, leaf, order, pieces)
     try:
         following_epoch = epoch + 1 if program.plan.epoch is None else epoch
         following_order = program.order(following_epoch, counts=not isinstance(order, UncountedOrder))
         following_start = program.start(following_order, cut or program.plan.cut)
-        _, following, _ = _uses(following_order, following_start.left, leaf, shards)
+        _, following, _ = shard_uses(program, leaf, following_order, following_start.left)
     except PenstockError:  # the run itself reports it
         return None
     return first, last, length + following
 
 
-def _uses(order: Order, pieces: Sequence[Piece], leaf: int, shards: int) -> tuple[float, F64, F64]:
-    """Return how long the pieces are, and where among their positions each shard is first and last used."""
+def shard_uses(program: Program, leaf: int, order: Order, pieces: Sequence[Piece]) -> tuple[float, F64, F64]:
+    """Return how long pieces of an order are, and where in them each shard of a source is first and last used.
+
+    Without counts, length and positions are those of groups of shards. A shard that is not used has ``inf``, ``-inf``.
+    """
+    shards = len(program.readers[leaf].names)
     first, last = np.full(shards, np.inf), np.full(shards, -np.inf)
     if isinstance(order, UncountedOrder):
         groups = [g for start, stop, step, _ in pieces for g in _groups(start, stop, step)]

@@ -67,6 +67,9 @@ class ShardCache(Protocol):
     def expect(self, find: Callable[[], tuple[Any, Any, Any] | None], *, whole: bool) -> None:
         """Learn when a run uses shards, and fetch ahead; see ``engines.upcoming`` for what ``find`` returns."""
 
+    def advance(self, done: int) -> None:
+        """Learn that the run has come to a position: what it used before then is used again in the next epoch."""
+
     def dismiss(self) -> None:
         """Stop fetching ahead: the run has ended."""
 

@@ -12,7 +12,7 @@ from typing import Any
 from penstock.errors import PlanError, StorageError
 from penstock.plan.values import size_in_bytes
 from penstock.storage.cache_ahead import CachedShards
-from penstock.storage.cache_folder import URL_DIGITS, CacheFolder, cache_folder, use_key
+from penstock.storage.cache_folder import URL_DIGITS, CacheFolder, cache_folder
 from penstock.storage.cache_policy import Uses
 from penstock.storage.cache_uses import PublishedUses
 from penstock.storage.cached_object import CHUNK_BYTES, CHUNKS_PER_REQUEST, CachedObject
@@ -196,9 +196,12 @@ class CachedStorage:
         folder = self._folder()
         if not folder.accepts:
             return None
-        published = PublishedUses(folder.folder, uses)
-        self._plans[:] = [published]
-        return published
+        self._plans.clear()
+        return PublishedUses(folder.folder, uses)
+
+    def keep_plan(self, plan: PublishedUses | None) -> None:
+        """Hold on to the plan of a run that has ended, in place of that of the run before it."""
+        self._plans[:] = [] if plan is None else [plan]
 
     def fetch_ahead(self, url: str, stopped: Callable[[], bool]) -> bool:
         """Fetch an object into free space. Return False if there is none, or ``stopped`` returns true.
@@ -207,7 +210,7 @@ class CachedStorage:
             StorageError: The object cannot be fetched.
         """
         info = self.info(url)
-        cached = self._cached_object(url, info, used=False)
+        cached = self._cached_object(url, info)
         if cached is None or not info.ranges or cached.is_complete:
             return True
         for start in range(0, cached.size, CHUNK_BYTES * CHUNKS_PER_REQUEST):
@@ -239,14 +242,12 @@ class CachedStorage:
             raise past_end_error(url, info.size, stop)
         return info
 
-    def _cached_object(self, url: str, info: Info, *, used: bool = True) -> CachedObject | None:
+    def _cached_object(self, url: str, info: Info) -> CachedObject | None:
         """Return the cached copy of an object; ``None`` if it has no tag, so that changes could not be detected."""
         folder = self._folder()
         if info.tag is None or not info.size:
             return None
         url_key = _url_key(self.storage, url)
-        for plan in self._plans if used else ():
-            plan.advance(use_key(url_key))
         key = url_key + _hash_digits(f"{url_key}\n{info.tag}\n{info.size}")
         return CachedObject(folder, key, self.storage, url, info, self.cache.max_bytes)
 

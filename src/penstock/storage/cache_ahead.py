@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock.storage")
 _POLL_S = 0.1  # between looks at the progress of the run
 _STOP_S = 5.0  # for a request that is under way
+_BEGIN_POSITIONS = 1000.0  # of a run before it fetches ahead, if its first shard is longer
 
 FindUses = Callable[[], tuple[F64, F64, F64] | None]  # of each shard: first and last use, and first of the next epoch
 
@@ -50,11 +51,17 @@ class CachedShards:
         self._thread = _FetchAhead(self, find, whole)
         self._thread.start()
 
+    def advance(self, done: int) -> None:
+        """Note that the run has come to a position."""
+        if self._thread is not None:
+            self._thread.advance(done)
+
     def dismiss(self) -> None:
         """End the thread; the plan remains known for a while, because another epoch may follow."""
         thread, self._thread = self._thread, None
         if thread is not None:
             thread.end()
+            self.storage.keep_plan(thread.published)
 
 
 class _FetchAhead(threading.Thread):
@@ -64,22 +71,28 @@ class _FetchAhead(threading.Thread):
         super().__init__(name="penstock cache", daemon=True)
         self._cache, self._find, self._whole = cache, find, whole
         self._ended = threading.Event()
-        self._published: PublishedUses | None = None
+        self.published: PublishedUses | None = None
+        self._done = 0
 
     def run(self) -> None:
         try:
             with while_wanted(lambda: not self._ended.is_set()):
                 self._publish()
-                if self._published is not None and self._whole:
-                    self._fetch(self._published)
+                if self.published is not None and self._whole:
+                    self._fetch(self.published)
         except (StorageError, OSError) as error:  # the run itself reports what it cannot read
             _log.debug("not fetching ahead into the cache: %s", error)
+
+    def advance(self, done: int) -> None:
+        self._done = done
+        if self.published is not None:
+            self.published.advance(done)
 
     def end(self) -> None:
         """Stop fetching."""
         self._ended.set()
-        if self._published is not None:
-            self._published.end()
+        if self.published is not None:
+            self.published.end()
         if self is not threading.current_thread():
             self.join(_STOP_S)
 
@@ -91,11 +104,15 @@ class _FetchAhead(threading.Thread):
         rows = [(use_key(storage.url_key(url)), row) for row, urls in enumerate(self._cache.urls) for url in urls]
         keys, order = np.unique(np.array([key for key, _ in rows], np.uint64), return_index=True)
         shards = np.array([row for _, row in rows], np.int64)[order]
-        self._published = storage.publish(Uses(keys, *(column[shards] for column in found)))
+        published = storage.publish(Uses(keys, *(column[shards] for column in found)))
+        if published is not None:
+            published.advance(self._done)
+        self.published = published
 
     def _fetch(self, published: PublishedUses) -> None:
         """Fetch shards in the order of their use, as long as nothing has to be evicted for them."""
-        while not published.progress and not self._ended.wait(_POLL_S):
+        begin = min(float(published.uses.last[published.uses.last >= 0].min(initial=0.0)), _BEGIN_POSITIONS)
+        while published.progress <= begin and not self._ended.wait(_POLL_S):
             pass  # whoever reads a few samples wants no other shards
         for url in self._by_use(published):
             if self._ended.is_set() or not self._cache.storage.fetch_ahead(url, self._ended.is_set):

@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.errors import StorageError
-from penstock.storage.cache_policy import Stored, choose_evictions, spare_bytes
+from penstock.storage.cache_policy import Stored, choose_evictions, spare_bytes, working_bytes
 from penstock.storage.cache_uses import USES_SUFFIX, PlannedUses
 from penstock.storage.protocol import per_process
 
@@ -209,6 +209,12 @@ class CacheFolder:
                 allocate()
             return fits
 
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Within the context, no process measures the folder or allocates bytes."""
+        with self._space_lock, self._locked(_EVICT_LOCK):
+            yield
+
     def has_space(self, nbytes: int, max_bytes: int | None) -> bool:
         """Return whether bytes can be added without evicting anything."""
         with self._space_lock, self._locked(_EVICT_LOCK):
@@ -231,11 +237,14 @@ class CacheFolder:
         next_uses = self.plans.next_uses()
         until = self.plans.use_after(use_key(key)) if next_uses else None
         stored = [Stored(one.key, one.nbytes, next_uses.get(use_key(one.key)), one.used_ns) for one in entries]
+        busy = nbytes + sum(one.nbytes for one in stored if one.next_use == 0.0)
         freed = 0
         in_use = {key}
         while freed < nbytes:
-            candidates = (one for one in stored if one.key not in in_use)
+            candidates = [one for one in stored if one.key not in in_use]
             chosen = choose_evictions(candidates, nbytes - freed, spare_bytes(limit), until)
+            if freed + sum(one.nbytes for one in chosen) < nbytes and until is not None:
+                chosen = choose_evictions(candidates, nbytes - freed, 0, until if busy > working_bytes(limit) else 0.0)
             if freed + sum(one.nbytes for one in chosen) < nbytes:
                 break
             for one in chosen:

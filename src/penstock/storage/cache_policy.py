@@ -149,11 +149,12 @@ def _replay(
             until = following(at, one)
             at += 1
             short = used + sizes[one] - capacity
+            forced = not exact and sizes[one] <= working_bytes(capacity)
             while short + (spare if short > 0 else 0) > 0 and farthest:
                 distance, other = farthest[0]
                 if held.get(other) != -distance:
                     heapq.heappop(farthest)
-                elif -distance > until:
+                elif -distance > until or (forced and short > 0):
                     heapq.heappop(farthest)
                     del held[other]
                     used -= sizes[other]
@@ -166,6 +167,11 @@ def _replay(
                 heapq.heappush(farthest, (-until, one))
         hits.append(hit)
     return hits
+
+
+def working_bytes(limit: int) -> int:
+    """Return how much of a cache is for objects that are in use but not worth keeping: they may be read repeatedly."""
+    return limit // 64
 
 
 def spare_bytes(limit: int) -> int:

@@ -63,14 +63,12 @@ class PublishedUses:
                     return fd
             os.close(fd)
 
-    def advance(self, key: int) -> None:
-        """Note that the run has come to an object."""
-        row = self.uses.row(key)
-        if row is not None and NEVER > self.uses.first[row] > self._progress:
-            with self._lock:
-                self._progress = max(self._progress, float(self.uses.first[row]))
-                self._rate = self._progress / max(time.monotonic() - self._begun, 1e-3)
-                self._map[:] = self._header()
+    def advance(self, done: int) -> None:
+        """Note that the run has come to a position."""
+        with self._lock:
+            self._progress = float(done)
+            self._rate = self._progress / max(time.monotonic() - self._begun, 1e-3)
+            self._map[:] = self._header()
 
     @property
     def progress(self) -> float:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 
 from penstock.storage.cache_folder import COMPLETE_SUFFIX, NEW_SUFFIX, PARTIAL_SUFFIX, URL_DIGITS, CacheFolder
 from penstock.storage.protocol import Info, Storage, changed_error
@@ -20,6 +21,7 @@ CHUNK_BYTES = 1 << 20
 CHUNKS_PER_REQUEST = 8  # large enough to make up for the latency, small enough for several processes to share the work
 _MAGIC = b"penstock cache 1"
 _PRESENT = b"\x01"
+_COMPLETE_TIME_NS = 10**18  # the modification time of every complete copy: whoever writes to one changes it
 _USE_TIME_S = 10  # how stale the time of last use may be: eviction compares hours
 _NO_FALLOCATE = (errno.EINVAL, errno.ENODEV, errno.ENOSYS, errno.EOPNOTSUPP)
 _flush = getattr(os, "fdatasync", os.fsync)
@@ -41,10 +43,11 @@ class _Copy:
 
     @property
     def is_valid(self) -> bool:
-        length = self.size + (len(_MAGIC) + chunk_count(self.size) if self.partial else 0)
-        if os.fstat(self.fd).st_size != length:
-            return False
-        return not self.partial or os.pread(self.fd, len(_MAGIC), self.size) == _MAGIC
+        stat = os.fstat(self.fd)
+        if not self.partial:
+            return stat.st_size == self.size and stat.st_mtime_ns == _COMPLETE_TIME_NS
+        length = self.size + len(_MAGIC) + chunk_count(self.size)
+        return stat.st_size == length and os.pread(self.fd, len(_MAGIC), self.size) == _MAGIC
 
     def missing(self, first: int, last: int) -> list[int] | None:
         """Return the chunks that are not in the file; ``None`` if another process has just completed it."""
@@ -126,7 +129,7 @@ class CachedObject:
         return os.path.exists(self.folder.path(self.key, COMPLETE_SUFFIX))
 
     def read(self, start: int, stop: int, into: memoryview) -> bool:
-        """Fill a buffer with a range, fetching missing chunks. Return False if the cache has no space for them.
+        """Fill a buffer with a range; missing chunks are fetched, and kept if there is space. Return False on failure.
 
         Raises:
             StorageError: A chunk cannot be fetched, or the object has changed.
@@ -134,9 +137,27 @@ class CachedObject:
         while True:
             with self._with_chunks(start // CHUNK_BYTES, chunk_count(stop)) as copy:
                 if copy is None:
-                    return False
+                    break
                 if copy.read(start, into):
                     return True
+        return self._read_around(start, stop, into)
+
+    def _read_around(self, start: int, stop: int, into: memoryview) -> bool:
+        """Fill a buffer from the chunks that are in the cache and, without keeping them, from the storage."""
+        with self.folder.using(self.key), self._opened(create=False) as copy:
+            first, last = start // CHUNK_BYTES, chunk_count(stop)
+            missing = set(range(first, last)) if copy is None else copy.missing(first, last)
+            if missing is None:
+                return False
+            for is_missing, chunks in groupby(range(first, last), set(missing).__contains__):
+                numbers = list(chunks)
+                low, high = max(start, numbers[0] * CHUNK_BYTES), min(stop, (numbers[-1] + 1) * CHUNK_BYTES)
+                part = into[low - start : high - start]
+                if is_missing:
+                    self.storage.read(self.url, low, high, into=part, tag=self.info.tag)
+                elif copy is None or not copy.read(low, part):
+                    return False
+        return True
 
     def fetch(self, start: int = 0, stop: int | None = None) -> bool:
         """Fetch the missing chunks of a range, or all of them. Return False if the cache has no space for them.
@@ -209,6 +230,8 @@ class CachedObject:
             if (copy := self._open()) is not None:
                 return copy
             try:
+                if not self.folder.reserve_space(self.key, 0, self.max_bytes, lambda: None):
+                    return None
                 copy = self._create()
             except OSError as error:
                 self.folder.pause(error)
@@ -218,8 +241,10 @@ class CachedObject:
 
     def _create(self) -> _Copy:
         path = self.folder.path(self.key, NEW_SUFFIX)
-        with suppress(FileNotFoundError):
-            os.unlink(path)  # of a process that was killed, or a link that someone else put there
+        # Of a process that was killed, a link that someone else put there, or a copy that is damaged.
+        for old in (path, self.folder.path(self.key, COMPLETE_SUFFIX)):
+            with suppress(FileNotFoundError):
+                os.unlink(old)
         copy = _Copy(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), self.size, True)
         try:
             os.ftruncate(copy.fd, self.size + len(_MAGIC) + chunk_count(self.size))
@@ -303,7 +328,9 @@ class CachedObject:
                 if not os.path.samestat(os.lstat(partial), os.fstat(copy.fd)):
                     return False
                 os.ftruncate(copy.fd, self.size)
-                os.rename(partial, complete)
+                os.utime(copy.fd, ns=(time.time_ns(), _COMPLETE_TIME_NS))
+                with self.folder.measuring():  # else a process that measures the folder could see neither name
+                    os.rename(partial, complete)
             except FileNotFoundError:
                 return os.path.exists(complete) and not os.path.islink(complete)
         return True
