@@ -28,7 +28,7 @@ def write_files(folder: Path, *names: str) -> Path:
 
 
 def relative_entries(files: FileList, folder: Path) -> list[tuple[str, dict[str, bytes]]]:
-    return [(str(Path(str(path)).relative_to(folder)), fields) for path, fields, _ in files.entries]
+    return [(str(Path(str(path)).relative_to(folder)), fields) for path, fields, *_ in files.entries]
 
 
 def test_classes_are_numbered_by_name_and_files_sorted_by_path(tmp_path: Path) -> None:

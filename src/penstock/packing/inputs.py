@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -10,17 +11,18 @@ from typing import Any
 
 from penstock.codecs.features import ClassLabel
 from penstock.codecs.stage import Encode
-from penstock.errors import PlanError
+from penstock.errors import PlanError, StorageError
 from penstock.formats.items import ItemsSource
 from penstock.formats.manifest import MANIFEST, read_manifest_at
 from penstock.formats.tables.huggingface import HuggingFaceSource, is_huggingface_dataset
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.formats.tar.source import TarSource
-from penstock.packing.file_list import LIST_SUFFIXES, FileEntry, FileList, list_folder, read_list
+from penstock.packing.file_list import LIST_SUFFIXES, FileEntry, FileList, list_folder, list_remote_folder, read_list
 from penstock.packing.item_fields import EncodeItem, GetItem
 from penstock.plan import ByObject, LateShuffle, Plan, Resources, Shuffle
 from penstock.plan.values import Workers
-from penstock.storage import Storage, local_path, redacted, url_patterns
+from penstock.storage import Storage, exists, local_path, open_storage, redacted, url_patterns
+from penstock.storage.protocol import scheme, without_query
 
 _LATE_WINDOW = 1000  # samples of a window, where the order of the source cannot be shuffled
 _MAX_LISTED = 100_000  # files of a folder among which shards are searched for
@@ -53,11 +55,17 @@ class PackInput:
         Raises:
             PlanError: The folder is the source folder or inside it.
         """
-        if self.files is None or not on_disk(folder) or not os.path.isdir(self.files.origin):
+        if self.files is None:
+            return
+        inside = f"{redacted(folder)} is inside the folder that is packed; choose a folder outside of it"
+        listed = scheme(folder) == scheme(self.files.origin) != "file" and not self.files.entries[0].line
+        if listed and f"{folder.rstrip('/')}/".startswith(f"{self.files.origin}/"):
+            raise PlanError(inside)
+        if not on_disk(folder) or not os.path.isdir(self.files.origin):
             return
         source, target = os.path.realpath(self.files.origin), os.path.realpath(local_path(folder))
         if os.path.commonpath([source, target]) == source:
-            raise PlanError(f"{folder} is inside the folder that is packed; choose a folder outside of it")
+            raise PlanError(inside)
 
 
 def recognise(
@@ -120,12 +128,12 @@ def shuffle_plan(plan: Plan) -> Plan:
 
 def _path_input(path: str, workers: Workers, storage: Storage | None) -> PackInput:
     local = local_path(path) if on_disk(path) else None
-    if local is None and path.lower().endswith(LIST_SUFFIXES):
-        raise PlanError(f"{redacted(path)}: a list and the files that it names must be on a local disk")
+    if local is None and scheme(path) != "file" and (files := _remote_files(path, workers, storage)) is not None:
+        return _file_input(files)
     if local is not None and os.path.isdir(local) and not _holds_shards(local):
         return _file_input(list_folder(local.rstrip("/") or "/", workers))
     if local is not None and local.lower().endswith(LIST_SUFFIXES):
-        return _file_input(read_list(local, workers))
+        return _file_input(read_list(local, workers, storage))
     if local is not None and not local.endswith(TAR_SUFFIXES) and not os.path.isdir(local):
         if not os.path.exists(local):
             raise PlanError(f"{path}: there is no such folder or list")
@@ -134,6 +142,21 @@ def _path_input(path: str, workers: Workers, storage: Storage | None) -> PackInp
     plan = Plan(source, (Encode(),))
     manifest = read_manifest_at(local) if local is not None and os.path.isdir(local) else None
     return PackInput(plan, None if manifest is None else manifest.classes, False)
+
+
+def _remote_files(url: str, workers: Workers, storage: Storage | None) -> FileList | None:
+    """Return the files of a remote list, or of a remote folder without shards; None if the URL names shards."""
+    if without_query(url).lower().endswith(LIST_SUFFIXES):
+        return read_list(url, workers, storage)
+    if without_query(url).endswith(TAR_SUFFIXES) or "::" in url or re.search(r"[*?\[{]", url.partition("://")[2]):
+        return None
+    if scheme(url) not in ("http", "https"):
+        return list_remote_folder(url, workers, storage)
+    try:  # of a server that cannot list, only a folder of shards with a manifest can be read
+        shards = exists(open_storage(url, storage), f"{without_query(url).rstrip('/')}/{MANIFEST}")
+        return None if shards else list_remote_folder(url, workers, storage)
+    except StorageError:
+        return None
 
 
 def _holds_shards(folder: str) -> bool:

@@ -95,7 +95,8 @@ def pack(
         progress: Show a progress bar; ``None``: if standard error is a terminal.
         dry_run: Write nothing, and return what would be written.
         version: Distinguishes runs whose code differs in a way that cannot be seen; see the guide to packing.
-        storage: The storage of ``url``, and of ``source`` if it is a URL of the same scheme.
+        storage: The storage of ``url``, and of ``source`` and the files that a list names, if they are URLs; where
+            the schemes of ``url`` and ``source`` differ, of ``url`` only.
         engine: The engine that reads the samples, such as ``"ray"``; by default that of the dataset. It writes the
             shards, too, if ``shards`` is given; otherwise this process does.
 
@@ -122,7 +123,9 @@ def pack(
     if compress is not None and not is_parquet:
         check_choice("compress", compress, COMPRESSION_SUFFIXES)
     compression = parquet_compression(compress) if is_parquet else ""
-    same_storage = isinstance(source, str | os.PathLike) and scheme(os.fspath(source)) == scheme(folder) != "file"
+    # The storage serves every URL of the call, but a target on another kind of storage is the one that it is for.
+    path = os.fspath(source) if isinstance(source, str | os.PathLike) else ""
+    same_storage = scheme(folder) == "file" or scheme(path) in ("file", scheme(folder))
     typed = is_parquet and images is None and not tiles  # images are stored anew in encoded fields
     origin = recognise(source, workers=workers, image=image, storage=storage if same_storage else None, typed=typed)
     limits = ShardLimits.of(max_bytes, max_samples, compress, shards, default_bytes=_MAX_BYTES)
