@@ -6,6 +6,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import lmdb
+import msgpack
 import numpy as np
 import pytest
 
@@ -138,3 +140,36 @@ def test_a_value_that_cannot_be_stored_in_tar_is_named(tmp_path: Path) -> None:
     ps.from_items([{"a": {"b": Decimal("1.5")}}]).write_parquet(tmp_path / "table")
     with pytest.raises(PlanError, match="a value of type Decimal cannot be stored in a tar shard; map it to bytes"):
         ps.convert(tmp_path / "table", tmp_path / "shards")
+
+
+def _environment(path: Path, records: dict[bytes, bytes]) -> Path:
+    env = lmdb.open(str(path), map_size=1 << 24)
+    with env.begin(write=True) as transaction:
+        for key, value in records.items():
+            transaction.put(key, value)
+    env.close()
+    return path
+
+
+def test_an_lmdb_environment_becomes_shards(tmp_path: Path) -> None:
+    source = _environment(tmp_path / "data.lmdb", {b"%04d" % n: b"value %d" % n for n in range(50)})
+    assert format_of(str(source)) == "lmdb"
+    packed = ps.convert(source, tmp_path / "packed")
+    assert packed.samples == 50
+    want = [(sample["__key__"], sample["value"]) for sample in ps.read_lmdb(str(source))]
+    assert [(sample["__key__"], sample["value"]) for sample in ps.read_tar(packed.folder)] == want
+    assert ps.convert(source, tmp_path / "packed") == packed
+
+
+def test_the_records_of_lmdb_are_decoded_as_fields_say(tmp_path: Path) -> None:
+    records = {b"%d" % n: msgpack.packb({"jpg": b"photo", "label": n}) for n in range(3)}
+    source = _environment(tmp_path / "environment", records)
+    ps.convert(source, tmp_path / "packed", fields="msgpack")
+    assert [sample["jpg"] for sample in ps.read_tar(str(tmp_path / "packed"))] == [b"photo"] * 3
+    ps.convert(source, tmp_path / "table", format="parquet", fields="msgpack")
+    assert [row["label"] for row in ps.read_parquet(str(tmp_path / "table"))] == [0, 1, 2]
+    with pytest.raises(PlanError, match="trust_pickle"):
+        ps.convert(source, tmp_path / "other", fields="pickle")
+    (tmp_path / "rows.csv").write_text("a\n1\n")
+    with pytest.raises(PlanError, match="records of LMDB"):
+        ps.convert(tmp_path / "rows.csv", tmp_path / "other", fields="msgpack")

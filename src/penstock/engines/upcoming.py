@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.engines.cursor import Start
 from penstock.engines.program import Program
 from penstock.errors import PenstockError
-from penstock.order import GROUP_STRIDE, I64, Order, Piece, Refs, UncountedOrder, size, total
+from penstock.order import ENDLESS, GROUP_STRIDE, I64, Order, Piece, Refs, UncountedOrder, size, total
 from penstock.plan import Cut, ShardCache
 
 _MIN_POINTS, _POINTS_PER_SHARD = 1 << 14, 8  # how many positions of an epoch are looked at
@@ -72,7 +72,11 @@ def shard_uses(program: Program, leaf: int, order: Order, pieces: Sequence[Piece
             used = np.array(order.shards_of(group), np.int64)
             first[used], last[used] = np.minimum(first[used], at), np.maximum(last[used], at)
         return float(len(groups)), first, last
-    length = min(total(pieces), _MAX_EPOCHS * max(1, order.size))
+    length = total(pieces)
+    if length >= ENDLESS:
+        length = _MAX_EPOCHS * sum(
+            int(counts.sum()) for reader in program.readers if (counts := reader.counts(False)) is not None
+        )
     count = min(length, max(_MIN_POINTS, _POINTS_PER_SHARD * shards))
     points = np.unique(np.linspace(0, length - 1, count).astype(np.int64))
     begun = 0

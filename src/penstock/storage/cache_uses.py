@@ -43,7 +43,8 @@ class PublishedUses:
         self.path = os.path.join(folder, f"{os.getpid()}-{token_hex(4)}{USES_SUFFIX}")
         fd = self._create()
         try:
-            columns = b"".join(column.tobytes() for column in (uses.keys, uses.first, uses.last, uses.following))
+            positions = (column.astype("<f8").tobytes() for column in (uses.first, uses.last, uses.following))
+            columns = b"".join([uses.keys.astype("<u8").tobytes(), *positions])
             os.ftruncate(fd, _HEADER.size + len(columns))
             os.pwrite(fd, columns, _HEADER.size)
             os.pwrite(fd, self._header(), 0)  # last: until then nobody reads the plan
