@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import penstock as ps
-from penstock.errors import PlanError
+from penstock.errors import PlanError, StorageError
 from penstock.formats.manifest import read_manifest_at
 from penstock.packing.inputs import recognise
 
