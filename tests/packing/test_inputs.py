@@ -159,7 +159,7 @@ def test_a_path_that_is_not_a_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.xlsx").write_text("")
     with pytest.raises(PlanError, match="it is not a folder, a shard or a list"):
         recognise(tmp_path / "a.xlsx", workers=None, image="png")
-    with pytest.raises(StorageError, match="does not exist"):
+    with pytest.raises(StorageError, match="no such object"):
         recognise("memory://test-inputs/list.csv", workers=None, image="png")
     with pytest.raises(PlanError, match="no such folder or list"):
         recognise(str(tmp_path / "missing"), workers=None, image="png")

@@ -7,12 +7,13 @@ header is JSON: numbers, text and None stand for themselves, anything else is a 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from functools import partial
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ _PLAIN = (type(None), bool, int, float, str)
 _ARRAY_KINDS = "biufcSUmM"
 
 
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+_dtype = cache(np.dtype)
+
+
 class NotStorable(TypeError):
     """A value is of a type that records cannot hold."""
 
@@ -39,8 +44,7 @@ def encode_outputs(outputs: Sequence[Output]) -> bytes:
         NotStorable: A value is not of a data type; the message names its type and where it is.
     """
     writer = _Writer()
-    header = json.dumps([[list(path), writer.tree(value, "")] for path, value in outputs], separators=(",", ":"))
-    text = header.encode()
+    text = _to_json([[list(path), writer.tree(value, "")] for path, value in outputs]).encode()
     start = _LENGTH.size + len(text)
     return b"".join([_LENGTH.pack(len(text)), text, bytes(-start % _ALIGNMENT), *writer.parts])
 
@@ -131,18 +135,18 @@ class _Reader:
         return self._tensor(*rest) if kind == "tensor" else _FROM_TEXT[kind](rest[0])
 
     def _array(self, dtype: str, shape: list[int]) -> NDArray[Any]:
-        found = np.dtype(dtype)
+        found = _dtype(dtype)
         if found.kind not in _ARRAY_KINDS:
             raise ValueError(f"{dtype!r} is not a type of numbers or text")
         if not found.itemsize:
             return np.empty(shape, found)
-        return self._take(found.itemsize * int(np.prod(shape, dtype=np.int64))).view(found).reshape(shape)
+        return self._take(found.itemsize * math.prod(shape)).view(found).reshape(shape)
 
     def _tensor(self, name: str, shape: list[int]) -> Any:
         import torch
 
         dtype = getattr(torch, name)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
         return torch.from_numpy(self._take(count * dtype.itemsize)).view(dtype).reshape(shape)
@@ -164,4 +168,4 @@ _AS_TEXT: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     Decimal: (str, Decimal),
     complex: (lambda value: [value.real, value.imag], lambda parts: complex(*parts)),
 }
-_FROM_TEXT = {kind.__name__: partial(read) for kind, (_, read) in _AS_TEXT.items()}
+_FROM_TEXT = {kind.__name__: read for kind, (_, read) in _AS_TEXT.items()}

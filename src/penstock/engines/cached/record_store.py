@@ -31,6 +31,7 @@ _ENTRY = np.dtype([("number", "<u8"), ("offset", "<u8"), ("nbytes", "<u4"), ("cr
 _RECORDS, _INDEX = ".records", ".index"
 _REFRESH_PAUSE = 20  # times the duration of a look for records of other processes passes before the next one
 _MAX_RECORD_BYTES = (1 << 32) - 1
+_MAX_BUFFERS = 512  # of one call
 _MIN_COMPACTION = 4096  # entries that are kept in a dict before they are sorted in
 
 Bytes = NDArray[np.uint8]
@@ -234,8 +235,8 @@ class _Writer:
             entries[row] = number, end, len(data), zlib.crc32(data)
             end += len(data)
         try:
-            _write(self._records, b"".join(data for _, data in records), self._end)
-            _write(self._index, entries.tobytes(), self.index_end)
+            _write(self._records, [data for _, data in records], self._end)
+            _write(self._index, [entries.tobytes()], self.index_end)
         except OSError:
             os.ftruncate(self._index, self.index_end)
             os.ftruncate(self._records, self._end)
@@ -244,8 +245,12 @@ class _Writer:
         return entries
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
-    rest = memoryview(data)
-    while rest:
-        written = os.pwrite(fd, rest, offset)
-        offset, rest = offset + written, rest[written:]
+def _write(fd: int, buffers: Sequence[bytes], offset: int) -> None:
+    for first in range(0, len(buffers), _MAX_BUFFERS):
+        part = buffers[first : first + _MAX_BUFFERS]
+        done, size = os.pwritev(fd, part, offset), sum(map(len, part))
+        rest = memoryview(b"".join(part))[done:] if done < size else memoryview(b"")
+        while rest:
+            written = os.pwrite(fd, rest, offset + done)
+            done, rest = done + written, rest[written:]
+        offset += size
