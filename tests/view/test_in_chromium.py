@@ -9,7 +9,6 @@ import io
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
 TAKE_PICTURES = os.environ.get("PENSTOCK_PICTURES") == "1"
 MAX_PICTURE_BYTES = 200_000
 SHAPES = ("circle", "square", "triangle")
+STEP_S = "0.9" if TAKE_PICTURES else "0.2"  # of the live run: a few points on its charts, or a quick test
 RIGHT, DOWN, ENTER = "\ue014", "\ue015", "\ue007"
 
 PROGRAM = """
@@ -48,15 +48,15 @@ ds = (
     .shuffle(seed=5)
     .decode(jpg=vision.RandomResizedCrop(160, flip=True))
     .map(brighten)
-    .batched(8)
 )
+small = ds.batched(2)
+ds = ds.batched(8)
 """
 RANK = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from program import ds
-ds = ds.on("local", monitor="monitor")
-for batch in ds.loader(rank=int(sys.argv[2]), world=4, uneven="keep", ledger="ledger"):
+from program import small
+for batch in small.on("local", monitor="monitor").loader(rank=int(sys.argv[2]), world=4, uneven="keep", ledger="ledger"):
     print("step", flush=True)
     time.sleep(float(sys.argv[3]))
 """
@@ -237,7 +237,7 @@ def live_ranks(data: Path, tmp_path: Path) -> Iterator[list[subprocess.Popen[byt
     """Four ranks that have delivered a batch each; they run in ``tmp_path``."""
     (tmp_path / "program.py").write_text(PROGRAM.format(shards=str(data / "tar")))
     command = [sys.executable, "-c", RANK, str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank), "0.5"], cwd=tmp_path, stdout=subprocess.PIPE) for rank in range(4)]
+    ranks = [subprocess.Popen([*command, str(rank), STEP_S], cwd=tmp_path, stdout=subprocess.PIPE) for rank in range(4)]
     try:
         for process in ranks:
             assert process.stdout is not None
@@ -246,7 +246,9 @@ def live_ranks(data: Path, tmp_path: Path) -> Iterator[list[subprocess.Popen[byt
     finally:
         for process in ranks:
             process.kill()
-            process.communicate()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 def test_a_live_run_with_a_killed_rank_and_its_ledger(
@@ -262,7 +264,7 @@ def test_a_live_run_with_a_killed_rank_and_its_ledger(
         live_ranks[2].wait()
         chromium.wait_for("Rank 2: its process is gone")  # without a reload
         for rank in (0, 1, 3):
-            live_ranks[rank].communicate()
+            live_ranks[rank].wait()
         chromium.wait_for("3 ended, 1 lost")
         take_picture(chromium, "run", height=860)
         metrics = chromium.run("return fetch('/metrics').then(answer => answer.text())")
@@ -273,13 +275,13 @@ def test_a_live_run_with_a_killed_rank_and_its_ledger(
             items = next(
                 line for line in metrics.splitlines() if line.startswith(f'penstock_items_total{{rank="{rank}"')
             )
-            assert float(items.split()[-1]) == run.last["items"]
+            assert float(items.split()[-1]) == run.last.get("items", 0)
         chromium.open(f"{address}/ledger")
         chromium.wait_for("not finished")
         chromium.click("table a")
         chromium.wait_for("Rank 3")
         chromium.wait_for_pictures()
-        assert chromium.run("return document.querySelectorAll('.card').length") >= 8
+        assert chromium.run("return document.querySelectorAll('.card').length") >= 4
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -310,13 +312,11 @@ def test_pictures_have_a_place_before_they_arrive(data: Path, serve: Serve, chro
         chromium.open(f"{address}/sample/1")
         script = """return [...document.images].map(image => {
             const before = image.getBoundingClientRect().height;
-            image.src = 'data:,';
+            image.removeAttribute('src');
             return [before, image.getBoundingClientRect().height, image.width, image.height];
         })"""
-        begun = time.monotonic()
         for before, after, width, height in chromium.run(script):
             assert before == after > 0, (width, height)
-        assert time.monotonic() - begun < 60
 
 
 def test_names_and_roles_are_there_for_a_screen_reader(data: Path, serve: Serve, chromium: Any) -> None:

@@ -298,19 +298,19 @@ class _Handlers:
     def samples(self, request: Request) -> Any:
         query = Query.of(request.query_params)
         if query.find:
-            total = self._browser.total
-            if (
-                query.find.isascii()
-                and query.find.isdigit()
-                and len(query.find) < 15
-                and int(query.find) < (total or 0)
-            ):
-                return RedirectResponse(f"/sample/{int(query.find)}", 303)
-            position = self._browser.find_key(query.find)
-            if position is None:
-                raise PlanError(f"there is no sample with the key {query.find[:200]!r}")
-            return RedirectResponse(f"/sample/{position}", 303)
+            return RedirectResponse(f"/sample/{self._found(query.find)}", 303)
         return samples_page(self._browser, query)
+
+    def _found(self, text: str) -> int:
+        """Return the position of a sample by its position or key; ``key:7`` and ``007`` are keys, ``7`` a position."""
+        key = text.removeprefix("key:")
+        number = text.isascii() and text.isdigit() and len(text) < 15 and (text == "0" or not text.startswith("0"))
+        if number and (self._browser.total is None or int(text) < self._browser.total):
+            return int(text)
+        position = self._browser.find_key(key)
+        if position is None:
+            raise PlanError(f"there is no sample with the key {key[:200]!r}")
+        return position
 
     def sample(self, request: Request) -> list[Any]:
         return sample_page(self._browser, request.path_params["position"], stages=self._view.program)

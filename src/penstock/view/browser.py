@@ -30,6 +30,7 @@ SAMPLE_BYTES = 64_000_000  # of one sample on its own page
 SEARCH_S = 1.0  # of one search; the next page continues
 _CACHE_BYTES = 128_000_000
 _CONNECTIONS = 32  # indexes fetched at a time
+_OPEN_SHARDS = 24  # read at a time
 _SEARCH_ROWS = 4096  # samples whose fields are read at a time by a search
 _HIDDEN = ("__key__", "__url__")
 
@@ -202,11 +203,16 @@ class Browser:
         with self._lock:
             found = {at: self._cache[at, max_bytes][0] for at in positions if (at, max_bytes) in self._cache}
         places = {at: self.place(at) for at in positions if at not in found}
-        for leaf in {place.leaf for place in places.values()}:
-            chosen = {at: place for at, place in places.items() if place.leaf == leaf}
-            for sample in self._read(leaf, chosen, max_bytes):
-                found[sample.position] = sample
-                self._remember(sample, max_bytes)
+        shards = sorted({place[:2] for place in places.values()})
+        # A reader keeps 32 shards open: a part of the samples at a time, so that none is opened twice.
+        for leaf in {leaf for leaf, _ in shards}:
+            own = [shard for shard in shards if shard[0] == leaf]
+            for first in range(0, len(own), _OPEN_SHARDS):
+                part = {*own[first : first + _OPEN_SHARDS]}
+                chosen = {at: place for at, place in places.items() if place[:2] in part}
+                for sample in self._read(leaf, chosen, max_bytes):
+                    found[sample.position] = sample
+                    self._remember(sample, max_bytes)
         return [found[at] for at in positions]
 
     def sample(self, position: int) -> ShownSample:

@@ -15,6 +15,7 @@ from penstock.view.layout import note, table
 
 _WIDTH, _HEIGHT = 640, 150  # of a chart, in its own units
 _MAX_POINTS = 300
+_MIN_INTERVAL_S = 0.3  # a rate over less time says little
 _SHARES = ("busy", "starved", "blocked")
 _STATUS = {
     "running": "running",
@@ -140,7 +141,7 @@ def _rates(run: LoggedRun, begun: float) -> list[tuple[float, float]]:
     points = []
     for before, after in pairwise(lines):
         seconds = float(after["time"]) - float(before["time"])
-        if seconds > 0.05:
+        if seconds > _MIN_INTERVAL_S:
             items = _float(after, "items") - _float(before, "items")
             points.append((float(after["time"]) - begun, items / seconds))
     return points
@@ -152,7 +153,7 @@ def _busy_series(run: LoggedRun, begun: float) -> Iterable[Series]:
         points = []
         for before, after in pairwise([{"segments": [], "seconds": 0.0}, *_thinned(run.lines)]):
             seconds = _float(after, "seconds") - _float(before, "seconds")
-            if seconds > 0.05 and place < len(after["segments"]):
+            if seconds > _MIN_INTERVAL_S and place < len(after["segments"]):
                 then = _float(before["segments"][place], "busy") if place < len(before["segments"]) else 0.0
                 busy = _float(after["segments"][place], "busy") * _float(after, "seconds") - then * _float(
                     before, "seconds"

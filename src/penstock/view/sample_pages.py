@@ -151,16 +151,13 @@ def card(browser: Browser, sample: ShownSample) -> Markup:
     if sample.problem is not None:
         return tag("li", title, note(sample.problem, kind="error"), class_="card")
     shown = {field: preview(field, value) for field, value in sample.fields.items()}
-    parts = (_main_field(sample, shown), large_note(sample.large), _chips(browser, shown))
-    return tag("li", title, *parts, class_="card")
-
-
-def _main_field(sample: ShownSample, shown: Mapping[str, Preview]) -> Markup | None:
-    names = [name for name in shown if shown[name].kind in _CARD_KINDS]
-    if not names:
-        return None
-    name = min(names, key=lambda name: _CARD_KINDS.index(shown[name].kind))
-    return field_view(name, shown[name], f"/media/{sample.position}/{list(shown).index(name)}")
+    names = [field for field in shown if shown[field].kind in _CARD_KINDS]
+    chosen = min(names, key=lambda field: _CARD_KINDS.index(shown[field].kind), default=None)
+    others = {field: value for field, value in shown.items() if field != chosen}
+    main = None
+    if chosen is not None:
+        main = field_view(chosen, shown[chosen], f"/media/{sample.position}/{list(shown).index(chosen)}")
+    return tag("li", title, main, large_note(sample.large), _chips(browser, others), class_="card")
 
 
 def _chips(browser: Browser, shown: Mapping[str, Preview]) -> Markup:
