@@ -7,10 +7,10 @@ STAMP := .venv/.installed
 PACKAGE := '.[all,dev]'
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
-# Debian's package, where this user may install it; jpegtran stores JPEGs in tiles.
-INSTALL_JPEGTRAN := { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractive && \
-	{ apt-get install -y --no-install-recommends libjpeg-turbo-progs || \
-	{ apt-get update && apt-get install -y --no-install-recommends libjpeg-turbo-progs; }; }; }
+# Debian's packages, where this user may install them: jpegtran stores JPEGs in tiles, chromium shows the pages.
+install_package = { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractive && \
+	{ apt-get install -y --no-install-recommends $(1) || \
+	{ apt-get update && apt-get install -y --no-install-recommends $(1); }; }; }
 
 # What the caller has set for other Pythons must not leak into this one.
 unexport PYTHONHOME PYTHONPATH PYTEST_ADDOPTS VIRTUAL_ENV
@@ -60,5 +60,6 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo 'Setting up .venv: a minute or two, once.' >&2
 	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
 	@$(call quietly,$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e $(PACKAGE))
-	@command -v jpegtran >/dev/null || $(INSTALL_JPEGTRAN) >/dev/null 2>&1 || echo 'jpegtran is not installed: tiles will not be tested with it.' >&2
+	@command -v jpegtran >/dev/null || $(call install_package,libjpeg-turbo-progs) >/dev/null 2>&1 || echo 'jpegtran is not installed: tiles will not be tested with it.' >&2
+	@{ command -v chromium && command -v chromedriver; } >/dev/null || $(call install_package,chromium chromium-driver fonts-dejavu-core) >/dev/null 2>&1 || echo 'chromium is not installed: the pages of penstock view will not be tested in a browser.' >&2
 	@touch $@

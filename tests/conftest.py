@@ -46,7 +46,9 @@ settings.register_profile("penstock", derandomize=True, deadline=None, max_examp
 settings.load_profile("penstock")
 
 HAS_JPEGTRAN = shutil.which("jpegtran") is not None
+HAS_CHROMIUM = shutil.which("chromium") is not None and shutil.which("chromedriver") is not None
 collect_ignore = [] if HAS_JPEGTRAN else ["vision/test_tiles.py"]
+collect_ignore += [] if HAS_CHROMIUM else ["view/test_in_chromium.py"]
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
 _warm = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -60,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until everything is imported: a third of the time of the collection
     if not HAS_JPEGTRAN and os.environ.get("CI") == "true":
         raise pytest.UsageError("jpegtran is not installed: apt-get install libjpeg-turbo-progs")
+    if not HAS_CHROMIUM and os.environ.get("CI") == "true":
+        raise pytest.UsageError("chromium is not installed: apt-get install chromium chromium-driver")
     # A shell makes background jobs and their children ignore SIGINT, which some tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # With Ray's own niceness of 15, other busy processes keep its workers from running.
@@ -83,6 +87,10 @@ def _start_warm_python(folder: Path) -> subprocess.Popen[bytes]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what could not be tested."""
+    if not HAS_CHROMIUM:
+        terminalreporter.write_line(
+            "The pages of penstock view were tested without a browser: apt-get install chromium chromium-driver"
+        )
     if not HAS_JPEGTRAN:
         terminalreporter.write_line("Tiles were tested without jpegtran: apt-get install libjpeg-turbo-progs")
 

@@ -56,7 +56,8 @@ RANK = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from program import small
-for batch in small.on("local", monitor="monitor").loader(rank=int(sys.argv[2]), world=4, uneven="keep", ledger="ledger"):
+ds = small.on("local", monitor="monitor")
+for batch in ds.loader(rank=int(sys.argv[2]), world=4, uneven="keep", ledger="ledger"):
     print("step", flush=True)
     time.sleep(float(sys.argv[3]))
 """
