@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ ps.from_items([{"x": 1}]).map(user_function).take(1)
 
 
 @pytest.fixture
-def kernel_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def kernel_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder for the files of the kernel, outside of the user's."""
     for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "TMPDIR"):
         (tmp_path / name).mkdir()
@@ -46,7 +45,7 @@ def kernel_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
     scripts = str(Path(sys.executable).parent)
     monkeypatch.setenv("PATH", f"{scripts}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    yield tmp_path
+    return tmp_path
 
 
 def _run(notebook: Any, folder: Path, *, allow_errors: bool = False) -> str:

@@ -151,7 +151,7 @@ def verify_panel(task: VerifyTask) -> Markup:
             tag("li", tag("b", problem.shard.rpartition("/")[2]), f": {problem.problem}") for problem in task.problems
         ]
         parts.append(tag("ul", items, class_="problems"))
-    elif task.begun and not task.running and not task.failure:
+    elif task.begun and task.done == task.total:
         parts.append(note("No problems found."))
     if not task.running:
         button = tag("button", "Verify again" if task.begun else "Verify all shards")
