@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+NBFORMAT: Any = nbformat  # its functions have no types
 TUTORIALS = sorted((Path(__file__).resolve().parents[1] / "docs" / "tutorials").glob("*.ipynb"))
 
 SHOWN = {
@@ -66,7 +67,7 @@ def _run(notebook: Any, folder: Path, *, allow_errors: bool = False) -> str:
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore")  # of the client's event loop
 def test_a_tutorial_runs_and_shows_what_it_promises(path: Path, kernel_folder: Path) -> None:
-    shown = _run(nbformat.read(path, as_version=4), kernel_folder)
+    shown = _run(NBFORMAT.read(path, as_version=4), kernel_folder)
     missing = [text for text in SHOWN[path.stem] if text not in shown]
     assert not missing, shown[-3000:]
 
@@ -77,7 +78,7 @@ def test_every_tutorial_is_tested() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of the client's event loop
 def test_a_notebook_shows_progress_loaders_and_short_tracebacks(kernel_folder: Path) -> None:
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(PROBE)])
+    notebook = NBFORMAT.v4.new_notebook(cells=[NBFORMAT.v4.new_code_cell(PROBE)])
     shown = _run(notebook, kernel_folder, allow_errors=True)
     assert '<progress value="3" max="3"' in shown
     assert "rank 0 of 1, epoch 0, 2 items per epoch" in shown

@@ -46,7 +46,8 @@ def test_a_missing_shard_does_not_break_the_display(tmp_path: Path) -> None:
 def test_schema_explanation_statistics_and_loader_have_html() -> None:
     ds = ps.from_items([{"x": 1, "y": "<"}] * 10).map(dict)
     assert ds.schema() == {"x": "int", "y": "str"}
-    assert "<td" in ds.schema()._repr_html_()
+    schema: Any = ds.schema()
+    assert "<td" in schema._repr_html_()
     text: Any = ds.explain()
     assert text._repr_html_().startswith("<pre>engine local")
     list(ds)

@@ -87,10 +87,10 @@ class Chromium:
         self._call("POST", f"/element/{found[0][ELEMENT]}/clear", {})
         self._call("POST", f"/element/{found[0][ELEMENT]}/value", {"text": text})
 
-    def press(self, key: str) -> None:
+    def send_key(self, key: str) -> None:
         """Press a key; "\\ue014" is the right arrow, as the protocol writes it."""
-        pressed = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
-        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": pressed}]})
+        actions = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        self._call("POST", "/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
 
     def resize(self, width: int, height: int) -> None:
         """Set the size of the page, not of the window, which has a minimum of its own."""

@@ -306,7 +306,8 @@ def _is_picture(array: Array) -> bool:
         return min(array.shape) >= 8
     if array.ndim != 3 or array.dtype not in (np.uint8, np.float32, np.float16, np.float64):
         return False
-    return min(_channels_last(array).shape[:2]) >= 8 and _channels_last(array).shape[2] in (1, 3, 4)
+    height, width, channels = _channels_last(array).shape
+    return bool(min(height, width) >= 8 and channels in (1, 3, 4))
 
 
 def _channels_last(array: Array) -> Array:

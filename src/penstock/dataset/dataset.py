@@ -220,7 +220,7 @@ class Dataset(WriteMethods):
         return sum(map(len, self._run(self._upcoming_epoch()).runs())) if length is None else length
 
     @shows_user_frames
-    def schema(self) -> Schema:
+    def schema(self) -> dict[str, str]:
         """Return the fields of the first sample and their types.
 
         Raises:

@@ -370,7 +370,9 @@ class _Handlers:
 
         def find() -> tuple[str, Any]:
             fields = self._browser.page([position])[0].fields
-            return list((fields or self._browser.sample(position).fields).items())[number]
+            fields = fields or self._browser.sample(position).fields
+            name = list(fields)[number]
+            return name, fields[name]
 
         return await self._media(request, find)
 
@@ -381,7 +383,9 @@ class _Handlers:
 
         def find() -> tuple[str, Any]:
             outputs = viewer.outputs(asked["position"], asked["epoch"], bool(asked["stored"]))
-            return list(outputs[asked["stage"]].outputs[asked["output"]].items())[asked["field"]]
+            fields = outputs[asked["stage"]].outputs[asked["output"]]
+            name = list(fields)[asked["field"]]
+            return name, fields[name]
 
         return await self._media(request, find)
 
@@ -437,14 +441,13 @@ def _listening(port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def serve_view(view: View, port: int = 0, *, opened: Callable[[str], object], quiet: bool = True) -> None:
+def serve_view(view: View, port: int = 0, *, opened: Callable[[str], object]) -> None:
     """Serve the page on this machine until the process is interrupted.
 
     Args:
         view: What it shows.
         port: The port on 127.0.0.1; 0 for any that is free.
         opened: Called with the address, token included, once the page can be reached.
-        quiet: Whether to log no requests.
 
     Raises:
         PlanError: The port is not free.
@@ -455,8 +458,9 @@ def serve_view(view: View, port: int = 0, *, opened: Callable[[str], object], qu
     with _listening(port) as listener:
         port = int(listener.getsockname()[1])
         app = view_app(view, token, port)
-        options = {"log_level": "error" if quiet else "info", "access_log": not quiet, "server_header": False}
-        server = uvicorn.Server(uvicorn.Config(app, lifespan="off", timeout_graceful_shutdown=1, **options))
+        config = uvicorn.Config(app, lifespan="off", log_level="error", access_log=False, server_header=False)
+        config.timeout_graceful_shutdown = 1
+        server = uvicorn.Server(config)
         listener.listen(128)
         opened(f"http://127.0.0.1:{port}/?token={token}")
         try:

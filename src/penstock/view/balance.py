@@ -19,7 +19,7 @@ from penstock.formats.tar.index import Index
 from penstock.formats.tar.reader import TarReader
 from penstock.plan.expression_text import decode_field
 from penstock.view.browser import Browser
-from penstock.view.layout import bars, link, note, table
+from penstock.view.layout import bars, data_table, link, note
 from penstock.view.sample_pages import label_text
 
 _MAX_SHARDS = 64  # whose indexes are read
@@ -180,4 +180,4 @@ def _bytes(balance: Balance) -> Markup | None:
         return None
     rows = [(name, size_text(count)) for name, count in balance.field_bytes.most_common()]
     heading = tag("h2", "Bytes per field", tag("small", f"in {balance.shards:,} shards"))
-    return tag("section", heading, table(("Field", "Bytes"), rows), class_="field")
+    return tag("section", heading, data_table(("Field", "Bytes"), rows), class_="field")

@@ -35,12 +35,12 @@ _SEARCH_ROWS = 4096  # samples whose fields are read at a time by a search
 _HIDDEN = ("__key__", "__url__")
 
 
-class Place(NamedTuple):
-    """Where a sample is: its source, the number of its shard, and its index in the shard."""
+class SamplePlace(NamedTuple):
+    """Where a sample is: its source, the number of its shard, and its number in the shard."""
 
     leaf: int
     shard: int
-    index: int
+    row: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ShownSample:
     position: int
     key: str | None
     shard: str
-    place: Place
+    place: SamplePlace
     fields: dict[str, Any]
     large: dict[str, int]
     problem: str | None = None
@@ -117,7 +117,7 @@ class Browser:
         self._counts = np.full(len(self._shards), -1, np.int64)
         known = [reader.counts(scan=False) for reader in self.readers]
         if all(counts is not None for counts in known):
-            self._counts = np.concatenate([np.zeros(0, np.int64), *known])  # type: ignore[arg-type]
+            self._counts = np.concatenate([np.zeros(0, np.int64), *(counts for counts in known if counts is not None)])
         self._lock = threading.Lock()
         self._cache: OrderedDict[tuple[int, int], tuple[ShownSample, int]] = OrderedDict()
         self._cached_bytes = 0
@@ -163,7 +163,7 @@ class Browser:
             self.count_shards(unknown)
         return int(self._counts[:number].sum())
 
-    def place(self, position: int) -> Place:
+    def place(self, position: int) -> SamplePlace:
         """Return where the sample at a position is; counts only the shards up to it.
 
         Raises:
@@ -175,13 +175,13 @@ class Browser:
                 self.count_shards(range(number, min(number + (_CONNECTIONS if number else 1), len(self._shards))))
             size = int(self._counts[number])
             if position < begin + size:
-                return Place(leaf, shard, position - begin)
+                return SamplePlace(leaf, shard, position - begin)
             begin += size
         raise IndexError(f"there is no sample {position:,}: the last one is {begin - 1:,}")
 
-    def position_of(self, place: Place) -> int:
+    def position_of(self, place: SamplePlace) -> int:
         """Return the position of a sample."""
-        return self.begin_of(self._shards.index((place.leaf, place.shard))) + place.index
+        return self.begin_of(self._shards.index((place.leaf, place.shard))) + place.row
 
     def random_positions(self, seed: int, start: int, count: int) -> list[int]:
         """Return positions from ``start`` on of the random order with this seed."""
@@ -196,7 +196,7 @@ class Browser:
             return []
         refs = order.at(np.arange(start, stop, dtype=np.int64))
         places = zip(refs.leaf.tolist(), refs.shard.tolist(), refs.index.tolist(), strict=True)
-        return [self.position_of(Place(*place)) for place in places]
+        return [self.position_of(SamplePlace(*place)) for place in places]
 
     def page(self, positions: Sequence[int], max_bytes: int = PAGE_SAMPLE_BYTES) -> list[ShownSample]:
         """Return samples by position; one that cannot be read is there too, with the reason."""
@@ -219,10 +219,10 @@ class Browser:
         """Return one sample, with larger fields than on a page of many."""
         return self.page([position], SAMPLE_BYTES)[0]
 
-    def _read(self, leaf: int, places: dict[int, Place], max_bytes: int) -> Iterator[ShownSample]:
+    def _read(self, leaf: int, places: dict[int, SamplePlace], max_bytes: int) -> Iterator[ShownSample]:
         reader = self.readers[leaf]
         shards = np.array([place.shard for place in places.values()], np.int64)
-        rows = np.array([place.index for place in places.values()], np.int64)
+        rows = np.array([place.row for place in places.values()], np.int64)
         sizes = _sample_sizes(reader, shards, rows)
         fits = np.flatnonzero(sizes <= max_bytes)
         items, errors = reader.locate(shards[fits], rows[fits], Fields()).read() if len(fits) else ([], {})
@@ -236,11 +236,11 @@ class Browser:
             else:
                 yield self._read_small_fields(position, place, int(sizes[row]), max_bytes)
 
-    def _read_small_fields(self, position: int, place: Place, nbytes: int, max_bytes: int) -> ShownSample:
+    def _read_small_fields(self, position: int, place: SamplePlace, nbytes: int, max_bytes: int) -> ShownSample:
         reader, large = self.readers[place.leaf], {"sample": nbytes}
         if not isinstance(reader, TarReader):
             return self._shown(position, place, {}, large, None)
-        sizes = sorted(field_spans(reader.index(place.shard), place.index).items(), key=lambda item: item[1][1])
+        sizes = sorted(field_spans(reader.index(place.shard), place.row).items(), key=lambda item: item[1][1])
         kept, used = set(), 0
         for name, (_, size) in sizes:
             used += size
@@ -248,12 +248,12 @@ class Browser:
                 break
             kept.add(name)
         large = {name: size for name, (_, size) in sizes if name not in kept}
-        where = (np.array([place.shard]), np.array([place.index]))
+        where = (np.array([place.shard]), np.array([place.row]))
         items, errors = reader.locate(*where, Fields(only=frozenset(kept))).read()
         return self._shown(position, place, None if errors else next(iter(items)), large, errors.get(0))
 
     def _shown(
-        self, position: int, place: Place, value: Any, large: dict[str, int], error: DataError | None
+        self, position: int, place: SamplePlace, value: Any, large: dict[str, int], error: DataError | None
     ) -> ShownSample:
         reader = self.readers[place.leaf]
         problem = None if error is None else error.problem
@@ -462,9 +462,9 @@ def field_spans(index: Index, row: int) -> dict[str, tuple[int, int]]:
     return {name: (int(index.start[first + n]), int(index.size[first + n])) for n, name in enumerate(names)}
 
 
-def _key_of(reader: Reader, place: Place) -> str | None:
+def _key_of(reader: Reader, place: SamplePlace) -> str | None:
     try:
-        return reader.key(place.shard, place.index)
+        return reader.key(place.shard, place.row)
     except (PenstockError, IndexError):
         return None
 

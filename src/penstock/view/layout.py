@@ -57,7 +57,7 @@ def note(*content: Any, kind: str = "note") -> Markup:
     return tag("p", *content, class_=kind, role="alert" if kind == "error" else None)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Markup:
+def data_table(headings: Sequence[str], rows: Iterable[Sequence[Any]], caption: str | None = None) -> Markup:
     """Return a table that scrolls inside its own box on a narrow screen."""
     head = tag("thead", tag("tr", [tag("th", heading, scope="col") for heading in headings]))
     body = tag("tbody", [tag("tr", [tag("td", cell) for cell in row]) for row in rows])

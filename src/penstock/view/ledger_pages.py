@@ -6,8 +6,8 @@ from typing import Any
 
 from penstock.codecs.markup import Markup, tag
 from penstock.feed.ledger import Ledger, Proof, Sample, ledger
-from penstock.view.browser import Browser, Place
-from penstock.view.layout import link, note, table
+from penstock.view.browser import Browser, SamplePlace
+from penstock.view.layout import data_table, link, note
 from penstock.view.sample_pages import card
 
 _MAX_LISTED = 200
@@ -50,7 +50,7 @@ class LedgerView:
         return [
             tag("h1", "Ledger"),
             note("So far, " + verdict + ".", kind="note" if proof.ok else "error"),
-            table(heads, rows),
+            data_table(heads, rows),
             self._wrong(proof),
         ]
 
@@ -59,11 +59,11 @@ class LedgerView:
         if proof.missing:
             parts += [
                 tag("h2", "Missing"),
-                tag("ul", [tag("li", self._named(m.sample), f" epoch {m.epoch}") for m in proof.missing]),
+                tag("ul", [tag("li", self._sample_link(m.sample), f" epoch {m.epoch}") for m in proof.missing]),
             ]
         if proof.repeated:
             items = [
-                tag("li", self._named(found.sample), f" in {', '.join(map(str, found.seen))}")
+                tag("li", self._sample_link(found.sample), f" in {', '.join(map(str, found.seen))}")
                 for found in proof.repeated
             ]
             parts += [tag("h2", "Came twice"), tag("ul", items)]
@@ -74,7 +74,7 @@ class LedgerView:
             parts += [tag("h2", "Files that were cut off"), tag("ul", [tag("li", str(torn)) for torn in proof.torn])]
         return parts
 
-    def _named(self, sample: Sample | None) -> Any:
+    def _sample_link(self, sample: Sample | None) -> Any:
         if sample is None:
             return "a sample whose name is not known"
         position = self._position(sample)
@@ -84,7 +84,7 @@ class LedgerView:
         found = self._places.get((sample.source, sample.shard))
         if found is None or self._browser is None:
             return None
-        return self._browser.position_of(Place(*found, sample.index))
+        return self._browser.position_of(SamplePlace(*found, sample.index))
 
     def step(self, number: int, epoch: int | None) -> list[Any]:
         """Return the content of the page of one step.

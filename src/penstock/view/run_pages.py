@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
 from penstock.codecs.markup import Markup, size_text, tag
 from penstock.engines.run_log import LoggedRun, RunLogReader
 from penstock.engines.stats import number, percent, short_name
-from penstock.view.layout import note, table
+from penstock.view.layout import data_table, note
 
 _WIDTH, _HEIGHT = 640, 150  # of a chart, in its own units
 _MAX_POINTS = 300
@@ -102,7 +102,7 @@ def _ranks_table(runs: Sequence[LoggedRun], statuses: Sequence[str]) -> Markup:
             )
         )
     heads = ("Rank", "State", "Epoch", "Items", "Rate", "Consumer busy", "Memory", "Time", "Where")
-    return table(heads, rows)
+    return data_table(heads, rows)
 
 
 def _charts(runs: Sequence[LoggedRun], begun: float) -> Markup:
@@ -191,7 +191,7 @@ def _stages(run: LoggedRun) -> Markup:
             )
         )
     heads = ("Stage", "On", "Workers", "Items/s", "MB/s", "Busy, starved, blocked", "Queue", "Faults")
-    return table(heads, rows, f"Rank {run.begin.get('rank')}: where the time goes")
+    return data_table(heads, rows, f"Rank {run.begin.get('rank')}: where the time goes")
 
 
 def _share_bar(segment: dict[str, Any]) -> Markup:
@@ -236,7 +236,7 @@ def line_chart(title: str, series: Sequence[Series], top: float | None = None) -
 
 
 def _metric_lines(runs: Sequence[LoggedRun], now: float) -> Iterable[str]:
-    gauges = {
+    gauges: dict[str, tuple[str, str, Callable[[LoggedRun], float]]] = {
         "penstock_items_total": ("counter", "Items delivered in this epoch", lambda run: _float(run.last, "items")),
         "penstock_items_per_second": (
             "gauge",

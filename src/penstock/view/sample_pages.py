@@ -12,7 +12,7 @@ from penstock.codecs.registry import codec_of
 from penstock.errors import PlanError
 from penstock.formats.tar.reader import TarReader
 from penstock.view.browser import Browser, ShownSample, field_spans, parse_position
-from penstock.view.layout import field_view, large_note, link, note, table
+from penstock.view.layout import data_table, field_view, large_note, link, note
 
 DEFAULT_COUNT, MAX_COUNT = 40, 200
 _CARD_KINDS = ("image", "audio", "array", "text", "json", "bytes")  # what a card shows, the first of these
@@ -234,19 +234,19 @@ def _where(browser: Browser, sample: ShownSample) -> Markup:
     reader = browser.readers[sample.place.leaf]
     rows: list[tuple[Any, Any, Any]] = []
     if isinstance(reader, TarReader):
-        spans = field_spans(reader.index(sample.place.shard), sample.place.index)
+        spans = field_spans(reader.index(sample.place.shard), sample.place.row)
         rows = [(name, f"{start:,}", size_text(size)) for name, (start, size) in spans.items()]
     facts = tag(
         "dl",
         tag("dt", "Shard"),
         tag("dd", sample.shard),
         tag("dt", "Number in the shard"),
-        tag("dd", f"{sample.place.index:,}"),
+        tag("dd", f"{sample.place.row:,}"),
     )
     return tag(
         "section",
         tag("h2", "Where it is stored"),
         facts,
-        table(("Field", "Offset", "Size"), rows) if rows else None,
+        data_table(("Field", "Offset", "Size"), rows) if rows else None,
         class_="field",
     )

@@ -21,7 +21,7 @@ from penstock.inspection.verify import (
 )
 from penstock.storage import redacted, url_patterns
 from penstock.view.browser import Browser
-from penstock.view.layout import link, note, table
+from penstock.view.layout import data_table, link, note
 
 _MAX_ROWS = 500  # shards on a page
 _WORKERS = 2
@@ -106,12 +106,12 @@ def shards_page(browser: Browser, task: VerifyTask, start: int) -> list[Any]:
         name = tag("a", url.rpartition("/")[2] or url, href=link("/samples", at=first)) if first is not None else url
         rows.append((name, samples, size_text(size) if size is not None else "", _state(task, url)))
     total = sum(size for size in known.values())
-    size = f", {size_text(total)}" if total else ""
+    whole = f", {size_text(total)}" if total else ""
     more = start + _MAX_ROWS < len(browser.shards)
     return [
-        tag("h1", "Shards", tag("small", f"{len(browser.shards):,}{size}")),
+        tag("h1", "Shards", tag("small", f"{len(browser.shards):,}{whole}")),
         verify_panel(task),
-        table(("Shard", "Samples", "Bytes", "Checksum"), rows),
+        data_table(("Shard", "Samples", "Bytes", "Checksum"), rows),
         tag("p", tag("a", "More shards", href=link("/shards", at=start + _MAX_ROWS), rel="next")) if more else None,
     ]
 
