@@ -303,7 +303,7 @@ def _preview_array(array: Array) -> Preview:
 
 def _is_picture(array: Array) -> bool:
     if array.dtype == np.uint8 and array.ndim == 2:
-        return min(array.shape) >= 8
+        return bool(min(array.shape) >= 8)
     if array.ndim != 3 or array.dtype not in (np.uint8, np.float32, np.float16, np.float64):
         return False
     height, width, channels = _channels_last(array).shape
