@@ -175,7 +175,10 @@ class Answers:
 
     def _identities(self, request: Mapping[str, Any]) -> list[Any]:
         epoch, pieces = self._known_pieces(request)
-        return [list(identity) for identity in self._program.identities(self._pipeline.order(epoch), pieces)]
+        return [
+            [identity.source, identity.shard, identity.index]
+            for identity in self._program.identities(self._pipeline.order(epoch), pieces)
+        ]
 
     def _dropped(self, request: Mapping[str, Any]) -> list[Any]:
         epoch, pieces = self._known_pieces(request)

@@ -326,7 +326,8 @@ class RemoteRun:
 
     def _record(self, message: _Arrived) -> None:
         for place, stage, problem in message.header.get("skips", ()):
-            self._skipped.append(Skipped(0, Place(*place), stage, problem))
+            facts = (tuple(fact) if isinstance(fact, list) else fact for fact in place)
+            self._skipped.append(Skipped(0, Place(*facts), stage, problem))
         if self._skipped and "skips" in message.header:
             self._check_limit()
         if self._on_delivered is not None:

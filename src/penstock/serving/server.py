@@ -257,7 +257,8 @@ class _reported:
             raise self._flight.FlightServerError(str(exc), json.dumps(error_json(exc)).encode()) from None
         if isinstance(exc, Exception):
             log.error("a request failed", exc_info=exc)
-            raise self._flight.FlightInternalError("the server failed; its log says why") from None
+            failed = error_json(EngineError("the server failed to answer a request; its log says why"))
+            raise self._flight.FlightServerError(failed[1], json.dumps(failed).encode()) from None
 
 
 def serve(
