@@ -147,14 +147,15 @@ def serving_table(server: Server, rates: ConsumerRates) -> Group:
     """Return the table that is shown: a line for each consumer, then the stages and the bottleneck."""
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     from penstock.engines.report import table
 
     rows = rates.update(server.consumers(), time.monotonic())
-    title = f"{server.address}: {counted(len(rows), 'consumer')}"
-    grid = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    title = Text(f"{server.address}: {counted(len(rows), 'consumer')}")
+    grid = Table(box=None, padding=(0, 1, 0, 0))
     for heading in ("rank", "from", "batches/s", "MB/s", "MB ready"):
         grid.add_column(heading, justify="left" if heading in ("rank", "from") else "right", no_wrap=True)
     for rank, peer, batches, megabytes, ready in sorted(rows):
         grid.add_row(rank, peer, f"{batches:,.1f}", f"{megabytes:,.1f}", f"{ready:,.1f}")
-    return Group(grid, table(server.stats()))
+    return Group(title, grid, table(server.stats()))

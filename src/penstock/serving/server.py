@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -229,9 +230,16 @@ def _flight_server(
         options |= {} if client_ca is None else {"verify_client": True, "root_certificates": client_ca}
     location = str(Address(address.host, address.port, certificate is not None))
     try:
+        if address.port:  # gRPC would share the port with another server
+            socket.create_server((address.host, address.port), family=_family(address.host)).close()
         return FlightServer(location, **options)
-    except (OSError, arrow_flight.FlightError) as exc:
-        raise EngineError(f"the server cannot listen at {location}: {exc}") from exc
+    except Exception as exc:
+        reason = getattr(exc, "strerror", None) or exc
+        raise EngineError(f"the server cannot listen at {location}: {reason}") from exc
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _until_ended(server: Server, stream: BatchStream) -> Iterator[Any]:
