@@ -72,6 +72,13 @@ def test_three_ranks_resume_after_one_of_four_was_killed(run: RunExample, tmp_pa
     assert _verify_ledger(tmp_path, 1) >= 601 - 2
 
 
+def test_two_ranks_train_on_while_one_of_two_servers_is_killed(run: RunExample, tmp_path: Path) -> None:
+    text = run(_example("serve.py"), "--samples", "400", "--epochs", "1", folder=tmp_path)
+    assert "killed one of 2 servers at step 5" in text
+    assert "every sample came exactly once" in text
+    assert _verify_ledger(tmp_path, 1) == 400
+
+
 def test_accelerate_distributes_every_sample_once(run: RunExample, tmp_path: Path) -> None:
     text = run(*TORCHRUN, "2", _example("accelerated.py"), "--samples", "200", folder=tmp_path)
     assert "epoch 1: every sample once, by 2 processes" in text
