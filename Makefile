@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 quietly = output=$$($(1) 2>&1) || { printf '%s\n' "$$output" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench fix clean
+.PHONY: help demo test test-all check bench docs dist fix clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 12
@@ -46,6 +46,15 @@ check: $(STAMP) ## lint, format, types and floors
 
 bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch ROUNDS=3 for a part of it
 	@$(BIN)/python benchmarks/run.py $(CASE) $(if $(PEERS),--peers $(PEERS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(BENCH)
+
+docs: $(STAMP) ## build the site into build/site, strictly and without a network
+	@$(call quietly,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
+	@echo 'build/site/index.html'
+
+dist: $(STAMP) ## build the wheel and the sdist, and try both in an empty environment
+	@rm -rf dist
+	@$(call quietly,$(BIN)/python -m build --no-isolation --outdir dist .)
+	@$(BIN)/python tests/try_dist.py dist
 
 fix: $(STAMP) ## mend what lint and format can mend by themselves
 	@$(call quietly,$(BIN)/ruff check --fix .)

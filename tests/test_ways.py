@@ -1,0 +1,84 @@
+"""The pages for those who come from other libraries, and the figures and pictures of README."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WAYS = sorted((ROOT / "docs" / "ways").glob("*.md"))
+BLOCK = re.compile(r"(<!-- not run:[^>]*-->\n)?```python\n(.*?)```", re.DOTALL)
+CONVERSIONS = ("from-webdataset-ddp.md", "from-huggingface.md", "from-ray-data.md")
+
+
+def _blocks(page: Path) -> list[str]:
+    return [code for _, code in BLOCK.findall(page.read_text())]
+
+
+@pytest.mark.parametrize("page", WAYS, ids=lambda page: page.stem)
+def test_blocks_that_are_not_run_are_python(page: Path) -> None:
+    for code in _blocks(page):
+        compile(code, page.name, "exec")
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_a_program_gets_shorter(name: str) -> None:
+    before, after = _blocks(ROOT / "docs" / "ways" / name)
+    lengths = [len([line for line in code.splitlines() if line.strip()]) for code in (before, after)]
+    assert lengths[1] < lengths[0]
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_the_program_for_ray_data_runs(photo_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    shutil.copytree(photo_shards / "photos", tmp_path / "photos")
+    monkeypatch.chdir(tmp_path)
+    before, after = _blocks(ROOT / "docs" / "ways" / "from-ray-data.md")
+    # Workers of the tests' Ray began in another folder.
+    before = before.replace('"photos"', repr(str(tmp_path / "photos"))).replace("predictions-ray", f"{tmp_path}/ray")
+    progress = ray.data.DataContext.get_current()
+    monkeypatch.setattr(progress, "enable_progress_bars", False)
+    predictions: list[dict[str, int]] = []
+    for code, folder in ((before, "ray"), (after, "predictions")):
+        exec(compile(code, "from-ray-data.md", "exec"), {"__name__": "__main__"})
+        rows = ray.data.read_parquet(str(tmp_path / folder)).take_all()
+        predictions.append({Path(row["path"]).name + Path(row["path"]).parent.name: row["prediction"] for row in rows})
+    assert predictions[0] == predictions[1]
+
+
+def test_the_speed_table_is_short_and_its_figures_are_measured() -> None:
+    readme, measured = (ROOT / "README.md").read_text(), (ROOT / "docs" / "benchmarks.md").read_text()
+    table = readme.partition("## Speed")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2:5] for line in table.splitlines() if line.startswith("|")][2:]
+    assert 1 <= len(rows) <= 8
+    for ours, other, ratio in rows:
+        (figure,), (theirs,) = (re.findall(r"[\d,]*\d(?= \w+/s)", cell) for cell in (ours, other))
+        assert figure in measured, figure
+        assert theirs in measured, theirs
+        quotient = int(figure.replace(",", "")) / int(theirs.replace(",", ""))
+        assert abs(float(ratio.strip().removesuffix("x")) / quotient - 1) < 0.07, (ours, other, ratio)
+
+
+def _terminal() -> ModuleType:
+    spec = spec_from_file_location("terminal", ROOT / "docs" / "pictures" / "terminal.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_of_the_terminal_shows_what_the_commands_print() -> None:
+    terminal = _terminal()
+    drawn = (ROOT / "docs" / "pictures" / "terminal.svg").read_text()
+    without_figures = re.compile(r"[\d,]{4,}")  # sizes of JPEGs differ between versions of libjpeg
+    expected = terminal.draw(terminal.transcript())
+    assert re.findall(r">([^<]+)</text>", without_figures.sub("#", drawn)) == re.findall(
+        r">([^<]+)</text>", without_figures.sub("#", expected)
+    )
