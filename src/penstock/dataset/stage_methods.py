@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from numbers import Integral
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, Unpack
 
 from penstock import relations
@@ -39,6 +40,7 @@ from penstock.plan import (
     Repeat,
     Resources,
     Select,
+    SharedStages,
     Shuffle,
     Slice,
     Sort,
@@ -528,9 +530,16 @@ class StageMethods:
         return self._with(self.plan.shard(Cut(rank, world, cut, uneven, this_worker() is not None)))
 
     def split(self, n: int, equal: bool = False) -> list[Self]:
-        """Cut the dataset into ``n`` disjoint ones that can be pickled; ``equal`` drops at most n-1 samples."""
+        """Cut the dataset into ``n`` disjoint ones that can be pickled; ``equal`` drops at most n-1 samples.
+
+        On Ray, the parts share one set of workers for the stages before the split, wherever each part is read.
+        """
         n = check_count("split", n, least=1)
-        return [self.shard(rank, n, uneven="drop" if equal else "keep") for rank in range(n)]
+        uneven: Literal["drop", "keep"] = "drop" if equal else "keep"
+        shared = SharedStages(token_hex(8), len(self.plan.body))
+        in_worker = this_worker() is not None
+        cuts = [Cut(rank, n, "range", uneven, in_worker, shared) for rank in range(n)]
+        return [self._with(self.plan.shard(cut)) for cut in cuts]
 
     streaming_split = split
 

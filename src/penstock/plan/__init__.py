@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from penstock.plan.values import Recut as Recut
     from penstock.plan.values import Resources as Resources
     from penstock.plan.values import Scope as Scope
+    from penstock.plan.values import SharedStages as SharedStages
     from penstock.plan.values import check_callable as check_callable
     from penstock.plan.values import check_choice as check_choice
     from penstock.plan.values import check_count as check_count

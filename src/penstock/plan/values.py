@@ -117,6 +117,19 @@ EVERYTHING = Fields()
 
 
 @dataclass(frozen=True, slots=True)
+class SharedStages:
+    """What the parts of one ``split`` have in common: on a cluster, one set of workers runs these stages for all.
+
+    Attributes:
+        token: A name that no other split has.
+        count: How many stages the dataset had before it was split.
+    """
+
+    token: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
     """How the order is cut, and for which rank.
 
@@ -129,6 +142,7 @@ class Cut:
     kind: CutKind = "range"
     uneven: Uneven = "keep"
     in_loader_worker: bool = field(default=False, compare=False)  # created in a DataLoader worker, for that worker
+    shared: SharedStages | None = field(default=None, compare=False, repr=False)  # what parts of one split share
 
     def __post_init__(self) -> None:
         check_choice("cut", self.kind, get_args(CutKind))

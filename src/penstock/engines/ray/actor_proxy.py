@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
+from secrets import token_hex
 from typing import Any, ClassVar
 
 from penstock.engines.local.block_codec import decode_error, raise_startup_error
@@ -28,7 +29,7 @@ from penstock.engines.local.worker_proxy import ProxyClosed, RemoteWorkerProxy, 
 from penstock.engines.program import Segment
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
 from penstock.engines.ray.origin_codec import encode_origin
-from penstock.engines.ray.placement import Need, Node, grant_workers
+from penstock.engines.ray.placement import Need, Node, describe_free, grant_workers
 from penstock.engines.ray.session import import_ray
 from penstock.engines.read_stage import Finder, Span
 from penstock.plan import Block, Context, JoinableItems, Origin, PlacedStage, join_columns
@@ -37,6 +38,10 @@ log = logging.getLogger("penstock")
 
 _CHECK_S = 5.0  # interval at which a worker that waits for resources of the cluster is checked
 _CHECKS_BEFORE_WARNING = 6
+_CHECKS_PER_MINUTE = 12
+_JOINS = 20  # attempts to find or start a shared actor, while the last one of its name is ending
+_JOIN_PAUSE_S = 0.5
+NAMESPACE = "penstock"  # of the names of shared actors
 
 
 @dataclass(slots=True, eq=False)
@@ -169,6 +174,7 @@ class ActorPayload:
     is_last: bool  # no other segment in the cluster processes its items
     nodes: Callable[[], list[Node]]
     pool: Pool | None = None
+    shared: str | None = None  # the name of the actors, if other processes use them, too
     on: ClassVar[str] = "actors"
     _stored: LazyObjectRef = field(init=False)
     _actor_class: Any = None
@@ -221,18 +227,22 @@ class ActorPayload:
         """Do nothing: an actor that is starting can be killed like any other."""
 
     def start(self, device: Any) -> Actor:
-        """Request an actor; the cluster decides on its device."""
-        return Actor(self)
+        """Request an actor; the cluster decides on its device, and ``device`` is the number of the worker."""
+        return Actor(self, device)
 
     def take_idle(self) -> Any | None:
         """Return an idle actor of an earlier run, or ``None``."""
-        return _idle_actors.take(self.kind(), self.cpus)
+        return None if self.shared is not None else _idle_actors.take(self.kind(), self.cpus)
 
-    def new_actor(self) -> Any:
-        """Return a new actor, which may have to wait for resources of the cluster."""
+    def new_actor(self, number: int) -> Any:
+        """Return a new actor, which may have to wait for resources of the cluster; a shared one may be running."""
         if self._actor_class is None:
             self._actor_class = import_ray().remote(ActorWorker)
-        resources = {"num_cpus": self.cpus, "num_gpus": self.need.gpus, "memory": self.need.memory or None}
+        resources: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.need.gpus}
+        resources["memory"] = self.need.memory or None
+        if self.shared is not None:  # it outlives the process that started it, and ends when nobody uses it
+            named = {"name": f"{self.shared}-{number}", "namespace": NAMESPACE, "get_if_exists": True}
+            resources |= named | {"lifetime": "detached"}
         # Spread over all nodes, and never inside the placement group of a caller that is an actor itself.
         actor_class = self._actor_class.options(
             **resources, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
@@ -248,33 +258,39 @@ class ActorPayload:
         context = import_ray().get_runtime_context()
         return context.gcs_address, context.get_job_id(), self.need.cpus, self.need.gpus, self.need.memory
 
-    def load_into(self, actor: Any) -> Any:
+    def load_into(self, actor: Any, user: str) -> Any:
         """Make an actor construct its functions; return the reference of its reply."""
         objects = [self._stored] if self.sources is None else [self._stored, self.sources.stored]
-        return actor.load.remote([lazy.ref() for lazy in objects], sys.path, os.getcwd(), self.timeout_s)
+        refs, shared = [lazy.ref() for lazy in objects], self.shared is not None
+        return actor.load.remote(refs, sys.path, os.getcwd(), self.timeout_s, user, shared)
 
 
 class Actor:
     """One actor; a ``RemoteWorker``."""
 
-    def __init__(self, payload: ActorPayload) -> None:
+    def __init__(self, payload: ActorPayload, number: int) -> None:
         """Take an idle actor, or request a new one."""
         self._ray = import_ray()
-        self._payload = payload
+        self._payload, self._number = payload, number
+        self._user = token_hex(8)  # tells the users of a shared actor apart
         self._node: str | None = None
         self.cpu_s = 0.0
         self.retried = 0
         idle = payload.take_idle()
         self._reused = idle is not None
-        self._actor = payload.new_actor() if idle is None else idle
+        self._actor = payload.new_actor(number) if idle is None else idle
+        self._joins = _JOINS if payload.shared is not None else 0
 
     def wait_ready(self) -> None:
         try:
             kind, fact = self._startup_reply()
         except self._ray.exceptions.RayError as exc:
-            if not self._reused:
+            if not (self._reused or self._joins):
                 raise self._death(exc, "at its start") from None
-            self._reused, self._actor = False, self._payload.new_actor()
+            if self._joins:  # the actor that was found by its name was about to end
+                self._joins -= 1
+                time.sleep(_JOIN_PAUSE_S)
+            self._reused, self._actor = False, self._payload.new_actor(self._number)
             return self.wait_ready()
         if kind == "raise":
             self.close()
@@ -282,13 +298,16 @@ class Actor:
         self._node = fact
 
     def _startup_reply(self) -> tuple[str, Any]:
-        ready = self._payload.load_into(self._actor)
+        ready = self._payload.load_into(self._actor, self._user)
+        need = self._payload.need
         for check in count(1):
             if self._ray.wait([ready], timeout=_CHECK_S)[0]:
                 break
-            grant_workers([self._payload.need], self._payload.nodes(), 1.0)
-            if check == _CHECKS_BEFORE_WARNING:
-                log.warning("%s: a worker is still waiting for resources of the cluster", self._payload.need.name)
+            grant_workers([need], self._payload.nodes(), 1.0)
+            if check >= _CHECKS_BEFORE_WARNING and (check - _CHECKS_BEFORE_WARNING) % _CHECKS_PER_MINUTE == 0:
+                free = describe_free(self._ray.available_resources())
+                waited = "%s: a worker has been waiting for %d s to start with %s on the cluster, where %s"
+                log.warning(waited, need.name, check * _CHECK_S, need.describe(), free)
         reply: tuple[str, Any] = self._ray.get(ready)
         return reply
 
@@ -310,8 +329,9 @@ class Actor:
     def _send(self, origin: Origin, kind: str, number: int, encoded: Any, items: Any) -> tuple[Any, Any]:
         """Send a message; return the references of the reply's fields and of its items."""
         call = self._actor.work.options(num_returns=2)
+        key = (self._user, number)
         if encoded is None:
-            reply, ref = call.remote(kind, number, None, [])
+            reply, ref = call.remote(kind, key, None, [])
             return reply, ref
         _, keys, inputs, *rest = encoded
         sources = self._payload.sources
@@ -321,7 +341,7 @@ class Actor:
             packed, slices = [part[0].ref for part in items.parts], [part[1:] for part in items.parts]
         elif not is_unread(origin, items):
             packed, slices = [pack_object(items)], [(0, len(items))]
-        reply, ref = call.remote(kind, number, dumps((encoded_origin, (keys, inputs, *rest))), slices, *packed)
+        reply, ref = call.remote(kind, key, dumps((encoded_origin, (keys, inputs, *rest))), slices, *packed)
         return reply, ref
 
     def _decode_reply(self, reply: bytes, ref: Any) -> tuple[tuple[Any, ...], bool]:
@@ -352,13 +372,18 @@ class Actor:
 
     def kill(self) -> None:
         with suppress(Exception):  # the actor is gone, or Ray is
-            self._ray.kill(self._actor)
+            if self._payload.shared is not None:  # others use it
+                self._actor.stop.remote(self._user)
+            else:
+                self._ray.kill(self._actor)
 
     def close(self) -> None:
         """Let the actor clean up, then keep it briefly for another run; kill it if that fails."""
         try:
-            self._ray.get(self._actor.stop.remote(), timeout=ABORT_TIMEOUT_S)
-            self._payload.keep_idle(self._actor)
+            stopped = self._actor.stop.remote(self._user)
+            if self._payload.shared is None:
+                self._ray.get(stopped, timeout=ABORT_TIMEOUT_S)
+                self._payload.keep_idle(self._actor)
         except Exception:  # the actor is gone or busy, or Ray is gone
             self.kill()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import sys
@@ -22,6 +23,7 @@ from penstock.engines.read_stage import Finder
 from penstock.plan import Block, Context, PlacedStage, join_columns
 
 IDLE_TIMEOUT_S = 6.0  # how long an actor waits for another run: a new one takes a second or two to start
+ABANDONED_S = 60.0  # without a call, after which a shared actor ends: a user that comes back later starts another
 _CHECK_S = 0.5
 _CHECKS_PER_TIMEOUT = 10  # checks of the time spent on an item before it exceeds the limit
 
@@ -39,11 +41,16 @@ class ActorWorker:
         self._heartbeat = Heartbeat()
         self._timeout_s: float | None = None
         self._idle_since: float | None = time.monotonic()  # None while a run uses it
-        self._in_progress: dict[int, Iterator[tuple[Block, bool]]] = {}
+        self._in_progress: dict[tuple[str, int], Iterator[tuple[Block, bool]]] = {}  # by user and number of the block
+        self._users: set[str] = set()
+        self._shared = False
+        self._last_call = time.monotonic()  # infinity during a call
         threading.Thread(target=self._watch, name="penstock watch", daemon=True).start()
 
-    def load(self, refs: list[Any], path: list[str], folder: str, timeout_s: float | None) -> tuple[str, Any]:
-        """Construct the functions of a run.
+    def load(
+        self, refs: list[Any], path: list[str], folder: str, timeout_s: float | None, user: str, shared: bool
+    ) -> tuple[str, Any]:
+        """Construct the functions of a run, unless another user of a shared actor did.
 
         Args:
             refs: References to the pickled stages and contexts and, if this actor reads samples, to the sources. They
@@ -51,13 +58,19 @@ class ActorWorker:
             path: The module search path of the run.
             folder: The working directory of the run, for relative paths; that of a node may differ.
             timeout_s: The maximum time for one item.
+            user: The worker proxy that uses the actor.
+            shared: Whether other proxies, also in other processes, use the actor with the same functions.
 
         Returns:
             ``("ready", node id)``, or ``("raise", encoded error)``.
         """
         import ray
 
-        self._idle_since, self._timeout_s = None, timeout_s
+        self._idle_since, self._timeout_s, self._shared = None, timeout_s, shared
+        self._last_call = time.monotonic()
+        self._users.add(user)
+        if shared and self._stages:
+            return "ready", ray.get_runtime_context().get_node_id()
         with suppress(OSError):  # this machine has no such folder
             os.chdir(folder)
         sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
@@ -66,6 +79,7 @@ class ActorWorker:
             self._finder = finders[0] if finders else None
             self._stages, self._contexts = self._construct(payload)
         except BaseException as exc:  # raised by the run
+            self._users.discard(user)
             return "raise", encode_error(exc)
         return "ready", ray.get_runtime_context().get_node_id()
 
@@ -79,7 +93,12 @@ class ActorWorker:
         return stages, contexts
 
     def work(
-        self, kind: str, number: int, encoded: bytes | None, slices: list[tuple[int, int]], *packed: PackedBytes
+        self,
+        kind: str,
+        number: tuple[str, int],
+        encoded: bytes | None,
+        slices: list[tuple[int, int]],
+        *packed: PackedBytes,
     ) -> ActorReply:
         """Start block ``number`` (``"run"``) or continue it (``"next"``), and return its next part.
 
@@ -87,6 +106,7 @@ class ActorWorker:
 
         Its items are slices of ``packed`` objects, one after another; without any, the actor reads its samples.
         """
+        self._last_call = math.inf
         try:
             if kind == "drop":
                 self._in_progress.pop(number, None)
@@ -110,6 +130,7 @@ class ActorWorker:
             return dumps(("raise", encode_error(exc))), None
         finally:
             self._heartbeat.clear()
+            self._last_call = time.monotonic()
 
     def _begin(self, encoded: bytes, items: Sequence[Any] | None) -> Iterator[tuple[Block, bool]]:
         unread = items is None
@@ -131,8 +152,13 @@ class ActorWorker:
     def _counts(self) -> tuple[float, int]:
         return time.process_time(), sum(ctx.retried for ctx in self._contexts)
 
-    def stop(self) -> None:
-        """Release everything that belongs to the run, and wait for another one for ``IDLE_TIMEOUT_S``."""
+    def stop(self, user: str) -> None:
+        """Release what belongs to a user; after the last one, wait for another for ``IDLE_TIMEOUT_S``."""
+        self._users.discard(user)
+        for number in [number for number in self._in_progress if number[0] == user]:
+            del self._in_progress[number]
+        if self._users:
+            return
         for placed, ctx in zip(self._stages, self._contexts, strict=True):
             placed.stage.finish(ctx)
         self._stages, self._contexts, self._finder, self._timeout_s = [], [], None, None
@@ -150,6 +176,9 @@ class ActorWorker:
             if since is not None and since == self._idle_since and time.monotonic() - since > IDLE_TIMEOUT_S:
                 self._call_exit()
                 return
+            if self._shared and time.monotonic() - self._last_call > ABANDONED_S:  # its users may have been killed
+                self._users.clear()
+                self._idle_since = self._idle_since or time.monotonic() - IDLE_TIMEOUT_S
 
     def _call_exit(self) -> None:
         """Have Ray call ``exit_if_idle`` between two other calls, as Ray requires."""

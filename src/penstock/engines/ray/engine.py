@@ -192,6 +192,7 @@ def _pool_specs(
             slots = program.arrangement.slots
             payload = ActorPayload.of(copying, contexts, own_sources, read_locally, slots, is_last)
             payload.need, payload.nodes = _need(copying), _nodes
+            payload.shared = _shared_name(program, segment, len(pools))
             pools.append((segment, copying, payload))
     grants = grant_workers([payload.need for _, _, payload in pools], cluster.nodes, cluster.spare)
     pool_specs = {}
@@ -202,6 +203,16 @@ def _pool_specs(
         pool_specs[id(segment)] = PoolSpec(copying, *workers, [None], payload)
     release_idle(payload for _, _, payload in pools)
     return pool_specs, sources
+
+
+def _shared_name(program: Program, segment: Segment, number: int) -> str | None:
+    """Return the name under which the parts of one split share the actors of a segment; None if they do not."""
+    shared = program.plan.cut.shared if program.plan.cut is not None else None
+    if shared is None or program.plan.cut is None or program.plan.cut.world == 1:
+        return None
+    # Stages of branches have large numbers; they are all before the split.
+    before = all(placed.number < shared.count or placed.number >= 1000 for placed in segment.stages)
+    return f"penstock-{shared.token}-{number}" if before else None
 
 
 def _need(segment: Segment) -> Need:
@@ -286,7 +297,7 @@ class _RayRun(PooledRun):
 
     def _remote_proxy(self, payload: SegmentPayload, device: Any, meter: Meter, number: int) -> WorkerProxy:
         assert isinstance(payload, ActorPayload)
-        return ActorWorkerProxy(payload, device, meter, self.meters, number)
+        return ActorWorkerProxy(payload, number, meter, self.meters, number)  # its number tells shared actors apart
 
 
 _registered: list[bool] = []

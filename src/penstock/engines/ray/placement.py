@@ -132,6 +132,12 @@ def _grow(needs: Sequence[Need], free: list[Node], default_cpus: float, cores: f
     return counts
 
 
+def describe_free(resources: Node) -> str:
+    """Return what is free on all nodes together as text."""
+    cores, gpus, memory = (resources.get(name, 0) for name in ("CPU", "GPU", "memory"))
+    return f"{cores:g} cores, {gpus:g} GPUs and {memory / 1e9:.1f} GB are free"
+
+
 def _describe(nodes: Sequence[Node]) -> str:
     """Return the resources of the cluster as text."""
     texts = [
