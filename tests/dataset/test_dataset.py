@@ -224,3 +224,12 @@ def test_the_length_counts_what_an_iteration_yields_after_shards_were_added_or_r
     assert len(nested) == len(list(nested)) == 9
     assert len(folder) == len(list(folder)) == folder.count() == 5
     assert folder[4] == {"x": 4}
+
+
+def test_what_ray_train_looks_up_is_answered_with_what_to_pass() -> None:
+    ds = numbers((3,))
+    with pytest.raises(AttributeError, match=r"Ray Train takes datasets=\{'train': ds.to_ray\(\)\}"):
+        ds.name  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+        ds.nothing  # noqa: B018
+    assert not hasattr(ds, "set_name")

@@ -83,3 +83,16 @@ def test_explain_says_whether_global_batches_depend_on_the_world() -> None:
 def test_explain_names_the_stage_that_prevents_a_recut() -> None:
     assert "can be restored under any number of ranks" in numbers((3,)).batched(2).explain()
     assert "batched(3) prevents this plan" in numbers((3,)).batched(2).batched(3).explain()
+
+
+def test_explain_shows_what_workers_request() -> None:
+    class Model:
+        def __call__(self, batch: dict[str, object]) -> dict[str, object]:
+            return batch
+
+    ds = ps.read_tar("shards-{00..03}.tar", workers=3).decode(workers=(1, 2), cpus=0.5)
+    ds = ds.map_batches(Model, 100, workers=1, gpus=2, memory="1GB").on("ray")
+    text = ds.explain()
+    assert "actors, workers 3: read" in text
+    assert "actors, workers (1, 2), cpus 0.5: decode()" in text
+    assert "actors, workers 1, gpus 2, memory 1,000,000,000 bytes, 100 rows in a call: map_batches(Model" in text

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import penstock as ps
 from penstock.errors import DataError, PlanError, StageError
 from penstock.formats.tables.columns import ArrowColumns
 from penstock.order import I64
@@ -358,3 +359,14 @@ def test_bytes_and_text_of_the_same_value_are_on_the_same_side() -> None:
     for number in range(20):
         sides = [_run(SplitBy("k", 0.5, 0, True), {"k": value}) for value in (f"v{number}", f"v{number}".encode())]
         assert len(sides[0]) == len(sides[1])
+
+
+def test_numbers_that_came_as_pythons_leave_map_batches_as_such() -> None:
+    def halved(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "half": batch["label"] // 2, "score": batch["score"] * 2}
+
+    items = [{"label": 3, "score": 0.5, "flag": True, "np": np.int64(7)}, {"label": 4, "score": 2, "flag": None}]
+    rows = [ps.from_items([item]).map_batches(halved).first() for item in items]
+    assert [type(rows[0][name]) for name in ("label", "score", "flag", "np")] == [int, float, bool, np.int64]
+    assert [type(rows[1][name]) for name in ("label", "score")] == [int, int]
+    assert isinstance(rows[0]["half"], np.int64)  # a new field is what the function made

@@ -16,7 +16,7 @@ def explain_plan(program: Program) -> str:
     for level in program.levels:
         if level.head is not None:
             lines.append(f"at the consumer: {level.head.stage.describe()}")
-        lines += [_segment(segment) for segment in level.segments]
+        lines += [_segment(segment, plan.engine.name) for segment in level.segments]
     fields = program.fields[0]
     if fields.only is not None:
         lines.append(f"fields read: {', '.join(sorted(fields.only)) or 'none'}")
@@ -29,12 +29,17 @@ def explain_plan(program: Program) -> str:
     return "\n".join(lines)
 
 
-def _segment(segment: Segment) -> str:
+def _segment(segment: Segment, engine: str) -> str:
     resources = segment.resources
     if resources is None:
         return f"inline: {segment.describe()}"
-    workers = "as many workers as cores" if resources.workers is None else f"workers {resources.workers}"
-    return f"{resources.on}, {workers}: {segment.describe()}"
+    facts = ["actors" if engine == "ray" else resources.on]
+    facts.append("as many workers as cores" if resources.workers is None else f"workers {resources.workers}")
+    facts += [f"cpus {resources.cpus:g}"] if resources.cpus is not None else []
+    facts += [f"gpus {resources.gpus:g}"] if resources.gpus else []
+    facts += [f"memory {resources.memory:,} bytes"] if resources.memory is not None else []
+    facts += [f"{segment.rows} rows in a call"] if segment.rows > 1 else []
+    return f"{', '.join(facts)}: {segment.describe()}"
 
 
 def short_repr(value: Any) -> str:

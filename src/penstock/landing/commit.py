@@ -18,6 +18,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -47,6 +48,8 @@ from penstock.storage.protocol import exists, scheme
 
 Mode = Literal["new", "replace", "append"]
 MODES: tuple[Mode, ...] = ("new", "replace", "append")
+_LONG_RUN_S = 10.0  # from which a run is worth an advice
+_LIMIT_SHARE = 0.5  # of its time
 _UPLOADS = 4  # at the same time, when drafts are committed
 _OLD_JOURNALS = (".penstock-{0}/journal.json", ".penstock-{0}/names.json", ".rows.{0}.partial", ".{1}.partial")
 _OLD_TAR_JOURNAL = ".penstock-pack.json"
@@ -670,16 +673,29 @@ def land(
             except StateError as exc:
                 raise PlanError(f"{exc}; mode='replace' starts over") from exc
             remaining = None if samples.total is None else max(0, samples.total - done)
+            begun, writing_s = time.monotonic(), 0.0
             with closing(samples), Progress(title, remaining, shown=progress) as bar:
                 sink.open(landing, samples)
                 try:
                     for items in samples:
+                        since = time.monotonic()
                         sink.add(items)
+                        writing_s += time.monotonic() - since
                         bar.add(len(items))
                     sink.close()
                 finally:
                     sink.drop()
+            if program.plan.engine.name == "ray":
+                _warn_if_limit(writing_s, time.monotonic() - begun)
             return landing.commit(samples.skipped, classes)
+
+
+def _warn_if_limit(writing_s: float, whole_s: float) -> None:
+    """Say that writing in this process was the limit of a run on a cluster, if it was."""
+    if whole_s > _LONG_RUN_S and writing_s > _LIMIT_SHARE * whole_s:
+        share = 100 * writing_s / whole_s
+        advice = "shards=n lets the cluster write n files in parallel, and no samples pass through this process"
+        logging.getLogger("penstock").warning("this process spent %.0f%% of the run on writing; %s", share, advice)
 
 
 def check_mode(mode: Any) -> None:

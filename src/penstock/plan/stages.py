@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from penstock.errors import DataError, PlanError, StageError
 from penstock.order import name_hash
 from penstock.plan.block import Block, Context, Place
@@ -14,6 +16,8 @@ from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns
 from penstock.plan.stage import EachStage, Filter, FlatMap, Map, MissingField, sample_error
 from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes_parameter
+
+_PLAIN = {"i8": int, "f8": float, "b1": bool}  # what arrays of Python's numbers have as type, and what they were
 
 
 def bind_parameters(fn: Callable[..., Any], ctx: Context) -> Callable[..., Any]:
@@ -194,10 +198,26 @@ def _call_rows(call: Callable[..., Any], items: Sequence[Any], rngs: list[Any] |
     if not isinstance(items, Columns) and not isinstance(items[0], dict):
         raise TypeError(f"map_batches needs samples with fields, not {type(items[0]).__name__}")
     result = _returned(call(collate(items), *(rngs or ())))
-    out = uncollate(result) if isinstance(result, dict) else list(result)
+    out = uncollate(_plain_numbers(result, items)) if isinstance(result, dict) else list(result)
     if len(out) != len(items):
         problem = f"{len(items)} rows in, {len(out)} rows out"
         raise RowCountError(f"{problem}: the function of map_batches must return one row for each row")
+    return out
+
+
+def _plain_numbers(result: dict[str, Any], items: Sequence[Any]) -> dict[str, Any]:
+    """Return a result in which numbers that came as Python's are Python's again, row by row: stacking changes them."""
+    if isinstance(items, Columns):
+        return result
+    out = dict(result)
+    for name, column in result.items():
+        kind = _PLAIN.get(column.dtype.str[1:]) if isinstance(column, np.ndarray) and column.ndim == 1 else None
+        if kind is not None and len(column) == len(items) and type(items[0].get(name)) is kind:
+            plain = column.tolist()
+            same = (type(item.get(name)) is kind for item in items)
+            out[name] = [
+                value if is_same else column[row] for row, (value, is_same) in enumerate(zip(plain, same, strict=True))
+            ]
     return out
 
 

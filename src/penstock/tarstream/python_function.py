@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from penstock.codecs.registry import encode
-from penstock.dataset import read_tar
+from penstock.dataset import Dataset, read_tar
 from penstock.errors import DataError, PlanError
 from penstock.formats.tar.archive import EncodedSamples, encode_sample
 from penstock.plan.values import WorkerKind
@@ -86,6 +86,24 @@ def _encode(result: Any, sample: dict[str, Any]) -> dict[str, Any]:
     return {"__key__": result.get("__key__", sample["__key__"]), "__url__": sample["__url__"], **fields}
 
 
+def samples_of(
+    urls: list[str], name: str, *, parallel: int, decode: str | None, on_error: str, timeout_s: float | None
+) -> Dataset:
+    """Return what a function, called in ``parallel`` processes, makes of the samples of shards.
+
+    Raises:
+        PlanError: There is no such function.
+    """
+    import_function(name)  # before workers start, so that a wrong name is one clear error
+    samples = read_tar(urls[0] if len(urls) == 1 else urls)
+    if decode is not None:
+        samples = samples.decode(decode)
+    on: WorkerKind = "processes" if parallel > 1 or timeout_s is not None else "threads"
+    function = SampleFunction(name, keep_failed=on_error == "keep")
+    samples = samples.flat_map(function, workers=parallel, on=on, timeout_s=timeout_s)
+    return samples.on_error("skip") if on_error == "skip" else samples
+
+
 def call_on_each(
     urls: list[str],
     name: str,
@@ -103,15 +121,7 @@ def call_on_each(
         StageError: The function failed, unless failed samples are skipped or kept.
         DataError: A sample cannot be read, or a result cannot be stored.
     """
-    import_function(name)  # before workers start, so that a wrong name is one clear error
-    samples = read_tar(urls[0] if len(urls) == 1 else urls)
-    if decode is not None:
-        samples = samples.decode(decode)
-    on: WorkerKind = "processes" if parallel > 1 or timeout_s is not None else "threads"
-    function = SampleFunction(name, keep_failed=on_error == "keep")
-    samples = samples.flat_map(function, workers=parallel, on=on, timeout_s=timeout_s)
-    if on_error == "skip":
-        samples = samples.on_error("skip")
+    samples = samples_of(urls, name, parallel=parallel, decode=decode, on_error=on_error, timeout_s=timeout_s)
     if not ordered:
         samples = samples.on("local", ordered=False)
     for sample in samples:

@@ -97,10 +97,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with {} in the output: shards processed at a time (1)",
     )
     parser.add_argument(
+        "--shards",
+        type=positive_count,
+        metavar="N",
+        help="with --python: cut the samples into N ranges, and write each to one shard of the folder -o, in parallel",
+    )
+    parser.add_argument(
         "--engine",
         choices=("local", "ray"),
         default="local",
-        help="with {} in the output: where shards are processed (local)",
+        help="with {} in the output, or --shards: where samples are processed (local)",
     )
     parser.add_argument(
         "--mode",
@@ -168,11 +174,33 @@ def run(args: argparse.Namespace) -> int:
         usage_error("--decode needs --python: a command gets the files undecoded")
     if args.python is not None and (args.where or args.count is not None):
         usage_error("--where and --count do not work with --python: select samples with penstock cat, and pipe them in")
+    if args.shards is not None:
+        return _process_ranges(args)
     if "{}" in args.output:
         return _process_shards(args)
     if args.engine != "local":
         usage_error("--engine ray needs {} in the output, so that every input shard becomes an output shard")
     return _process_stream(args)
+
+
+def _process_ranges(args: argparse.Namespace) -> int:
+    """Write what a function makes of all samples to ``--shards`` shards of a folder."""
+    if args.python is None or "{}" in args.output or args.output == "-":
+        usage_error("--shards needs --python, and a folder for the shards as output")
+    from penstock.cli.tools import streams
+    from penstock.tarstream.python_function import samples_of
+
+    on_error = "keep" if args.on_failure == "ignore" else args.on_failure
+    options = {"decode": args.decode, "on_error": on_error, "timeout_s": args.timeout}
+    samples = samples_of(streams.shard_urls(args), args.python, parallel=args.parallel, **options)
+    mode = "replace" if args.fresh else "new"
+    packed = samples.on(args.engine).write_tar(
+        args.output, shards=args.shards, compress=args.compress, mode=mode, progress=sys.stderr.isatty()
+    )
+    skipped = f", {packed.skipped:,} failed" if packed.skipped else ""
+    shards = counted(len(packed.shards), "shard")
+    sys.stderr.write(f"penstock: {counted(packed.samples, 'sample')} in {shards}{skipped}\n")
+    return 0
 
 
 @dataclass(slots=True)
