@@ -230,6 +230,6 @@ def test_what_ray_train_looks_up_is_answered_with_what_to_pass() -> None:
     ds = numbers((3,))
     with pytest.raises(AttributeError, match=r"Ray Train takes datasets=\{'train': ds.to_ray\(\)\}"):
         ds.name  # noqa: B018
-    with pytest.raises(AttributeError, match="no attribute 'nothing'$"):
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
         ds.nothing  # noqa: B018
     assert not hasattr(ds, "set_name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace
 
 from penstock.errors import EngineError
 
@@ -101,21 +102,35 @@ def _place(counts: Sequence[tuple[Need, int]], nodes: Sequence[Node], default_cp
     free = [dict(node) for node in nodes]
     largest_first = sorted(counts, key=lambda pair: (-pair[0].gpus, -(pair[0].cpus or 0), -pair[0].memory))
     for need, workers in largest_first:
-        for _ in range(workers):
-            if not _take(need.per_worker(default_cpus), free):
-                return None
+        placing = _Placing(need.per_worker(default_cpus), free)
+        if not all(placing.take() for _ in range(workers)):
+            return None
     return free
 
 
-def _take(resources: Node, free: list[Node]) -> bool:
-    """Place one worker on the node with the most free cores; return whether it fits on any."""
-    fitting = [node for node in free if _fits(resources, node)]
-    if not fitting:
+class _Placing:
+    """Places the workers of one segment, each on the node with the most free cores; other segments use the nodes, too."""
+
+    def __init__(self, resources: Node, free: list[Node]) -> None:
+        self._resources, self._free = resources, free
+        self._heap = [(-node.get("CPU", 0), number) for number, node in enumerate(free)]
+        heapify(self._heap)
+
+    def take(self) -> bool:
+        """Place one worker; return whether it fits on any node."""
+        while self._heap:
+            negative, number = self._heap[0]
+            node = self._free[number]
+            if -negative != node.get("CPU", 0):  # another segment has placed workers there
+                heapreplace(self._heap, (-node.get("CPU", 0), number))
+            elif not _fits(self._resources, node):  # nor will it later: resources only become fewer
+                heappop(self._heap)
+            else:
+                for name, value in self._resources.items():
+                    node[name] = node.get(name, 0) - value
+                heapreplace(self._heap, (-node.get("CPU", 0), number))
+                return True
         return False
-    best = max(fitting, key=lambda node: node.get("CPU", 0))
-    for name, value in resources.items():
-        best[name] = best.get(name, 0) - value
-    return True
 
 
 def _grow(needs: Sequence[Need], free: list[Node], default_cpus: float, cores: float) -> list[int]:
@@ -123,9 +138,10 @@ def _grow(needs: Sequence[Need], free: list[Node], default_cpus: float, cores: f
     counts = [need.min_workers for need in needs]
     limits = [max(need.min_workers, int(cores)) if need.max_workers is None else need.max_workers for need in needs]
     growing = set(range(len(needs)))
+    placing = [_Placing(need.per_worker(default_cpus), free) for need in needs]
     while growing:
         for number in sorted(growing):
-            if counts[number] >= limits[number] or not _take(needs[number].per_worker(default_cpus), free):
+            if counts[number] >= limits[number] or not placing[number].take():
                 growing.discard(number)
             else:
                 counts[number] += 1
