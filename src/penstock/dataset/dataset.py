@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
     from penstock.feed.torch import TorchDataset
 
-_RAY_TRAIN_NAMES = ("context", "copy", "iterator", "name", "set_name")
-
 
 class Dataset(WriteMethods):
     """A description of samples and the stages that process them; immutable, every method returns a new dataset.
@@ -78,19 +76,6 @@ class Dataset(WriteMethods):
     def __class__(self) -> type:
         """This class; to torch, also a subclass of its ``IterableDataset``."""
         return torch_class(type(self), self._epochs)
-
-    if not TYPE_CHECKING:  # a type checker would take every name for an attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """Raise an error for an attribute that does not exist; it says what to pass to Ray Train.
-
-            Raises:
-                AttributeError: Always.
-            """
-            text = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if name in _RAY_TRAIN_NAMES:  # what a trainer looks up in what it gets as datasets=
-                text += "; Ray Train takes datasets={'train': ds.to_ray()}, or call ds.loader() in its function"
-            raise AttributeError(text, name=name, obj=self)
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the samples (or batches) of the next epoch; in a DataLoader worker, over that worker's share."""
