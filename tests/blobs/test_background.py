@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
 
 import pytest
 
-from penstock.blobs.background import BackgroundThread, run_now
+from penstock.blobs.background import BackgroundThread, BoundedQueue, run_now
 
 DEADLINE_S = 30
 
@@ -75,6 +80,57 @@ def test_stopping_raises_no_failure() -> None:
     thread = BackgroundThread("background", 1)
     thread(lambda: 1 / 0)
     thread.stop(after_all=True)
+
+
+@contextmanager
+def interrupt_at(line: int) -> Iterator[list[int]]:
+    """Count the lines that this thread executes, and raise KeyboardInterrupt before the one of the given number."""
+    count = [0]
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and frame.f_code.co_filename != __file__:
+            count[0] += 1
+            if count[0] == line:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+def submit_and_stop(line: int) -> int:
+    """Submit calls, with an interrupt at the given line, and stop the thread; return the number of executed lines."""
+    thread = BackgroundThread("background", 2)
+    with suppress(KeyboardInterrupt), interrupt_at(line) as count:
+        for _ in range(3):
+            thread(time.time)
+    stopper = threading.Thread(target=thread.stop, daemon=True)
+    stopper.start()
+    stopper.join(DEADLINE_S)
+    assert not stopper.is_alive(), f"stop waits for ever after an interrupt at line {line} of a submission"
+    return count[0]
+
+
+def test_an_interrupt_at_any_line_of_a_submission_leaves_nothing_locked() -> None:
+    lines = submit_and_stop(0)
+    assert lines >= 6
+    for line in range(1, lines + 1):
+        assert submit_and_stop(line) == line
+
+
+def test_a_bounded_queue_keeps_the_order_and_waits_for_room() -> None:
+    queue: BoundedQueue[int] = BoundedQueue(2)
+    putting = threading.Thread(target=lambda: [queue.put(number) for number in range(5)])
+    putting.start()
+    queue.put_last(-1)
+    got = [queue.get() for _ in range(6)]
+    putting.join(DEADLINE_S)
+    assert sorted(got) == [-1, 0, 1, 2, 3, 4]
+    assert [number for number in got if number >= 0] == [0, 1, 2, 3, 4]
 
 
 def test_run_now_runs_in_the_calling_thread() -> None:

@@ -1,11 +1,13 @@
-"""Calls that run in a background thread, one after another, in the order of their submission."""
+"""Calls that run in a background thread, one after another, and a bounded queue between threads."""
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
 
+_T = TypeVar("_T")
 Call = Callable[[], object]
 Submit = Callable[[Call], None]
 
@@ -13,6 +15,39 @@ Submit = Callable[[Call], None]
 def run_now(call: Call) -> None:
     """Run a call in the calling thread: the ``Submit`` of writers that have no background thread."""
     call()
+
+
+class BoundedQueue(Generic[_T]):
+    """A queue between threads that Ctrl-C cannot leave locked.
+
+    The lock of ``queue.Queue`` is acquired and released by Python code. An interrupt within that code leaves the lock
+    held, and the next operation waits for ever. The two queues of this one are locked by the interpreter itself.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._items: SimpleQueue[_T] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()
+        self.make_room(capacity)
+
+    def put(self, item: _T) -> None:
+        """Append an item; wait while the queue is full."""
+        self._room.get()
+        self._items.put(item)
+
+    def put_last(self, item: _T) -> None:
+        """Append an item without waiting for room."""
+        self._items.put(item)
+
+    def get(self) -> _T:
+        """Remove the first item; wait while the queue is empty."""
+        item = self._items.get()
+        self.make_room(1)
+        return item
+
+    def make_room(self, count: int) -> None:
+        """Let so many more calls of ``put`` pass."""
+        for _ in range(count):
+            self._room.put(None)
 
 
 class BackgroundThread:
@@ -24,7 +59,7 @@ class BackgroundThread:
 
     def __init__(self, name: str, capacity: int) -> None:
         """Start the thread; a submission blocks while ``capacity`` calls are queued."""
-        self._calls: queue.Queue[Call | None] = queue.Queue(capacity)
+        self._calls: BoundedQueue[Call | None] = BoundedQueue(capacity)
         self._failure: BaseException | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
@@ -55,7 +90,7 @@ class BackgroundThread:
 
     def _end(self) -> None:
         if self._thread.is_alive():
-            self._calls.put(None)
+            self._calls.put_last(None)
             self._thread.join()
 
     def check(self) -> None:

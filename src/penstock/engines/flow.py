@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -448,45 +449,35 @@ def look_ahead(values: Iterable[_T], compute: Callable[[_T], _U]) -> Iterator[tu
 
 
 class _LookaheadThread(threading.Thread, Generic[_T, _U]):
-    """Computes one pair at a time, and waits until it is taken."""
+    """Computes one pair at a time, and waits until it is taken.
+
+    Its queues are locked by the interpreter: Ctrl-C in the consumer's thread leaves no lock held.
+    """
 
     def __init__(self, values: Iterable[_T], compute: Callable[[_T], _U]) -> None:
         super().__init__(name="penstock lookahead", daemon=True)
         self._values, self._compute = values, compute
-        self._changed = threading.Condition()
-        self._ready: tuple[_T, _U] | None = None
+        self._ready: SimpleQueue[tuple[_T, _U] | None] = SimpleQueue()
+        self._taken: SimpleQueue[None] = SimpleQueue()
         self._error: BaseException | None = None
-        self._done = self._closed = False
+        self._closed = False
 
     def run(self) -> None:
         try:
             with while_wanted(lambda: not self._closed):
                 for value in self._values:
-                    if not self._put((value, self._compute(value))):
+                    self._ready.put((value, self._compute(value)))
+                    self._taken.get()
+                    if self._closed:
                         return
         except BaseException as error:  # raised in the consumer's thread, after the pairs before it
             self._error = error
-        with self._changed:
-            self._done = True
-            self._changed.notify_all()
-
-    def _put(self, pair: tuple[_T, _U]) -> bool:
-        """Wait until the consumer takes a pair; return whether it wants more."""
-        with self._changed:
-            self._ready = pair
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._closed or self._ready is None)
-            return not self._closed
+        self._ready.put(None)
 
     def pairs(self) -> Iterator[tuple[_T, _U]]:
         """Yield the pairs, in the consumer's thread."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._ready is not None or self._done)
-                pair, self._ready = self._ready, None
-                self._changed.notify_all()
-            if pair is None:
-                break
+        while (pair := self._ready.get()) is not None:
+            self._taken.put(None)
             yield pair
             del pair
         if self._error is not None:
@@ -494,8 +485,6 @@ class _LookaheadThread(threading.Thread, Generic[_T, _U]):
 
     def end(self) -> None:
         """End the thread, and wait for it briefly."""
-        with self._changed:
-            self._closed = True
-            self._ready = None
-            self._changed.notify_all()
+        self._closed = True
+        self._taken.put(None)
         self.join(0.5)  # it may be waiting for a server that does not answer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +9,7 @@ from contextlib import closing
 from random import Random
 from typing import Any
 
+from penstock.blobs.background import BoundedQueue
 from penstock.errors import DataError
 from penstock.formats.tar.shard_names import expand_shards
 from penstock.storage import STDIN, url_patterns
@@ -107,7 +107,7 @@ def _good_runs(items: Iterable[RawRun | DataError], on_error: ErrorHandler) -> I
 
 def _read_in_threads(urls: Iterable[str], on_error: ErrorHandler, workers: int) -> Iterator[RawRun]:
     waiting = list(urls)[::-1]
-    batches: queue.Queue[Any] = queue.Queue(workers * _QUEUED_BATCHES)
+    batches: BoundedQueue[Any] = BoundedQueue(workers * _QUEUED_BATCHES)
     stopped = threading.Event()
     args = (waiting, batches, stopped)
     threads = [
@@ -127,21 +127,12 @@ def _read_in_threads(urls: Iterable[str], on_error: ErrorHandler, workers: int) 
                 yield from _good_runs(batch, on_error)
     finally:
         stopped.set()
-        while any(thread.is_alive() for thread in threads):
-            _drain(batches)
-            for thread in threads:
-                thread.join(0.01)
+        batches.make_room(len(threads))  # for the batch that a thread is about to put
+        for thread in threads:
+            thread.join()
 
 
-def _drain(batches: queue.Queue[Any]) -> None:
-    try:
-        while True:
-            batches.get_nowait()
-    except queue.Empty:
-        return
-
-
-def _read_archives(waiting: list[str], batches: queue.Queue[Any], stopped: threading.Event) -> None:
+def _read_archives(waiting: list[str], batches: BoundedQueue[Any], stopped: threading.Event) -> None:
     """Read archives until none is waiting; an error ends this thread and is passed to the consumer."""
     try:
         while not stopped.is_set():
@@ -154,8 +145,8 @@ def _read_archives(waiting: list[str], batches: queue.Queue[Any], stopped: threa
                     break
                 batches.put(batch)
     except BaseException as exc:  # raised again in the consumer's thread
-        batches.put(exc)
-    batches.put(_FINISHED)
+        batches.put_last(exc)
+    batches.put_last(_FINISHED)
 
 
 def _batched(reader: RawReader) -> Iterator[list[RawRun | DataError]]:
