@@ -102,15 +102,13 @@ class PlanesImage:
         """
         top, left, bottom, right = box
         rows, columns = slice(top // 2, -(-bottom // 2)), slice(left // 2, -(-right // 2))
-        planes = [resize(self.y[top:bottom, left:right], size, antialias)]
-        for plane in (self.v, self.u):
-            if antialias:
-                inside = Rect(top % 2 / 2, left % 2 / 2, (bottom - top) / 2, (right - left) / 2)
-                planes.append(shrink(plane[rows, columns], inside, size, False))
-            else:
-                planes.append(resize(plane[rows, columns], size, False))
-        luma, v, u = planes
-        rgb = _to_rgb(luma, v, u, out)
+        luma, chroma = self.y[top:bottom, left:right], (self.v[rows, columns], self.u[rows, columns])
+        if antialias:
+            inside = Rect(top % 2 / 2, left % 2 / 2, (bottom - top) / 2, (right - left) / 2)
+            planes = [resize(luma, size), *(shrink(plane, inside, size, False) for plane in chroma)]
+        else:
+            planes = [opencv().resize(plane, size[::-1]) for plane in (luma, *chroma)]
+        rgb = _to_rgb(planes[0], planes[1], planes[2], out)
         return opencv().flip(rgb, 1, rgb) if flip else rgb
 
 

@@ -128,7 +128,7 @@ class _Taps(NamedTuple):
     high: list[int]
 
 
-@lru_cache(1024)
+@lru_cache(2048)  # as many as random crops of photos of one size need
 def _taps(rows_in: int, rows_out: int, kind: str, start: float, extent: float, reverse: bool) -> _Taps:
     """Return the triangle filter that makes ``rows_out`` rows of ``extent`` rows from ``start`` on.
 
