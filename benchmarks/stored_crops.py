@@ -1,8 +1,8 @@
 """The CPU time of crops of photos that are stored in different ways, beside the decoder alone on whole photos.
 
-``python stored_crops.py [rounds]`` prints the table of the vision guide: medians of rounds in which every row is measured
-once, in turn, by the CPU time of one thread, or of the process for pipelines with two workers. Ratios are medians of the
-ratios within a round, so that a busy machine slows both sides of each.
+``python stored_crops.py [rounds]`` prints the figures of the vision guide: medians of rounds in which every row is
+measured once, in turn, by the CPU time of one thread, or of the process for pipelines with two workers. Ratios are
+medians of the ratios within a round, so that a busy machine slows both sides of each.
 """
 
 from __future__ import annotations
