@@ -24,7 +24,7 @@ from penstock.vision.planes import PlanesImage
 from penstock.vision.resampling import AxisWeights, Decoded, Pixels, Rect, axis_weights
 from penstock.vision.transform import OutputFormat, RandomTransform
 
-Tensor = Any  # torch is imported only where it is used
+TorchTensor = Any  # torch is imported only where it is used
 _SUPPORTED = (HorizontalFlip, VerticalFlip, ColorJitter, Grayscale, Normalize, ToTensor, MixUp, CutMix)
 _MIXING = (MixUp, CutMix)
 _Axes = tuple[AxisWeights, AxisWeights]  # of rows and of columns
@@ -169,7 +169,7 @@ class OnDevice(RandomTransform):
         rows, columns = _axes(part, Rect(0, 0, *part), region.size, first.antialias, region.flip, dtype)
         return (rows.moved(top), columns.moved(left)), self._draw(rng)
 
-    def finish(self, images: list[DeviceImage], place: Callable[[Pixels], Tensor], batch: Any, key: Any) -> Any:
+    def finish(self, images: list[DeviceImage], place: Callable[[Pixels], TorchTensor], batch: Any, key: Any) -> Any:
         """Compute a batch on a device, and return it with the result in place of the images.
 
         Args:
@@ -187,7 +187,7 @@ class OnDevice(RandomTransform):
         tensor = place(_padded([image.pixels for image in images]))
         return self._finish(tensor, [image.axes for image in images], [image.draws for image in images], batch, key)
 
-    def _finish(self, images: Tensor, axes: list[Any], draws: list[Any], batch: Any, key: Any) -> Any:
+    def _finish(self, images: TorchTensor, axes: list[Any], draws: list[Any], batch: Any, key: Any) -> Any:
         is_levels = not images.is_floating_point()
         images = _resampled(images.to(_torch().float32), axes, is_levels)
         output = self._geometry.output_format if self._geometry is not None else OutputFormat()
@@ -231,7 +231,7 @@ def pending_key(batch: Any) -> Any:
     return None
 
 
-def finish_batch(batch: Any, key: Any, place: Callable[[Pixels], Tensor]) -> Any:
+def finish_batch(batch: Any, key: Any, place: Callable[[Pixels], TorchTensor]) -> Any:
     """Compute the images of a batch, at ``key``, where ``place`` puts them."""
     images = batch[key]
     return images[0].transform.finish(images, place, batch, key)
@@ -250,7 +250,7 @@ def _drawn(transform: Any, rng: np.random.Generator) -> Any:
     return transform.draw(rng) if transform.random else None
 
 
-def _pixel_type(images: Tensor) -> np.dtype[Any]:
+def _pixel_type(images: TorchTensor) -> np.dtype[Any]:
     return np.dtype(np.float32 if images.is_floating_point() else np.uint8)
 
 
@@ -274,7 +274,7 @@ def _padded(images: list[Pixels]) -> Pixels:
     return out
 
 
-def _resampled(images: Tensor, axes: list[_Axes | None], is_levels: bool) -> Any:
+def _resampled(images: TorchTensor, axes: list[_Axes | None], is_levels: bool) -> Any:
     """Resize each image by its own weights; the images, as floats, are padded to one size."""
     if all(pair is None for pair in axes):
         return images
@@ -296,7 +296,7 @@ def _resampled(images: Tensor, axes: list[_Axes | None], is_levels: bool) -> Any
     return out
 
 
-def _resampled_levels(images: Tensor, pairs: list[_Axes], plain: tuple[bool, bool]) -> Tensor:
+def _resampled_levels(images: TorchTensor, pairs: list[_Axes], plain: tuple[bool, bool]) -> TorchTensor:
     """Resize rows, then columns, and round after each, as the CPU does unless both are plain bilinear."""
     if all(plain):
         return _plain_bilinear(images, pairs)
@@ -310,7 +310,7 @@ def _resampled_levels(images: Tensor, pairs: list[_Axes], plain: tuple[bool, boo
     return images
 
 
-def _by_matrices(images: Tensor, pairs: list[_Axes], axis: int) -> Tensor:
+def _by_matrices(images: TorchTensor, pairs: list[_Axes], axis: int) -> TorchTensor:
     """Resize one axis: 0 for rows, 1 for columns."""
     count, rows, columns, channels = images.shape
     matrices = _matrices([pair[axis] for pair in pairs], images.shape[axis + 1], images.device)
@@ -319,7 +319,7 @@ def _by_matrices(images: Tensor, pairs: list[_Axes], axis: int) -> Tensor:
     return matrices[:, None] @ images
 
 
-def _plain_bilinear(images: Tensor, pairs: list[_Axes]) -> Tensor:
+def _plain_bilinear(images: TorchTensor, pairs: list[_Axes]) -> TorchTensor:
     """Resize levels by the integers of OpenCV's bilinear filter, which drops the lowest bits of its products."""
     torch = _torch()
     out = images.to(torch.int32)
@@ -341,7 +341,7 @@ def _identity(length: int) -> AxisWeights:
     return AxisWeights(np.arange(length)[:, None].repeat(2, 1), np.array([[1, 0]], np.float32).repeat(length, 0), True)
 
 
-def _matrices(axes: list[AxisWeights], length: int, device: Any) -> Tensor:
+def _matrices(axes: list[AxisWeights], length: int, device: Any) -> TorchTensor:
     """Return matrices, images x outputs x inputs, made on the device of the few weights of each output."""
     torch = _torch()
     taps = max(axis.rows.shape[1] for axis in axes)
@@ -354,12 +354,12 @@ def _matrices(axes: list[AxisWeights], length: int, device: Any) -> Tensor:
     return out.scatter_add_(2, torch.from_numpy(positions).to(device), torch.from_numpy(weights).to(device))
 
 
-def _flipped(images: Tensor, draws: list[bool], is_levels: bool, transform: Any) -> Tensor:
+def _flipped(images: TorchTensor, draws: list[bool], is_levels: bool, transform: Any) -> TorchTensor:
     flips = _torch().tensor(draws, device=images.device)[:, None, None, None]
     return _torch().where(flips, images.flip(1 if transform.upside_down else 2), images)
 
 
-def _grayed(images: Tensor, draws: list[bool], is_levels: bool, transform: Any) -> Tensor:
+def _grayed(images: TorchTensor, draws: list[bool], is_levels: bool, transform: Any) -> TorchTensor:
     gray = _gray(images, is_levels)
     if transform.channels == 1:
         return gray
@@ -367,7 +367,7 @@ def _grayed(images: Tensor, draws: list[bool], is_levels: bool, transform: Any) 
     return _torch().where(chosen, gray, images)
 
 
-def _gray(images: Tensor, is_levels: bool) -> Tensor:
+def _gray(images: TorchTensor, is_levels: bool) -> TorchTensor:
     """Return images in gray, in one channel; levels are rounded as OpenCV rounds them."""
     if images.shape[3] == 1:
         return images
@@ -377,7 +377,7 @@ def _gray(images: Tensor, is_levels: bool) -> Tensor:
     return torch.floor((gray + 16384) / 32768) if is_levels else gray
 
 
-def _jittered(images: Tensor, draws: list[Any], is_levels: bool, transform: Any) -> Tensor:
+def _jittered(images: TorchTensor, draws: list[Any], is_levels: bool, transform: Any) -> TorchTensor:
     """Adjust each image in its own order: those whose next adjustment is the same are adjusted together."""
     torch = _torch()
     for place in range(4):
@@ -391,20 +391,20 @@ def _jittered(images: Tensor, draws: list[Any], is_levels: bool, transform: Any)
     return images
 
 
-def _clipped(images: Tensor, is_levels: bool) -> Tensor:
+def _clipped(images: TorchTensor, is_levels: bool) -> TorchTensor:
     return images.round().clamp_(0, 255) if is_levels else images.clamp_(0, 1)
 
 
-def _brighter(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
+def _brighter(images: TorchTensor, factors: TorchTensor, is_levels: bool) -> TorchTensor:
     return _clipped(images * factors, is_levels)
 
 
-def _contrasted(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
+def _contrasted(images: TorchTensor, factors: TorchTensor, is_levels: bool) -> TorchTensor:
     mean = _gray(images, is_levels).mean((1, 2, 3), keepdim=True)
     return _clipped(images * factors + (1 - factors) * mean, is_levels)
 
 
-def _saturated(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
+def _saturated(images: TorchTensor, factors: TorchTensor, is_levels: bool) -> TorchTensor:
     torch = _torch()
     gray = torch.tensor(_GRAY, device=images.device).expand(3, 3)
     matrices = factors[:, 0] * torch.eye(3, device=images.device) + (1 - factors[:, 0]) * gray
@@ -415,7 +415,7 @@ def _saturated(images: Tensor, factors: Tensor, is_levels: bool) -> Tensor:
     return torch.floor((out + 512) / 1024).clamp_(0, 255)
 
 
-def _rotated_hue(images: Tensor, shifts: Tensor, is_levels: bool) -> Tensor:
+def _rotated_hue(images: TorchTensor, shifts: TorchTensor, is_levels: bool) -> TorchTensor:
     torch = _torch()
     red, green, blue = (images / 255 if is_levels else images).unbind(3)
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -436,7 +436,7 @@ def _rotated_hue(images: Tensor, shifts: Tensor, is_levels: bool) -> Tensor:
 
 
 _ADJUST = (_brighter, _contrasted, _saturated, _rotated_hue)
-_RUN: dict[type, Callable[..., Tensor]] = {
+_RUN: dict[type, Callable[..., TorchTensor]] = {
     HorizontalFlip: _flipped,
     VerticalFlip: _flipped,
     Grayscale: _grayed,
@@ -444,7 +444,7 @@ _RUN: dict[type, Callable[..., Tensor]] = {
 }
 
 
-def _converted(images: Tensor, is_levels: bool, output: OutputFormat) -> Tensor:
+def _converted(images: TorchTensor, is_levels: bool, output: OutputFormat) -> TorchTensor:
     torch = _torch()
     dtype = output.dtype or ("float32" if output.normalize is not None or not is_levels else "uint8")
     if dtype == "uint8":
