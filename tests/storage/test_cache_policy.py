@@ -70,6 +70,6 @@ def test_uses_tell_the_next_use_and_the_one_after_it() -> None:
     assert uses.upcoming(0.0).tolist() == [0.0, 50.0]
     assert uses.upcoming(20.0).tolist() == [130.0, 30.0]
     assert uses.upcoming(55.0).tolist() == [95.0, 0.0]
-    assert uses.later(0.0).tolist() == [150.0, 120.0]
-    assert uses.later(20.0).tolist() == [NEVER, 100.0]
+    assert uses.after_next(0.0).tolist() == [150.0, 120.0]
+    assert uses.after_next(20.0).tolist() == [NEVER, 100.0]
     assert (uses.row(3), uses.row(5), uses.row(4), uses.row(9)) == (0, 1, None, None)

@@ -7,18 +7,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from penstock.engines.cursor import Start
 from penstock.engines.program import Program
 from penstock.errors import PenstockError
 from penstock.order import ENDLESS, GROUP_STRIDE, I64, Order, Piece, Refs, UncountedOrder, size, total
 from penstock.plan import Cut, ShardCache
+from penstock.storage.cache_policy import F64
 
 _MIN_POINTS, _POINTS_PER_SHARD = 1 << 14, 8  # how many positions of an epoch are looked at
 _MAX_EPOCHS = 4  # of an order without an end
-
-F64 = NDArray[np.float64]
 
 
 def expect_uses(program: Program, order: Order | None, epoch: int, start: Start, cut: Cut | None) -> list[ShardCache]:

@@ -113,7 +113,7 @@ class _FetchAhead(threading.Thread):
         """Fetch shards in the order of their use, as long as nothing has to be evicted for them."""
         begin = min(float(published.uses.last[published.uses.last >= 0].min(initial=0.0)), _BEGIN_POSITIONS)
         while published.progress <= begin and not self._ended.wait(_POLL_S):
-            pass  # whoever reads a few samples wants no other shards
+            pass  # a caller that reads a few samples wants no other shards
         for url in self._by_use(published):
             if self._ended.is_set() or not self._cache.storage.fetch_ahead(url, self._ended.is_set):
                 return

@@ -39,7 +39,7 @@ def choose_evictions(stored: Iterable[Stored], nbytes: int, spare: int, until: f
         stored: The objects that may be evicted.
         nbytes: How many bytes must become free.
         spare: How many more may, so that the next addition need not look again.
-        until: When the added object is used the next time, after the use that it is read for; None: nobody knows.
+        until: When the added object is used the next time, after the use that it is read for; None: unknown.
     """
     unknown = sorted((one for one in stored if one.next_use is None), key=lambda one: one.used_ns)
     known = [one for one in stored if one.next_use is not None and until is not None and one.next_use > until]
@@ -74,7 +74,7 @@ class Uses:
         ahead = np.where(progress <= self.last, np.maximum(self.first - progress, 0.0), self.following - progress)
         return np.maximum(ahead, 0.0)
 
-    def later(self, progress: float) -> F64:
+    def after_next(self, progress: float) -> F64:
         """Return the same for the use after the one that is under way, or that comes next."""
         return np.maximum(np.where(progress <= self.last, self.following, NEVER) - progress, 0.0)
 

@@ -47,7 +47,7 @@ class PublishedUses:
             columns = b"".join([uses.keys.astype("<u8").tobytes(), *positions])
             os.ftruncate(fd, _HEADER.size + len(columns))
             os.pwrite(fd, columns, _HEADER.size)
-            os.pwrite(fd, self._header(), 0)  # last: until then nobody reads the plan
+            os.pwrite(fd, self._header(), 0)  # last: until then no process reads the plan
             self._map = mmap.mmap(fd, _HEADER.size)
         except OSError:
             _remove(self.path, fd, os.getpid())
@@ -124,7 +124,7 @@ class PlannedUses:
         coming: list[float] = []
         for uses, progress, rate in self._read():
             if (row := uses.row(key)) is not None:
-                coming += [float(uses.upcoming(progress)[row]) / rate, float(uses.later(progress)[row]) / rate]
+                coming += [float(uses.upcoming(progress)[row]) / rate, float(uses.after_next(progress)[row]) / rate]
         return sorted(coming)[1] if coming else None
 
     def _read(self) -> list[tuple[Uses, float, float]]:
