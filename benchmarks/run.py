@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import cache_cases
 import cases
 import chart
 import data
@@ -36,7 +37,17 @@ from cases import Case, Result, Row
 from environments import PEERS, environment, installed_packages, last_line
 from report import Rounds, Saved
 
-_MODULES = (cases, engine_cases, image_cases, ray_cases, remote_cases, table_cases, tool_cases, torch_cases)
+_MODULES = (
+    cache_cases,
+    cases,
+    engine_cases,
+    image_cases,
+    ray_cases,
+    remote_cases,
+    table_cases,
+    tool_cases,
+    torch_cases,
+)
 SCRIPTS = {name: module for module in _MODULES for name in module.CASES}
 CASES: dict[str, Case] = {name: module.CASES[name] for name, module in SCRIPTS.items()}
 
