@@ -1,4 +1,4 @@
-"""Runs that share one set of workers: each yields its own part in order, and one that is not read stops nobody."""
+"""Runs that share one set of workers: each yields its own part in order, and one that is not read stops no other."""
 
 from __future__ import annotations
 

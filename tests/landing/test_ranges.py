@@ -1,4 +1,4 @@
-"""``shards=n``: range k is one file, with the same bytes whoever writes it, and a rerun writes what is missing."""
+"""``shards=n``: range k is one file, with the same bytes from any writer, and a rerun writes what is missing."""
 
 from __future__ import annotations
 

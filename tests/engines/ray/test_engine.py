@@ -428,3 +428,69 @@ def test_options_are_checked_when_they_are_set() -> None:
         numbers(BASE).on("ray", address=7)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="has no option devices"):
         numbers(BASE).on("ray", devices=["cuda:0"])
+
+
+class Identity:
+    """A class that is constructed once per worker."""
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
+def _ask(**request: Any) -> Dataset:
+    return numbers((20,)).map(dict, **request).on("ray")
+
+
+def _proc(tmp_path: Path) -> int:
+    from penstock.cli import main
+
+    ps.from_items([{"txt": "a"}]).write_tar(tmp_path / "in-0.tar")
+    call = ["proc", "--python", "builtins:dict", "-p", "16", "--engine", "ray", f"{tmp_path}/in-{{0,1}}.tar"]
+    return main([*call, "-o", f"{tmp_path}/out-{{}}.tar"])
+
+
+WAYS: dict[str, tuple[Any, str]] = {  # the cluster has two cores and two devices
+    "cpus of a worker": (lambda tmp: list(_ask(cpus=16)), "cpus=16"),
+    "gpus of a worker": (lambda tmp: list(_ask(gpus=3)), "gpus=3"),
+    "memory of a worker": (lambda tmp: list(_ask(memory="900TB")), "memory=9e[+]14"),
+    "workers of one stage": (lambda tmp: list(_ask(gpus=1, workers=3)), "3 workers of"),
+    "the least number of workers": (lambda tmp: list(_ask(gpus=1, workers=(3, 9))), "3 workers of"),
+    "stages together": (lambda tmp: list(_ask(gpus=2).map(dict, gpus=0.5)), "the stages together ask for"),
+    "Ray's words": (lambda tmp: _ask(num_gpus=1, concurrency=4).take(1), "4 workers of"),
+    "a class": (lambda tmp: numbers((9,)).map_batches(Identity, 2, gpus=5).on("ray").first(), "gpus=5"),
+    "a loader": (lambda tmp: list(_ask(cpus=3).batched(2).loader()), "cpus=3"),
+    "a part": (lambda tmp: list(_ask(gpus=1, workers=3).split(2)[0]), "3 workers of"),
+    "writing ranges": (lambda tmp: _ask(gpus=3).write_parquet(tmp / "out", shards=4), "gpus=3"),
+    "writing": (lambda tmp: _ask(memory="900TB").write_csv(tmp / "out"), "memory="),
+    "packing": (lambda tmp: ps.pack(_ask(cpus=9), tmp / "out", engine="ray"), "cpus=9"),
+    "processing files": (lambda tmp: ps.process([__file__], print, tmp, engine="ray", cpus=9), "cpus=9"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_no_node_can_give_is_named_before_the_first_sample(way: str, tmp_path: Path) -> None:
+    ask, named = WAYS[way]
+    with pytest.raises(EngineError, match=rf"{named}.*the cluster has"):
+        ask(tmp_path)
+
+
+def test_cores_of_a_command_that_no_node_has_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _proc(tmp_path) != 0
+    assert "proc -p 16 asks for cpus=16" in capsys.readouterr().err
+
+
+def test_batches_have_the_rows_that_were_asked_for(tmp_path: Path) -> None:
+    def photo(row: dict[str, Any]) -> dict[str, Any]:
+        return {"x": row["x"], "image": np.zeros((192, 192, 3), np.uint8)}  # 110 KB
+
+    def call(batch: dict[str, Any]) -> dict[str, Any]:
+        (tmp_path / f"{time.time_ns()}-{os.getpid()}-{len(batch['x'])}").touch()
+        return {"x": batch["x"]}
+
+    count = 4000 if FULL else 800
+    for engine in ("local", "ray"):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        ds = numbers((count // 4,) * 4).map(photo, workers=2).map_batches(call, 100, workers=1).on(engine)
+        assert [row["x"] for row in ds] == list(range(count))
+        assert len(list(tmp_path.iterdir())) <= count // 100 + 2

@@ -240,7 +240,7 @@ class ActorPayload:
             self._actor_class = import_ray().remote(ActorWorker)
         resources: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.need.gpus}
         resources["memory"] = self.need.memory or None
-        if self.shared is not None:  # it outlives the process that started it, and ends when nobody uses it
+        if self.shared is not None:  # it outlives the process that started it, and ends after its last user
             named = {"name": f"{self.shared}-{number}", "namespace": NAMESPACE, "get_if_exists": True}
             resources |= named | {"lifetime": "detached"}
         # Spread over all nodes, and never inside the placement group of a caller that is an actor itself.

@@ -109,7 +109,7 @@ def _place(counts: Sequence[tuple[Need, int]], nodes: Sequence[Node], default_cp
 
 
 class _Placing:
-    """Places the workers of one segment, each on the node with the most free cores; other segments use the nodes, too."""
+    """Places the workers of one segment, each on the node with the most free cores; others use the nodes, too."""
 
     def __init__(self, resources: Node, free: list[Node]) -> None:
         self._resources, self._free = resources, free
