@@ -2,7 +2,7 @@
 
     python examples/serve.py
 
-The program starts ``penstock serve examples/serve.py:dataset`` twice, then two ranks with torchrun that use both servers.
+The program starts ``penstock serve examples/serve.py:dataset`` twice, and two ranks by torchrun that use both servers.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ import penstock as ps
 from penstock.engines import Program, Start
 from penstock.errors import PlanError
 from penstock.feed import TorchWorker, WorkerShare
-from penstock.feed.worker_split import WorkerOrder
-from penstock.order import Order, Piece, ShardOrder
+from penstock.order import Order, Piece, ShardOrder, WorkerOrder
 from penstock.plan import Cut, Plan
 from penstock.testing import numbers
 

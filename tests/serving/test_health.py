@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock.errors import EngineError
 from penstock.serving.access import Address
-from penstock.serving.health import MAX_CONNECTIONS, HealthServer
+from penstock.serving.health import MAX_HEALTH_CLIENTS, HealthServer
 from penstock.testing import numbers
 
 
@@ -34,7 +34,7 @@ def test_a_server_reports_its_health() -> None:
 def test_a_server_that_ends_is_not_healthy_and_silent_clients_do_not_matter() -> None:
     health = HealthServer(Address("127.0.0.1", 0), lambda: (False, {"status": "ending"}))
     port = int(health.url.split(":")[2].partition("/")[0])
-    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_CONNECTIONS - 1)]
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(MAX_HEALTH_CLIENTS - 1)]
     assert _get(health.url) == (503, {"status": "ending"})
     for sock in silent:
         sock.close()

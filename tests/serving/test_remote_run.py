@@ -207,7 +207,12 @@ def test_a_partition_is_survived(seconds: float, cut_off: int, tmp_path: Path) -
         def cut() -> None:
             for proxy in proxies[:cut_off]:
                 proxy.dropping.set()
-            heal = threading.Timer(seconds, lambda: [proxy.dropping.clear() for proxy in proxies])
+
+            def clear() -> None:
+                for proxy in proxies:
+                    proxy.dropping.clear()
+
+            heal = threading.Timer(seconds, clear)
             heal.start()
             stack.callback(heal.join)
 

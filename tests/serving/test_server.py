@@ -183,14 +183,14 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_connections_are_encrypted_with_certificates(certificates: Path) -> None:
     ds = numbers((9,)).batched(2)
-    files = {"certificate": certificates / "server.pem", "key": certificates / "server.key"}
+    files: Any = {"certificate": certificates / "server.pem", "key": certificates / "server.key"}
     with ps.serve(ds, "grpc+tls://localhost:0", TOKEN, **files) as server:
         assert server.address.startswith("grpc+tls://")
         assert len(_samples(ps.connect(server.address, TOKEN, ca=certificates / "server.pem"))) == 9
         with pytest.raises(EngineError, match="no server answered"):
             ps.connect(server.address, TOKEN, ca=certificates / "consumer.pem", timeout_s=0.5)
     with ps.serve(ds, "grpc+tls://localhost:0", client_ca=certificates / "consumer.pem", **files) as server:
-        own = {"certificate": certificates / "consumer.pem", "key": certificates / "consumer.key"}
+        own: Any = {"certificate": certificates / "consumer.pem", "key": certificates / "consumer.key"}
         assert len(_samples(ps.connect(server.address, ca=certificates / "server.pem", **own))) == 9
         with pytest.raises(EngineError, match="no server answered"):
             ps.connect(server.address, ca=certificates / "server.pem", timeout_s=0.5)

@@ -90,6 +90,16 @@ def consuming(ds: ps.Dataset) -> None:
     ds[1.5]  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
+def serving(ds: ps.Dataset) -> None:
+    with ps.serve(ds, "grpc://127.0.0.1:0", token=None, ready="8MB") as server:
+        feed = ps.connect([server.address], rank=0, world=2, cut="step", format="torch", ledger="runs/ledger")
+        assert_type(feed.servers, list[str])
+        loader: ps.Loader = feed
+        loader.load_state_dict(states=[feed.state_dict()])
+    ps.serve([1, 2])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.connect("grpc://a:1", uneven="pads")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 def writing(ds: ps.Dataset) -> None:
     assert_type(ps.pack("photos", "packed", max_bytes="100MB", shuffle=True), ps.Packed)
     assert_type(ds.write_tar("out", max_bytes=1e9, compress="zst"), ps.Packed)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import penstock
 from penstock.engines import EpochStart, Pipeline, Program, Restored, Start, is_untouched, make_state, restore
 from penstock.errors import StateError
 from penstock.feed.ledger import dropped_rows, session_dataset
@@ -39,7 +39,7 @@ def identify(program: Program) -> dict[str, Any]:
         leaves.append([reader.names, reader.sizes() if counts is None else counts.tolist()])
         samples += 0 if counts is None else int(counts.sum())
     return {
-        "penstock": penstock.__version__,
+        "penstock": sys.modules["penstock"].__version__,
         "data": _digest(leaves),
         "order": _digest([program.identity(counts=False), program.seed, plan.epoch]),
         "stages": [stage.describe() for stage in _all_stages(plan)],

@@ -73,7 +73,9 @@ def decode_message(batch: Any) -> tuple[dict[str, Any], Any, list[Any]]:
 
 def _record_batch(rows: list[Any]) -> tuple[Any, int]:
     arrow = _pyarrow()
-    views, data, total = [], [], 0
+    views: list[bytes] = []
+    data: list[Any] = []
+    total = 0
     for row in rows:
         buffer = memoryview(row).cast("B") if memoryview(row).nbytes else memoryview(b"")
         total += buffer.nbytes

@@ -12,9 +12,9 @@ from penstock.errors import EngineError
 from penstock.serving.access import Address
 
 REQUEST_S = 5.0  # a client that has not sent its request after so long is disconnected
-MAX_CONNECTIONS = 16
+MAX_HEALTH_CLIENTS = 16
 
-Report = Callable[[], tuple[bool, dict[str, Any]]]
+HealthReport = Callable[[], tuple[bool, dict[str, Any]]]
 
 
 class HealthServer:
@@ -24,13 +24,13 @@ class HealthServer:
         url: The URL.
     """
 
-    def __init__(self, address: Address, report: Report) -> None:
+    def __init__(self, address: Address, report: HealthReport) -> None:
         """Start to answer.
 
         Raises:
             EngineError: The address cannot be used.
         """
-        places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        places = threading.BoundedSemaphore(MAX_HEALTH_CLIENTS)
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_S

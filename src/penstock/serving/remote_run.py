@@ -214,7 +214,7 @@ class RemoteRun:
         self._servers, self._make_request, self._parse_start, self._split = servers, make_request, parse_start, split
         self._rank, self._on_delivered, self._silence_s = rank, on_delivered, silence_s
         self._after: Start | dict[str, Any] = start  # parsed when it is needed
-        self._before = self._after
+        self._before: Start | dict[str, Any] = start
         self._skipped: list[Skipped] = []
         self._readers: list[_StreamReader] = []
         self._stopped = threading.Event()
@@ -326,7 +326,7 @@ class RemoteRun:
 
     def _record(self, message: _Arrived) -> None:
         for place, stage, problem in message.header.get("skips", ()):
-            facts = (tuple(fact) if isinstance(fact, list) else fact for fact in place)
+            facts: Any = (tuple(fact) if isinstance(fact, list) else fact for fact in place)
             self._skipped.append(Skipped(0, Place(*facts), stage, problem))
         if self._skipped and "skips" in message.header:
             self._check_limit()

@@ -12,7 +12,7 @@ from penstock.errors import EngineError, PenstockError, PlanError
 from penstock.order import CUTS, Piece, State, is_state_number
 from penstock.plan import Cut
 
-VERSION = 1  # of requests and messages
+PROTOCOL_VERSION = 1  # of requests and messages
 MAX_REQUEST_BYTES = 4_000_000  # the states of ten thousand ranks
 MAX_SERVERS = 4096  # among which batches are split
 MAX_POSITIONS = 65_536  # in a question about single samples
@@ -41,8 +41,10 @@ def parse_request(data: bytes) -> dict[str, Any]:
         raise BadRequest("the request is not JSON") from None
     if not isinstance(request, dict):
         raise BadRequest("the request is not a JSON object")
-    if request.get("v") != VERSION:
-        raise BadRequest(f"the request is of version {request.get('v')!r:.20}; this server speaks version {VERSION}")
+    if request.get("v") != PROTOCOL_VERSION:
+        raise BadRequest(
+            f"the request is of version {request.get('v')!r:.20}; this server speaks version {PROTOCOL_VERSION}"
+        )
     return request
 
 
@@ -52,7 +54,7 @@ def get_number(request: Mapping[str, Any], name: str) -> int:
     Raises:
         BadRequest: It is missing, or something else.
     """
-    value = request.get(name)
+    value: Any = request.get(name)
     if not is_state_number(value):
         raise BadRequest(f"the request's {name!r} is {value!r:.40}, not a number from 0")
     number: int = value
@@ -139,7 +141,7 @@ class BatchRequest:
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as JSON."""
-        out = {"v": VERSION, "cut": cut_json(self.cut), "part": list(self.part), "traced": self.traced}
+        out = {"v": PROTOCOL_VERSION, "cut": cut_json(self.cut), "part": list(self.part), "traced": self.traced}
         if self.repeated is not None:
             return {**out, "epoch": self.repeated[0], "repeated": [self.repeated[1]]}
         return {**out, "state": self.state}

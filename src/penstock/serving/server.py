@@ -33,7 +33,7 @@ from penstock.serving.stream import BatchStream
 log = logging.getLogger("penstock")
 
 READY_BYTES = 64_000_000  # for each consumer
-IDLE_S = 60.0  # a consumer that takes nothing for so long asks again
+CONSUMER_IDLE_S = 60.0  # a consumer that takes nothing for so long asks again
 MAX_CONSUMERS = 256  # streams at the same time
 MOVE_S = 5.0  # how long a server that ends waits for its consumers to move
 _SHUTDOWN_S = 5.0
@@ -279,7 +279,7 @@ def serve(
     client_ca: str | os.PathLike[str] | None = None,
     insecure: bool = False,
     ready: int | str = READY_BYTES,
-    idle_s: float = IDLE_S,
+    idle_s: float = CONSUMER_IDLE_S,
     max_consumers: int = MAX_CONSUMERS,
     health: str | None = None,
 ) -> Server:

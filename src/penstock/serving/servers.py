@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import EngineError, PenstockError, PlanError
 from penstock.serving.access import Address, Token, check_connect, parse_address
 from penstock.serving.answers import difference
-from penstock.serving.requests import VERSION, error_from_json
+from penstock.serving.requests import PROTOCOL_VERSION, error_from_json
 from penstock.serving.server import flight
 
 log = logging.getLogger("penstock")
@@ -25,7 +25,7 @@ log = logging.getLogger("penstock")
 CALL_S = 30.0  # for one question: a server may have to open its dataset first
 PROBE_S = 5.0  # for asking a server whether it is there
 RETRY_S = 1.0  # a server that failed is asked again after that time
-REFRESH_S = 2.0  # how often addresses are looked up and servers that failed are asked
+LOOKUP_S = 2.0  # how often addresses are looked up and servers that failed are asked
 SAY_S = 10.0  # how often a consumer that waits says for what
 _LIMITS = {"grpc.max_reconnect_backoff_ms": 1000, "grpc.initial_reconnect_backoff_ms": 100}
 _CHANNEL = [*_LIMITS.items(), ("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
@@ -73,7 +73,7 @@ class RemoteServer:
             PenstockError: The answer is an error.
         """
         arrow_flight = flight()
-        data = json.dumps({"v": VERSION, **body}, separators=(",", ":")).encode()
+        data = json.dumps({"v": PROTOCOL_VERSION, **body}, separators=(",", ":")).encode()
         with self.reported():
             results = self.client().do_action(arrow_flight.Action(kind, data), self.options(timeout_s))
             answer = b"".join(result.body.to_pybytes() for result in results)
@@ -325,7 +325,7 @@ class Servers:
 
     def refresh_regularly(self, stopped: threading.Event) -> None:
         """Refresh until ``stopped`` is set, so that new servers and those that are back are used."""
-        while not stopped.wait(REFRESH_S):
+        while not stopped.wait(LOOKUP_S):
             try:
                 self.refresh()
             except PlanError as exc:
