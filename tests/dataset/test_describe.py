@@ -82,6 +82,8 @@ def test_explain_says_whether_global_batches_depend_on_the_world() -> None:
 
 def test_explain_names_the_stage_that_prevents_a_recut() -> None:
     assert "can be restored under any number of ranks" in numbers((3,)).batched(2).explain()
+    assert "if it is served" not in numbers((3,)).batched(2).explain()
+    assert "one server at a time sends all batches" in numbers((3,)).filter(bool).batched(2).explain()
     assert "batched(3) prevents this plan" in numbers((3,)).batched(2).batched(3).explain()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.engines import Program, Segment
+from penstock.engines import Program, Segment, split_problem
 from penstock.relations import type_of
 
 
@@ -25,6 +25,8 @@ def explain_plan(program: Program) -> str:
     if plan.cut is not None and plan.cut.kind == "step":
         same = "" if not plan.changes_count else " not"
         lines.append(f"global batches are{same} the same for every world with equal world x batch")
+    if (problem := split_problem(plan)) is not None:
+        lines.append(f"if it is served, one server at a time sends all batches of a consumer: {problem}")
     lines.append(program.recut_problem or "can be restored under any number of ranks")
     return "\n".join(lines)
 

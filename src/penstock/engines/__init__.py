@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from penstock.engines.options import engine_options as engine_options
     from penstock.engines.pipeline import Pipeline as Pipeline
     from penstock.engines.pipeline import Served as Served
+    from penstock.engines.pipeline import split_problem as split_problem
     from penstock.engines.program import Level as Level
     from penstock.engines.program import Program as Program
     from penstock.engines.program import Segment as Segment

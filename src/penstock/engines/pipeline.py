@@ -53,6 +53,19 @@ class Served:
     ended: bool = False
 
 
+def split_problem(plan: Plan) -> str | None:
+    """Return why the batches of a plan cannot be split among several pipelines; None if they can."""
+    if plan.errors.action == "skip":
+        return 'on_error("skip") may change the number of samples'
+    if plan.changes_count:
+        return f"{plan.unknown_count_cause or 'a stage'} changes the number of samples"
+    groups = [stage for stage in plan.body if stage.scope is not Scope.EACH]
+    fixed = [stage.recut is Recut.REGROUP and stage.group_size is not None for stage in groups]
+    if not all(fixed):
+        return f"{groups[fixed.index(False)].describe()} does not form batches of a fixed size"
+    return None
+
+
 class Pipeline:
     """Runs a plan for several consumers at the same time; thread-safe.
 
@@ -97,16 +110,7 @@ class Pipeline:
     @property
     def split_problem(self) -> str | None:
         """Why batches cannot be split among several pipelines, so that one runs them all; None if they can."""
-        plan = self.program.plan
-        if plan.errors.action == "skip":
-            return 'on_error("skip") may change the number of samples'
-        if plan.changes_count:
-            return f"{plan.unknown_count_cause or 'a stage'} changes the number of samples"
-        groups = [stage for stage in plan.body if stage.scope is not Scope.EACH]
-        fixed = [stage.recut is Recut.REGROUP and stage.group_size is not None for stage in groups]
-        if not all(fixed):
-            return f"{groups[fixed.index(False)].describe()} does not form batches of a fixed size"
-        return None
+        return split_problem(self.program.plan)
 
     def can_split(self, epoch: int, start: Start) -> bool:
         """Return whether the batches after ``start`` can be split among several pipelines."""

@@ -302,6 +302,7 @@ class RemoteRun:
         finally:
             took, meters.waiting_since = time.perf_counter() - begun, None
             meters.waited += took
+        reader.server.failures = 0
         self.traffic.add(message.nbytes)
         if took > 1e-3:
             self.traffic.waited_for += 1

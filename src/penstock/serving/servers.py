@@ -24,11 +24,11 @@ log = logging.getLogger("penstock")
 
 CALL_S = 30.0  # for one question: a server may have to open its dataset first
 PROBE_S = 5.0  # for asking a server whether it is there
-RETRY_S = 1.0  # a server that failed is asked again after that time
+RETRY_S, MAX_RETRY_S = 1.0, 15.0  # a server that failed is asked again after that time
 LOOKUP_S = 2.0  # how often addresses are looked up and servers that failed are asked
 SAY_S = 10.0  # how often a consumer that waits says for what
 _LIMITS = {"grpc.max_reconnect_backoff_ms": 1000, "grpc.initial_reconnect_backoff_ms": 100}
-_CHANNEL = [*_LIMITS.items(), ("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+_CHANNEL = [*_LIMITS.items(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
 
 
 class ServerLost(Exception):
@@ -62,8 +62,14 @@ class RemoteServer:
     refused: bool = False  # it answers, but with another plan or without accepting the token
     facts: dict[str, Any] = field(default_factory=dict)  # its answer to "hello"
     asked_at: float = 0.0
+    failures: int = 0  # since the last batch that it sent
     _client: Any = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def retry_s(self) -> float:
+        """How long to leave out the server before it is asked again; longer if it has sent nothing in between."""
+        return min(MAX_RETRY_S, RETRY_S * 2 ** max(0, self.failures - 1))
 
     def call(self, kind: str, body: dict[str, Any], timeout_s: float = CALL_S) -> Any:
         """Ask a question about the plan.
@@ -273,6 +279,7 @@ class Servers:
                 log.warning("%s is left out: %s", server.address, problem)
                 self.version += 1
             server.problem, server.asked_at = problem, time.monotonic()
+            server.failures += 1
         server.disconnect()
 
     def refresh(self) -> None:
@@ -291,7 +298,7 @@ class Servers:
             ask = [
                 server
                 for server in self._servers.values()
-                if server.problem is not None and now - server.asked_at > RETRY_S
+                if server.problem is not None and now - server.asked_at > server.retry_s
             ]
         if len(ask) == 1:
             self._ask(ask[0])
