@@ -42,7 +42,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(VALUES)
 def test_values_arrive_as_they_were(value: Any) -> None:
     _, got, _ = _sent({}, value)

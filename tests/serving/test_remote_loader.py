@@ -133,7 +133,7 @@ def _rest(loader: Any, state: dict[str, Any]) -> Any:
     return fingerprint(list(loader))
 
 
-@pytest.mark.parametrize("name", sorted(PLANS) if FULL else Random(3).sample(QUICK, 6))
+@pytest.mark.parametrize("name", sorted(PLANS) if FULL else Random(3).sample(QUICK, 5))
 def test_states_move_between_local_and_served_at_every_batch(name: str) -> None:
     ds = PLANS[name]()
     with served(ds, 2) as connect:

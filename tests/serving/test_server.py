@@ -28,7 +28,7 @@ from penstock.testing import numbers
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 TOKEN = "a-token-of-enough-characters"
 MALFORMED = 1000 if FULL else 250
-SOAK_S = 600 if FULL else 3
+SOAK_S = 600 if FULL else 1
 
 
 @pytest.fixture
