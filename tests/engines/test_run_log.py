@@ -43,6 +43,14 @@ def test_the_last_line_agrees_with_stats(tmp_path: Path, engine: str) -> None:
     assert run.last["memory"] > 1_000_000
 
 
+def test_a_run_on_ray_is_monitored(tmp_path: Path, shared_ray: None) -> None:
+    ds = ps.from_items(list(range(50))).map(str, workers=1).on("ray", monitor=tmp_path)
+    assert sum(1 for _ in ds) == 50
+    (run,) = RunLogReader(tmp_path).read()
+    assert (run.begin["engine"], run.last["items"], run.status(time.time())) == ("ray", 50, "ended")
+    assert run.last["segments"][0]["on"] == "actors"
+
+
 def test_every_epoch_of_a_process_goes_into_one_file(tmp_path: Path) -> None:
     loader = ps.from_items(list(range(10))).batched(5).on("local", monitor=tmp_path).loader(rank=1, world=2)
     for _ in range(3):

@@ -18,7 +18,7 @@ import penstock as ps
 from penstock.errors import PlanError
 from penstock.formats.tar.writer import ShardWriter
 from penstock.testing.proxy import Proxy
-from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
+from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, s3_server
 from penstock.view.browser import Browser, parse_position
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
@@ -113,6 +113,20 @@ def test_conditions_on_tables_see_values(tmp_path: Path) -> None:
     assert browser.search("label == 1", 0, 4).positions == [1, 4, 7, 10]
     assert browser.search('name == "n7"', 0, 4).positions == [7]
     assert browser.search("label > name", 0, 4).positions == []  # cannot be compared: not met
+
+
+def test_remote_shards_without_an_index_are_not_all_fetched(tiny_shards: list[Path], tmp_path: Path) -> None:
+    for path in tiny_shards:
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    with http_server(tmp_path) as port, Proxy("127.0.0.1", port) as proxy:
+        browser = Browser(ps.read_tar(f"http://127.0.0.1:{proxy.port}/train-{{0000..0003}}.tar"))
+        assert not browser.indexed
+        assert [sample.key for sample in browser.page([0, 1])] == ["000000", "000001"]
+        for refused in (lambda: browser.find_key("000050"), lambda: browser.random_positions(1, 0, 5)):
+            with pytest.raises(PlanError, match="penstock index"):
+                refused()
+        assert not [request for request in proxy.requests if "train-0002" in request.path and request.method == "GET"]
+        browser.close()
 
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "x", "٣", "9" * 20, " 1", "1\n"])

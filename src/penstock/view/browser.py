@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ PAGE_SAMPLE_BYTES = 16_000_000  # of one sample in a grid; larger fields are nam
 SAMPLE_BYTES = 64_000_000  # of one sample on its own page
 SEARCH_S = 1.0  # of one search; the next page continues
 _CACHE_BYTES = 128_000_000
+_MAX_KEY_BYTES = 512_000_000  # of stored indexes that are kept for lookups: of about eight million samples
 _CONNECTIONS = 32  # indexes fetched at a time
 _OPEN_SHARDS = 24  # read at a time
 _SEARCH_ROWS = 4096  # samples whose fields are read at a time by a search
@@ -122,6 +124,7 @@ class Browser:
         self._cache: OrderedDict[tuple[int, int], tuple[ShownSample, int]] = OrderedDict()
         self._cached_bytes = 0
         self._keys: dict[int, bytes] = {}  # the stored indexes, by number of the shard, for lookups
+        self._key_bytes = 0
         self._random: dict[int, Order] = {}
 
     @property
@@ -138,6 +141,19 @@ class Browser:
     def counted(self) -> int:
         """The number of samples in the shards that have been counted."""
         return int(self._counts[self._counts >= 0].sum())
+
+    @cached_property
+    def indexed(self) -> bool:
+        """Whether shards can be counted without fetching them whole, judged by the first shard of each source."""
+        for reader in self.readers:
+            unknown = isinstance(reader, TarReader) and reader.traits.remote and reader.counts(scan=False) is None
+            if unknown and isinstance(reader, TarReader) and reader.names and reader.stored_index(0) is None:
+                return False
+        return True
+
+    def _check_indexed(self) -> None:
+        if not self.indexed:
+            raise PlanError("these remote shards have no index, so all of them would be fetched: run `penstock index`")
 
     def count_shards(self, numbers: Iterable[int] | None = None) -> None:
         """Count shards, by default all that have not been counted, several at a time.
@@ -172,7 +188,8 @@ class Browser:
         begin = 0
         for number, (leaf, shard) in enumerate(self._shards):
             if self._counts[number] < 0:
-                self.count_shards(range(number, min(number + (_CONNECTIONS if number else 1), len(self._shards))))
+                ahead = _CONNECTIONS if number and self.indexed else 1
+                self.count_shards(range(number, min(number + ahead, len(self._shards))))
             size = int(self._counts[number])
             if position < begin + size:
                 return SamplePlace(leaf, shard, position - begin)
@@ -187,6 +204,7 @@ class Browser:
         """Return positions from ``start`` on of the random order with this seed."""
         if seed not in self._random:
             if self.total is None:
+                self._check_indexed()
                 self.count_shards()
             plan = Dataset(self.program.plan).shuffle(all=True, seed=seed).plan
             self._random = {seed: Program(plan).order(0)}
@@ -274,7 +292,11 @@ class Browser:
         """Return the position of the sample with a key; None if there is none.
 
         Only stored indexes are read, not checked, and kept for the next lookup; a shard without one is opened.
+
+        Raises:
+            PlanError: Remote shards have no index.
         """
+        self._check_indexed()
         wanted = key.encode("utf-8", "surrogatepass")
         numbers = range(len(self._shards))
         with ThreadPoolExecutor(_CONNECTIONS, "penstock view key") as pool:
@@ -291,9 +313,10 @@ class Browser:
             return self._find_in_column(reader, shard, key)
         if number not in self._keys:
             stored = reader.stored_index(shard)
-            if stored is not None:
-                self._keys[number] = stored
-        if number in self._keys and wanted not in self._keys[number]:
+            if stored is not None and wanted not in stored:
+                self._remember_keys(number, stored)
+                return None
+        elif wanted not in self._keys[number]:
             return None
         index = reader.index(shard)
         try:
@@ -301,6 +324,12 @@ class Browser:
         except ValueError:
             return None
         return row
+
+    def _remember_keys(self, number: int, stored: bytes) -> None:
+        with self._lock:
+            self._key_bytes += len(stored)
+            if self._key_bytes <= _MAX_KEY_BYTES:
+                self._keys[number] = stored
 
     def _find_in_column(self, reader: Reader, shard: int, key: str) -> int | None:
         if "__key__" not in reader.fields(shard) and reader.key(shard, 0) is None:

@@ -16,6 +16,7 @@ from penstock.view.layout import data_table, field_view, large_note, link, note
 
 DEFAULT_COUNT, MAX_COUNT = 40, 200
 _CARD_KINDS = ("image", "audio", "array", "text", "json", "bytes")  # what a card shows, the first of these
+_NO_INDEX = "These remote shards have no index: each is fetched whole when it is shown. Run `penstock index` on them."
 _MAX_CHIP = 60  # characters of a value that is shown as a label
 
 
@@ -87,7 +88,8 @@ def samples_page(browser: Browser, query: Query) -> list[Any]:
     cards = [card(browser, sample) for sample in shown]
     grid = tag("ol", cards, class_="grid", id="grid", aria_label="Samples")
     empty = note("No sample here.") if not cards else None
-    return [_heading(browser), _controls(query), remark, empty, grid, _pages(query, following, browser.total)]
+    slow = None if browser.indexed else note(_NO_INDEX, kind="warning")
+    return [_heading(browser), _controls(query), slow, remark, empty, grid, _pages(query, following, browser.total)]
 
 
 def _positions(browser: Browser, query: Query) -> list[int]:
