@@ -135,7 +135,9 @@ def test_names_of_the_package_are_loaded_on_first_use() -> None:
 def test_the_error_of_an_unknown_engine_lists_the_engines() -> None:
     with pytest.raises(PlanError, match=r"'local'.*'serial'"):
         ps.from_items([]).on("spark")  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match="no option cpu; it has: cpus, devices, memory, monitor, observer, ordered, report"):
+    with pytest.raises(
+        PlanError, match="no option cpu; it has: cpus, devices, memory, monitor, observer, ordered, report"
+    ):
         ps.from_items([]).on("local", cpu=2)  # type: ignore[arg-type]
 
 
