@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import gzip
+import io
 import json
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -16,14 +19,18 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import PIL.Image
 import pytest
 import uvicorn
 
+import penstock as ps
 from penstock.view import View, view_app
 
 DEADLINE_S = 120.0
@@ -205,3 +212,72 @@ def command(*arguments: str) -> Iterator[str]:
 def view_command() -> Callable[..., Any]:
     """Runs ``penstock view`` while a ``with`` block runs; yields the address that it prints."""
     return command
+
+
+def _bomb(kind: str) -> bytes:
+    out = io.BytesIO()
+    if kind == "zip":
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a.npy", bytes(110_000_000))
+        return out.getvalue()
+    if kind == "gzip":
+        return gzip.compress(bytes(110_000_000))
+    PIL.Image.new("1", (20_000, 20_000)).save(out, "PNG")
+    return out.getvalue()
+
+
+SCRIPT = "<script>document.title='owned'</script>"
+SVG = f"<svg xmlns='http://www.w3.org/2000/svg' onload=\"document.title='owned'\">{SCRIPT}</svg>"
+
+
+def hostile_samples() -> list[dict[str, Any]]:
+    """Return 25 samples that are made to break a page; keys are unique and fit a shard."""
+    tall = io.BytesIO()
+    PIL.Image.new("L", (1, 60_000)).save(tall, "PNG")
+    deep = b'{"a":' * 5000 + b"1" + b"}" * 5000
+    fields: list[dict[str, Any]] = [
+        {"txt": SCRIPT.encode()},
+        {"html": f"<html><body onload=alert(1)>{SCRIPT}".encode()},
+        {"svg": SVG.encode()},
+        {"jpg": SVG.encode()},
+        {"png": f"\x89PNG\r\n\x1a\n{SCRIPT}".encode("latin-1")},
+        {"gif": b"GIF89a" + SCRIPT.encode()},
+        {"json": json.dumps({SCRIPT: [SCRIPT, {"</pre>": "'\"><img src=x onerror=alert(1)>"}]}).encode()},
+        {"json": deep},
+        {"json": b"[" * 100_000},
+        {"json": b'{"a": 1e999999, "b": NaN}'},
+        {"cls": b"9" * 100_000},
+        {"cls": SCRIPT.encode()},
+        {"txt": b"x" * 100_000_000},
+        {"txt": b"\xff\xfe\x00\x1b[2J\x07" + "\u202egnp.exe\u2066".encode()},
+        {"txt": "\0".join("abc").encode()},
+        {"npz": _bomb("zip")},
+        {"txt.gz": _bomb("gzip")},
+        {"png": _bomb("png")},
+        {"png": tall.getvalue()},
+        {"npy": b"\x93NUMPY\x01\x00\x76\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128)},
+        {"pkl": pickle.dumps({"a": 1}), "pyd": b"cos\nsystem\n(S'true'\ntR."},
+        {"wav": b"RIFF\xff\xff\xff\xffWAVEfmt " + bytes(100)},
+        {"mp3": b"ID3" + bytes(range(256)) * 10},
+        {"npy": _npy_nan()},
+        {"jpg": b"", "txt": b"", "json": b"", "wav": b""},
+    ]
+    keys = [f"{number}\"><script>alert({number})<{chr(0x202E)}script>\x1b\x07'&amp;" for number in range(len(fields))]
+    keys = [key.replace(".", "").replace("/", "") for key in keys]
+    return [{"__key__": key, **found} for key, found in zip(keys, fields, strict=True)]
+
+
+def _npy_nan() -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.full((50, 50), np.nan))
+    return out.getvalue()
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> View:
+    """A view of a shard with 25 samples that are made to break a page."""
+    path = tmp_path_factory.mktemp("hostile") / "hostile.tar"
+    with ps.TarWriter(path) as writer:
+        for sample in hostile_samples():
+            writer.write(sample)
+    return View(ps.read_tar(path), (str(path),))

@@ -220,6 +220,18 @@ def test_a_damaged_shard_is_found_in_the_background(data: Path, serve: Serve, ch
         assert "SHA-256" in chromium.text
 
 
+def test_hostile_samples_run_nothing(hostile: View, serve: Serve, chromium: Any) -> None:
+    with serve(hostile) as (address, token):
+        chromium.open(f"{address}/?token={token}")
+        chromium.wait_for("Page 1")
+        for path in ("/samples?n=25", "/balance", *(f"/sample/{number}" for number in range(25))):
+            chromium.open(address + path)
+            chromium.wait_for_pictures()
+            assert chromium.run("return document.title").endswith("penstock view"), path
+            assert chromium.run("return document.scripts.length") == 1, path
+            assert fits(chromium), path
+
+
 def test_stages_show_what_training_gets(data: Path, tmp_path: Path, view_command: Command, chromium: Any) -> None:
     (tmp_path / "program.py").write_text(PROGRAM.format(shards=str(data / "tar")))
     with view_command(f"{tmp_path / 'program.py'}:ds") as address:
