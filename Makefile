@@ -49,7 +49,7 @@ bench: $(STAMP) ## measure beside the peers; CASE=images PEERS=webdataset,torch 
 
 docs: $(STAMP) ## build the site into build/site, strictly and without a network
 	@$(call quietly,NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet)
-	@echo 'build/site/index.html'
+	@echo 'python -m http.server -d build/site shows it'
 
 dist: $(STAMP) ## build the wheel and the sdist, and try both in an empty environment
 	@rm -rf dist

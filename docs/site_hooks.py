@@ -58,9 +58,9 @@ def _outside(page: Path) -> Iterator[Path]:
     """Yield the files of the repository, but not of ``docs/``, that a page links to."""
     for _, link in LINK.findall(page.read_text()):
         target = (page.parent / link).resolve()
-        if not EXTERNAL.match(link) and target.is_file() and target.is_relative_to(ROOT):
-            if not target.is_relative_to(DOCS) and target != ROOT / "README.md":
-                yield target
+        ours = not EXTERNAL.match(link) and target.is_file() and target.is_relative_to(ROOT)
+        if ours and not target.is_relative_to(DOCS) and target != ROOT / "README.md":
+            yield target
 
 
 def _place(path: Path) -> str:

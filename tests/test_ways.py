@@ -33,6 +33,7 @@ def test_a_program_gets_shorter(name: str) -> None:
     assert lengths[1] < lengths[0]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 @pytest.mark.usefixtures("shared_ray")
 def test_the_program_for_ray_data_runs(photo_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
@@ -42,8 +43,6 @@ def test_the_program_for_ray_data_runs(photo_shards: Path, tmp_path: Path, monke
     before, after = _blocks(ROOT / "docs" / "ways" / "from-ray-data.md")
     # Workers of the tests' Ray began in another folder.
     before = before.replace('"photos"', repr(str(tmp_path / "photos"))).replace("predictions-ray", f"{tmp_path}/ray")
-    progress = ray.data.DataContext.get_current()
-    monkeypatch.setattr(progress, "enable_progress_bars", False)
     predictions: list[dict[str, int]] = []
     for code, folder in ((before, "ray"), (after, "predictions")):
         exec(compile(code, "from-ray-data.md", "exec"), {"__name__": "__main__"})

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+import penstock
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -89,6 +91,25 @@ def test_the_installed_wheel_reads_a_shard(wheel: Path, tmp_path: Path) -> None:
     package, key, text = _run(sys.executable, "-I", "-c", READ_ONE_SHARD, str(target), str(shard)).splitlines()
     assert Path(package).is_relative_to(target)
     assert (key, text) == ("a/0001", "hello")
+
+
+def test_the_wheel_and_the_sdist_work_in_an_empty_environment(wheel: Path) -> None:
+    printed = _run(sys.executable, str(ROOT / "tests" / "try_dist.py"), str(wheel.parent))
+    assert printed.count(f"{PROJECT['version']} reads, writes and resumes") == 2
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    version = PROJECT["version"]
+    assert penstock.__version__ == version
+    assert f"version: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {version} " in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_wheel_says_where_it_runs(wheel: Path) -> None:
+    classifiers = _metadata(wheel).get_all("Classifier", [])
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= {*classifiers}
+    assert "Operating System :: POSIX :: Linux" in classifiers
+    assert not any("Windows" in line for line in classifiers)  # fork, shared memory and locks are POSIX's
 
 
 def _metadata(wheel: Path) -> Message:
