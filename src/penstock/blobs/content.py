@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from penstock.blobs.arriving import ArrivingBytes, Buffer, excess_error, room_for
 from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
+from penstock.blobs.remote_bytes import Buffer, RemoteBytes, excess_error, room_for
 from penstock.errors import DataError, StorageError
 
 HEAD = 512  # bytes by which a file is recognised
@@ -27,13 +27,13 @@ class Content:
         problem: Why the bytes end early, if the compressed stream is damaged or refused.
     """
 
-    bytes: Buffer | ArrivingBytes
+    bytes: Buffer | RemoteBytes
     problem: str | None = None
 
     @property
     def buffer(self) -> Buffer:
         """The bytes, where all of them are on this machine."""
-        assert not isinstance(self.bytes, ArrivingBytes)
+        assert not isinstance(self.bytes, RemoteBytes)
         return self.bytes
 
     def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[builtins.bytes]:
@@ -44,7 +44,7 @@ class Content:
             DataError: A range arrived damaged.
         """
         content = self.bytes
-        if isinstance(content, ArrivingBytes):
+        if isinstance(content, RemoteBytes):
             return content.cut(starts, stops)
         return [content[start:stop] for start, stop in zip(starts, stops, strict=True)]
 

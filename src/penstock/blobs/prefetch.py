@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from penstock.blobs.arriving import ArrivingBytes, Window
 from penstock.blobs.checksums import CELL, U32, first_damaged
+from penstock.blobs.remote_bytes import RemoteBytes, Window
 from penstock.errors import DataError, StorageError
 from penstock.storage import Info, Storage
 from penstock.storage.retry import wanted, while_wanted
@@ -227,7 +227,7 @@ def _machine_memory() -> int:
 
 
 @dataclass(slots=True, eq=False)
-class PrefetchedBytes(ArrivingBytes):
+class PrefetchedBytes(RemoteBytes):
     """The bytes of one remote object; slicing it waits until the range has arrived.
 
     Attributes:

@@ -22,18 +22,19 @@ _START_TIMEOUT_S = 20.0
 
 
 @contextmanager
-def s3_server(folder: Path, keys: bool = True) -> Iterator[int]:
+def s3_server(folder: Path, keys: bool = True, *options: str) -> Iterator[int]:
     """Serve a folder over S3 and yield the port on 127.0.0.1; its subfolders are buckets.
 
     Args:
         folder: The folder.
         keys: Whether clients must sign with ACCESS_KEY and SECRET_KEY.
+        options: Passed to rclone.
 
     Raises:
         AssertionError: The program rclone is not installed, or does not start.
     """
     auth = ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}"] if keys else []
-    with _rclone("s3", folder, *auth) as port:
+    with _rclone("s3", folder, *auth, *options) as port:
         yield port
 
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.blobs.arriving import ArrivingBytes, Window
 from penstock.blobs.checksums import CellChecksums
 from penstock.blobs.content import Content, temporary_copy
 from penstock.blobs.draft import put_object, read_object
 from penstock.blobs.prefetch import CHUNK, Fetcher, PrefetchedBytes
+from penstock.blobs.remote_bytes import RemoteBytes, Window
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
 from penstock.formats.manifest import (
@@ -122,7 +122,7 @@ def _index_ranges(url: str, storage: Storage | None, fetcher: Fetcher | None) ->
             own.stop()
 
 
-class _CheckedRanges(ArrivingBytes):
+class _CheckedRanges(RemoteBytes):
     """The bytes of a remote shard, which are hashed while their headers are scanned, as long as none is skipped.
 
     Args:

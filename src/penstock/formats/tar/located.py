@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.blobs.arriving import ArrivingBytes
 from penstock.blobs.content import Content
+from penstock.blobs.remote_bytes import RemoteBytes
 from penstock.errors import DataError
 from penstock.formats.tar.index import I64, Index
 
@@ -162,7 +162,7 @@ class LocatedTar:
             names.append("__url__")
             columns.append(_per_row([shard.url for shard in self._shards], slots))
         names += fields
-        if any(isinstance(shard.content.bytes, ArrivingBytes) for shard in self._shards):
+        if any(isinstance(shard.content.bytes, RemoteBytes) for shard in self._shards):
             columns += self._cut(len(fields), slots)
         else:
             maps = _per_row([shard.content.bytes for shard in self._shards], slots)

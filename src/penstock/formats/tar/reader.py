@@ -15,27 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from penstock.blobs.arriving import ArrivingBytes, SpooledBytes
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import CONNECTIONS, SEQUENTIAL_BYTES, Fetcher, PrefetchedBytes
+from penstock.blobs.remote_bytes import RemoteBytes, StreamedBytes
 from penstock.blobs.small_objects import OBJECT_CONNECTIONS
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import MANIFEST, Manifest, ShardEntry, read_manifest, read_manifest_at, shard_name
 from penstock.formats.tar.archive import RECORD, long_padding
-from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
 from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import (
     GivenManifest,
     index_url,
-    open_arriving,
+    open_in_order,
     open_remote,
     remembered_index,
     remote_index,
 )
 from penstock.formats.tar.scan import open_shard
+from penstock.formats.tar.unindexed import UnindexedShard
 from penstock.formats.tar.walker import FieldFilter
 from penstock.plan import Reader, ShardCache, Traits
 from penstock.storage import Storage, folder_times, open_storage, traits_of
@@ -83,7 +83,7 @@ class TarReader(Reader):
         self._urls, self._paths, self._limits = list(urls), [os.fspath(path) for path in paths], limits
         self._manifest_counts = counts
         self._index_counts: dict[int, int] = {}
-        self._open: OrderedDict[int, OpenShard | ArrivingShard] = OrderedDict()
+        self._open: OrderedDict[int, OpenShard | UnindexedShard] = OrderedDict()
         self._opening: dict[int, Future[None]] = {}  # shards that are opened or counted ahead
         self._countable: bool | None = None
         self._indexes: OrderedDict[int, Index] = OrderedDict()  # of shards that were counted but not opened yet
@@ -119,9 +119,9 @@ class TarReader(Reader):
             return int(self._manifest_counts[shard])
         self._wait_for(shard)
         if shard not in self._index_counts:
-            arriving = self._open.get(shard)
-            if isinstance(arriving, ArrivingShard):
-                self._remember_count(shard, arriving.grow(sys.maxsize)[0])
+            unindexed = self._open.get(shard)
+            if isinstance(unindexed, UnindexedShard):
+                self._remember_count(shard, unindexed.grow(sys.maxsize)[0])
             else:
                 self._remember(shard, self._load(shard, mapped=False))
         return self._index_counts[shard]
@@ -134,8 +134,8 @@ class TarReader(Reader):
         """
         if self._manifest_counts is not None or shard in self._index_counts or scheme(self._paths[shard]) == "file":
             return self.count(shard), True
-        opened = self._open_arriving(shard)
-        if not isinstance(opened, ArrivingShard):
+        opened = self._open_in_order(shard)
+        if not isinstance(opened, UnindexedShard):
             return opened.index.samples, True
         known, whole = opened.grow(beyond)
         if whole:
@@ -164,7 +164,7 @@ class TarReader(Reader):
         self._prepare(shard, fetcher, lambda: self._remember(shard, self._load(shard, mapped=False)))
 
     def _open_ahead(self, shard: int, fetcher: Fetcher) -> None:
-        self._prepare(shard, fetcher, lambda: self._begin_arriving(shard))
+        self._prepare(shard, fetcher, lambda: self._load_in_order(shard))
 
     def _prepare(self, shard: int, fetcher: Fetcher, prepare: Callable[[], object]) -> None:
         """Run a preparation; if it fails, the shard is opened again where it is read, and fails there."""
@@ -185,19 +185,19 @@ class TarReader(Reader):
         if future is not None:
             future.result()
 
-    def _open_arriving(self, shard: int) -> OpenShard | ArrivingShard:
+    def _open_in_order(self, shard: int) -> OpenShard | UnindexedShard:
         """Return an open shard; opens it to be read in order if necessary."""
         self._wait_for(shard)
         with self._lock:
             found = self._open.get(shard)
             if found is not None:
                 self._open.move_to_end(shard)
-        return found or self._begin_arriving(shard)
+        return found or self._load_in_order(shard)
 
-    def _begin_arriving(self, shard: int) -> OpenShard | ArrivingShard:
+    def _load_in_order(self, shard: int) -> OpenShard | UnindexedShard:
         path = self._paths[shard]
-        loaded = open_arriving(path, open_storage(path, self._storage), self._fetcher, limits=self._limits)
-        if isinstance(loaded, ArrivingShard):
+        loaded = open_in_order(path, open_storage(path, self._storage), self._fetcher, limits=self._limits)
+        if isinstance(loaded, UnindexedShard):
             return self._keep_open(shard, loaded)
         opened = self._remember(shard, loaded)
         assert opened is not None
@@ -326,7 +326,7 @@ class TarReader(Reader):
         """Stop prefetching and close remote shards; later reads open them again."""
         with self._lock:
             fetcher, self._fetcher = self._fetcher, Fetcher()
-            remote = [shard for shard, opened in self._open.items() if _arriving_bytes(opened) is not None]
+            remote = [shard for shard, opened in self._open.items() if _remote_bytes(opened) is not None]
             closed = [self._open.pop(shard) for shard in remote]
         for opened in closed:
             _close(opened)
@@ -345,17 +345,17 @@ class TarReader(Reader):
 
     def fields(self, shard: int) -> tuple[str, ...]:
         opened = self._shard(shard)
-        if isinstance(opened, ArrivingShard):
+        if isinstance(opened, UnindexedShard):
             return opened.fields()
         return tuple(dict.fromkeys(name for kind in opened.index.kinds for name in kind))
 
-    def _parts(self, opened: OpenShard | ArrivingShard, rows: I64) -> Iterator[tuple[OpenShard, I64]]:
+    def _parts(self, opened: OpenShard | UnindexedShard, rows: I64) -> Iterator[tuple[OpenShard, I64]]:
         """Yield the parts of a shard that hold samples, each with the places in ``rows`` of its samples.
 
         Raises:
             IndexError: The shard has no sample of one of these numbers.
         """
-        if isinstance(opened, ArrivingShard):
+        if isinstance(opened, UnindexedShard):
             yield from opened.parts(rows)
             return
         if not (int(rows.min()) >= 0 and int(rows.max()) < opened.index.samples):
@@ -392,7 +392,7 @@ class TarReader(Reader):
         self._release_others(locator)
         return locator.located(index)
 
-    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[OpenShard | ArrivingShard, I64]]:
+    def _with_shards(self, groups: list[tuple[int, I64]]) -> Iterator[tuple[OpenShard | UnindexedShard, I64]]:
         """Yield the groups with their open shards; remote shards are opened concurrently: each takes round trips."""
         closed = [number for number, _ in groups if number not in self._open and scheme(self._paths[number]) != "file"]
         if len(closed) < 2:
@@ -439,7 +439,7 @@ class TarReader(Reader):
         manifest = self._manifests[folder]
         return manifest.entry(shard_name(path)) if manifest is not None else None
 
-    def _shard(self, shard: int) -> OpenShard | ArrivingShard:
+    def _shard(self, shard: int) -> OpenShard | UnindexedShard:
         """Return an open shard; opens it if necessary."""
         self._wait_for(shard)
         with self._lock:
@@ -511,17 +511,17 @@ class TarReader(Reader):
         """Remember the count of a shard whose end has arrived, and use its whole index from now on."""
         with self._lock:
             self._index_counts[shard] = count
-            arriving = self._open.get(shard)
-            if isinstance(arriving, ArrivingShard) and arriving.whole is not None:
-                self._open[shard] = arriving.whole
+            unindexed = self._open.get(shard)
+            if isinstance(unindexed, UnindexedShard) and unindexed.whole is not None:
+                self._open[shard] = unindexed.whole
 
-    def _keep_open(self, shard: int, opened: OpenShard | ArrivingShard) -> OpenShard | ArrivingShard:
+    def _keep_open(self, shard: int, opened: OpenShard | UnindexedShard) -> OpenShard | UnindexedShard:
         """Keep a shard open, unless prefetching has stopped, and close the one that was used least recently."""
         with self._lock:
             if shard in self._open:  # another thread was faster
                 return self._open[shard]
-            arriving = _arriving_bytes(opened)
-            if isinstance(arriving, PrefetchedBytes) and arriving.fetcher.stopped:
+            content = _remote_bytes(opened)
+            if isinstance(content, PrefetchedBytes) and content.fetcher.stopped:
                 return opened
             self._open[shard] = opened
             evicted = self._open.popitem(last=False)[1] if len(self._open) > _OPEN_SHARDS else None
@@ -530,21 +530,21 @@ class TarReader(Reader):
         return opened
 
 
-def _arriving_bytes(opened: OpenShard | ArrivingShard) -> ArrivingBytes | None:
+def _remote_bytes(opened: OpenShard | UnindexedShard) -> RemoteBytes | None:
     """Return the bytes of a shard that are fetched when they are read; None if they are on this machine."""
-    content = opened.content if isinstance(opened, ArrivingShard) else opened.content.bytes
-    return content if isinstance(content, ArrivingBytes) else None
+    content = opened.content if isinstance(opened, UnindexedShard) else opened.content.bytes
+    return content if isinstance(content, RemoteBytes) else None
 
 
-def _content_size(opened: OpenShard | ArrivingShard) -> int:
-    content = opened.content if isinstance(opened, ArrivingShard) else opened.content.bytes
-    return 1 << 30 if isinstance(content, SpooledBytes) else len(content)  # of a spooled one the size is not known
+def _content_size(opened: OpenShard | UnindexedShard) -> int:
+    content = opened.content if isinstance(opened, UnindexedShard) else opened.content.bytes
+    return 1 << 30 if isinstance(content, StreamedBytes) else len(content)  # of a streamed one the size is not known
 
 
-def _close(opened: OpenShard | ArrivingShard) -> None:
-    arriving = _arriving_bytes(opened)
-    if arriving is not None:
-        arriving.close()
+def _close(opened: OpenShard | UnindexedShard) -> None:
+    content = _remote_bytes(opened)
+    if content is not None:
+        content.close()
 
 
 def _is_sequential(order: I64, shard: I64, index: I64) -> bool:

@@ -1,6 +1,6 @@
 """Remote shards: the index is fetched from beside the shard, the samples as byte ranges.
 
-A shard without an index is read as it arrives where its samples are needed in order (``open_arriving``). Where they
+A shard without an index is read as it arrives where its samples are needed in order (``open_in_order``). Where they
 are needed in another order, and a compressed shard or one whose server does not support ranges, it is fetched whole,
 once, to the cache or to an unlinked temporary file, and read like a local file. The index that falls out is kept in
 the user's cache folder.
@@ -18,19 +18,19 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from penstock.blobs.arriving import ChunkReader, SpooledBytes, room_for
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content, temporary_copy
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
+from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes, room_for
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest_file, shard_url
 from penstock.formats.tar.archive import BLOCK, compression_of
-from penstock.formats.tar.arriving import ArrivingShard
 from penstock.formats.tar.index import I64, INDEX_SUFFIX, Index
 from penstock.formats.tar.scan import open_archive, open_shard, scan
 from penstock.formats.tar.shard_names import suffix_compression
+from penstock.formats.tar.unindexed import UnindexedShard
 from penstock.formats.tar.walker import archive_chunks
 from penstock.storage import Info, Storage, open_storage, redacted
 from penstock.storage.cache import CachedStorage
@@ -83,9 +83,9 @@ def open_remote(
     return index.expecting(expected, "the manifest"), content
 
 
-def open_arriving(
+def open_in_order(
     url: str, storage: Storage, fetcher: Fetcher, *, limits: ArchiveLimits = LIMITS
-) -> tuple[Index, Content] | ArrivingShard:
+) -> tuple[Index, Content] | UnindexedShard:
     """Open a remote shard whose samples are needed in order: its index and content, or without an index as it arrives.
 
     Args:
@@ -104,19 +104,19 @@ def open_arriving(
         return index, Content(PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums))
     if info.size is not None and info.size > MAX_SHARD:
         raise StorageError(f"the server declares {info.size:,} bytes, more than a shard can have", redacted(url))
-    content = _arriving_bytes(url, storage, fetcher, info, limits)
+    content = _bytes_in_order(url, storage, fetcher, info, limits)
 
     def completed(found: Index) -> Index:
         stamped = found.stamped(Stamp(info.size or found.content_size))
         remember_index(url, storage, info, stamped)
         return stamped
 
-    return ArrivingShard(redacted(url), content, completed)
+    return UnindexedShard(redacted(url), content, completed)
 
 
-def _arriving_bytes(
+def _bytes_in_order(
     url: str, storage: Storage, fetcher: Fetcher, info: Info, limits: ArchiveLimits
-) -> PrefetchedBytes | SpooledBytes:
+) -> PrefetchedBytes | StreamedBytes:
     """Return the bytes of a shard as they arrive: by ranges, or in a temporary file if it has to be decompressed."""
     packed = suffix_compression(without_query(url)) is not None
     if info.ranges and info.size and not packed:
@@ -127,7 +127,7 @@ def _arriving_bytes(
         packed = True
     chunks = ChunkReader(read_whole(storage, url, redacted(url), info, fetcher))
     most = sys.maxsize if packed else room_for(info.size, redacted(url))  # the limits bound a compressed one
-    return SpooledBytes(archive_chunks(cast(BinaryIO, chunks), limits), redacted(url), most)
+    return StreamedBytes(archive_chunks(cast(BinaryIO, chunks), limits), redacted(url), most)
 
 
 def _open_copy(

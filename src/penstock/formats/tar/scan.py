@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.blobs.arriving import ArrivingBytes, Buffer, Window
 from penstock.blobs.compression import LIMITS, ArchiveLimits
 from penstock.blobs.content import Content, open_content
+from penstock.blobs.remote_bytes import Buffer, RemoteBytes, Window
 from penstock.blobs.stamp import Stamp
 from penstock.errors import StorageError
 from penstock.formats.tar.archive import (
@@ -156,7 +156,7 @@ class Scan:
         problem: Why the archive ends early, if its compressed stream is damaged.
     """
 
-    def __init__(self, content: Buffer | ArrivingBytes, problem: str | None = None) -> None:
+    def __init__(self, content: Buffer | RemoteBytes, problem: str | None = None) -> None:
         self._walk, self._samples, self._problem = _HeaderWalk(content), _SampleCollector(), problem
         self._content = content
         self._steps = self._run()
@@ -172,16 +172,16 @@ class Scan:
         return self._walk.offset
 
     @property
-    def at_hand(self) -> bool:
+    def available(self) -> bool:
         """Whether the next header has arrived."""
-        return self._walk.at_hand
+        return self._walk.available
 
     def advance(self) -> bool:
         """Step over some members; return whether there may be more.
 
         Raises:
-            StorageError: The bytes at hand cannot be fetched.
-            DataError: The bytes at hand arrived damaged.
+            StorageError: The next bytes cannot be fetched.
+            DataError: The next bytes arrived damaged.
         """
         return next(self._steps, False)
 
@@ -194,7 +194,7 @@ class Scan:
         return self._samples.index(self._walk)
 
     def _why_early(self) -> str | None:
-        return self._content.problem if isinstance(self._content, ArrivingBytes) else self._problem
+        return self._content.problem if isinstance(self._content, RemoteBytes) else self._problem
 
     def _run(self) -> Iterator[bool]:
         walk, samples, extensions = self._walk, self._samples, Extensions()
@@ -285,13 +285,13 @@ class _HeaderWalk:
     ``batches`` steps over many ordinary members at once; ``read_member`` steps over anything else.
     """
 
-    def __init__(self, content: Buffer | ArrivingBytes) -> None:
+    def __init__(self, content: Buffer | RemoteBytes) -> None:
         self._content = content
-        self.total = 0 if isinstance(content, ArrivingBytes) else len(content)  # as far as it is known
-        self._window = Window(0, 0, b"")  # the part of the content that is at hand
+        self.total = 0 if isinstance(content, RemoteBytes) else len(content)  # as far as it is known
+        self._window = Window(0, 0, b"")  # the part of the content that is available
         self._blocks: U8 = _blocks(self._window)
-        self._first_block = 0  # the number of the first block at hand
-        if not isinstance(content, ArrivingBytes):
+        self._first_block = 0  # the number of the first available block
+        if not isinstance(content, RemoteBytes):
             self._enter(Window(0, self.total, content))
         self._heads = np.empty((_MAX_HEADERS, BLOCK), np.uint8)
         self._headers_ahead = _MIN_HEADERS
@@ -311,20 +311,20 @@ class _HeaderWalk:
 
     def reach(self, offset: int) -> None:
         """Wait until ``total`` is at least ``offset``, or the size of the archive."""
-        if self.total < offset and isinstance(self._content, ArrivingBytes):
+        if self.total < offset and isinstance(self._content, RemoteBytes):
             self.total = self._content.reach(offset)
 
     def _load(self) -> bool:
-        """Wait until the next header is at hand; False if the archive ends before it."""
+        """Wait until the next header is available; False if the archive ends before it."""
         self.reach(self.offset + BLOCK)
         if self.offset + BLOCK > self.total:
             return False
-        if not self.at_hand and isinstance(self._content, ArrivingBytes):
+        if not self.available and isinstance(self._content, RemoteBytes):
             self._enter(self._content.window(self.offset))
         return True
 
     @property
-    def at_hand(self) -> bool:
+    def available(self) -> bool:
         """Whether the next header is in the window."""
         return self._window.start <= self.offset <= self._window.stop - BLOCK
 

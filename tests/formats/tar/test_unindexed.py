@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from penstock.blobs import prefetch
-from penstock.blobs.arriving import ArrivingBytes, SpooledBytes
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes
+from penstock.blobs.remote_bytes import RemoteBytes, StreamedBytes
 from penstock.errors import DataError
-from penstock.formats.tar import arriving
-from penstock.formats.tar.arriving import ArrivingShard
+from penstock.formats.tar import unindexed
 from penstock.formats.tar.index import Index
 from penstock.formats.tar.scan import scan
+from penstock.formats.tar.unindexed import UnindexedShard
 from penstock.storage import Info
 
 GATE = threading.Event()
@@ -49,17 +49,17 @@ def archive(samples: int, size: int = 3000, format: int = tarfile.GNU_FORMAT, na
     return out.getvalue()
 
 
-def open_ranges(storage: Any, done: list[Index] | None = None) -> ArrivingShard:
+def open_ranges(storage: Any, done: list[Index] | None = None) -> UnindexedShard:
     info = Info(len(storage.data), "tag", True)
     return open_shard(PrefetchedBytes(Fetcher(), storage, "x://a.tar", "x://a.tar", info), done)
 
 
-def open_shard(content: ArrivingBytes, done: list[Index] | None) -> ArrivingShard:
+def open_shard(content: RemoteBytes, done: list[Index] | None) -> UnindexedShard:
     def completed(index: Index) -> Index:
         (done if done is not None else []).append(index)
         return index
 
-    return ArrivingShard("x://a.tar", content, completed)
+    return UnindexedShard("x://a.tar", content, completed)
 
 
 def as_rows(index: Index) -> list[Any]:
@@ -90,20 +90,22 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("spooled", [False, True])
+@pytest.fixture(autouse=True)
+def _threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "IDLE_S", 0.02)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_arriving_shard_has_the_samples_and_losses_of_a_local_one(
-    shape: str, spooled: bool, monkeypatch: pytest.MonkeyPatch
+def test_an_unindexed_shard_has_the_samples_and_losses_of_a_local_one(
+    shape: str, streamed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefetch, "CHUNK", 1 << 17)
     monkeypatch.setattr(prefetch, "_FIRST", 1 << 14)
-    monkeypatch.setattr(prefetch, "IDLE_S", 0.02)
     data, done = SHAPES[shape], list[Index]()
-    if spooled:
+    if streamed:
         chunks = (data[at : at + 9_999] for at in range(0, len(data), 9_999))
-        shard = ArrivingShard(
-            "x://a.tar", SpooledBytes(chunks, "x", 1 << 30), lambda index: done.append(index) or index
-        )
+        shard = open_shard(StreamedBytes(chunks, "x", 1 << 30), done)
     else:
         shard = open_ranges(InMemory(data), done)
     known, whole = 0, False
@@ -156,7 +158,7 @@ def test_every_byte_is_requested_once() -> None:
 
 
 def test_a_shard_that_never_ends_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arriving, "MAX_SAMPLES", 100)
+    monkeypatch.setattr(unindexed, "MAX_UNINDEXED", 100)
     with pytest.raises(DataError, match=r"more than 100 samples.*x://a\.tar"):
         open_ranges(InMemory(archive(400))).grow(399)
 

@@ -22,7 +22,7 @@ _END = 1 << 62  # an offset that no file has
 
 
 class Window(NamedTuple):
-    """A part of a file that is at hand.
+    """A part of a file that is available.
 
     Attributes:
         start: Where it begins in the file.
@@ -35,7 +35,7 @@ class Window(NamedTuple):
     data: Buffer
 
 
-class ArrivingBytes(ABC):
+class RemoteBytes(ABC):
     """The bytes of a file that is still arriving; slices of it wait for their bytes."""
 
     problem: str | None = None  # why the bytes end early, if the compressed stream is damaged or refused
@@ -106,7 +106,7 @@ def excess_error(limit: int, url: str) -> StorageError:
     return StorageError(f"{problem}; copy it to a disk first", url)
 
 
-class SpooledBytes(ArrivingBytes):
+class StreamedBytes(RemoteBytes):
     """A stream, written to an unlinked temporary file by a thread as it arrives.
 
     Args:
@@ -123,7 +123,7 @@ class SpooledBytes(ArrivingBytes):
         self._arrived = 0
         self._ended = self._closed = False
         self._error: Exception | None = None
-        thread = threading.Thread(target=self._receive, args=(chunks,), name="penstock spool", daemon=True)
+        thread = threading.Thread(target=self._receive, args=(chunks,), name="penstock stream", daemon=True)
         thread.start()
 
     def __getitem__(self, sel: slice) -> bytes:

@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from penstock.blobs.arriving import ArrivingBytes, SpooledBytes
 from penstock.blobs.content import Content
 from penstock.blobs.prefetch import PrefetchedBytes
+from penstock.blobs.remote_bytes import RemoteBytes, StreamedBytes
 from penstock.errors import DataError
 from penstock.formats.tar.index import I64, Index
 from penstock.formats.tar.located import OpenShard
 from penstock.formats.tar.scan import Scan
 
-MAX_SAMPLES = 1 << 26  # of a shard without an index: one that never ends must not fill the memory with keys
+MAX_UNINDEXED = 1 << 26  # of a shard without an index: one that never ends must not fill the memory with keys
 
 
-class ArrivingShard:
+class UnindexedShard:
     """The samples of a shard as far as its headers have arrived; safe to use from several threads.
 
     Args:
@@ -28,7 +28,7 @@ class ArrivingShard:
         completed: Called with the index, once, when the end of the shard has arrived; returns the index to use.
     """
 
-    def __init__(self, url: str, content: ArrivingBytes, completed: Callable[[Index], Index]) -> None:
+    def __init__(self, url: str, content: RemoteBytes, completed: Callable[[Index], Index]) -> None:
         self.url, self.content = url, content
         self._completed = completed
         self._scan = Scan(content)
@@ -78,13 +78,13 @@ class ArrivingShard:
         return tuple(dict.fromkeys(name for part in self._parts for kind in part.index.kinds for name in kind))
 
     def _add_part(self) -> None:
-        """Scan what is at hand, at least one step, and add a part with the samples that were found."""
+        """Scan what is available, at least one step, and add a part with the samples that were found."""
         more = self._scan.advance()
-        while more and self._scan.at_hand:
+        while more and self._scan.available:
             more = self._scan.advance()
         found, first = self._scan.samples, self._known
-        if found > MAX_SAMPLES:
-            raise DataError(f"it has more than {MAX_SAMPLES:,} samples: too many for one shard", self.url)
+        if found > MAX_UNINDEXED:
+            raise DataError(f"it has more than {MAX_UNINDEXED:,} samples: too many for one shard", self.url)
         if found > first:
             self._parts.append(OpenShard(self.url, self._scan.part(first), Content(self.content), base=first))
             self._first.append(first)
@@ -94,7 +94,7 @@ class ArrivingShard:
 
     def _complete(self) -> None:
         content = self.content
-        mapped = content.mapped() if isinstance(content, SpooledBytes) else content
+        mapped = content.mapped() if isinstance(content, StreamedBytes) else content
         self._whole = OpenShard(self.url, self._completed(self._scan.index()), Content(mapped, content.problem))
         self._pass_over()
 
