@@ -56,6 +56,8 @@ def _image_targets() -> Iterator[Target]:
 # The best fixed sizes of the pipeline's pools. Which of the two is better depends on the load of the two cores.
 BEST = ("hand-set: 16, 1, 1", "hand-set: 16, 2, 2")
 SELF = "sizes its pools itself"
+UNINDEXED = "penstock, without an index"
+FOUR_WORKERS = "webdataset, its curl, 4 loader workers"
 
 PROMISES: dict[str, tuple[Target, ...]] = {
     "raw-photos": _raw_targets(12, 12),
@@ -104,6 +106,9 @@ PROMISES: dict[str, tuple[Target, ...]] = {
     "remote": (
         Target("penstock, to bare ranges", "penstock", 0.85, remote_cases.LIMIT, at_least=True),
         Target("penstock, shuffled, to bare ranges", "penstock, shuffled", 0.85, remote_cases.LIMIT, at_least=True),
+        Target("without an index, to bare ranges", UNINDEXED, 0.7, remote_cases.LIMIT, at_least=True),
+        Target(f"without an index, to {FOUR_WORKERS}", UNINDEXED, 3, FOUR_WORKERS, at_least=True),
+        Target("CPU s of bare ranges, times", remote_cases.LIMIT, 1.3, "penstock", "CPU s"),
         *(Target(f"penstock, to {row}", "penstock", 3, row, at_least=True) for row in remote_cases.WEBDATASET),
         *(
             Target(f"{row}, to webdataset", row, 3, "webdataset, its curl", at_least=True)

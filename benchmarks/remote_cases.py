@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import resource
+import shutil
 import subprocess
 import tarfile
+import tempfile
 import threading
 import time
 import zlib
@@ -181,10 +184,14 @@ def _fetch(host: str, jobs: SimpleQueue[tuple[str, int, int]]) -> None:
 
 
 def _penstock(*, shuffled: bool = False) -> OpenRemote:
+    """Read with an empty cache of indexes: a row without an index must not use that of an earlier round."""
+
     def open_stream(stored: StoredData, url: str) -> Stream:
         import penstock as ps
 
         def start() -> Iterable[Sample]:
+            os.environ["PENSTOCK_CACHE"] = tempfile.mkdtemp(prefix="penstock-bench-")
+            atexit.register(shutil.rmtree, os.environ["PENSTOCK_CACHE"])
             ds = ps.read_tar(_urls(stored, url))
             return ds.shuffle() if shuffled else ds
 
@@ -401,6 +408,7 @@ CASES = {
             Row("penstock", _remote_pass(shards, _penstock())),
             Row("penstock, shuffled", _remote_pass(shards, _penstock(shuffled=True))),
             Row("penstock, without an index", _remote_pass(bare, _penstock())),
+            Row("penstock, without an index, shuffled", _remote_pass(bare, _penstock(shuffled=True))),
         ),
         baseline=LIMIT,
         max_rounds=10,

@@ -493,7 +493,7 @@ class TarReader(Reader):
         problem = f"the shard was written again: {MANIFEST} says {expected} samples, the shard holds {found}"
         return DataError(f"{problem}; run `penstock index {shlex.quote(folder)}` to update it", self._urls[shard])
 
-    def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | None:
+    def _remember(self, shard: int, loaded: tuple[Index, Content | None]) -> OpenShard | UnindexedShard | None:
         """Remember the count of a shard, and the open shard if its content was loaded."""
         index, content = loaded
         with self._lock:
@@ -503,9 +503,7 @@ class TarReader(Reader):
                 if len(self._indexes) > _OPEN_SHARDS:
                     self._indexes.popitem(last=False)
                 return None
-        opened = self._keep_open(shard, OpenShard(self._urls[shard], index, content))
-        assert isinstance(opened, OpenShard)
-        return opened
+        return self._keep_open(shard, OpenShard(self._urls[shard], index, content))
 
     def _remember_count(self, shard: int, count: int) -> None:
         """Remember the count of a shard whose end has arrived, and use its whole index from now on."""
