@@ -134,16 +134,19 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
 class Program:
     """A plan that is ready to run; its sources are opened when they are first needed."""
 
-    def __init__(self, plan: Plan, *, shared: bool = False, read_in_pool: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, *, shared: bool = False, counted: bool = False, read_in_pool: bool = False
+    ) -> None:
         """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources.
 
         Args:
             plan: The plan.
             shared: Several processes run parts of one rank, and must agree on the order.
+            counted: The counts are needed, even if remote shards have to be fetched for them.
             read_in_pool: A pool reads the samples even if no stage needs one.
         """
         self.plan = plan
-        self._shared = shared
+        self._shared, self._counted = shared, counted
         self.arrangement: Arrangement
         self._resolved = resolved(plan, read_identities)  # once: files given to exclude() may grow during a run
         self.arrangement, self._counted_order = arrange(self._resolved, self._leaf_order)
@@ -292,7 +295,7 @@ class Program:
         reader = self.readers[0]
         if not scan:
             return reader.counts(scan=False) is not None
-        if reader.traits.remote and not reader.traits.countable:
+        if reader.traits.remote and not self._counted and not reader.traits.countable:
             return self.alone and reader.recall()
         return reader.counts(scan=True) is not None
 

@@ -102,13 +102,20 @@ class LocalBackend:
 
     worker_problem = None
 
-    def __init__(self, plan: Plan, cut: Cut, share: WorkerShare | None) -> None:
-        """Open nothing yet; ``share`` is that of a worker of a DataLoader."""
+    def __init__(self, plan: Plan, cut: Cut, share: WorkerShare | None, *, counted: bool = False) -> None:
+        """Open nothing yet.
+
+        Args:
+            plan: The plan.
+            cut: The rank, and how the order is cut.
+            share: The share of a worker of a DataLoader.
+            counted: The counts are needed, even if remote shards have to be fetched for them.
+        """
         self.cut = cut
         self.skips, self.fixed_epoch = plan.errors.action == "skip", plan.epoch
         self.unknown_count_cause = plan.unknown_count_cause
         self._plan, self._share = plan, share
-        self._program = Program(plan, shared=share is not None)
+        self._program = Program(plan, shared=share is not None, counted=counted)
         self._found: EpochStart | None = None  # the last result of ``_epoch_start``
 
     def _epoch_start(self, epoch: int) -> EpochStart:

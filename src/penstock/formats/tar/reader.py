@@ -29,6 +29,7 @@ from penstock.formats.tar.located import BAD, LocatedTar, OpenShard
 from penstock.formats.tar.remote import (
     GivenManifest,
     index_url,
+    is_remembered,
     open_in_order,
     open_remote,
     remembered_index,
@@ -148,7 +149,9 @@ class TarReader(Reader):
             return
         remote = [shard for shard in shards if scheme(self._paths[shard]) != "file"]
         with self._lock:
-            if not whole:
+            if whole:
+                remote = remote[:_OPEN_SHARDS]  # more would close those that are being read
+            else:
                 sizes = [max(1, _content_size(opened)) for opened in self._open.values()]
                 remote = remote[: 2 + (SEQUENTIAL_BYTES * len(sizes) // sum(sizes) if sizes else 0)]
             known = self._index_counts if whole else self._open
@@ -253,7 +256,8 @@ class TarReader(Reader):
         """
         shards = [shard for shard in range(len(self._paths)) if shard not in self._index_counts]
         shards = [] if self._manifest_counts is not None else shards
-        if not all(remembered_index(path, open_storage(path, self._storage), None) for path in self._urls_of(shards)):
+        paths = (self._paths[shard] for shard in shards)
+        if not all(is_remembered(path, open_storage(path, self._storage)) for path in paths):
             return False
         with ThreadPoolExecutor(OBJECT_CONNECTIONS, "penstock count") as pool:
             for shard, index in zip(shards, pool.map(self._recalled, shards), strict=True):
@@ -262,9 +266,6 @@ class TarReader(Reader):
                     return False
                 self._remember(shard, (index, None))
         return True
-
-    def _urls_of(self, shards: list[int]) -> Iterator[str]:
-        return (self._paths[shard] for shard in shards)
 
     def _recalled(self, shard: int) -> Index | None:
         url = self._paths[shard]

@@ -158,20 +158,24 @@ def _look_up(url: str, storage: Storage, known: Index | None) -> tuple[Index | N
     return index or remembered_index(url, storage, info), path, info
 
 
-def remembered_index(url: str, storage: Storage, info: Info | None) -> Index | None:
-    """Return the index of a shard that an earlier run found, if the shard has not changed since.
+def is_remembered(url: str, storage: Storage) -> bool:
+    """Return whether an earlier run kept the index of a shard; the shard may have changed since."""
+    try:
+        return cached_path(_CACHE_FAMILY, _cache_key(url, storage)).is_file()
+    except RuntimeError:
+        return False
 
-    Args:
-        url: The shard.
-        storage: Its storage.
-        info: What the storage knows about the shard; None: return the index even if the shard may have changed.
-    """
+
+def remembered_index(url: str, storage: Storage, info: Info) -> Index | None:
+    """Return the index of a shard that an earlier run found, if the shard has not changed since."""
+    if info.tag is None or not is_remembered(url, storage):
+        return None
     try:
         data = cached_path(_CACHE_FAMILY, _cache_key(url, storage)).read_bytes()
         index = Index.from_bytes(data, redacted(url))
     except (OSError, RuntimeError, DataError):
         return None
-    return index if info is None or (info.tag is not None and index.stamp == _stamp(info)) else None
+    return index if index.stamp == _stamp(info) else None
 
 
 def remember_index(url: str, storage: Storage, info: Info, index: Index) -> None:
