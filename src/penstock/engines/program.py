@@ -134,9 +134,7 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
 class Program:
     """A plan that is ready to run; its sources are opened when they are first needed."""
 
-    def __init__(
-        self, plan: Plan, *, shared: bool = False, counted: bool = False, read_in_pool: bool = False
-    ) -> None:
+    def __init__(self, plan: Plan, *, shared: bool = False, counted: bool = False, read_in_pool: bool = False) -> None:
         """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources.
 
         Args:
