@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.blobs.compression import ArchiveLimits
-from penstock.blobs.content import Content, open_content
+from penstock.blobs.content import Content, open_content, room_for
 from penstock.errors import StorageError
 
 DATA = bytes(range(256)) * 4000
@@ -98,3 +98,9 @@ def test_a_change_of_size_after_mapping_is_detected(tmp_path: Path) -> None:
     with open(path, "ab") as file:
         file.write(b"more")
     assert content.resized()
+
+
+def test_a_size_that_does_not_fit_is_refused_at_once() -> None:
+    assert room_for(1000, "x") == 1000
+    with pytest.raises(StorageError, match="do not fit"):
+        room_for(10**18, "x")

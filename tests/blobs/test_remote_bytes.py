@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes, room_for
+from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes
 from penstock.errors import DataError, StorageError
 
 
@@ -68,12 +68,6 @@ def test_a_closed_stream_ends_its_thread_and_its_readers() -> None:
     with pytest.raises(StorageError, match="cancelled"):
         content.reach(2)
     gate.set()
-
-
-def test_a_size_that_does_not_fit_is_refused_at_once() -> None:
-    assert room_for(1000, "x") == 1000
-    with pytest.raises(StorageError, match="do not fit"):
-        room_for(10**18, "x")
 
 
 def test_chunks_are_read_like_a_file() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits, decompressed, detect
-from penstock.blobs.remote_bytes import Buffer, RemoteBytes, excess_error, room_for
+from penstock.blobs.remote_bytes import Buffer, RemoteBytes, excess_error
 from penstock.errors import DataError, StorageError
 
+MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
 HEAD = 512  # bytes by which a file is recognised
 
 
@@ -79,6 +81,23 @@ def open_content(
         if isinstance(exc, StorageError):
             raise
         raise StorageError(f"cannot read the file: {exc.strerror or exc}", url) from exc
+
+
+def room_for(size: int | None, url: str) -> int:
+    """Return how many bytes of a file may be written to the temporary folder.
+
+    Args:
+        size: The declared size; None if the storage does not say.
+        url: What to call the file in errors.
+
+    Raises:
+        StorageError: The folder has no room for that many.
+    """
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    limit = min(MAX_UNSIZED, free // 2) if size is None else size
+    if limit > free:
+        raise StorageError(f"its {size:,} bytes do not fit into {tempfile.gettempdir()}; set TMPDIR", url)
+    return limit
 
 
 @contextmanager

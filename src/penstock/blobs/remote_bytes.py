@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
 import threading
 import weakref
@@ -16,7 +15,6 @@ from penstock.errors import DataError, StorageError
 from penstock.storage.retry import wanted, while_wanted
 
 Buffer = mmap.mmap | bytes
-MAX_UNSIZED = 16 << 30  # a file whose server does not declare its size may have this many bytes
 _MAX_WINDOW = 8 << 20
 _END = 1 << 62  # an offset that no file has
 
@@ -81,23 +79,6 @@ class RemoteBytes(ABC):
     @abstractmethod
     def close(self) -> None:
         """Stop fetching, and free what is held."""
-
-
-def room_for(size: int | None, url: str) -> int:
-    """Return how many bytes of a file may be written to the temporary folder.
-
-    Args:
-        size: The declared size; None if the storage does not say.
-        url: What to call the file in errors.
-
-    Raises:
-        StorageError: The folder has no room for that many.
-    """
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    limit = min(MAX_UNSIZED, free // 2) if size is None else size
-    if limit > free:
-        raise StorageError(f"its {size:,} bytes do not fit into {tempfile.gettempdir()}; set TMPDIR", url)
-    return limit
 
 
 def excess_error(limit: int, url: str) -> StorageError:

@@ -84,7 +84,7 @@ class Pipeline:
             raise PlanError("the dataset is cut by shard(): its consumers give their rank and world themselves")
         if not plan.engine.get("ordered", True):
             raise PlanError("on(ordered=False) yields another order in every run, so no server could continue another")
-        self.program = Program(plan)
+        self.program = Program(plan, shared=True, fetches_counts=False)  # consumers and servers agree on the order
         self.meters = Meters(engine=plan.engine.name, observer=plan.engine.get("observer"))
         self._lock = threading.RLock()
         self._orders: dict[int, Order] = {}

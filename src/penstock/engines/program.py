@@ -134,17 +134,19 @@ def build_levels(body: list[PlacedStage], reading: Resources | None) -> list[Lev
 class Program:
     """A plan that is ready to run; its sources are opened when they are first needed."""
 
-    def __init__(self, plan: Plan, *, shared: bool = False, counted: bool = False, read_in_pool: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, *, shared: bool = False, fetches_counts: bool = True, read_in_pool: bool = False
+    ) -> None:
         """Arrange the stages of ``plan`` and of its branches in one pipeline, without opening the sources.
 
         Args:
             plan: The plan.
             shared: Several processes run parts of one rank, and must agree on the order.
-            counted: The counts are needed, even if remote shards have to be fetched for them.
+            fetches_counts: Remote shards whose counts are asked for, and are not known, are fetched for that.
             read_in_pool: A pool reads the samples even if no stage needs one.
         """
         self.plan = plan
-        self._shared, self._counted = shared, counted
+        self._shared, self._fetches_counts = shared, fetches_counts
         self.arrangement: Arrangement
         self._resolved = resolved(plan, read_identities)  # once: files given to exclude() may grow during a run
         self.arrangement, self._counted_order = arrange(self._resolved, self._leaf_order)
@@ -272,28 +274,30 @@ class Program:
         )
         return stages[0].without_counts(order) if stages else order
 
-    def order(self, epoch: int, *, counts: bool = True) -> Order:
+    def order(self, epoch: int, *, counts: bool = True, fetch: bool = True) -> Order:
         """Return the order of an epoch.
 
         Args:
             epoch: The number of the epoch.
             counts: Scan shards for their counts if that is cheap.
+            fetch: Fetch remote shards for their counts, unless this program never does.
 
         Raises:
             PlanError: The plan needs counts, and they are unknown.
         """
         uncounted = self._uncounted_order(epoch)
-        return self._counted_order(epoch) if uncounted is None or self._knows_counts(counts) else uncounted
+        return self._counted_order(epoch) if uncounted is None or self._knows_counts(counts, fetch) else uncounted
 
-    def _knows_counts(self, scan: bool) -> bool:
-        """Return whether the counts of the only source are known, or are found without fetching remote shards.
+    def _knows_counts(self, scan: bool, fetch: bool) -> bool:
+        """Return whether the counts of the only source are known, or are found as far as that is allowed.
 
         What one host has found out by itself is used by a single rank only: others would cut the order differently.
         """
         reader = self.readers[0]
         if not scan:
             return reader.counts(scan=False) is not None
-        if reader.traits.remote and not self._counted and not reader.traits.countable:
+        lazy = reader.traits.remote and reader.traits.grows and not (fetch and self._fetches_counts)
+        if lazy and not reader.traits.countable:
             return self.alone and reader.recall()
         return reader.counts(scan=True) is not None
 

@@ -327,5 +327,5 @@ def start_run(plan: Plan, epoch: int, program: Program | None = None) -> Run:
     if program.stream is not None:
         return Run(program, None, epoch, program.stream_start())
     alone = plan.cut is None or plan.cut.world == 1
-    order = program.order(epoch, counts=not alone)
+    order = program.order(epoch, counts=not alone, fetch=False)
     return Run(program, order, epoch, program.start(order, plan.cut))

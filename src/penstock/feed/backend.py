@@ -102,20 +102,20 @@ class LocalBackend:
 
     worker_problem = None
 
-    def __init__(self, plan: Plan, cut: Cut, share: WorkerShare | None, *, counted: bool = False) -> None:
+    def __init__(self, plan: Plan, cut: Cut, share: WorkerShare | None, *, fetches_counts: bool = False) -> None:
         """Open nothing yet.
 
         Args:
             plan: The plan.
             cut: The rank, and how the order is cut.
             share: The share of a worker of a DataLoader.
-            counted: The counts are needed, even if remote shards have to be fetched for them.
+            fetches_counts: Remote shards whose counts are asked for, and are not known, are fetched for that.
         """
         self.cut = cut
         self.skips, self.fixed_epoch = plan.errors.action == "skip", plan.epoch
         self.unknown_count_cause = plan.unknown_count_cause
         self._plan, self._share = plan, share
-        self._program = Program(plan, shared=share is not None, counted=counted)
+        self._program = Program(plan, shared=share is not None, fetches_counts=fetches_counts)
         self._found: EpochStart | None = None  # the last result of ``_epoch_start``
 
     def _epoch_start(self, epoch: int) -> EpochStart:

@@ -86,7 +86,7 @@ class Loader:
         self._padded: list[tuple[int, list[Piece]]] = []  # (epoch, positions)
         self._padding: Padding | None = None
         self._padding_items = 0  # in this epoch so far
-        self._backend = backend or LocalBackend(self.plan, cut, share, counted=ledger is not None)
+        self._backend = backend or LocalBackend(self.plan, cut, share, fetches_counts=ledger is not None)
         self._backend.cut = cut
         self._skipped: list[Skipped] = []
         self._live: Delivery | None = None  # of the live iterator

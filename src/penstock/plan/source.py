@@ -21,6 +21,7 @@ class Traits:
         sendable: A pickled reader reads the same samples in another process.
         columnar: Samples are read as columns, so that blocks may hold many of them.
         fields_vary: Only reading a sample tells its fields; ``Reader.fields`` returns those of the first samples.
+        grows: Samples of a remote shard can be read in order before all of them are counted, see ``Reader.grow``.
         find_countable: Finds out whether all shards can be counted without fetching any of them whole; ``None``: yes.
         find_features: Finds the typed features of the fields; ``None``: there are none.
     """
@@ -30,6 +31,7 @@ class Traits:
     sendable: bool = True
     columnar: bool = False
     fields_vary: bool = False
+    grows: bool = False
     find_countable: Callable[[], bool] | None = None
     find_features: Callable[[], Mapping[str, Any]] | None = None
 

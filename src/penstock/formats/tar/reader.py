@@ -246,7 +246,7 @@ class TarReader(Reader):
 
     @cached_property
     def traits(self) -> Traits:
-        return traits_of(self._paths, find_countable=self._find_countable)
+        return traits_of(self._paths, grows=True, find_countable=self._find_countable)
 
     def recall(self) -> bool:
         """Return whether all counts are known; also from the indexes that earlier runs kept in the user's cache.

@@ -19,10 +19,10 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from penstock.blobs.compression import LIMITS, ArchiveLimits
-from penstock.blobs.content import Content, temporary_copy
+from penstock.blobs.content import Content, room_for, temporary_copy
 from penstock.blobs.draft import read_object
 from penstock.blobs.prefetch import Fetcher, PrefetchedBytes, read_whole
-from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes, room_for
+from penstock.blobs.remote_bytes import ChunkReader, StreamedBytes
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError, StorageError
 from penstock.formats.manifest import Manifest, read_manifest_file, shard_url
@@ -102,7 +102,7 @@ def open_in_order(
         return _open_copy(path, url, index, None, limits)
     if index is not None and _readable_by_ranges(index, info):
         return index, Content(PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums))
-    if info.size is not None and info.size > MAX_SHARD:
+    if info.ranges and info.size is not None and info.size > MAX_SHARD:
         raise StorageError(f"the server declares {info.size:,} bytes, more than a shard can have", redacted(url))
     content = _bytes_in_order(url, storage, fetcher, info, limits)
 
