@@ -161,6 +161,13 @@ def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.Mo
         ranges = random_ranges(3000, seed=ascending)
         announce(bytes_, ranges, ascending=ascending)
         wrong_starts.extend(start for start, stop in ranges if bytes_[start:stop] != BYTES[start:stop])
+        announce(bytes_, ranges, ascending=ascending)
+        for first in range(0, len(ranges), 40):
+            starts, stops = zip(*ranges[first : first + 40], strict=True)
+            cut = bytes_.cut(starts, stops)
+            wrong_starts.extend(
+                start for start, data in zip(starts, cut, strict=True) if not BYTES.startswith(data, start)
+            )
 
     readers = [threading.Thread(target=read, args=(number % 2 == 0,)) for number in range(4)]
     for reader in readers:

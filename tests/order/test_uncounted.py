@@ -186,3 +186,29 @@ def test_a_merge_keeps_partly_covered_groups() -> None:
     merged = uncounted.merge(pieces, 2)
     assert Counter(walked(uncounted, merged)) == Counter(walked(uncounted, pieces))
     assert [piece[3] for piece in merged if piece[3]] == [1]
+
+
+def test_a_shard_that_grows_is_walked_as_far_as_it_is_known() -> None:
+    counts = [5, 0, 7, 1]
+    asked: list[tuple[int, int]] = []
+    expected: list[list[int]] = []
+
+    def grow(shard: int, beyond: int) -> tuple[int, bool]:
+        asked.append((shard, beyond))
+        known = min(counts[shard], beyond + 2)  # two more at a time; the end is found only when nothing more comes
+        return known, known <= beyond
+
+    def count(shard: int) -> int:
+        raise AssertionError("no shard is counted as a whole")
+
+    order = UncountedOrder(
+        name_hashes("abcd"), count, 0, 0, 0, grow=grow, expect=lambda shards, whole: expected.append(list(shards))
+    )
+    steps = list(order.walk(order.whole()[0]))
+    pairs = [pair for _, refs, _ in steps for pair in zip(refs.shard.tolist(), refs.index.tolist(), strict=True)]
+    assert pairs == [(shard, index) for shard, n in enumerate(counts) for index in range(n)]
+    assert max(len(positions) for positions, _, _ in steps) == 2
+    assert expected[0] == [0, 1, 2, 3]
+    for number, (_, _, after) in enumerate(steps):
+        rest = walked(order, [[after, order.whole()[0][1], 1, 0]])
+        assert rest == [sample for _, refs, _ in steps[number + 1 :] for sample in samples(refs)]
