@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import json
@@ -18,8 +19,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -190,6 +194,36 @@ def _no_thread_left() -> Iterator[None]:
 
 def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread not in before]
+
+
+@pytest.fixture
+def interrupt_at() -> Callable[[int], AbstractContextManager[list[int]]]:
+    """Raises KeyboardInterrupt before the n-th line of Python code that is called in a block, as Ctrl-C may.
+
+    The context manager yields a list with the number of lines so far; line 0 interrupts nothing.
+    """
+
+    @contextmanager
+    def interrupt(line: int) -> Iterator[list[int]]:
+        count = [0]
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename == __file__ or frame.f_code.co_filename == contextlib.__file__:
+                return None
+            if event == "line":
+                count[0] += 1
+                if count[0] == line:
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            yield count
+        finally:
+            sys.settrace(before)
+
+    return interrupt
 
 
 @pytest.fixture(scope="session")

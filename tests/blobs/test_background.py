@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType
-from typing import Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 
 import pytest
 
 from penstock.blobs.background import BackgroundThread, BoundedQueue, run_now
+
+InterruptAt = Callable[[int], AbstractContextManager[list[int]]]
 
 DEADLINE_S = 30
 
@@ -82,27 +81,7 @@ def test_stopping_raises_no_failure() -> None:
     thread.stop(after_all=True)
 
 
-@contextmanager
-def interrupt_at(line: int) -> Iterator[list[int]]:
-    """Count the lines that this thread executes, and raise KeyboardInterrupt before the one of the given number."""
-    count = [0]
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if event == "line" and frame.f_code.co_filename != __file__:
-            count[0] += 1
-            if count[0] == line:
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield count
-    finally:
-        sys.settrace(before)
-
-
-def submit_and_stop(line: int) -> int:
+def submit_and_stop(line: int, interrupt_at: InterruptAt) -> int:
     """Submit calls, with an interrupt at the given line, and stop the thread; return the number of executed lines."""
     thread = BackgroundThread("background", 2)
     with suppress(KeyboardInterrupt), interrupt_at(line) as count:
@@ -115,11 +94,11 @@ def submit_and_stop(line: int) -> int:
     return count[0]
 
 
-def test_an_interrupt_at_any_line_of_a_submission_leaves_nothing_locked() -> None:
-    lines = submit_and_stop(0)
+def test_an_interrupt_at_any_line_of_a_submission_leaves_nothing_locked(interrupt_at: InterruptAt) -> None:
+    lines = submit_and_stop(0, interrupt_at)
     assert lines >= 6
     for line in range(1, lines + 1):
-        assert submit_and_stop(line) == line
+        assert submit_and_stop(line, interrupt_at) == line
 
 
 def test_a_bounded_queue_keeps_the_order_and_waits_for_room() -> None:

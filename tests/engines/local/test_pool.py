@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,10 @@ from penstock.engines.meter import Event, Meter, Meters
 from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
 from penstock.order import Refs
 from penstock.plan import Block, Lineage
+
+InterruptAt = Callable[[int], AbstractContextManager[list[int]]]
+
+DEADLINE_S = 30
 
 
 def block(number: int) -> Block:
@@ -374,6 +379,27 @@ def test_a_channel_holds_no_more_than_its_capacity() -> None:
     assert [channel.get() for _ in range(5)] == list(range(5))
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_an_interrupt_at_any_line_of_get_is_an_interrupt_and_leaves_the_channel_usable(
+    interrupt_at: InterruptAt,
+) -> None:
+    def get(line: int) -> int:
+        """Wait for a block that comes late, with an interrupt at a line; return the number of executed lines."""
+        channel = Channel(lambda: 9)
+        late = threading.Timer(0.002, channel.put, (1,))
+        late.start()
+        with nullcontext() if line == 0 else pytest.raises(KeyboardInterrupt), interrupt_at(line) as count:
+            channel.get()
+        late.join()
+        others = threading.Thread(target=lambda: (channel.put(2), channel.close()), daemon=True)
+        others.start()
+        others.join(DEADLINE_S)
+        assert not others.is_alive(), f"locked by an interrupt at line {line}"
+        return count[0]
+
+    for line in range(1, get(0) + 1):
+        get(line)
 
 
 def test_closing_a_channel_wakes_both_sides() -> None:

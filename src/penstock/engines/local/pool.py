@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
 from penstock.engines.meter import Meter, Meters
@@ -25,6 +25,7 @@ BlockParts = Iterator[tuple[Block, bool]]  # the parts of one block, each with w
 BlockJob = Block | BlockParts  # a block to start, or the remaining parts of a block that was started
 BlockResult = tuple[Block, BlockParts | None]  # a finished part, and the remaining ones
 _Task = tuple[BlockJob, "Future[BlockResult]"]
+_CLOSED = object()  # in the queue of a channel: it is closed
 
 
 class Closed(Exception):
@@ -424,13 +425,17 @@ def _wait_for(future: Future[BlockResult], pool: Pool | PoolShare) -> BlockResul
 
 
 class Channel:
-    """A short queue between the driver thread and the consumer; either side can close it."""
+    """A short queue between the driver thread and the consumer; either side can close it.
+
+    The interpreter itself locks its queues. With a lock of ``threading``, Ctrl-C in the consumer's thread could leave
+    the lock held, or become a RuntimeError.
+    """
 
     def __init__(self, capacity: Callable[[], int]) -> None:
         """Hold at most ``capacity()`` blocks."""
         self.capacity = capacity
-        self._blocks: deque[Any] = deque()
-        self._changed = threading.Condition()
+        self._blocks: SimpleQueue[Any] = SimpleQueue()
+        self._taken: SimpleQueue[None] = SimpleQueue()
         self._closed = False
 
     def put(self, block: Any) -> None:
@@ -439,14 +444,15 @@ class Channel:
         Raises:
             Closed: The consumer is gone.
         """
-        with self._changed:
-            while len(self._blocks) >= self.capacity() and not self._closed:
-                # With a timeout: the garbage collector may have closed the channel in this thread, after the check.
-                self._changed.wait(1.0)
-            if self._closed:
-                raise Closed
-            self._blocks.append(block)
-            self._changed.notify_all()
+        with suppress(Empty):
+            self._taken.get_nowait()  # no more entries than blocks
+        while self._blocks.qsize() >= self.capacity() and not self._closed:
+            with suppress(Empty):
+                # With a timeout: the capacity may grow, and nothing is taken.
+                self._taken.get(timeout=1.0)
+        if self._closed:
+            raise Closed
+        self._blocks.put(block)
 
     def get(self) -> Any:
         """Remove and return the oldest block; wait while the channel is empty.
@@ -454,21 +460,20 @@ class Channel:
         Raises:
             Closed: Another thread has closed the channel.
         """
-        with self._changed:
-            while not self._blocks:
-                if self._closed:
-                    raise Closed
-                self._changed.wait()
-            block = self._blocks.popleft()
-            self._changed.notify_all()
-            return block
+        block = _CLOSED if self._closed else self._blocks.get()
+        if block is _CLOSED:
+            raise Closed
+        self._taken.put(None)
+        return block
 
     def close(self) -> None:
         """Discard what is queued and wake both sides."""
-        with self._changed:
-            self._closed = True
-            self._blocks.clear()
-            self._changed.notify_all()
+        self._closed = True
+        with suppress(Empty):
+            while True:
+                self._blocks.get_nowait()
+        self._blocks.put(_CLOSED)
+        self._taken.put(None)
 
 
 def join_all(threads: list[threading.Thread], pools: list[Pool]) -> None:
