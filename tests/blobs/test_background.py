@@ -103,7 +103,12 @@ def test_an_interrupt_at_any_line_of_a_submission_leaves_nothing_locked(interrup
 
 def test_a_bounded_queue_keeps_the_order_and_waits_for_room() -> None:
     queue: BoundedQueue[int] = BoundedQueue(2)
-    putting = threading.Thread(target=lambda: [queue.put(number) for number in range(5)])
+
+    def put_all() -> None:
+        for number in range(5):
+            queue.put(number)
+
+    putting = threading.Thread(target=put_all)
     putting.start()
     queue.put_last(-1)
     got = [queue.get() for _ in range(6)]

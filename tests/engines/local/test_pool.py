@@ -384,6 +384,10 @@ def test_a_channel_holds_no_more_than_its_capacity() -> None:
 def test_an_interrupt_at_any_line_of_get_is_an_interrupt_and_leaves_the_channel_usable(
     interrupt_at: InterruptAt,
 ) -> None:
+    def use(channel: Channel) -> None:
+        channel.put(2)
+        channel.close()
+
     def get(line: int) -> int:
         """Wait for a block that comes late, with an interrupt at a line; return the number of executed lines."""
         channel = Channel(lambda: 9)
@@ -392,7 +396,7 @@ def test_an_interrupt_at_any_line_of_get_is_an_interrupt_and_leaves_the_channel_
         with nullcontext() if line == 0 else pytest.raises(KeyboardInterrupt), interrupt_at(line) as count:
             channel.get()
         late.join()
-        others = threading.Thread(target=lambda: (channel.put(2), channel.close()), daemon=True)
+        others = threading.Thread(target=use, args=(channel,), daemon=True)
         others.start()
         others.join(DEADLINE_S)
         assert not others.is_alive(), f"locked by an interrupt at line {line}"
