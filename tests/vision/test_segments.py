@@ -12,7 +12,7 @@ from PIL import Image
 
 from penstock import vision
 from penstock.vision.resampling import Pixels
-from penstock.vision.segments import Box, Tiles, find_tiles, jpeg_header
+from penstock.vision.segments import Box, Tiles, find_tiles, jpeg_header, with_lengths
 
 NOISE = np.random.default_rng(2).integers(0, 256, (100, 200, 3), np.uint8)
 
@@ -100,3 +100,35 @@ def test_bytes_after_the_end_and_fill_bytes_are_not_markers() -> None:
     box = Box(48, 0, 80, 200)
     want = simplejpeg.decode_jpeg(tiles.joined(data, box))
     assert np.array_equal(simplejpeg.decode_jpeg(tiles_of(filled).joined(filled, box)), want)  # type: ignore[union-attr]
+
+
+def test_listed_lengths_are_used_if_they_fit_the_file() -> None:
+    data = encoded(subsampling="4:2:0", restart_marker_blocks=1)
+    listed, tiles = with_lengths(data), tiles_of(data)
+    found = tiles_of(listed)
+    assert tiles is not None
+    assert found is not None
+    added = len(listed) - len(data)
+    assert added == 10 + 2 * (len(tiles.offsets) - 1)
+    assert np.array_equal(found.offsets, tiles.offsets + added)
+    assert found.header.table_end - found.header.table == added - 10
+    assert with_lengths(listed) == listed
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(listed))), np.asarray(Image.open(io.BytesIO(data))))
+    for wrong in (b"\x01\x00", b"\xff\xff"):
+        at = found.header.table + 6
+        spoiled = listed[:at] + wrong + listed[at + 2 :]
+        searched = tiles_of(spoiled)
+        assert searched is not None
+        assert np.array_equal(searched.offsets, found.offsets)
+    assert tiles_of(listed[:-2]) is None
+    at = listed.index(b"\xff\xd3", found.header.scan)
+    assert tiles_of(listed[:at] + b"\xff\xd4" + listed[at + 2 :]) is None
+
+
+def test_files_without_segments_or_with_too_many_list_no_lengths() -> None:
+    assert with_lengths(b"\xff\xd8\xff") == b"\xff\xd8\xff"
+    plain = encoded()
+    assert with_lengths(plain) == plain
+    flat = encoded(np.zeros((2000, 1400, 3), np.uint8), subsampling="4:4:4", restart_marker_blocks=1)
+    assert tiles_of(flat) is not None
+    assert with_lengths(flat) == flat
