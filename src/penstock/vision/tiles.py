@@ -21,6 +21,7 @@ from penstock.vision.segments import JpegHeader, find_tiles, jpeg_header, with_l
 
 # Narrower tiles leave out more of an image, but each costs some bytes: less, relatively, where they are 16 pixels high.
 _TILE_WIDTH, _TILE_WIDTH_OF_HIGH, _MIN_TILE_WIDTH, _MAX_TILE_WIDTH = 64, 48, 32, 160
+_WANTED_GROWTH = 1.02  # of a file: beyond it, tiles are wider, and lengths are not listed
 _MAX_GROWTH = (
     1.2  # a file that grows more is mostly markers: a picture of few colours. Progressive ones grow by 5 to 10%
 )
@@ -57,14 +58,24 @@ def tile_jpeg(data: bytes, *, verify: bool = False) -> bytes:
     interval = tile_interval(header.width, mcu_width, mcu_height)
     if not _gains(data, header, interval):
         return data
+    tiled = _with_restarts(data, interval)
+    wider = tile_interval(header.width, mcu_width)
+    if tiled is not None and len(tiled) > _WANTED_GROWTH * len(data) and wider > interval:
+        tiled = _with_restarts(data, wider)
+    if tiled is None or len(tiled) > _MAX_GROWTH * len(data):
+        return data
+    if verify and not np.array_equal(*(simplejpeg().decode_jpeg(file, strict=False) for file in (data, tiled))):
+        raise ValueError("the image has other pixels after jpegtran stored it in tiles; pack it without tiles")
+    listed = with_lengths(tiled)
+    return listed if len(listed) <= _WANTED_GROWTH * len(data) else tiled
+
+
+def _with_restarts(data: bytes, interval: int) -> bytes | None:
+    """Return a JPEG with a restart marker after every ``interval`` MCUs; ``None`` if jpegtran reports anything."""
     # "-copy all" keeps EXIF, profiles and comments.
     command = [find_jpegtran(), "-copy", "all", "-optimize", "-restart", f"{interval}B"]
     done = subprocess.run(command, input=data, capture_output=True, check=False)
-    if done.returncode or done.stderr or len(done.stdout) > _MAX_GROWTH * len(data):
-        return data
-    if verify and not np.array_equal(*(simplejpeg().decode_jpeg(file, strict=False) for file in (data, done.stdout))):
-        raise ValueError("the image has other pixels after jpegtran stored it in tiles; pack it without tiles")
-    return with_lengths(done.stdout)
+    return None if done.returncode or done.stderr else done.stdout
 
 
 def _gains(data: bytes, header: JpegHeader, interval: int) -> bool:
