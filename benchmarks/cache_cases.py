@@ -25,7 +25,7 @@ def _decoded(task: Task) -> Dataset:
     import penstock as ps
     from penstock import vision
 
-    stored = data.photos(task.sizes)
+    stored = data.jpegs(task.sizes)
     return ps.read_tar(stored.shards).shuffle().decode(jpg=vision.Resize((224, 224)), workers=2)
 
 
