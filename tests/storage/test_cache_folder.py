@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("no_flush")
 def set_last_use(cached: CachedStorage, number: int, when: float) -> None:
     path = cached.local_path(f"remote://host/{number}")
     assert path is not None
-    os.utime(path, ns=(int(when * 1e9), os.stat(path).st_mtime_ns))
+    os.utime(path, ns=(int((1.5e9 + when) * 1e9), os.stat(path).st_mtime_ns))  # years after the time of a complete copy
     release_lent_paths(cached)
 
 
