@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,6 +18,9 @@ from penstock.storage import Memory
 from penstock.testing import fingerprint, one_epoch_loader, outputs
 
 COUNT = 30
+OBJECTS, PACKED = (
+    f"memory://{name}-{os.getpid()}" for name in ("sources", "sources-packed")
+)  # runs lock their targets
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         with lmdb.open(str(path / f"{part}.lmdb"), map_size=1 << 22) as env, env.begin(write=True) as transaction:
             for n in range(COUNT):
                 transaction.put(b"%03d" % n, b"%d-%d" % (part, n))
-                with storage.put(f"memory://sources/{part}/{n:03}.bin") as upload:
+                with storage.put(f"{OBJECTS}/{part}/{n:03}.bin") as upload:
                     upload.write(b"%d-%d" % (part, n))
                     upload.commit()
-    (path / "list.csv").write_text("".join(["path\n", *(f"memory://sources/0/{n:03}.bin\n" for n in range(COUNT))]))
-    ps.read_lmdb([str(path / "0.lmdb"), str(path / "1.lmdb")]).write_tar("memory://sources-packed", max_samples=7)
+    (path / "list.csv").write_text("".join(["path\n", *(f"{OBJECTS}/0/{n:03}.bin\n" for n in range(COUNT))]))
+    ps.read_lmdb([str(path / "0.lmdb"), str(path / "1.lmdb")]).write_tar(PACKED, max_samples=7)
     yield path
-    for bucket in ("memory://sources/", "memory://sources-packed/"):
+    for bucket in (f"{OBJECTS}/", f"{PACKED}/"):
         for entry in list(storage.list(bucket)):
             storage.delete(entry.url)
 
@@ -45,15 +49,15 @@ def _twice(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 SOURCES: dict[str, Callable[[Path, Path], Dataset]] = {
     "lmdb": lambda path, out: ps.read_lmdb([str(path / "0.lmdb"), str(path / "1.lmdb")]).shuffle(9),
-    "objects": lambda path, out: ps.read_files("memory://sources/**/*.bin").shuffle(),
+    "objects": lambda path, out: ps.read_files(f"{OBJECTS}/**/*.bin").shuffle(),
     "objects behind ds.cache": lambda path, out: (
-        ps.read_files("memory://sources/**/*.bin").shuffle().flat_map(_twice).cache(out / "results")
+        ps.read_files(f"{OBJECTS}/**/*.bin").shuffle().flat_map(_twice).cache(out / "results")
     ),
     "lmdb behind ds.cache": lambda path, out: (
         ps.read_lmdb(str(path / "0.lmdb")).shuffle().map(dict).cache(out / "results")
     ),
     "shards behind ps.Cache": lambda path, out: ps.read_tar(
-        "memory://sources-packed", cache=ps.Cache(out / "shards", max_bytes="50KB")
+        PACKED, cache=ps.Cache(out / "shards", max_bytes="50KB")
     ).shuffle(5, shards=2),
 }
 

@@ -20,6 +20,7 @@ from penstock.plan import Fields
 from penstock.storage import Memory
 
 ZERO = np.zeros(1, np.int64)
+BUCKET = f"memory://file-list-{os.getpid()}"  # of this process: runs lock their targets
 
 
 def write_files(folder: Path, *names: str) -> Path:
@@ -183,47 +184,47 @@ def test_subfolders_of_a_class_folder_belong_to_the_class_and_hidden_files_are_i
 
 @pytest.fixture
 def photos() -> Iterator[Memory]:
-    """A storage with class folders below ``memory://file-list/photos``, and lists beside it."""
+    """A storage with class folders below ``photos``, and lists beside it."""
     storage = Memory()
     files = {"photos/cat/a b.jpg": b"cat", "photos/dog/ä.jpg": b"dog", "photos/dog/deep/c.jpg": b"deep"}
-    rows = "path,label\nphotos/cat/a b.jpg,cat\nmemory://file-list/photos/dog/ä.jpg,dog\n"
+    rows = f"path,label\nphotos/cat/a b.jpg,cat\n{BUCKET}/photos/dog/ä.jpg,dog\n"
     for name, data in {**files, "photos/.hidden": b"", "list.csv": rows.encode()}.items():
-        with storage.put(f"memory://file-list/{name}") as upload:
+        with storage.put(f"{BUCKET}/{name}") as upload:
             upload.write(data)
             upload.commit()
     yield storage
-    for entry in list(storage.list("memory://file-list/")):
+    for entry in list(storage.list(f"{BUCKET}/")):
         storage.delete(entry.url)
 
 
 def test_a_remote_folder_has_classes_and_packs_like_a_local_one(photos: Memory, tmp_path: Path) -> None:
-    files = list_remote_folder("memory://file-list/photos/", None, None)
+    files = list_remote_folder(f"{BUCKET}/photos/", None, None)
     assert files is not None
     assert files.classes == ("cat", "dog")
     assert [(entry.path, entry.fields["cls"]) for entry in files.entries] == [
-        ("memory://file-list/photos/cat/a b.jpg", b"0"),
-        ("memory://file-list/photos/dog/deep/c.jpg", b"1"),
-        ("memory://file-list/photos/dog/ä.jpg", b"1"),
+        (f"{BUCKET}/photos/cat/a b.jpg", b"0"),
+        (f"{BUCKET}/photos/dog/deep/c.jpg", b"1"),
+        (f"{BUCKET}/photos/dog/ä.jpg", b"1"),
     ]
     before = files.identity()
-    ps.pack("memory://file-list/photos", "memory://file-list/packed", shuffle=False, storage=photos)
-    assert [sample["jpg"] for sample in ps.read_tar("memory://file-list/packed")] == [b"cat", b"deep", b"dog"]
-    estimate = ps.pack("memory://file-list/photos", tmp_path / "out", dry_run=True)
-    assert (estimate.samples, estimate.nbytes) == (3, ps.pack("memory://file-list/photos", tmp_path / "out").nbytes)
-    with photos.put("memory://file-list/photos/cat/a b.jpg") as upload:
+    ps.pack(f"{BUCKET}/photos", f"{BUCKET}/packed", shuffle=False, storage=photos)
+    assert [sample["jpg"] for sample in ps.read_tar(f"{BUCKET}/packed")] == [b"cat", b"deep", b"dog"]
+    estimate = ps.pack(f"{BUCKET}/photos", tmp_path / "out", dry_run=True)
+    assert (estimate.samples, estimate.nbytes) == (3, ps.pack(f"{BUCKET}/photos", tmp_path / "out").nbytes)
+    with photos.put(f"{BUCKET}/photos/cat/a b.jpg") as upload:
         upload.write(b"other")
         upload.commit()
-    changed = list_remote_folder("memory://file-list/photos", None, None)
+    changed = list_remote_folder(f"{BUCKET}/photos", None, None)
     assert changed is not None
     assert changed.identity() != before
 
 
 @pytest.mark.parametrize("local", [True, False])
 def test_a_list_names_objects_by_url_or_relative_to_itself(photos: Memory, tmp_path: Path, local: bool) -> None:
-    source: str | Path = "memory://file-list/list.csv"
+    source: str | Path = f"{BUCKET}/list.csv"
     if local:
         source = tmp_path / "list.csv"
-        source.write_text("path,label\nmemory://file-list/photos/cat/a b.jpg,cat\nmemory://file-list/missing,cat\n")
+        source.write_text(f"path,label\n{BUCKET}/photos/cat/a b.jpg,cat\n{BUCKET}/missing,cat\n")
     packed = ps.pack(source, tmp_path / "out", shuffle=False, on_error="skip", storage=photos)
     found = [sample["jpg"] for sample in ps.read_tar(str(tmp_path / "out"))]
     assert found == ([b"cat"] if local else [b"cat", b"dog"])
@@ -231,16 +232,16 @@ def test_a_list_names_objects_by_url_or_relative_to_itself(photos: Memory, tmp_p
 
 
 def test_a_remote_folder_of_shards_is_not_one_of_files(photos: Memory) -> None:
-    ps.pack("memory://file-list/photos", "memory://file-list/packed")
-    assert list_remote_folder("memory://file-list/packed", None, None) is None
-    assert list_remote_folder("memory://file-list/nothing", None, None) is None
-    assert ps.pack("memory://file-list/packed", "memory://file-list/again").samples == 3
+    ps.pack(f"{BUCKET}/photos", f"{BUCKET}/packed")
+    assert list_remote_folder(f"{BUCKET}/packed", None, None) is None
+    assert list_remote_folder(f"{BUCKET}/nothing", None, None) is None
+    assert ps.pack(f"{BUCKET}/packed", f"{BUCKET}/again").samples == 3
 
 
 def test_a_remote_folder_is_not_packed_into_itself_and_its_images_have_classes(photos: Memory) -> None:
     with pytest.raises(PlanError, match="inside the folder"):
-        ps.pack("memory://file-list/photos", "memory://file-list/photos/packed")
-    with photos.put("memory://file-list/photos/loose.jpg") as upload:
+        ps.pack(f"{BUCKET}/photos", f"{BUCKET}/photos/packed")
+    with photos.put(f"{BUCKET}/photos/loose.jpg") as upload:
         upload.commit()
     with pytest.raises(PlanError, match=r"loose\.jpg is beside the class folders"):
-        ps.pack("memory://file-list/photos", "memory://file-list/packed")
+        ps.pack(f"{BUCKET}/photos", f"{BUCKET}/packed")
