@@ -183,7 +183,7 @@ def main() -> None:
     print(
         f"{data.samples:,} samples in {data.shards:,} shards; the first order takes {opening:.1f} s, {peak_mb():.0f} MB"
     )
-    head = ("ranks", "processor s", "shards", "requests", "seconds to the first batch", "MB more")
+    head: tuple[str, ...] = ("ranks", "processor s", "shards", "requests", "seconds to the first batch", "MB more")
     table("The first batch of a rank", [head, *(first_batch(program, world, assumed) for world in args.worlds)])
     head = ("ranks", "bytes of a state", "ms to save", "ms to restore", "s to re-cut for half the ranks", "pieces")
     table("States in the middle of an epoch", [head, *(states(program, world) for world in args.worlds)])

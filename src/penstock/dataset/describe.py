@@ -35,7 +35,7 @@ def _segment(segment: Segment, engine: str) -> str:
     resources = segment.resources
     if resources is None:
         return f"inline: {segment.describe()}"
-    facts = ["actors" if engine == "ray" else resources.on]
+    facts: list[str] = ["actors" if engine == "ray" else resources.on]
     facts.append("as many workers as cores" if resources.workers is None else f"workers {resources.workers}")
     facts += [f"cpus {resources.cpus:g}"] if resources.cpus is not None else []
     facts += [f"gpus {resources.gpus:g}"] if resources.gpus else []

@@ -182,7 +182,7 @@ def _pool_specs(
     sources = None if order is None or not segments[0].needs_pool else _shared_sources(program.finder)
     last_segments = {id(level.segments[-1]) for level in program.levels if level.segments}
     first_level = set(map(id, program.levels[0].segments))
-    pools = []
+    pools: list[tuple[Segment, Segment, ActorPayload]] = []
     for segment, copying in zip(segments, copying_segments, strict=True):
         if segment.needs_pool:
             own_sources = sources if id(segment) in first_level else None
