@@ -13,12 +13,24 @@ import cloudpickle
 import pytest
 
 import penstock as ps
+from penstock.engines.ray.actor_proxy import NAMESPACE
 from penstock.testing import numbers
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.xdist_group("ray")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
+
+
+@pytest.fixture(autouse=True)
+def _end_shared_actors() -> Iterator[None]:
+    """End the actors of a test at once: one whose user was killed would hold its devices for a minute."""
+    import ray
+
+    yield
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        if actor["namespace"] == NAMESPACE:
+            ray.kill(ray.get_actor(actor["name"], NAMESPACE))
 
 
 class Model:
