@@ -69,7 +69,8 @@ class RemoteServer:
     @property
     def retry_s(self) -> float:
         """How long to leave out the server before it is asked again; longer if it has sent nothing in between."""
-        return min(MAX_RETRY_S, RETRY_S * 2 ** max(0, self.failures - 1))
+        delay: float = RETRY_S * 2 ** max(0, self.failures - 1)
+        return min(MAX_RETRY_S, delay)
 
     def call(self, kind: str, body: dict[str, Any], timeout_s: float = CALL_S) -> Any:
         """Ask a question about the plan.
