@@ -229,7 +229,7 @@ def test_the_length_counts_what_an_iteration_yields_after_shards_were_added_or_r
 def test_what_ray_train_looks_up_is_answered_with_what_to_pass() -> None:
     ds = numbers((3,))
     with pytest.raises(AttributeError, match=r"write ds.to_ray\(\) for the datasets= of Ray Train"):
-        ds.name  # noqa: B018
+        _ = ds.name  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"no 'nothing'$"):
-        ds.nothing  # noqa: B018
+        _ = ds.nothing  # type: ignore[attr-defined]
     assert not hasattr(ds, "set_name")

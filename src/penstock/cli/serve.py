@@ -59,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-consumers", type=positive_count, default=256, help="consumers at a time (256)")
     parser.add_argument("--quiet", action="store_true", help="show no table")
-    parser.epilog = "example:\n  penstock serve train.py:ds --listen 127.0.0.1:7070 --health 127.0.0.1:7071"
+    parser.epilog = """examples:
+  penstock serve train.py:ds --health 127.0.0.1:7071
+  penstock serve train.py:ds --listen 0.0.0.0:7070 --token-file token --certificate server.pem --key server.key"""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -19,6 +19,8 @@ from penstock.engines.ray.origin_codec import encode_origin
 from penstock.plan import Block
 from penstock.testing import BASE, numbers
 
+USER = "proxy"
+
 
 @pytest.fixture(autouse=True)
 def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +51,7 @@ def double(sample: dict[str, Any]) -> int:
 
 def test_an_actor_reads_the_samples_of_a_block_without_items() -> None:
     program, worker, block = opened(numbers(BASE).map(double))
-    reply, items = worker.work("run", 0, encoded(program, block), [])
+    reply, items = worker.work("run", (USER, 0), encoded(program, block), [])
     kind, fields, again, (cpu_s, retried), length, nbytes = pickle.loads(reply)
     assert items is not None
     assert (kind, again, retried, nbytes) == ("done", False, 0, items.nbytes)
@@ -62,7 +64,7 @@ def test_an_actor_reads_the_samples_of_a_block_without_items() -> None:
 def test_an_actor_does_not_read_a_block_that_has_items() -> None:
     program, worker, block = opened(numbers(BASE).map(double))
     samples = [{"x": -number} for number in range(block.lineage.inputs)]
-    _, items = worker.work("run", 0, encoded(program, block), [(0, len(samples))], pack_object(samples))
+    _, items = worker.work("run", (USER, 0), encoded(program, block), [(0, len(samples))], pack_object(samples))
     assert items is not None
     assert unpack_object(items) == [-2 * number for number in range(block.lineage.inputs)]
 
@@ -73,14 +75,14 @@ def copies(x: int) -> Iterator[tuple[int, int]]:
 
 def test_a_block_with_many_outputs_is_returned_in_parts() -> None:
     program, worker, block = opened(from_items([1]).flat_map(copies))
-    reply, items = worker.work("run", 3, encoded(program, block), [])
+    reply, items = worker.work("run", (USER, 3), encoded(program, block), [])
     got = []
     while True:
         assert items is not None
         got += unpack_object(items)
         if not pickle.loads(reply)[2]:
             break
-        reply, items = worker.work("next", 3, None, [])
+        reply, items = worker.work("next", (USER, 3), None, [])
     assert got == list(copies(1))
 
 
@@ -90,7 +92,7 @@ def test_items_that_cannot_be_unpickled_are_reported() -> None:
             return int, ("not a number",)
 
     program, worker, block = opened(numbers(BASE).map(double))
-    reply, items = worker.work("run", 0, encoded(program, block), [(0, 1)], pack_object([LoadsAsError()]))
+    reply, items = worker.work("run", (USER, 0), encoded(program, block), [(0, 1)], pack_object([LoadsAsError()]))
     kind, text = pickle.loads(reply)
     assert (kind, items) == ("unreadable", None)
     assert "not a number" in text
@@ -102,7 +104,7 @@ def interrupts(sample: Any) -> Any:
 
 def test_an_error_that_no_stage_handles_is_returned() -> None:
     program, worker, block = opened(numbers(BASE).map(interrupts))
-    kind, error = pickle.loads(worker.work("run", 0, encoded(program, block), [])[0])
+    kind, error = pickle.loads(worker.work("run", (USER, 0), encoded(program, block), [])[0])
     assert kind == "raise"
     assert "KeyboardInterrupt" in str(decode_error(error))
     assert worker._heartbeat.read() is None
@@ -120,10 +122,10 @@ class Model:
 
 def test_a_stopped_actor_has_closed_its_instances_and_is_idle() -> None:
     program, worker, block = opened(numbers(BASE).map_batches(Model))
-    worker.work("run", 0, encoded(program, block), [])
+    worker.work("run", (USER, 0), encoded(program, block), [])
     worker._idle_since = None
     Model.closed.clear()
-    worker.stop()
+    worker.stop(USER)
     assert Model.closed == [1]
     assert worker._idle_since is not None
     assert (worker._stages, worker._contexts, worker._finder) == ([], [], None)

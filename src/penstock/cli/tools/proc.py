@@ -193,9 +193,8 @@ def _process_ranges(args: argparse.Namespace) -> int:
     on_error = "keep" if args.on_failure == "ignore" else args.on_failure
     options = {"decode": args.decode, "on_error": on_error, "timeout_s": args.timeout}
     samples = samples_of(streams.shard_urls(args), args.python, parallel=args.parallel, **options)
-    mode = "replace" if args.fresh else "new"
     packed = samples.on(args.engine).write_tar(
-        args.output, shards=args.shards, compress=args.compress, mode=mode, progress=sys.stderr.isatty()
+        args.output, shards=args.shards, compress=args.compress, mode=args.mode, progress=sys.stderr.isatty()
     )
     skipped = f", {packed.skipped:,} failed" if packed.skipped else ""
     shards = counted(len(packed.shards), "shard")
