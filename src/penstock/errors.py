@@ -41,13 +41,13 @@ class PenstockError(Exception):
         chain: list[BaseException] = [self]
         while (cause := chain[-1].__cause__) is not None and cause not in chain:
             chain.append(cause)
-        lines = []
+        shown: dict[str, None] = {}  # a frame may be part of several tracebacks of the chain
         for exc in (*reversed(chain[1:]), self):
             for frame in traceback.extract_tb(exc.__traceback__):
                 if _is_users(frame.filename):
                     where = "" if frame.filename.startswith("<") else f", line {frame.lineno}"
-                    lines += [f"{frame.filename}{where}, in {frame.name}", f"    {frame.line}"]
-        return [*lines, f"{type(self).__name__}: {self}"]
+                    shown[f"{frame.filename}{where}, in {frame.name}\n    {frame.line}"] = None
+        return [*(line for entry in shown for line in entry.split("\n")), f"{type(self).__name__}: {self}"]
 
 
 class PlanError(PenstockError, ValueError):

@@ -247,7 +247,8 @@ def test_an_object_that_is_changed_in_mid_read(server: Server) -> None:
             assert sample["bin"] == random.Random(f"a.tar {sample['__key__']}").randbytes(300_000)
             seen.append(sample["__key__"])
 
-    with pytest.raises(StorageError, match=r"changed|has .* bytes"):
+    # This S3 server may answer with the tag of the old object and the bytes of the new one: then a header is damaged.
+    with pytest.raises((StorageError, DataError), match=r"changed|has .* bytes|damaged header .*a\.tar"):
         read()
     assert seen == numbered(80)[: len(seen)]
 

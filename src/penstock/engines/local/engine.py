@@ -304,11 +304,10 @@ class PooledRun:
                 self.locate,
                 self._memory_share(),
             )
-            self.driver = threading.Thread(
-                target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True
-            )
+            driver = threading.Thread(target=_drive, args=(chain, self.channel), name="penstock driver", daemon=True)
             del chain
-            self.driver.start()
+            driver.start()
+            self.driver = driver  # only now: another thread may close the run, and joins the driver that it finds
             if self.monitor is not None:
                 self.monitor.start()
             while (block := self._next()) is not None:
