@@ -57,7 +57,7 @@ def _npy(array: np.ndarray[Any, Any]) -> bytes:
         ("x", np.array(["a"]), "text", "array 1"),
         ("x", np.array([np.nan, np.inf]), "array", "array 2 float64"),
         ("txt", b"hello", "text", "text, 5 B"),
-        ("txt.gz", gzip.compress(b"hello"), "text", "text, 5 B"),
+        ("txt.gz", gzip.compress(b"hello", mtime=0), "text", "text, 5 B"),
         ("x", "hello", "text", "text, 5 characters"),
         ("cls", b"3", "number", "int"),
         ("x", 2.5, "number", "float"),
