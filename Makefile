@@ -5,7 +5,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 PACKAGE := '.[all,dev]'
-SIDE_BY_SIDE := -n 4 --dist worksteal
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 # Debian's packages, where this user may install them: jpegtran stores JPEGs in tiles, chromium shows the pages.
 install_package = { test "$$(id -u)" = 0 && export DEBIAN_FRONTEND=noninteractive && \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from keyword import iskeyword
@@ -101,6 +102,9 @@ def _label(name: str, value: Any) -> Any:
 
 def _read_samples(browser: Browser, balance: Balance) -> None:
     deadline = time.monotonic() + _SECONDS
+    if browser.total is None:
+        with suppress(PenstockError):  # a shard that cannot be read is reported where its samples are
+            browser.count_shards(None if browser.indexed else range(1))
     total = browser.total if browser.total is not None else browser.counted
     length = max(1, _MAX_SAMPLES // _RUNS)
     for start in dict.fromkeys(np.linspace(0, max(0, total - length), _RUNS).astype(int).tolist()):
