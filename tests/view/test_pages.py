@@ -126,7 +126,7 @@ def test_stages_show_removed_samples_several_outputs_and_failures() -> None:
 def test_balance_counts_labels_and_sizes(tiny_shards: list[Path], tmp_path: Path) -> None:
     browser = Browser(ps.read_tar([str(path) for path in tiny_shards]))  # a new one: no other page has counted shards
     shown = text_of(balance_page(browser, measure_balance(browser)))
-    assert "of 100 samples" in shown
+    assert "and 100 of 100 samples" in shown
     assert "jpg: longer side, pixels" in shown
     ps.read_tar([reader.url(n) for reader in browser.readers for n in range(4)]).write_tar(tmp_path / "packed")
     indexed = Browser(ps.read_tar(tmp_path / "packed"))

@@ -107,10 +107,13 @@ def _read_samples(browser: Browser, balance: Balance) -> None:
             browser.count_shards(None if browser.indexed else range(1))
     total = browser.total if browser.total is not None else browser.counted
     length = max(1, _MAX_SAMPLES // _RUNS)
+    stop = 0  # of the run before: runs over a small dataset overlap
     for start in dict.fromkeys(np.linspace(0, max(0, total - length), _RUNS).astype(int).tolist()):
         if time.monotonic() > deadline or not total:
             break
-        for sample in browser.page(list(range(start, min(start + length, total)))):
+        positions = list(range(max(start, stop), min(start + length, total)))
+        stop = start + length
+        for sample in browser.page(positions):
             balance.samples += 1
             for name, value in sample.fields.items():
                 _add_field(balance, name, value)
