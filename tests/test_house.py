@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import re
 import statistics
@@ -93,9 +94,8 @@ def test_places_are_told_from_prose(text: str, places: list[str]) -> None:
     assert PLACE.findall(text) == places
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_says_what_it_is_for(module: Path) -> None:
-    assert ast.get_docstring(ast.parse(module.read_text())), "no docstring"
+def test_every_module_says_what_it_is_for() -> None:
+    assert not [str(module.relative_to(PACKAGE)) for module in MODULES if not ast.get_docstring(_tree(module))]
 
 
 def test_every_folder_of_modules_is_a_package() -> None:
@@ -113,13 +113,17 @@ def test_no_module_has_an_empty_name() -> None:
     assert not named
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_module_has_its_test_file(module: Path) -> None:
+def test_every_module_has_its_test_file() -> None:
+    for module in MODULES:
+        _check_its_test_file(module)
+
+
+def _check_its_test_file(module: Path) -> None:
     name = str(module.relative_to(PACKAGE))
     own = TESTS / module.relative_to(PACKAGE).with_name(f"test_{module.name}")
     listed = MIRROR["covered_by"].get(name, [])
     if module.name == "__init__.py" and not listed:
-        assert not list(_defines(module)), "an __init__ with code of its own needs a test"
+        assert not list(_defines(module)), f"{name} has code of its own and needs a test"
     elif listed:
         assert not own.exists(), f"{own.name} exists: take {name} out of tests/mirror.toml"
         assert not [path for path in listed if not (TESTS / path).is_file()]
@@ -183,12 +187,17 @@ def _module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _importers() -> dict[str, set[str]]:
     """Return the importers of each module; a public name of its package counts as a second importer."""
     known = {_module(path) for path in MODULES}
     importers: dict[str, set[str]] = defaultdict(set)
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(_tree(path)):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("penstock"):
                 for alias in node.names:
                     full = f"{node.module}.{alias.name}"
@@ -201,7 +210,7 @@ def _importers() -> dict[str, set[str]]:
 
 def _defines(path: Path) -> Iterator[str]:
     """Yield the public top-level names that a module defines."""
-    for node in ast.parse(path.read_text()).body:
+    for node in _tree(path).body:
         names = []
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names = [node.name]

@@ -20,7 +20,7 @@ from penstock.feed import Loader
 from penstock.order import UncountedOrder
 from penstock.testing import fingerprint, numbers, one_epoch_loader, outputs
 
-SEEDS = range(1000 if os.environ.get("PENSTOCK_FULL") == "1" else 12)
+SEEDS = range(1000 if os.environ.get("PENSTOCK_FULL") == "1" else 6)
 Random = random.Random
 Sample = dict[str, Any]
 

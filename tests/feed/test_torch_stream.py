@@ -250,7 +250,7 @@ def test_an_error_in_a_worker_names_the_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "persistent"), [("fork", False), ("fork", True), ("spawn", True), *([("spawn", False)] if FULL else [])]
+    ("start", "persistent"), [("fork", False), ("spawn", True), *([("fork", True), ("spawn", False)] if FULL else [])]
 )
 def test_every_pass_of_a_dataloader_is_the_next_epoch(start: str, persistent: bool) -> None:
     ds = _ds().filter(bool).batched(8)

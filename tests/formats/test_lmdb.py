@@ -85,7 +85,7 @@ def test_ranks_and_states_work_as_for_any_source(tmp_path: Path) -> None:
 def test_workers_that_are_forked_after_a_first_read_read_too(tmp_path: Path, start_method: str) -> None:
     ds = ps.read_lmdb(write(tmp_path / "data.lmdb", numbered(0, 60)))
     assert ds.first()["value"] == b"value 0"
-    loader = torch.utils.data.DataLoader(ds, None, num_workers=2, multiprocessing_context=start_method)  # type: ignore[arg-type,var-annotated]
+    loader = torch.utils.data.DataLoader(ds, None, num_workers=1, multiprocessing_context=start_method)  # type: ignore[arg-type,var-annotated]
     assert sorted(keys(loader)) == [f"{n:06d}" for n in range(60)]
     assert ds[59]["value"] == b"value 59"
 

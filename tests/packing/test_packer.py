@@ -251,7 +251,7 @@ def test_a_run_that_is_killed_repeatedly_gives_the_same_bytes(photos: Path, tmp_
     subprocess.run([*script, str(tmp_path / "want"), *more], check=True, stdout=subprocess.DEVNULL)
     want, rng = content(tmp_path / "want"), random.Random(5)
     took_s = min(time.monotonic() - started, 0.6)
-    for _ in range(10 if FULL else 3):
+    for _ in range(10 if FULL else 2):
         with subprocess.Popen([*script, str(out), *more], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
