@@ -1,4 +1,4 @@
-"""Types of command-line arguments, for ``type=`` of argparse, and the exit after a usage error."""
+"""Types of command-line arguments, for ``type=`` of argparse, an option of several commands, and usage errors."""
 
 from __future__ import annotations
 
@@ -67,6 +67,11 @@ def seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above zero: write it like 10 or 0.5")
     return value
+
+
+def add_engine(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add the option ``--engine``, whose default is the local engine."""
+    parser.add_argument("--engine", choices=("local", "ray"), default="local", help=f"{help} (local)")
 
 
 def usage_error(problem: str) -> NoReturn:

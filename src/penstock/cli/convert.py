@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 
 from penstock.cli import counted
-from penstock.cli.argument_types import positive_count, size_argument
+from penstock.cli.argument_types import add_engine, positive_count, size_argument
 from penstock.cli.tools.arguments import field_names
 
 
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shards", type=positive_count, help="number of ranges, each one file, that are written in parallel"
     )
     parser.add_argument("--workers", "-w", type=positive_count, help="number of workers that read")
+    add_engine(parser, "where samples are read, and with --shards written")
     parser.add_argument(
         "--tiles", action="store_true", help="store JPEGs in tiles, without loss: crops of them decode faster"
     )
@@ -61,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
         max_bytes=args.max_bytes,
         shards=args.shards,
         workers=args.workers,
+        engine=args.engine,
         tiles=args.tiles,
         drop=args.drop,
         mode=args.mode,

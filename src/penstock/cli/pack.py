@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from penstock.cli import counted
-from penstock.cli.argument_types import count, positive_count, size_argument, usage_error
+from penstock.cli.argument_types import add_engine, count, positive_count, size_argument, usage_error
 
 if TYPE_CHECKING:
     from penstock.packing import Packed
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shards", type=positive_count, help="number of ranges, each one shard, that are written in parallel"
     )
     parser.add_argument("--workers", "-w", type=positive_count, help="number of workers that read and encode")
+    add_engine(parser, "where samples are read, and with --shards written")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the source instead of shuffling")
     parser.add_argument("--seed", type=count, default=0, help="seed of the shuffle (0)")
     parser.add_argument(
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         max_samples=args.max_samples,
         shards=args.shards,
         workers=args.workers,
+        engine=args.engine,
         shuffle=not args.no_shuffle,
         seed=args.seed,
         mode=args.mode,

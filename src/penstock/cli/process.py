@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import counted
-from penstock.cli.argument_types import count, positive_count, seconds, usage_error
+from penstock.cli.argument_types import add_engine, count, positive_count, seconds, usage_error
 from penstock.errors import PenstockError, PlanError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fresh", action="store_true", help="remove the outputs of this job and start over")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are not outputs of this job")
-    parser.add_argument("--engine", choices=("local", "ray"), default="local", help="where workers run (local)")
+    add_engine(parser, "where workers run")
     parser.add_argument("--address", help="address of the Ray cluster, with --engine ray")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = """examples:

@@ -16,7 +16,7 @@ from penstock.codecs.registry import CODECS
 from penstock.dataset.dataset import Dataset
 from penstock.dataset.sources import read_lmdb, read_tar
 from penstock.dataset.table_sources import read_arrow, read_csv, read_json, read_parquet, read_text, read_tfrecords
-from penstock.engines import Program
+from penstock.engines import EngineName, Program
 from penstock.errors import PenstockError, PlanError, StorageError
 from penstock.formats.lmdb import LMDB_SUFFIXES
 from penstock.formats.rows.tfrecord import TFRECORD_SUFFIXES
@@ -67,6 +67,7 @@ def convert(
     storage: Storage | None = None,
     fields: RecordFields | None = None,
     trust_pickle: bool = False,
+    engine: EngineName = "local",
 ) -> Packed:
     """Read files of one format and write the same samples, in order, in another.
 
@@ -90,6 +91,8 @@ def convert(
         storage: How to reach remote files.
         fields: How the records of LMDB are decoded, as in ``read_lmdb``; by default they are one field, ``value``.
         trust_pickle: Decode pickled records, which can run code.
+        engine: The engine that reads, such as ``"ray"``. It writes, too, if ``shards`` is given; otherwise this process
+            does.
 
     Raises:
         DataError: A sample cannot be read, or cannot be stored in the target format.
@@ -102,7 +105,7 @@ def convert(
     source_format = format_of(read, storage)
     target_format = format or _format_by_name(write) or ("parquet" if source_format == "tar" else "tar")
     check_choice("format", target_format, FORMATS)
-    ds = open_files(read, source_format, workers, storage, fields, trust_pickle)
+    ds = open_files(read, source_format, workers, storage, fields, trust_pickle).on(engine)
     if target_format == source_format == "tar" and not tiles:
         raise PlanError(f"{redacted(read)} and {redacted(write)} are both tar; use `penstock pack` to repack shards")
     if _format_by_name(write) is None:  # a folder

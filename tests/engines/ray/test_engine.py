@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import penstock as ps
+from penstock.cli import main
 from penstock.dataset import Dataset, from_items
 from penstock.engines.ray import session
 from penstock.errors import DataError, EngineError, PlanError, StageError
@@ -390,12 +391,19 @@ def test_relative_paths_begin_at_the_working_directory_of_the_run(
     assert ds.to_ray().take_all() == want
 
 
-def test_packing_on_ray_writes_the_same_shards(photo_shards: Path, tmp_path: Path) -> None:
-    for engine in ("ray", None):
-        ps.pack(str(photo_shards / "photos"), str(tmp_path / str(engine)), max_samples=10, engine=engine)
-    shards = [sorted((tmp_path / name).glob("*.tar")) for name in ("ray", "None")]
-    assert [shard.read_bytes() for shard in shards[0]] == [shard.read_bytes() for shard in shards[1]]
-    assert len(shards[0]) > 1
+@pytest.mark.parametrize("options", [["--max-samples", "10"], ["--shards", "3"]], ids=lambda options: options[0])
+def test_pack_and_convert_write_the_same_files_on_ray(options: list[str], photo_shards: Path, tmp_path: Path) -> None:
+    for engine in ("ray", "local"):
+        packed, converted = (str(tmp_path / engine / name) for name in ("packed", "converted"))
+        assert main(["pack", str(photo_shards / "photos"), packed, *options, "--engine", engine]) == 0
+        more = options if "--shards" in options else ["--max-bytes", "6KB"]
+        assert main(["convert", packed, converted, *more, "--format", "json", "-x", "jpg", "--engine", engine]) == 0
+    found = [
+        {path.name: path.read_bytes() for path in (tmp_path / engine).rglob("*") if path.suffix in (".tar", ".jsonl")}
+        for engine in ("ray", "local")
+    ]
+    assert found[0] == found[1]
+    assert len(found[0]) >= 4
 
 
 def test_a_plan_that_only_reads_needs_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -442,8 +450,6 @@ def _ask(**request: Any) -> Dataset:
 
 
 def _proc(tmp_path: Path) -> int:
-    from penstock.cli import main
-
     ps.from_items([{"txt": "a"}]).write_tar(tmp_path / "in-0.tar")
     call = ["proc", "--python", "builtins:dict", "-p", "16", "--engine", "ray", f"{tmp_path}/in-{{0,1}}.tar"]
     return main([*call, "-o", f"{tmp_path}/out-{{}}.tar"])
@@ -480,17 +486,16 @@ def test_cores_of_a_command_that_no_node_has_are_named(tmp_path: Path, capsys: p
 
 
 def test_batches_have_the_rows_that_were_asked_for(tmp_path: Path) -> None:
-    def photo(row: dict[str, Any]) -> dict[str, Any]:
-        return {"x": row["x"], "image": np.zeros((192, 192, 3), np.uint8)}  # 110 KB
-
     def call(batch: dict[str, Any]) -> dict[str, Any]:
-        (tmp_path / f"{time.time_ns()}-{os.getpid()}-{len(batch['x'])}").touch()
-        return {"x": batch["x"]}
+        (tmp_path / "calls" / f"{time.time_ns()}-{os.getpid()}-{len(batch['cls'])}").touch()
+        return {"cls": batch["cls"]}
 
-    count = 4000 if FULL else 800
+    count, photo = 4000 if FULL else 800, np.zeros((192, 192, 3), np.uint8)  # 110 KB
+    ps.from_items([{"cls": number, "jpg": photo} for number in range(count)]).write_tar(tmp_path / "in", shards=4)
     for engine in ("local", "ray"):
-        for path in tmp_path.iterdir():
-            path.unlink()
-        ds = numbers((count // 4,) * 4).map(photo, workers=2).map_batches(call, 100, workers=1).on(engine)
-        assert [row["x"] for row in ds] == list(range(count))
-        assert len(list(tmp_path.iterdir())) <= count // 100 + 2
+        (tmp_path / "calls").mkdir()
+        photos = ps.read_tar(str(tmp_path / "in")).decode("rgb8", workers=2)
+        ds = photos.map_batches(call, batch_size=100, workers=1).on(engine)
+        assert [row["cls"] for row in ds] == list(range(count))
+        assert len(list((tmp_path / "calls").iterdir())) <= count // 100 + 2
+        (tmp_path / "calls").rename(tmp_path / engine)

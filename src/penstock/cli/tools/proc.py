@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cli import counted
-from penstock.cli.argument_types import count, positive_count, seconds, usage_error
+from penstock.cli.argument_types import add_engine, count, positive_count, seconds, usage_error
 from penstock.cli.tools.arguments import (
     NumberOr,
     add_input_arguments,
@@ -102,12 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with --python: cut the samples into N ranges, and write each to one shard of the folder -o, in parallel",
     )
-    parser.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="with {} in the output, or --shards: where samples are processed (local)",
-    )
+    add_engine(parser, "with {} in the output, or --shards: where samples are processed")
     parser.add_argument(
         "--mode",
         choices=("new", "replace"),
