@@ -3,7 +3,8 @@
 The intended behaviour:
 - batch i comes from server i mod k if the plan allows it, otherwise one server at a time sends them all;
 - a server that fails, hangs, ends or differs is left out: the run continues after the last batch that was delivered,
-  with the servers that are left, or waits until there is one and logs what it waits for;
+  with the servers that are left, or waits until there is one and logs what it waits for; a connection that ends is
+  logged at once, also while batches that arrived are still being used;
 - a server that is new or back is used from the next batch on.
 Any deviation is a bug.
 """
@@ -124,6 +125,8 @@ class _StreamReader:
         return not (END in message.header or "error" in message.header)
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, ServerLost) and not isinstance(error, _Moved) and not self._closed:
+            log.warning("%s: the connection is lost: %s", self.server.address, error)  # before it is missed
         with self._changed:
             self._error = error
             self._changed.notify_all()

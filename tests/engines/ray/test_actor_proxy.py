@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.engines.local.transport import pack_object
-from penstock.engines.ray import actor_proxy
+from penstock.engines.local.transport import dumps, pack_object
+from penstock.engines.ray import actor_proxy, consumer
 from penstock.engines.ray.actor_proxy import LazyObjectRef, StoredItems, StoredObject, fetch_items, is_unread
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S
 from penstock.engines.ray.origin_codec import DeferredSamples
+from penstock.engines.ray.placement import Need
 from penstock.engines.read_stage import Finder, PieceRows, Span
+from penstock.errors import EngineError
 from penstock.order import Refs
 from penstock.plan import Block, Lineage, join_columns
 
@@ -22,12 +24,15 @@ OTHER_KIND = ("cluster", "job", None, 1, 0)
 
 
 class FakeRay:
-    """An object store in a dict, and the actors that were killed."""
+    """An object store in a dict, the actors that were killed, and a clock for those that wait to be placed."""
+
+    exceptions = SimpleNamespace(RayError=ConnectionError)
 
     def __init__(self) -> None:
         self.store: dict[int, Any] = {}
         self.gets = 0
         self.killed: list[Any] = []
+        self.now, self.placed_at = 0.0, 0.0
 
     def put(self, value: Any) -> int:
         self.store[len(self.store)] = value
@@ -40,12 +45,71 @@ class FakeRay:
     def kill(self, actor: Any) -> None:
         self.killed.append(actor)
 
+    def wait(self, refs: list[int], timeout: float) -> tuple[list[int], list[int]]:
+        self.now = min(self.now + timeout, max(self.now, self.placed_at))
+        return (refs, []) if self.now >= self.placed_at else ([], refs)
+
+    def available_resources(self) -> dict[str, float]:
+        return {"CPU": 1.5, "GPU": 0.0, "memory": 2e9}
+
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
     monkeypatch.setattr(actor_proxy, "import_ray", lambda: fake)
     return fake
+
+
+@pytest.fixture
+def said(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str]]:
+    """What is logged, and when by the clock of ``ray``."""
+    lines: list[tuple[float, str]] = []
+    log = SimpleNamespace(warning=lambda text, *facts: lines.append((ray.now, text % facts)))
+    for module in (actor_proxy, consumer):
+        monkeypatch.setattr(module, "log", log)
+    return lines
+
+
+def waiting_actor(ray: FakeRay, nodes: list[dict[str, float]], placed_at: float) -> actor_proxy.Actor:
+    """Return an actor that asks for a device and is placed after a while."""
+    ray.placed_at = placed_at
+    need, ready = Need("map(f)", gpus=1), ray.put(("ready", "node"))
+    payload: Any = SimpleNamespace(
+        take_idle=lambda: "actor", shared=None, need=need, nodes=lambda: nodes, load_into=lambda actor, user: ready
+    )
+    return actor_proxy.Actor(payload, 0)
+
+
+def test_a_worker_that_waits_for_its_place_says_so_after_30_s_and_then_once_a_minute(
+    ray: FakeRay, said: list[tuple[float, str]]
+) -> None:
+    waiting_actor(ray, [{"CPU": 2.0, "GPU": 1.0}], placed_at=29.0).wait_ready()
+    assert said == []
+    ray.now = 0.0
+    waiting_actor(ray, [{"CPU": 2.0, "GPU": 1.0}], placed_at=200.0).wait_ready()
+    assert [when for when, _ in said] == [30, 90, 150]
+    assert said[0][1] == (
+        "map(f): a worker has been waiting for 30 s to start with gpus=1 on the cluster, "
+        "where 1.5 cores, 0 GPUs and 2.0 GB are free"
+    )
+
+
+def test_a_place_that_no_node_has_any_more_is_an_error_within_10_s(ray: FakeRay) -> None:
+    with pytest.raises(EngineError, match=r"map\(f\) asks for gpus=1 for each worker; the cluster has 2 cores"):
+        waiting_actor(ray, [{"CPU": 2.0}], placed_at=1000.0).wait_ready()
+    assert ray.now <= 10
+
+
+def test_a_writer_that_waits_for_a_process_says_so_after_30_s_and_then_once_a_minute(
+    ray: FakeRay, said: list[tuple[float, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "import_ray", lambda: ray)
+    made = ray.put(dumps(("done", None)))
+    actor = SimpleNamespace(make=SimpleNamespace(remote=lambda *_: made))
+    ray.placed_at = 200.0
+    consumer.RemoteConsumer(actor, lambda: None).begin(list)
+    assert [when for when, _ in said] == [30, 90, 150]
+    assert said[-1][1] == "a writer is still waiting for a process on the cluster, after 150 s"
 
 
 def span(located: Any) -> Span:

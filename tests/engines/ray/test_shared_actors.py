@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,14 @@ class Model:
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {**batch, "y": batch["x"] + 1}
+
+
+class SlowModel(Model):
+    """Takes long enough for both parts to have work left when it ends."""
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.05)
+        return batch
 
 
 def dataset(log: Path) -> ps.Dataset:
@@ -105,6 +116,25 @@ def test_a_part_that_is_not_read_any_more_does_not_stop_the_others(tmp_path: Pat
     assert [row["x"] for row in parts[1].epoch(0)] == want
     with closing(stopped):  # type: ignore[type-var]
         pass
+
+
+def test_every_part_says_that_the_shared_worker_ended_and_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = tmp_path / "log"
+    ds = numbers((80, 80)).shuffle().map_batches(SlowModel, 8, fn_args=(str(log),), workers=1, gpus=2)
+    runs = [iter(part.epoch(0)) for part in ds.on("ray").split(2)]
+    rows = [[next(run)["x"]] for run in runs]
+    os.kill(int(log.read_text()), signal.SIGKILL)
+    said_by = time.monotonic() + 10
+    with ThreadPoolExecutor(2) as pool:
+        rest = [pool.submit(lambda run=run: [row["x"] for row in run]) for run in runs]  # type: ignore[misc]
+        while caplog.text.count("the parts of a split share a worker, and its worker process ended") < 2:
+            assert time.monotonic() < said_by, caplog.text
+            time.sleep(0.02)
+    want = [[row["x"] for row in part.epoch(0)] for part in ds.on("serial").split(2)]
+    assert [first + later.result() for first, later in zip(rows, rest, strict=True)] == want
+    assert len(log.read_text().split()) == 2 + 2  # on Ray, and by serial
 
 
 def test_stages_behind_the_split_belong_to_their_part(tmp_path: Path) -> None:

@@ -359,8 +359,14 @@ class Actor:
         return None
 
     def _death(self, exc: Exception, when: str, seconds: float = 0.0) -> WorkerDied:
-        """Kill the actor and return an error that says why it ended."""
+        """Kill the actor and return an error that says why it ended; log the end of one that others use, too."""
         self.kill()
+        death = self._reason(exc, when, seconds)
+        if self._payload.shared is not None:
+            log.warning("%s: the parts of a split share a worker, and %s", self._payload.need.name, death)
+        return death
+
+    def _reason(self, exc: Exception, when: str, seconds: float) -> WorkerDied:
         timeout_s = self._payload.timeout_s
         if timeout_s is not None and seconds > timeout_s:
             return WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
