@@ -252,9 +252,67 @@ def _first_of_data_loader(task: Task) -> Result:
     return {"seconds": time.perf_counter() - started_at}
 
 
+# A stage that works on batches, as one on a device does: a matrix product, which costs less a row the more rows it has
+
+ROWS, WIDTH = 128, 1024
+BATCH_LOOP = f"a loop over batches of {ROWS}"
+BATCH_STAGE = f"penstock, map_batches of {ROWS}"
+
+
+class Product:
+    """Multiplies rows by a matrix, on one core."""
+
+    def __init__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._tensor, self._matrix = torch.from_numpy, torch.ones(WIDTH, WIDTH)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": (self._tensor(batch["x"]) @ self._matrix).numpy()}
+
+
+def _batch_loop(rows: list[Any], size: int) -> Iterator[Any]:
+    import numpy as np
+
+    product = Product()
+    for start in range(0, len(rows), size):
+        yield product({"x": np.stack([row["x"] for row in rows[start : start + size]])})["y"]
+
+
+def _batch_stage(rows: list[Any], size: int) -> Iterable[Any]:
+    ds = _from_items(rows).map_batches(Product, size, workers=1, gpus=1).batched(size)
+    batches: Iterable[Any] = ds.on("local", devices=["cpu"])
+    return batches
+
+
+def _batches_of(run: Callable[[list[Any], int], Iterable[Any]], size: int) -> Measure:
+    """Measure the best of three passes, which removes most of the machine's noise."""
+
+    def measure(task: Task) -> Result:
+        import numpy as np
+
+        count = ROWS * (200 if task.sizes == FULL else 20)
+        rows = [{"x": row} for row in np.random.default_rng(0).random((count, WIDTH), np.float32)]
+        if task.check:
+            return {"samples": sum(len(batch["y"] if isinstance(batch, dict) else batch) for batch in run(rows, size))}
+        return {"seconds": min(_seconds(run(rows, size)) for _ in range(3)), "samples": count}
+
+    return measure
+
+
 DATA = (data.photos,)
 
 CASES = {
+    "batch-stage": Case(
+        f"Rows of {WIDTH} numbers times a square matrix, on one core: what a stage on a device is like",
+        (
+            Row("a loop over single rows", _batches_of(_batch_loop, 1)),
+            Row(BATCH_LOOP, _batches_of(_batch_loop, ROWS)),
+            Row(BATCH_STAGE, _batches_of(_batch_stage, ROWS)),
+        ),
+        baseline=BATCH_LOOP,
+    ),
     "hop": Case(
         "A hop: a map that does nothing, through a pool of two workers",
         (

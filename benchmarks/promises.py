@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import engine_cases
 import image_cases
 import ray_cases
 import remote_cases
 import table_cases
+import writing_cases
 from cases import COMPAT
 from image_cases import ANTIALIASED, BILINEAR, OURS
 
@@ -202,6 +204,24 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         Target("penstock, to the obvious program", ray_cases.OURS_PIL, 1.0, ray_cases.OBVIOUS, at_least=True),
         Target("seconds to the first batch on a running Ray", ray_cases.OURS, 2.0, value="first s"),
     ),
+    "ray-write": (
+        *(
+            Target(f"penstock, to Ray Data, {kind}", ours, 1.2, writing_cases.RAY_DATA[kind], at_least=True)
+            for kind, ours in writing_cases.OURS.items()
+        ),
+        *(
+            Target(f"MB to the driver, {ours}", ours, 1.0, value="MB to the driver")
+            for ours in writing_cases.OURS.values()
+        ),
+    ),
+    "write-processes": (
+        Target("two processes, to one", writing_cases.PROCESSES[2], 1.5, writing_cases.PROCESSES[1], at_least=True),
+    ),
+    "batch-stage": (
+        Target(
+            "penstock, to a loop over batches", engine_cases.BATCH_STAGE, 0.9, engine_cases.BATCH_LOOP, at_least=True
+        ),
+    ),
     "cached": (
         Target("through a cache, times local files", "penstock, local files", 1.1, "penstock, through a cache"),
     ),
@@ -209,5 +229,6 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         Target(f"{ours}, to {peer}", ours, limit, peer, at_least=True)
         for ours in ("penstock", "penstock, shuffled")
         for peer, limit in (("webdataset", 2), ("GNU tar", 0.7))
-    ),
+    )
+    + tuple(Target(f"{row}, to GNU tar", row, 1.0, "GNU tar", at_least=True) for row in remote_cases.IN_RANGES),
 }

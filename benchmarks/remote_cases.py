@@ -351,13 +351,14 @@ def _tar() -> Packer:
     return tar
 
 
-def _pack(shuffle: bool = False, labels: bool = True) -> Callable[[], Packer]:
+def _pack(shuffle: bool = False, labels: bool = True, shards: int | None = None) -> Callable[[], Packer]:
     def prepare() -> Packer:
         import penstock as ps
 
         def pack(folder: Path, out: Path) -> None:
             source = folder if labels else out.with_name(LIST)
-            ps.pack(source, out, max_bytes=SHARD_BYTES, shuffle=shuffle, progress=False)
+            limit = {"max_bytes": SHARD_BYTES} if shards is None else {"shards": shards}
+            ps.pack(source, out, shuffle=shuffle, progress=False, **limit)
 
         assert ps.pack is not None  # names are loaded on first use
         return pack
@@ -399,6 +400,8 @@ WEBDATASET = {  # "its curl" is webdataset's default; the workers of a loader re
     "webdataset, urllib": _webdataset_urllib,
     "webdataset, its curl, 4 loader workers": _webdataset("{url}", workers=4),
 }
+
+IN_RANGES = ("penstock, shards=8, the members of GNU tar", "penstock, shards=8")
 
 DATA = (shards, bare, files)
 
@@ -443,6 +446,8 @@ CASES = {
             Row("penstock, the members of GNU tar", _packed(_pack(labels=False))),
             Row("penstock", _packed(_pack())),
             Row("penstock, shuffled", _packed(_pack(shuffle=True))),
+            Row(IN_RANGES[0], _packed(_pack(labels=False, shards=8))),
+            Row(IN_RANGES[1], _packed(_pack(shards=8))),
         ),
         max_rounds=10,
     ),

@@ -33,6 +33,7 @@ import report
 import table_cases
 import tool_cases
 import torch_cases
+import writing_cases
 from cases import Case, Result, Row
 from environments import PEERS, environment, installed_packages, last_line
 from report import Rounds, Saved
@@ -47,6 +48,7 @@ _MODULES = (
     table_cases,
     tool_cases,
     torch_cases,
+    writing_cases,
 )
 SCRIPTS = {name: module for module in _MODULES for name in module.CASES}
 CASES: dict[str, Case] = {name: module.CASES[name] for name, module in SCRIPTS.items()}

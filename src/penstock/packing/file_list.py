@@ -215,7 +215,7 @@ class LocatedEntries:
 
 def _split_name(path: str) -> tuple[str, str]:
     """Return the name of a file without its extension, and the field that holds its bytes."""
-    stem, _, suffix = without_query(path).rpartition("/")[2].rpartition(".")
+    stem, _, suffix = (path if scheme(path) == "file" else without_query(path)).rpartition("/")[2].rpartition(".")
     field = suffix.lower() if stem else "bin"
     return stem or suffix, EXTENSION_ALIASES.get(field, field)
 

@@ -263,7 +263,7 @@ def _from_entry_point(name: str) -> Factory | None:
 
 def scheme(url: str) -> str:
     """Return the scheme of a URL in lower case; a path has the scheme ``file``."""
-    match = _SCHEME.match(url)
+    match = None if url.startswith("/") else _SCHEME.match(url)
     return match[1].lower() if match else "file"
 
 

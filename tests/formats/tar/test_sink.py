@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 import time
 import zlib
+from pathlib import Path
 
 import pytest
 
 from penstock.blobs.background import BackgroundThread
 from penstock.blobs.checksums import CELL
+from penstock.blobs.draft import FileDraft
 from penstock.formats.tar.sink import HashingSink
 
 
@@ -107,3 +110,19 @@ def test_checksums_are_those_of_the_bytes_written() -> None:
     assert b"".join(got) == want
     assert (sink.nbytes, sink.sha256.hexdigest()) == (len(want), hashlib.sha256(want).hexdigest())
     assert sink.checksums.values().tolist() == [zlib.crc32(want[at : at + CELL]) for at in range(0, len(want), CELL)]
+
+
+def test_buffers_are_gathered_in_memory_that_is_used_again(tmp_path: Path) -> None:
+    content = random.Random(1).randbytes(3 * CELL)
+    thread = BackgroundThread("test", 4)
+    draft = FileDraft(tmp_path / "file", lambda: None)
+    sink = HashingSink(draft, thread)
+    for start in range(0, len(content), 70_000):
+        sink.write_pieces([content[start : start + 30_000], memoryview(content)[start + 30_000 : start + 70_000]])
+    sink.write_pieces([content, content])  # too much to be gathered
+    thread.finish()
+    draft.publish()
+    assert (tmp_path / "file").read_bytes() == 3 * content
+    assert sink.sha256.digest() == hashlib.sha256(3 * content).digest()
+    assert sink.nbytes == 9 * CELL
+    assert len(sink._spare) <= 4 + 2  # queued, hashed, written

@@ -14,6 +14,8 @@ from penstock.blobs.draft import Draft, FileDraft
 from penstock.blobs.file_range import FileRange, runs
 from penstock.formats.tar.archive import BLOCK, END_MARKER, padded
 
+_GATHERED_BYTES = 1 << 22  # that are gathered at most: larger ones would stay in memory
+
 
 def sample_size(sizes: Iterable[int]) -> int:
     """Return the archive bytes of a sample whose fields have these sizes, if their names fit plain headers."""
@@ -46,6 +48,7 @@ class HashingSink(io.RawIOBase):
         self.sha256 = hashlib.sha256()
         self.checksums = CellChecksums()
         self.nbytes = 0
+        self._spare: list[io.BytesIO] = []
         self._buffer = bytearray(1 << 18)  # small enough to stay in the processor's cache
 
     def writable(self) -> bool:
@@ -64,7 +67,7 @@ class HashingSink(io.RawIOBase):
         """Write buffers and ranges of files; if the draft is a file, the system copies the ranges."""
         for run in runs(pieces):
             if not isinstance(run, FileRange):
-                self.write(b"".join(run))
+                self._write_buffers(run)
             elif isinstance(self._draft, FileDraft):
                 run.copy_to(self._draft.fileno())
                 self._hash_thread(partial(self._hash_range, run))
@@ -72,6 +75,24 @@ class HashingSink(io.RawIOBase):
             else:
                 for chunk in run.chunks():
                     self.write(chunk)
+
+    def _write_buffers(self, buffers: list[Any]) -> None:
+        """Write buffers; those of a file are gathered in memory that is used again, as fresh memory costs a copy."""
+        if not isinstance(self._draft, FileDraft) or sum(map(len, buffers)) > _GATHERED_BYTES:
+            self.write(b"".join(buffers))
+            return
+        memory = self._spare.pop() if self._spare else io.BytesIO()
+        memory.seek(0)
+        memory.writelines(buffers)
+        data = memory.getbuffer()[: memory.tell()]
+        self._draft.write(data)
+        self.nbytes += len(data)
+        self._hash_thread(partial(self._hash_gathered, data, memory))
+
+    def _hash_gathered(self, data: memoryview, memory: io.BytesIO) -> None:
+        self._hash(data)
+        data.release()
+        self._spare.append(memory)
 
     def _hash_range(self, file_range: FileRange) -> None:
         for chunk in file_range.chunks(self._buffer):
