@@ -66,6 +66,16 @@ def cv(jpg: bytes) -> Image:
     return cv2.flip(small, 1) if _rng.random() < 0.5 else small
 
 
+def shrunk(jpg: bytes) -> bytes:
+    """Scale a whole photo to 224 pixels on its short side, and encode it again."""
+    cv2, simplejpeg = _libraries()
+    image = simplejpeg.decode_jpeg(jpg)
+    ratio = SIDE / min(image.shape[:2])
+    size = (round(image.shape[1] * ratio), round(image.shape[0] * ratio))
+    encoded: bytes = simplejpeg.encode_jpeg(cv2.resize(image, size, interpolation=cv2.INTER_AREA), quality=90)
+    return encoded
+
+
 @cache
 def _libraries() -> tuple[Any, Any]:
     import cv2

@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import crops
 import data
 import photos
 import ray_programs as programs
@@ -27,33 +28,12 @@ from watching import cpu_seconds
 
 SHARDS = 32
 COPIES = 5  # of every shard, in the full size: 19,200 photos
-SHORT_SIDE, QUALITY = 224, 90
 RAY_DATA = {kind: f"Ray Data, hand-written, {kind}" for kind in ("Parquet", "tar")}
 OURS = {kind: f"penstock, {kind}" for kind in RAY_DATA}
 PROCESSES = {count: f"{count} worker process{'es' if count > 1 else ''}" for count in (1, 2)}
 
 Columns = dict[str, Any]
 Write = Callable[[Any, list[list[str]], Path], None]  # takes ray.data, the inputs of each file, and the folder
-
-
-def scale(jpg: bytes) -> bytes:
-    """Decode a photo, scale it to 224 pixels on its short side, and encode it again."""
-    cv2, simplejpeg = _libraries()
-    image = simplejpeg.decode_jpeg(jpg)
-    height, width = image.shape[:2]
-    ratio = SHORT_SIDE / min(height, width)
-    small = cv2.resize(image, (round(width * ratio), round(height * ratio)), interpolation=cv2.INTER_AREA)
-    encoded: bytes = simplejpeg.encode_jpeg(small, quality=QUALITY)
-    return encoded
-
-
-@cache
-def _libraries() -> tuple[Any, Any]:
-    import cv2
-    import simplejpeg
-
-    cv2.setNumThreads(1)  # the calling library has its own workers
-    return cv2, simplejpeg
 
 
 def _sources(sizes: Sizes) -> StoredData:
@@ -92,7 +72,7 @@ def _scaled(paths: list[str]) -> Iterator[tuple[str, bytes, bytes]]:
                     jpg = content.read()
                 else:
                     key = member.name.partition(".")[0]
-                    yield f"{Path(path).stem}/{key}", scale(jpg), content.read()
+                    yield f"{Path(path).stem}/{key}", crops.shrunk(jpg), content.read()
                 tar.members = []  # type: ignore[attr-defined]  # otherwise it keeps every header in memory
 
 
@@ -129,7 +109,7 @@ def _write_archive(task: Columns) -> Columns:
 
 def _scale_sample(sample: Columns) -> Columns:
     key = f"{Path(sample['__url__']).stem}/{sample['__key__']}"
-    return {"__key__": key, "jpg": scale(sample["jpg"]), "cls": int(sample["cls"])}
+    return {"__key__": key, "jpg": crops.shrunk(sample["jpg"]), "cls": int(sample["cls"])}
 
 
 def _penstock(kind: str, engine: str = "ray", workers: int | None = None) -> Write:
