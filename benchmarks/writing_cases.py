@@ -207,9 +207,9 @@ CASES: dict[str, Case] = {
         "Reading, decoding, scaling and writing photos to 32 files on Ray with 2 CPUs: a whole pass on a running Ray",
         tuple(
             row
-            for kind, hand_written in (("Parquet", _ray_data_parquet), ("tar", _ray_data_tar))
+            for kind, program in (("Parquet", _ray_data_parquet), ("tar", _ray_data_tar))
             for row in (
-                Row(RAY_DATA[kind], _measure_on_ray(hand_written)),
+                Row(RAY_DATA[kind], _measure_on_ray(program)),
                 Row(OURS[kind], _measure_on_ray(_penstock(kind))),
             )
         ),

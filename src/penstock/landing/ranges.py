@@ -44,7 +44,7 @@ from penstock.landing.position import Position
 from penstock.plan import Cut
 from penstock.storage import redacted
 
-_ATTEMPTS = 5  # of a range whose writer or node is lost
+_ATTEMPTS = 6  # of a range whose writer or node is lost, over half a minute
 _ATTEMPT_FOLDER = "range-"  # in the work folder: what one writer has not completed yet
 log = logging.getLogger("penstock")
 
@@ -417,6 +417,7 @@ class _RangeRuns:
                     if attempt == _ATTEMPTS or self.stopped.is_set():
                         raise
                     log.warning("range %d is written again: %s", number, exc)
+            self.stopped.wait(2.0 ** (attempt - 1))  # a cluster may choose a node that is gone until it knows that
         raise EngineError(f"range {number} could not be written")
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from penstock.engines.local.transport import dumps, pack_object
+from penstock.engines.local.worker_proxy import WorkerDied, WorkerLost
 from penstock.engines.ray import actor_proxy, consumer
 from penstock.engines.ray.actor_proxy import LazyObjectRef, StoredItems, StoredObject, fetch_items, is_unread
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S
@@ -33,6 +34,7 @@ class FakeRay:
         self.gets = 0
         self.killed: list[Any] = []
         self.now, self.placed_at = 0.0, 0.0
+        self.dead: set[str] = set()
 
     def put(self, value: Any) -> int:
         self.store[len(self.store)] = value
@@ -48,6 +50,9 @@ class FakeRay:
     def wait(self, refs: list[int], timeout: float) -> tuple[list[int], list[int]]:
         self.now = min(self.now + timeout, max(self.now, self.placed_at))
         return (refs, []) if self.now >= self.placed_at else ([], refs)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": node, "Alive": node not in self.dead} for node in ("a", "b")]
 
     def available_resources(self) -> dict[str, float]:
         return {"CPU": 1.5, "GPU": 0.0, "memory": 2e9}
@@ -73,10 +78,9 @@ def said(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, str
 def waiting_actor(ray: FakeRay, nodes: list[dict[str, float]], placed_at: float) -> actor_proxy.Actor:
     """Return an actor that asks for a device and is placed after a while."""
     ray.placed_at = placed_at
-    need, ready = Need("map(f)", gpus=1), ray.put(("ready", "node"))
-    payload: Any = SimpleNamespace(
-        take_idle=lambda: "actor", shared=None, need=need, nodes=lambda: nodes, load_into=lambda actor, user: ready
-    )
+    need, ready = Need("map(f)", gpus=1), ray.put(("ready", "a"))
+    facts = {"take_idle": lambda: "actor", "shared": None, "need": need, "nodes": lambda: nodes, "timeout_s": None}
+    payload: Any = SimpleNamespace(load_into=lambda actor, user: ready, **facts)
     return actor_proxy.Actor(payload, 0)
 
 
@@ -98,6 +102,23 @@ def test_a_place_that_no_node_has_any_more_is_an_error_within_10_s(ray: FakeRay)
     with pytest.raises(EngineError, match=r"map\(f\) asks for gpus=1 for each worker; the cluster has 2 cores"):
         waiting_actor(ray, [{"CPU": 2.0}], placed_at=1000.0).wait_ready()
     assert ray.now <= 10
+
+
+@pytest.mark.parametrize(("dead", "kind"), [({"a"}, WorkerLost), (set(), WorkerDied)])
+def test_an_actor_that_ended_at_its_start_is_lost_if_a_node_is(
+    dead: set[str], kind: type[WorkerDied], ray: FakeRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ref: int) -> Any:
+        ray.dead = dead
+        raise ConnectionError("the actor died")
+
+    actor = waiting_actor(ray, [{"CPU": 2.0, "GPU": 1.0}], placed_at=0.0)
+    actor._reused = False
+    monkeypatch.setattr(ray, "get", fail)
+    with pytest.raises(WorkerDied) as caught:
+        actor.wait_ready()
+    assert isinstance(caught.value, WorkerLost) == (kind is WorkerLost)
+    assert ray.killed == ["actor"]
 
 
 def test_a_writer_that_waits_for_a_process_says_so_after_30_s_and_then_once_a_minute(

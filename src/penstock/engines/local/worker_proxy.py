@@ -259,7 +259,8 @@ class RemoteWorkerProxy:
 
     def _start(self) -> RemoteWorker:
         """Start a worker; one that dies before its first block is not counted against any sample."""
-        for attempt in range(MAX_ATTEMPTS):
+        attempts = 0
+        while True:
             try:
                 worker = self._worker = self.payload.start(self.device)
             except EngineError:
@@ -270,15 +271,15 @@ class RemoteWorkerProxy:
                 worker.kill()
             try:
                 worker.wait_ready()
-                break
+                return worker
             except WorkerDied as exc:
                 self._discard_worker(exc)
-                if attempt == MAX_ATTEMPTS - 1:
+                attempts += not isinstance(exc, WorkerLost)  # a node that is gone may be chosen until that is known
+                if attempts == MAX_ATTEMPTS:
                     raise EngineError(f"{self._blamed_stage().describe()}: {exc}, repeatedly") from None
             except PenstockError:
                 self._worker = None
                 raise
-        return worker
 
     def _discard_worker(self, exc: WorkerDied) -> None:
         if self._aborted:

@@ -274,6 +274,7 @@ class Actor:
         self._payload, self._number = payload, number
         self._user = token_hex(8)  # tells the users of a shared actor apart
         self._node: str | None = None
+        self._nodes_at_start = self._living_nodes()
         self.cpu_s = 0.0
         self.retried = 0
         idle = payload.take_idle()
@@ -370,11 +371,14 @@ class Actor:
         timeout_s = self._payload.timeout_s
         if timeout_s is not None and seconds > timeout_s:
             return WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
-        alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
-        if self._node is not None and self._node not in alive:
+        alive = self._living_nodes()
+        if self._nodes_at_start - alive if self._node is None else self._node not in alive:
             return NodeLost(f"its cluster node died {when}")
         reason = " ".join(str(exc).split())
         return WorkerDied(f"its worker process ended {when}: {reason}")
+
+    def _living_nodes(self) -> set[str]:
+        return {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
 
     def kill(self) -> None:
         with suppress(Exception):  # the actor is gone, or Ray is
