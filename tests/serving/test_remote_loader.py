@@ -23,7 +23,6 @@ from penstock.testing import CORPUS, fingerprint, numbers
 from penstock.testing.plans import noise
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-PLANS = {name: make for name, make in CORPUS.items() if name not in ("mix repeated",)}
 WORLDS = (1, 2, 3, 4)
 SERVERS = (1, 2, 3)
 # Plans in which every kind of stage and source occurs, for the quick tests.
@@ -119,9 +118,9 @@ def _by_servers(cases: list[tuple[int, int, int]]) -> dict[int, list[tuple[int, 
     return found
 
 
-@pytest.mark.parametrize("name", sorted(PLANS) if FULL else QUICK)
+@pytest.mark.parametrize("name", sorted(CORPUS) if FULL else QUICK)
 def test_a_served_plan_is_the_local_one_in_every_world(name: str) -> None:
-    _check_equal(PLANS[name](), name)
+    _check_equal(CORPUS[name](), name)
 
 
 def test_served_photos_are_the_local_ones(photos: ps.Dataset) -> None:
@@ -133,9 +132,9 @@ def _rest(loader: Any, state: dict[str, Any]) -> Any:
     return fingerprint(list(loader))
 
 
-@pytest.mark.parametrize("name", sorted(PLANS) if FULL else Random(3).sample(QUICK, 5))
+@pytest.mark.parametrize("name", sorted(CORPUS) if FULL else Random(3).sample(QUICK, 5))
 def test_states_move_between_local_and_served_at_every_batch(name: str) -> None:
-    ds = PLANS[name]()
+    ds = CORPUS[name]()
     with served(ds, 2) as connect:
         feed, other, local = connect(rank=0, world=1), connect(rank=0, world=1), ds.loader(0, 1)
         whole = fingerprint(list(ds.loader(0, 1)))
