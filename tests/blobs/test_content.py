@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.blobs.compression import ArchiveLimits
-from penstock.blobs.content import Content, open_content, room_for
+from penstock.blobs.content import Content, open_content, room_for, temporary_copy
 from penstock.errors import StorageError
 
 DATA = bytes(range(256)) * 4000
@@ -42,6 +42,15 @@ def test_a_compressed_file_is_decompressed_and_leaves_no_temporary_file(
     assert content.buffer[:] == DATA
     assert content.problem is None
     assert list(spill.iterdir()) == []
+
+
+def test_a_fetched_copy_has_no_name_that_a_killed_process_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with temporary_copy([DATA[:1000], DATA[1000:]], "a.tar", len(DATA)) as path:
+        assert list(tmp_path.iterdir()) == []
+        assert Path(path).read_bytes() == DATA
 
 
 def test_compression_is_recognised_by_the_given_function(tmp_path: Path) -> None:

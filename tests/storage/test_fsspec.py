@@ -46,6 +46,18 @@ def test_a_stream_of_several_pieces_is_complete(monkeypatch: pytest.MonkeyPatch)
     assert b"".join(FsspecStorage().stream("memory://pieces/a")) == DATA
 
 
+def test_an_upload_has_no_named_file_that_a_killed_process_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    storage, url = FsspecStorage(), f"memory://{secrets.token_hex(4)}/a"
+    with storage.put(url) as upload:
+        upload.write(DATA)
+        assert list(tmp_path.iterdir()) == []
+        upload.commit()
+    assert b"".join(storage.stream(url)) == DATA
+
+
 GOOGLE = """
 import sys
 from gcp_storage_emulator.server import create_server

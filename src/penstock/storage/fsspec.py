@@ -160,12 +160,15 @@ class translated_errors:
 
 
 class _FsspecUpload(Upload):
-    """Spills to a temporary file until commit, because some file systems show objects that are half written."""
+    """Spills to a temporary file until commit, because some file systems show objects that are half written.
+
+    The file has no name: a process that is killed leaves nothing.
+    """
 
     def __init__(self, storage: FsspecStorage, url: str) -> None:
         super().__init__(url)
         self._storage, self._target = storage, url
-        self._spill = tempfile.NamedTemporaryFile(prefix="penstock-")  # noqa: SIM115 - closed by commit or abort
+        self._spill = tempfile.TemporaryFile(prefix="penstock-")  # noqa: SIM115 - closed by commit or abort
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         try:
@@ -185,13 +188,15 @@ class _FsspecUpload(Upload):
         self._spill.close()
 
     def _upload(self, filesystem: Any) -> None:
+        self._spill.seek(0)  # where opening /dev/fd duplicates the descriptor
+        path = f"/dev/fd/{self._spill.fileno()}"
         if scheme(self._target) in _ATOMIC_PUT:
-            filesystem.put_file(self._spill.name, self._target)
+            filesystem.put_file(path, self._target)
         else:
             folder, _, name = self._target.rpartition("/")
             partial = f"{folder}/.{name[:180]}.{secrets.token_hex(4)}.partial"
             filesystem.makedirs(folder, exist_ok=True)
-            filesystem.put_file(self._spill.name, partial)
+            filesystem.put_file(path, partial)
             filesystem.mv(partial, self._target)
         filesystem.invalidate_cache()
 

@@ -284,6 +284,23 @@ def test_counting_a_remote_file_reads_one_small_column(tmp_path: Path, monkeypat
     assert sum(spans) < len(data) // 3
 
 
+def test_a_remote_stream_is_fetched_to_a_file_without_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage, url, left, read = Memory(), "memory://fetched/x.arrow", list[str](), Memory.read
+    with storage.put(url) as upload:
+        upload.write(write(tmp_path / "x.arrow", make_table(0, 20), "stream").read_bytes())
+        upload.commit()
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+
+    def noted(self: Memory, url: str, start: int, stop: int, **rest: Any) -> bytes | memoryview:
+        left.extend(os.listdir(tmp_path / "temporary"))
+        return read(self, url, start, stop, **rest)
+
+    monkeypatch.setattr(Memory, "read", noted)
+    assert open_arrow(url, url, storage, ()).rows == 20
+    assert left == []
+
+
 def test_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "d/a.arrow", make_table(0, 3))
     write(tmp_path / "d/b.arrow", pa.table({"id": ["x"]}))

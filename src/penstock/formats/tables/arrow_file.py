@@ -8,7 +8,6 @@ so it is fetched whole.
 from __future__ import annotations
 
 import io
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.blobs.content import temporary_copy
 from penstock.blobs.prefetch import CONNECTIONS, Fetcher, read_whole
 from penstock.errors import DataError, StorageError
 from penstock.formats.tables.parquet_file import (
@@ -309,7 +309,7 @@ def _remote_source(path: str, storage: Storage, stamp: TableStamp) -> Any:
 
 
 def _fetch(path: str, url: str, storage: Storage) -> pa.Buffer:
-    """Fetch a remote file whole, unless a cache has it; the temporary file is gone when its content is not in use."""
+    """Fetch a remote file whole into an unlinked temporary file, unless a cache has it."""
     import pyarrow as pa
 
     if (cached := storage.local_path(path)) is not None:
@@ -317,11 +317,9 @@ def _fetch(path: str, url: str, storage: Storage) -> pa.Buffer:
             return file.read_buffer()
     fetcher = Fetcher()
     try:
-        with tempfile.NamedTemporaryFile(prefix="penstock-") as temporary:
-            for chunk in read_whole(storage, path, url, storage.info(path), fetcher):
-                temporary.write(chunk)
-            temporary.flush()
-            with pa.memory_map(temporary.name) as file:
-                return file.read_buffer()
+        info = storage.info(path)
+        chunks = read_whole(storage, path, url, info, fetcher)
+        with temporary_copy(chunks, url, info.size) as copy, pa.memory_map(copy) as file:
+            return file.read_buffer()
     finally:
         fetcher.stop()
