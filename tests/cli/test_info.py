@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,31 @@ def test_shards_without_classes_have_none(tmp_path: Path, capsys: pytest.Capture
     ps.from_items([{"txt": "a"}]).write_tar("memory://cli-info/out")
     assert main(["info", "memory://cli-info/out"]) == 0
     assert "classes" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info"],
+        ["verify"],
+        ["index"],
+        ["show"],
+        ["first", "-f", "cls"],
+        ["proc", "-c", "false", "--on-failure", "skip", "-o"],
+    ],
+)
+def test_names_in_a_shard_do_not_control_the_terminal(
+    command: list[str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "a\x1b[31m.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("k\x1b[2J.cls", "k\x1b[2J.t\x1b[31m", "other.cls", "k\x1b[2J.txt"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    output = [str(tmp_path / "out.tar")] if command[-1] == "-o" else []
+    main([*command, *output, str(path)])
+    printed = capfd.readouterr()
+    assert "\\x1b" in printed.out + printed.err + caplog.text
+    assert "\x1b" not in printed.out + printed.err + caplog.text

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.cli import counted
 from penstock.cli.argument_types import positive_count
+from penstock.errors import printable
 
 _NOT_STORED = "no sample has the field, or one has a value longer than 64 bytes"
 _LOCAL, _REMOTE = 2, 16  # shards at a time: local ones are limited by the processor, remote ones by the network
@@ -61,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
         summary = {"shard": shown, "samples": index.samples, "bad": len(index.bad), "skipped": index.skipped}
         bad = f", {len(index.bad):,} of them unreadable" if index.bad else ""
         line = f"{shown}: {counted(index.samples, 'sample')}{bad}"
-        sys.stdout.write(f"{json.dumps(summary) if args.json else line}\n")
+        sys.stdout.write(f"{json.dumps(summary) if args.json else printable(line)}\n")
         if left_out := [field for field in values if field not in index.values]:
-            sys.stderr.write(f"penstock: {shown}: no values of {', '.join(left_out)}: {_NOT_STORED}\n")
+            sys.stderr.write(f"penstock: {printable(shown)}: no values of {', '.join(left_out)}: {_NOT_STORED}\n")
     if args.manifest is None:
         _update_manifests(entries)
     else:

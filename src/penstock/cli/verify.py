@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from penstock.cli import counted
 from penstock.cli.argument_types import positive_count
-from penstock.errors import PlanError
+from penstock.errors import PlanError, printable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,7 @@ def _verify_shards(args: argparse.Namespace) -> int:
     with Progress("verifying", len(files), f"{noun}s") as bar, ThreadPoolExecutor(args.workers) as pool:
         for problems in pool.map(verify, files):
             for problem in problems:
-                sys.stdout.write(f"{json.dumps(asdict(problem)) if args.json else problem}\n")
+                sys.stdout.write(f"{json.dumps(asdict(problem)) if args.json else printable(str(problem))}\n")
             faulty += bool(problems)
             bar.add()
     if not args.json:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from penstock.engines.run import ENGINES as ENGINES
     from penstock.engines.run import DeliveryCallback as DeliveryCallback
     from penstock.engines.run import Run as Run
+    from penstock.engines.run import check_limit as check_limit
+    from penstock.engines.run import log_skipped as log_skipped
     from penstock.engines.run import start_run as start_run
     from penstock.engines.stats import Stats as Stats
     from penstock.engines.stats import snapshot as snapshot

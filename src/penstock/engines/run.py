@@ -19,7 +19,7 @@ from penstock.engines.report import Report
 from penstock.engines.run_log import RunLog
 from penstock.engines.stats import Stats, snapshot
 from penstock.engines.upcoming import expect_uses
-from penstock.errors import DataError, StageError, short_traceback
+from penstock.errors import DataError, StageError, printable, short_traceback
 from penstock.order import I64, Order, total
 from penstock.plan import Block, Cut, Plan, Skipped
 
@@ -235,13 +235,7 @@ class Run:
         self._ended = True
         if self.skipped:
             self._check_limit()
-            examples = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self.skipped[:3])
-            log.warning(
-                "skipped %d samples that failed (%s%s)",
-                len(self.skipped),
-                examples,
-                ", ..." * (len(self.skipped) > 3),
-            )
+            log_skipped(self.skipped)
 
     def _check_limit(self) -> None:
         limit = self._program.plan.errors.limit
@@ -252,11 +246,7 @@ class Run:
         if is_share and not known and not self._ended:
             return  # a share of an unknown number: checked at the end of the run
         whole = total(self.start.left) if known else self._delivered_before + len(self.skipped)
-        if len(self.skipped) > (limit * whole if is_share else limit):
-            last = self.skipped[-1]
-            count = f"{len(self.skipped)} samples failed, more than on_error's limit of {limit}"
-            problem = f"{count}; the last: {last.problem}"
-            raise DataError(problem, last.place.shard, last.place.key)
+        check_limit(self.skipped, limit, whole)
 
     def skips_so_far(self) -> list[Skipped]:
         """Return the skipped samples before the cursor."""
@@ -301,6 +291,25 @@ class Run:
     def stats(self) -> Stats:
         """Return what the run did so far."""
         return snapshot(self.meters)
+
+
+def check_limit(skipped: Sequence[Skipped], limit: float, whole: int) -> None:
+    """Check that no more samples failed than a limit allows, which is a number or a share of ``whole`` samples.
+
+    Raises:
+        DataError: More samples failed.
+    """
+    if len(skipped) > (limit * whole if 0 < limit < 1 else limit):
+        last = skipped[-1]
+        count = f"{len(skipped)} samples failed, more than on_error's limit of {limit}"
+        raise DataError(f"{count}; the last: {last.problem}", last.place.shard, last.place.key)
+
+
+def log_skipped(skipped: Sequence[Skipped]) -> None:
+    """Warn that samples failed, with the first of them."""
+    if skipped:
+        examples = printable(", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in skipped[:3]))
+        log.warning("skipped %d samples that failed (%s%s)", len(skipped), examples, ", ..." * (len(skipped) > 3))
 
 
 def _run_log(plan: Plan, meters: Meters, epoch: int) -> RunLog | None:

@@ -20,8 +20,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.engines import DeliveryCallback, Meters, Start, closed_at_exit
-from penstock.errors import DataError, EngineError
+from penstock.engines import DeliveryCallback, Meters, Start, check_limit, closed_at_exit, log_skipped
+from penstock.errors import EngineError
 from penstock.order import total
 from penstock.plan import Place, Skipped
 from penstock.serving.batch_codec import decode_message
@@ -250,7 +250,7 @@ class RemoteRun:
         finally:
             self.close()
         self._after = self.start.after(None, None)
-        self._report_skips()
+        log_skipped(self._skipped)
 
     def _wait(self, said_at: float) -> float:
         self.meters.waiting_since = begun = time.perf_counter()
@@ -340,19 +340,8 @@ class RemoteRun:
 
     def _check_limit(self) -> None:
         limit = self._servers.facts.get("limit")
-        if limit is None:
-            return
-        is_share, whole = 0 < limit < 1, total(self.start.left)
-        if len(self._skipped) > (limit * whole if is_share else limit):
-            last = self._skipped[-1]
-            count = f"{len(self._skipped)} samples failed, more than on_error's limit of {limit}"
-            raise DataError(f"{count}; the last: {last.problem}", last.place.shard, last.place.key)
-
-    def _report_skips(self) -> None:
-        if self._skipped:
-            examples = ", ".join(f"{skip.place.shard}:{skip.place.key}" for skip in self._skipped[:3])
-            more = ", ..." * (len(self._skipped) > 3)
-            log.warning("skipped %d samples that failed (%s%s)", len(self._skipped), examples, more)
+        if limit is not None:
+            check_limit(self._skipped, limit, total(self.start.left))
 
     def report_delivered(self) -> None:
         """Do nothing: the samples of an item are reported before it is delivered."""

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from penstock.cli.tools import streams
-    from penstock.errors import DataError, PlanError
+    from penstock.errors import DataError, PlanError, printable
     from penstock.plan import no_field
     from penstock.plan.expression_text import TextExpression
     from penstock.storage import open_storage
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
             with open_storage(args.output).put(args.output, size_hint=len(data)) as upload:
                 upload.write(data)
                 upload.commit()
-        sys.stderr.write(f"{_printable(raw.key)}.{field}\n")
+        sys.stderr.write(f"{printable(raw.key)}.{field}\n")
         return 0
     for name in sorted(condition.fields()) if condition is not None else ():
         if present and name not in present:
@@ -74,7 +74,3 @@ def run(args: argparse.Namespace) -> int:
     fields = "the field" if len(args.field) == 1 else "any of the fields"
     sys.stderr.write(f"penstock: no sample that meets the condition has {fields} {', '.join(args.field)}\n")
     return 1
-
-
-def _printable(text: str) -> str:
-    return text if text.isprintable() else ascii(text)[1:-1]

@@ -290,7 +290,7 @@ def _samples_to_write(result: CommandResult, args: argparse.Namespace, counts: _
     Raises:
         StageError: The command failed, and failures abort the run.
     """
-    from penstock.errors import StageError
+    from penstock.errors import StageError, printable
     from penstock.tarstream.shell_command import echo
 
     counts.samples += 1
@@ -306,7 +306,8 @@ def _samples_to_write(result: CommandResult, args: argparse.Namespace, counts: _
         raise StageError(result.problem + output, "proc", result.raw.key, result.raw.shard)
     echo(result.printed)
     action = "kept unchanged" if args.on_failure == "keep" else "skipped"
-    sys.stderr.write(f"penstock: {action}: {result.problem} (shard: {result.raw.shard}, key: {result.raw.key})\n")
+    where = f"(shard: {result.raw.shard}, key: {result.raw.key})"
+    sys.stderr.write(f"penstock: {action}: {printable(f'{result.problem} {where}')}\n")
     return [result.raw.encode()] if args.on_failure == "keep" else []
 
 

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
             drawn = drawing.draw_image(data, protocol, width)
         elif protocol != "none" and extension in AUDIO_EXTENSIONS:
             drawn = drawing.draw_waveform(data, width)
-        heading = f"  {name:<12} {len(data):>12,} bytes"
+        heading = f"  {drawing.escape(name):<12} {len(data):>12,} bytes"
         if drawn is not None:
             return f"{heading}\n{drawn.rstrip()}\n"
         return f"{heading}  {drawing.escape(_text_start(data, columns * 4), max(20, columns - 36))}".rstrip() + "\n"
