@@ -54,7 +54,7 @@ def train(folder: Path, epochs: int, servers: list[str], victim: int, kill_at: i
                 os.kill(victim, signal.SIGKILL)
                 print(f"killed one of {len(servers)} servers at step {step}")
         if dist.get_rank() == 0:
-            print(f"epoch {feed.epoch} begins after step {step}, loss {loss:.3f}, {len(feed.servers)} server left")
+            print(f"epoch {feed.epoch} begins after step {step}, loss {loss:.3f}, servers in use: {len(feed.servers)}")
     feed.close()
     dist.barrier()  # now every rank has written its ledger
     if dist.get_rank() == 0:

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 import penstock as ps
 from penstock.errors import PlanError
-from penstock.serving.access import Address
-from penstock.serving.servers import Credentials, ServerLost, Servers, address_source
+from penstock.serving.access import Address, parse_address
+from penstock.serving.servers import Credentials, RemoteServer, ServerLost, Servers, address_source
 from penstock.testing import numbers
 
 
@@ -31,7 +32,7 @@ def test_a_server_that_failed_is_left_out_until_it_answers(monkeypatch: pytest.M
         servers = Servers(address_source([server.address, "grpc://127.0.0.1:9"]), Credentials())
         servers.wait_for_first(20)
         (usable,) = servers.usable()
-        assert "127.0.0.1:9 (" in servers.problems()
+        assert "127.0.0.1:9 (it cannot be reached: Connection refused)" in servers.problems()
         version = servers.version
         servers.lose(usable, "it was tested")
         assert servers.usable() == []
@@ -45,3 +46,11 @@ def test_a_server_that_failed_is_left_out_until_it_answers(monkeypatch: pytest.M
     with pytest.raises(ServerLost):
         usable.call("hello", {}, 5)
     usable.disconnect()
+
+
+def test_a_server_that_does_not_answer_is_named_with_that() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        server = RemoteServer(parse_address(f"grpc://127.0.0.1:{silent.getsockname()[1]}"), Credentials())
+        with pytest.raises(ServerLost, match="it does not answer"):
+            server.call("hello", {}, 0.2)
+        server.disconnect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +30,10 @@ LOOKUP_S = 2.0  # how often addresses are looked up and servers that failed are 
 SAY_S = 10.0  # how often a consumer that waits says for what
 _LIMITS = {"grpc.max_reconnect_backoff_ms": 1000, "grpc.initial_reconnect_backoff_ms": 100}
 _CHANNEL = [*_LIMITS.items(), ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_http_proxy", 0)]
+
+_UNREACHABLE = re.compile(
+    r"failed to connect to all addresses; last error: \w+: \S+ (Failed to connect to remote host: )?"
+)
 
 
 class ServerLost(Exception):
@@ -144,10 +149,13 @@ def _arrow_error() -> type[BaseException]:
 
 def _short(error: BaseException) -> str:
     """Return the text of an error of Flight without what only its developers need."""
+    if isinstance(error, flight().FlightTimedOutError):
+        return "it does not answer"
     text = " ".join(str(error).split())
     for end in (". Detail:", ". gRPC client debug context", ". Client context"):
         text = text.partition(end)[0]
-    return text.removeprefix("Flight returned ")[:200] or type(error).__name__
+    text = text.partition(", with message: ")[2] or text.removeprefix("Flight returned ")
+    return _UNREACHABLE.sub("it cannot be reached: ", text)[:200] or type(error).__name__
 
 
 def address_source(addresses: Any) -> Callable[[], list[Address]]:
