@@ -270,7 +270,7 @@ def test_explain_and_stats_say_where_batches_come_from() -> None:
         assert len(feed.servers) == 2
         list(feed)
         assert feed.stats().items == 450
-        assert " is the limit" in feed.stats().bottleneck or "are the limit" in feed.stats().bottleneck
+        assert re.search(r"is the limit|are the limit.* of [\d.]+ [GM]B/s", feed.stats().bottleneck)
     with served(numbers((9,)).filter(lambda sample: sample["x"] > 1).batched(2), 2) as connect:
         assert "one server at a time sends all batches, because filter" in connect().explain()
 

@@ -24,7 +24,6 @@ from penstock.serving.servers import Credentials, Servers, address_source
 
 _EPOCHS_KEPT = 4
 _WAITING = 0.1  # the share of time from which a consumer counts as waiting
-_GB = 1e9
 
 
 class RemoteBackend:
@@ -185,7 +184,7 @@ class Feed(Loader):
     def explain(self) -> str:
         """Describe how batches reach this loader: which servers send which."""
         facts, servers = self._remote.servers.facts, self.servers
-        lines = [f"rank {self.cut.rank} of {self.cut.world}, {len(servers)} servers: {', '.join(servers)}"]
+        lines = [f"rank {self.cut.rank} of {self.cut.world}, servers: {', '.join(servers) or 'none'}"]
         if facts["split_problem"] is None:
             lines.append("batch i comes from server i mod the number of servers")
         else:
@@ -208,7 +207,8 @@ class Feed(Loader):
 def _sentence(run: RemoteRun, stats: Stats) -> str:
     traffic, seconds = run.traffic, max(stats.seconds, 1e-9)
     rate, peak = traffic.nbytes / seconds, max(traffic.peak, traffic.nbytes / seconds)
-    amount = f"{rate / _GB:.2g} of {peak / _GB:.2g} GB/s"
+    unit, name = (1e9, "GB/s") if peak >= 1e8 else (1e6, "MB/s")
+    amount = f"{rate / unit:.2g} of {peak / unit:.2g} {name}"
     if traffic.batches < 3:
         return "too few batches to tell what is the limit"
     if run.meters.waiting() < _WAITING * seconds:
