@@ -150,6 +150,22 @@ def read_secret_file(path: str | os.PathLike[str], what: str) -> bytes:
         raise StorageError(f"{what} cannot be read: {exc.strerror or exc}", os.fspath(path)) from exc
 
 
+def read_certificate(
+    certificate: str | os.PathLike[str] | None, key: str | os.PathLike[str] | None
+) -> tuple[bytes, bytes] | None:
+    """Return a certificate and its private key; None if there is none.
+
+    Raises:
+        PlanError: One of both is missing.
+        StorageError: A file cannot be read.
+    """
+    if (certificate is None) != (key is None):
+        raise PlanError("certificate= and key= belong together: give both")
+    if certificate is None or key is None:
+        return None
+    return read_secret_file(certificate, "the certificate"), read_secret_file(key, "the private key")
+
+
 def check_listen(address: Address, token: Token | None, *, tls: bool, insecure: bool) -> None:
     """Check that a server may listen at an address.
 

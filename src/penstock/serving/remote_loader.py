@@ -11,12 +11,12 @@ import numpy as np
 
 from penstock.dataset import Dataset
 from penstock.engines import DeliveryCallback, Program, Restored, Start, Stats, snapshot, start_at, state_at
-from penstock.errors import EngineError, PlanError
+from penstock.errors import PlanError
 from penstock.feed import BatchFormat, Loader, find_rank
 from penstock.feed.ledger import SessionDataset
 from penstock.order import I64, Piece, State, head, tail, total
 from penstock.plan import Cut, Identity, check_count
-from penstock.serving.access import find_token, read_secret_file
+from penstock.serving.access import find_token, read_certificate, read_secret_file
 from penstock.serving.answers import identify
 from penstock.serving.remote_run import SILENCE_S, RemoteRun, Traffic
 from penstock.serving.requests import MAX_POSITIONS, BatchRequest, cut_json
@@ -277,11 +277,7 @@ def connect(
     if format is None and not (device is None and dtypes is None and pin_memory is None):
         raise PlanError("device=, dtypes= and pin_memory= need a format, such as format='torch'")
     converted = None if format is None else BatchFormat(format, device, dtypes, pin_memory, prefetch)
-    if (certificate is None) != (key is None):
-        raise PlanError("certificate= and key= belong together: give both")
-    pair = None
-    if certificate is not None and key is not None:
-        pair = (read_secret_file(certificate, "the certificate"), read_secret_file(key, "the private key"))
+    pair = read_certificate(certificate, key)
     root = None if ca is None else read_secret_file(ca, "the certificate of the servers")
     rank, world = find_rank(rank, world)
     own = Cut(rank, world, cut, uneven or ("drop" if world > 1 else "keep"))
@@ -289,14 +285,13 @@ def connect(
     servers = Servers(address_source(addresses), Credentials(find_token(token), insecure, root, pair), expected)
     try:
         servers.wait_for_first(timeout_s)
-    except (EngineError, PlanError):
+        fixed = servers.facts["fixed_epoch"]
+        if fixed is not None and epoch not in (None, fixed):
+            raise PlanError(f"connect(epoch={epoch}): the servers' dataset fixes epoch {fixed}")
+        first = check_count("epoch", epoch or 0) if fixed is None else fixed
+        backend = RemoteBackend(servers, own, silence_s)
+        backend.first_start(first)  # raises if the plan cannot be cut that way
+        return Feed(backend, own, first, ledger=ledger, format=converted)
+    except BaseException:
         servers.close()
         raise
-    fixed = servers.facts["fixed_epoch"]
-    if fixed is not None and epoch not in (None, fixed):
-        raise PlanError(f"connect(epoch={epoch}): the servers' dataset fixes epoch {fixed}")
-    first = check_count("epoch", epoch or 0) if fixed is None else fixed
-    backend = RemoteBackend(servers, own, silence_s)
-    feed = Feed(backend, own, first, ledger=ledger, format=converted)
-    backend.first_start(first)  # raises if the plan cannot be cut that way
-    return feed

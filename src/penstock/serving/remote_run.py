@@ -16,7 +16,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -241,7 +242,8 @@ class RemoteRun:
                 if self._stopped.is_set():
                     return
                 if not self._servers.usable():
-                    said_at = self._wait(said_at)
+                    with self._waiting():
+                        said_at = self._servers.wait(said_at)
                     continue
                 try:
                     ended = yield from self._from_servers()
@@ -252,12 +254,15 @@ class RemoteRun:
         self._after = self.start.after(None, None)
         log_skipped(self._skipped)
 
-    def _wait(self, said_at: float) -> float:
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time as one in which the consumer waits."""
         self.meters.waiting_since = begun = time.perf_counter()
-        said_at = self._servers.wait(said_at)
-        self.meters.waiting_since = None
-        self.meters.waited += time.perf_counter() - begun
-        return said_at
+        try:
+            yield
+        finally:
+            self.meters.waiting_since = None
+            self.meters.waited += time.perf_counter() - begun
 
     def _from_servers(self) -> Generator[Any, None, bool]:
         """Yield items while the set of servers stays as it is; return whether the run has ended.
@@ -279,9 +284,11 @@ class RemoteRun:
         while True:
             message = self._next(self._readers[number % count])
             if END in message.header:
-                self._take_ends(message, number % count)
+                for other, reader in enumerate(self._readers):  # samples after the last item, which gave no output
+                    self._record(message if other == number % count else self._next(reader))
                 return True
-            self._take(message)
+            self._before, self._after = self._after, message.header
+            self._record(message)
             number += 1
             self.meters.items += 1
             yield message.item
@@ -293,21 +300,18 @@ class RemoteRun:
                 return False
 
     def _next(self, reader: _StreamReader) -> _Arrived:
-        meters = self.meters
-        meters.waiting_since = begun = time.perf_counter()
+        waited = self.meters.waited
         try:
-            message = reader.next(self._silence_s)
+            with self._waiting():
+                message = reader.next(self._silence_s)
         except _Moved:
             raise
         except ServerLost as exc:
             self._servers.lose(reader.server, str(exc))
             raise
-        finally:
-            took, meters.waiting_since = time.perf_counter() - begun, None
-            meters.waited += took
         reader.server.failures = 0
         self.traffic.add(message.nbytes)
-        if took > 1e-3:
+        if self.meters.waited - waited > 1e-3:
             self.traffic.waited_for += 1
             self.traffic.waiting_for_network += message.ready > 0
         if "error" in message.header:
@@ -317,31 +321,17 @@ class RemoteRun:
             raise error
         return message
 
-    def _take_ends(self, first: _Arrived, number: int) -> None:
-        """Record what the streams report at their ends: samples after the last item, which gave no output."""
-        for other, reader in enumerate(self._readers):
-            message = first if other == number else self._next(reader)
-            self._record(message)
-
-    def _take(self, message: _Arrived) -> None:
-        """Count an item as delivered."""
-        self._before, self._after = self._after, message.header
-        self._record(message)
-
     def _record(self, message: _Arrived) -> None:
+        """Record the samples of a message: those that were skipped, and those that are delivered with it."""
         for place, stage, problem in message.header.get("skips", ()):
             facts: Any = (tuple(fact) if isinstance(fact, list) else fact for fact in place)
             self._skipped.append(Skipped(0, Place(*facts), stage, problem))
-        if self._skipped and "skips" in message.header:
-            self._check_limit()
+        limit = self._servers.facts.get("limit")
+        if limit is not None and "skips" in message.header:
+            check_limit(self._skipped, limit, total(self.start.left))
         if self._on_delivered is not None:
             for rows, items in zip(message.tables, message.header.get("items", ()), strict=True):
                 self._on_delivered(rows, items)
-
-    def _check_limit(self) -> None:
-        limit = self._servers.facts.get("limit")
-        if limit is not None:
-            check_limit(self._skipped, limit, total(self.start.left))
 
     def report_delivered(self) -> None:
         """Do nothing: the samples of an item are reported before it is delivered."""

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,15 @@ from penstock.dataset import Dataset
 from penstock.engines import Pipeline, Stats, snapshot
 from penstock.errors import EngineError, MissingExtra, PenstockError, PlanError
 from penstock.plan import size_in_bytes
-from penstock.serving.access import Address, Token, check_listen, find_token, parse_address, read_secret_file
+from penstock.serving.access import (
+    Address,
+    Token,
+    check_listen,
+    find_token,
+    parse_address,
+    read_certificate,
+    read_secret_file,
+)
 from penstock.serving.answers import Answers
 from penstock.serving.batch_codec import message_schema
 from penstock.serving.health import HealthServer
@@ -249,24 +258,19 @@ def _until_ended(server: Server, stream: BatchStream) -> Iterator[Any]:
         server.stream_ended(stream)
 
 
-class _reported:
-    """Turns errors into those of Flight, with their class and arguments; others are logged and not described."""
-
-    def __init__(self, arrow_flight: Any) -> None:
-        self._flight = arrow_flight
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(exc, Unavailable):
-            raise self._flight.FlightUnavailableError(str(exc)) from None
-        if isinstance(exc, PenstockError):
-            raise self._flight.FlightServerError(str(exc), json.dumps(error_json(exc)).encode()) from None
-        if isinstance(exc, Exception):
-            log.error("a request failed", exc_info=exc)
-            failed = error_json(EngineError("the server failed to answer a request; its log says why"))
-            raise self._flight.FlightServerError(failed[1], json.dumps(failed).encode()) from None
+@contextmanager
+def _reported(arrow_flight: Any) -> Iterator[None]:
+    """Turn errors into those of Flight, with their class and arguments; others are logged and not described."""
+    try:
+        yield
+    except Unavailable as exc:
+        raise arrow_flight.FlightUnavailableError(str(exc)) from None
+    except PenstockError as exc:
+        raise arrow_flight.FlightServerError(str(exc), json.dumps(error_json(exc)).encode()) from None
+    except Exception:
+        log.exception("a request failed")
+        failed = error_json(EngineError("the server failed to answer a request; its log says why"))
+        raise arrow_flight.FlightServerError(failed[1], json.dumps(failed).encode()) from None
 
 
 def serve(
@@ -312,16 +316,12 @@ def serve(
     if not isinstance(dataset, Dataset):
         raise PlanError(f"serve() takes a dataset, not a {type(dataset).__name__}")
     parsed, secret = parse_address(address), find_token(token)
-    if (certificate is None) != (key is None):
-        raise PlanError("certificate= and key= belong together: give both")
+    pair = read_certificate(certificate, key)
     if client_ca is not None and certificate is None:
         raise PlanError("client_ca= needs certificate= and key=")
-    if parsed.tls and certificate is None:
+    if parsed.tls and pair is None:
         raise PlanError(f"{parsed}: give certificate= and key=")
-    check_listen(parsed, secret, tls=certificate is not None, insecure=insecure)
-    pair = None
-    if certificate is not None and key is not None:
-        pair = (read_secret_file(certificate, "the certificate"), read_secret_file(key, "the private key"))
+    check_listen(parsed, secret, tls=pair is not None, insecure=insecure)
     return Server(
         dataset,
         parsed,
