@@ -191,7 +191,7 @@ def test_a_missing_package_is_named_when_the_decoder_is_built(
         build()
 
 
-@pytest.mark.parametrize("data", ["d81c81d81d00", "d81ca10161d8", "d81ca101d81d00", "d81c8201d9001d00"])
+@pytest.mark.parametrize("data", ["d81c81d81d00", "d81ca101d81d00", "d81c8201d9001d00"])
 def test_a_cbor_document_that_holds_itself_is_refused(data: str) -> None:
     with pytest.raises(ValueError, match="CBOR"):
         text.decode_cbor(bytes.fromhex(data))
