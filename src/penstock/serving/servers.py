@@ -65,7 +65,6 @@ class RemoteServer:
     credentials: Credentials
     problem: str | None = "not asked yet"  # why it is not used; None: it is used
     refused: bool = False  # it answers, but with another plan or without accepting the token
-    facts: dict[str, Any] = field(default_factory=dict)  # its answer to "hello"
     asked_at: float = 0.0
     failures: int = 0  # since the last batch that it sent
     _client: Any = None
@@ -218,8 +217,6 @@ class Servers:
         self._source, self._credentials, self._expected = source, credentials, expected
         self._servers: dict[Address, RemoteServer] = {}
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._refreshed_at = 0.0
         self.version = 0  # changes with the set of usable servers
 
     def wait_for_first(self, timeout_s: float) -> None:
@@ -283,7 +280,7 @@ class Servers:
 
     def lose(self, server: RemoteServer, problem: str) -> None:
         """Leave out a server that failed, until it answers again."""
-        with self._changed:
+        with self._lock:
             if server.problem is None:
                 log.warning("%s is left out: %s", server.address, problem)
                 self.version += 1
@@ -295,7 +292,6 @@ class Servers:
         """Look up the addresses, and ask the servers that are new or failed."""
         addresses = self._source()
         with self._lock:
-            self._refreshed_at = time.monotonic()
             for address in addresses:
                 if address not in self._servers:
                     check_connect(address, self._credentials.token, self._credentials.insecure)
@@ -324,14 +320,14 @@ class Servers:
         except (ServerLost, PenstockError, ValueError) as exc:
             problem = str(exc)
             server.disconnect()
-        with self._changed:
+        with self._lock:
             server.asked_at = time.monotonic()
             if problem is None:
                 reference = self._expected or self.facts.get("identity") or facts["identity"]
                 if differs := difference(reference, facts["identity"]):
                     problem, server.refused = f"it serves another plan: {differs}", True
             if problem is None:
-                self.facts, server.facts = self.facts or facts, facts
+                self.facts = self.facts or facts
                 self.version += 1
                 if server.problem != "not asked yet":
                     log.warning("%s is used again", server.address)
