@@ -106,6 +106,8 @@ def test_large_arrays_are_not_copied_when_they_are_encoded() -> None:
         ({"a": [1, {2, 3}]}, r"field 'a\[1\]' is a set"),
         ({"a": np.array([None, 1])}, "field 'a' is an array of object"),
         ({1: 2}, "the item has the key 1, and only text keys"),
+        ({0: 2}, "the item has the key 0, and only text keys"),
+        ({(): 2}, r"the item has the key \(\), and only text keys"),
         ((lambda: None), "the item is a function"),
     ],
 )

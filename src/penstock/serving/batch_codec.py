@@ -120,8 +120,8 @@ def _describe(value: Any, field: str, buffers: list[Any], depth: int) -> Any:
     if isinstance(value, bytes | bytearray):
         return ["bytes" if isinstance(value, bytes) else "bytearray", _add(buffers, value)]
     if type(value) is dict:
-        if bad := next((name for name in value if not isinstance(name, str)), None):
-            raise PlanError(f"{_at(field)} has the key {bad!r:.40}, and only text keys can be sent")
+        if bad := [name for name in value if not isinstance(name, str)]:
+            raise PlanError(f"{_at(field)} has the key {bad[0]!r:.40}, and only text keys can be sent")
         inner = [[name, _describe(one, f"{field}.{name}", buffers, depth + 1)] for name, one in value.items()]
         return ["dict", inner]
     if type(value) is list and all(type(one) in _PLAIN for one in value):

@@ -131,7 +131,7 @@ class _Guard:
     """Refuses requests from others: without the token, under another host, or from another site."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self._app, self._token, self._port = app, token, port
+        self._app, self._token = app, token
         self._cookie = f"penstock_view_{port}"
         self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
 
