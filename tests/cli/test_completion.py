@@ -25,6 +25,8 @@ def test_completion_names_every_command_and_option(shell: str, capsys: pytest.Ca
         (["penstock", "split", "--max"], ["--max-size", "--maxshards", "--max-shards"]),
         (["penstock", "sort", "-S", "sh"], ["shuffle"]),
         (["penstock", "cat", "x"], []),
+        (["penstock", "example", "ph"], ["photos"]),
+        (["penstock", "example", "--se"], ["--seed"]),
     ],
 )
 def test_bash_completes_commands_options_and_choices(typed: list[str], completions: list[str]) -> None:
@@ -38,3 +40,8 @@ def test_bash_completes_commands_options_and_choices(typed: list[str], completio
         check=True,
     )
     assert sorted(done.stdout.split()) == sorted(completions)
+
+
+def test_zsh_answers_the_first_completion_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("|| _bash_complete -o default -F _penstock")

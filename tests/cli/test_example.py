@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import penstock as ps
 from penstock.cli import main
 from penstock.cli.example_data import EXAMPLES, PHOTO_CLASSES, SOUND_CLASSES, make_example
+from penstock.errors import MissingExtra
 
 
 def test_the_command_makes_photos_and_says_what_to_do_next(
@@ -29,6 +31,13 @@ def test_photos_are_in_class_folders(tmp_path: Path) -> None:
     ds = ps.read_images(tmp_path / "photos", labels="folder")
     assert [sample["label"] for sample in ds] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == sorted(PHOTO_CLASSES)
+
+
+def test_without_pillow_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'penstock\[images\]'"):
+        make_example("photos", tmp_path / "photos", 8)
+    assert not (tmp_path / "photos").exists()
 
 
 def test_sounds_are_decoded(tmp_path: Path) -> None:

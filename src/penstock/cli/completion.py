@@ -16,11 +16,10 @@ _penstock() {{
     case "$command $previous" in
 {choices}
     esac
-    if [ -z "$words" ]; then
+    if [[ "$current" == -* ]]; then
         case "$command" in
 {options}
         esac
-        [[ "$current" == -* ]] || words=""
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
@@ -29,13 +28,16 @@ complete -o default -F _penstock penstock
 _ZSH = """#compdef penstock
 # penstock completion zsh > "${{fpath[1]}}/_penstock"
 autoload -U +X bashcompinit && bashcompinit
-{bash}"""
+{bash}# zsh loads the file at the first completion, which this line then answers.
+[[ "${{funcstack[1]}}" != _penstock ]] || _bash_complete -o default -F _penstock
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that the script is for")
     parser.epilog = """examples:
   eval "$(penstock completion bash)"
+  penstock completion zsh > "${fpath[1]}/_penstock"
   penstock completion fish > ~/.config/fish/completions/penstock.fish"""
 
 
@@ -64,8 +66,8 @@ def _bash() -> str:
         flags = " ".join(flag for action in actions for flag in action.option_strings)
         options.append(f'        {name}) words="{flags}" ;;')
         for action in actions:
-            if action.choices and action.option_strings:
-                cases = "|".join(f'"{name} {flag}"' for flag in action.option_strings)
+            if action.choices:
+                cases = "|".join(f'"{name} {flag}"' for flag in action.option_strings or [name])
                 choices.append(f'        {cases}) words="{" ".join(map(str, action.choices))}" ;;')
     return _BASH.format(commands=" ".join(actions_by_command), options="\n".join(options), choices="\n".join(choices))
 
@@ -78,16 +80,17 @@ def _fish() -> str:
     for name, summary in sorted((COMMANDS | TOOLS).items()):
         lines.append(f"complete -c penstock -n __fish_use_subcommand -a {name} -d {_quoted(summary)}")
     for name, actions in _actions_by_command().items():
+        seen = f"__fish_seen_subcommand_from {name}"
         for action in actions:
+            choices = f" -f -a {_quoted(' '.join(map(str, action.choices)))}" if action.choices else ""
+            description = _quoted((action.help or "").replace("%%", "%"))
             for flag in action.option_strings:
                 option = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
                 takes_value = "" if action.nargs == 0 else " -r"
-                choices = f" -f -a {_quoted(' '.join(map(str, action.choices)))}" if action.choices else ""
-                description = _quoted((action.help or "").replace("%%", "%"))
-                lines.append(
-                    f"complete -c penstock -n '__fish_seen_subcommand_from {name}' "
-                    f"{option}{takes_value}{choices} -d {description}"
-                )
+                lines.append(f"complete -c penstock -n '{seen}' {option}{takes_value}{choices} -d {description}")
+            if choices and not action.option_strings:  # it is the first argument of its command
+                first = f"{seen}; and test (count (commandline -opc)) -eq 2"
+                lines.append(f"complete -c penstock -n '{first}'{choices} -d {description}")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ import wave
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -54,21 +55,28 @@ def make_example(kind: str, folder: str | os.PathLike[str], samples: int | None 
         raise PlanError(f"seed={seed}: give a whole number from 0")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PlanError(f"{target} is not empty; give a new folder")
+    if kind == "photos":
+        _import_image()  # before a folder is made
     target.mkdir(parents=True, exist_ok=True)
     count = example.samples if samples is None else samples
     example.write(target, count, np.random.default_rng(seed))
     return count
 
 
-def _write_photos(folder: Path, count: int, rng: np.random.Generator) -> None:
+def _import_image() -> ModuleType:
     try:
         from PIL import Image
     except ImportError as exc:
         raise MissingExtra("penstock example photos", "images") from exc
+    return Image
+
+
+def _write_photos(folder: Path, count: int, rng: np.random.Generator) -> None:
+    image = _import_image()
     for number in range(count):
         shape = PHOTO_CLASSES[number % len(PHOTO_CLASSES)]
         (folder / shape).mkdir(exist_ok=True)
-        Image.fromarray(draw_photo(shape, rng)).save(folder / shape / f"{number:05d}.jpg", quality=90)
+        image.fromarray(draw_photo(shape, rng)).save(folder / shape / f"{number:05d}.jpg", quality=90)
 
 
 def draw_photo(shape: str, rng: np.random.Generator) -> Photo:
