@@ -35,6 +35,27 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda t: t.select("jgp").take(1),
         "PlanError: select('jgp'): no field 'jgp'; the fields are cls, jpg: did you mean jpg?",
     ),
+    "select of a list": (
+        lambda t: t.select(["jpg", "cls"]),
+        "PlanError: select needs field names, not ['jpg', 'cls']: write select('jpg', 'cls')",
+    ),
+    "a condition as text": (
+        lambda t: t.filter("cls == 3"),
+        "PlanError: filter needs a function, or a condition such as ps.col('cls') == 3, not 'cls == 3'",
+    ),
+    "loader(batch_size=)": (
+        lambda t: t.loader(batch_size=8),
+        "PlanError: loader has no argument batch_size; it takes rank, world, epoch, cut, uneven, ledger, format, "
+        "device; write batched(n).loader()",
+    ),
+    "ps.concat": (
+        lambda t: ps.concat([t, t]),  # type: ignore[attr-defined]
+        "AttributeError: module 'penstock' has no attribute 'concat'; write a.union(b)",
+    ),
+    "ps.read_image": (
+        lambda t: ps.read_image("photos"),  # type: ignore[attr-defined]
+        "AttributeError: module 'penstock' has no attribute 'read_image'; did you mean read_images?",
+    ),
     "drop": (
         lambda t: t.drop("jgp").take(1),
         "PlanError: drop('jgp'): no field 'jgp'; the fields are cls, jpg: did you mean jpg?",

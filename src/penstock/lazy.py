@@ -47,7 +47,7 @@ def _unknown(package: str, name: str, known: list[str]) -> str:
     if instead is not None and (advice := instead(name)) is not None:
         return f"{problem}; write {advice}"
     near = get_close_matches(name, known, 1)
-    return f"{problem}; {f'did you mean {near[0]}? it' if near else 'it'} has {', '.join(known)}"
+    return f"{problem}; did you mean {near[0]}?" if near else f"{problem}; it has {', '.join(known)}"
 
 
 def _imports(package: str) -> dict[str, str]:

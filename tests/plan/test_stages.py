@@ -87,7 +87,7 @@ def test_a_stage_is_described_as_the_call_that_created_it(stage: Stage, name: st
 
 @pytest.mark.parametrize("kind", [MapFn, FilterFn, FlatMapFn, MapBatches])
 def test_a_stage_without_a_function_is_refused(kind: Any) -> None:
-    with pytest.raises(PlanError, match="needs a function, not 3"):
+    with pytest.raises(PlanError, match=r"needs a function.*, not 3"):
         kind(3)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 from multiprocessing.context import get_spawning_popen
 from operator import index
-from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, Literal, Never, SupportsIndex, overload
 
 import cloudpickle
 
@@ -37,6 +37,7 @@ from penstock.feed import (
 from penstock.formats import tables
 from penstock.formats.items import ItemsSource
 from penstock.plan import ByObject, Columns, Context, Cut, Map, Plan, check_choice, check_count, unshuffled
+from penstock.plan.peer_names import check_arguments
 
 if TYPE_CHECKING:
     import datasets
@@ -397,6 +398,7 @@ class Dataset(WriteMethods):
         dtypes: Any = None,
         pin_memory: bool | None = None,
         prefetch: int = 2,
+        **unknown: Never,
     ) -> Loader:
         """Return a loader for one rank; its state can be saved after any batch and restored under any number of ranks.
 
@@ -420,8 +422,9 @@ class Dataset(WriteMethods):
         Raises:
             MissingExtra: The library of ``format`` is not installed.
             PlanError: The dataset is already cut and another rank is given, the plan cannot be cut, ``ds.epoch`` fixes
-                another epoch, or an option does not fit the format.
+                another epoch, an option does not fit the format, or an argument is unknown.
         """
+        check_arguments("loader", unknown, ("rank", "world", "epoch", "cut", "uneven", "ledger", "format", "device"))
         if self.plan.epoch is not None and epoch not in (None, self.plan.epoch):
             raise PlanError(f"loader(epoch={epoch}): ds.epoch({self.plan.epoch}) fixes the epoch; give it in one place")
         first = check_count("epoch", epoch or 0) if self.plan.epoch is None else self.plan.epoch

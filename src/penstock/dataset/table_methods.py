@@ -11,7 +11,7 @@ from penstock.dataset.function_options import resources_of
 from penstock.dataset.stage_methods import StageMethods
 from penstock.errors import PlanError
 from penstock.plan import ByObject, Condition, Expression, Resources, Sort, WithColumns, check_choice, expression
-from penstock.plan.values import Workers
+from penstock.plan.values import Workers, check_names
 
 JoinKind = Literal["inner", "left", "right", "full", "semi", "anti"]
 
@@ -173,8 +173,7 @@ class TableMethods(StageMethods):
 
 def _names(verb: str, fields: Sequence[Any]) -> tuple[str, ...]:
     names = tuple(fields)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise PlanError(f"{verb} needs field names, not {', '.join(map(repr, names)) or 'nothing'}")
+    check_names(verb, names)
     if len({*names}) < len(names):
         raise PlanError(f"{verb}: a field is named twice in {', '.join(map(repr, names))}")
     return names

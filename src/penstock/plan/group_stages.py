@@ -40,7 +40,7 @@ class Batched(GroupStage):
     recut = Recut.REGROUP
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "batch_size", check_count("batched", self.batch_size, least=1))
+        object.__setattr__(self, "batch_size", check_count("batch_size", self.batch_size, least=1))
         if self.collate is not None:
             check_callable("collate", self.collate)
 

@@ -146,6 +146,8 @@ FUNCTIONS: dict[str, str] = {
     "TFRecordDataset": "ps.read_tfrecords(urls)",
     "WebDataset": f"{_COMPAT}, or ps.read_tar(urls)",
     "WebLoader": f"{_COMPAT}, or ds.loader()",
+    "concat": "a.union(b)",
+    "concatenate": "a.union(b)",
     "concatenate_datasets": "a.union(b)",
     "from_dataframe": _PANDAS,
     "from_dict": "ps.from_arrow(pyarrow.table(columns))",
@@ -204,6 +206,15 @@ _ARGUMENTS: dict[str, dict[str, str]] = {
         "collation_fn": "collate=fn",
         "collate_fn": "collate=fn",
         "partial": "drop_last=True for partial=False",
+    },
+    "loader": {
+        "batch_size": "batched(n).loader()",
+        "collate_fn": "batched(n, collate=fn).loader()",
+        "drop_last": "batched(n, drop_last=True).loader()",
+        "num_workers": "workers=n in the stages that take long, such as map(fn, workers=n)",
+        "prefetch_factor": _NOT_NEEDED,
+        "sampler": "shuffle(), or filter(fn)",
+        "shuffle": "shuffle().loader()",
     },
 }
 

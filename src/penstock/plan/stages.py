@@ -15,7 +15,7 @@ from penstock.plan.block import Block, Context, Place
 from penstock.plan.collation import collate, uncollate
 from penstock.plan.columns import Columns
 from penstock.plan.stage import EachStage, Filter, FlatMap, Map, MissingField, sample_error
-from penstock.plan.values import ByObject, Fields, check_callable, check_count, name_of, takes_parameter
+from penstock.plan.values import ByObject, Fields, check_callable, check_count, check_names, name_of, takes_parameter
 
 _PLAIN = {"i8": int, "f8": float, "b1": bool}  # what arrays of Python's numbers have as type, and what they were
 
@@ -254,11 +254,6 @@ def _alternatives(spec: str) -> tuple[str, ...]:
     return names
 
 
-def _check_names(stage: str, names: tuple[Any, ...]) -> None:
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise PlanError(f"{stage} needs field names, not {names!r}")
-
-
 def _find_field(sample: Any, names: tuple[str, ...], stage: str) -> str:
     """Return the first of ``names`` that the sample has.
 
@@ -285,7 +280,7 @@ class Select(_NameStage):
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check_names("select", self.names)
+        check_names("select", self.names)
 
     def describe(self) -> str:
         return f"select({', '.join(map(repr, self.names))})"
@@ -317,7 +312,7 @@ class Drop(_NameStage):
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check_names("drop", self.names)
+        check_names("drop", self.names)
 
     def describe(self) -> str:
         return f"drop({', '.join(map(repr, self.names))})"
@@ -350,8 +345,8 @@ class Rename(_NameStage):
     names: tuple[tuple[str, str], ...]  # (new name, "old;alternative")
 
     def __post_init__(self) -> None:
-        _check_names("rename", tuple(new for new, _ in self.names))
-        _check_names("rename", tuple(old for _, old in self.names))
+        check_names("rename", tuple(new for new, _ in self.names))
+        check_names("rename", tuple(old for _, old in self.names))
         olds = [name for _, old in self.names for name in _alternatives(old)]
         if repeated := sorted({name for name in olds if olds.count(name) > 1}):
             raise PlanError(f"rename gives {', '.join(map(repr, repeated))} more than one new name")
@@ -401,7 +396,7 @@ class ToTuple(_FieldStage):
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check_names("to_tuple", self.names)
+        check_names("to_tuple", self.names)
         for spec in self.names:
             _alternatives(spec)
 

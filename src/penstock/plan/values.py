@@ -282,6 +282,20 @@ def no_field(wanted: Iterable[str], known: Iterable[str]) -> str:
     return f"{text}; the fields are {', '.join(known[:_MAX_NAMES])}{more}{hint}"
 
 
+def check_names(method: str, names: tuple[Any, ...]) -> None:
+    """Check that a method got field names.
+
+    Raises:
+        PlanError: There are none, or one is not text; the message says what to write instead of a list of names.
+    """
+    if names and all(isinstance(name, str) and name for name in names):
+        return
+    given = ", ".join(map(repr, names)) or "nothing"
+    listed = names[0] if len(names) == 1 and isinstance(names[0], list | tuple) else ()
+    as_arguments = f": write {method}({', '.join(map(repr, listed))})" if listed else ""
+    raise PlanError(f"{method} needs field names, not {given}{as_arguments}")
+
+
 def check_callable(name: str, value: Any) -> None:
     """Check that ``value`` can be called.
 
@@ -289,7 +303,8 @@ def check_callable(name: str, value: Any) -> None:
         PlanError: ``value`` cannot be called; the message names the argument ``name``.
     """
     if not callable(value):
-        raise PlanError(f"{name} needs a function, not {value!r}")
+        needed = "a function, or a condition such as ps.col('cls') == 3" if name == "filter" else "a function"
+        raise PlanError(f"{name} needs {needed}, not {value!r}")
 
 
 def takes_parameter(fn: Callable[..., Any], parameter: str) -> bool:
