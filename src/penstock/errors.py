@@ -155,7 +155,7 @@ class MissingExtra(PenstockError, ImportError):
         self.feature, self.extra = feature, extra
 
     def __str__(self) -> str:
-        return f"{self.feature} needs an extra that is not installed: pip install 'penstock[{self.extra}]'"
+        return f"a package for {self.feature} is not installed: pip install 'penstock[{self.extra}]'"
 
 
 def _is_users(path: str) -> bool:

@@ -164,7 +164,7 @@ def test_without_pillow_the_extra_is_named(run: Demo, monkeypatch: pytest.Monkey
     result = run(*SMALL)
     assert result.code == 1
     assert result.err == (
-        "penstock: penstock demo needs an extra that is not installed: pip install 'penstock[images]'\n"
+        "penstock: a package for penstock demo is not installed: pip install 'penstock[images]'\n"
     )
 
 

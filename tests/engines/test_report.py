@@ -184,5 +184,5 @@ def test_a_report_can_be_stopped_by_its_own_thread(meters: Meters, monkeypatch: 
 
 def test_without_rich_the_error_names_the_extra(meters: Meters, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(MissingExtra, match=r"report=True needs an extra .* 'penstock\[report\]'"):
+    with pytest.raises(MissingExtra, match=r"a package for report=True is not .* 'penstock\[report\]'"):
         Report(meters)

@@ -45,7 +45,7 @@ def test_memory_and_threads_are_those_of_the_engine() -> None:
 
 def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    with pytest.raises(MissingExtra, match=r"groupby needs an extra that is not installed: .*penstock\[tables\]"):
+    with pytest.raises(MissingExtra, match=r"a package for groupby is not installed: .*penstock\[tables\]"):
         ps.from_items([{"k": 1}]).groupby("k").count().take_all()
 
 

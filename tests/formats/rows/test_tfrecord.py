@@ -126,7 +126,7 @@ def test_checksums_are_masked_crcs_by_their_definition() -> None:
 def test_without_the_checksum_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record_file(tmp_path / "a.tfrecord", SAMPLES[:2])
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(MissingExtra, match=r"TFRecord needs an extra .* 'penstock\[formats\]'"):
+    with pytest.raises(MissingExtra, match=r"a package for TFRecord is not .* 'penstock\[formats\]'"):
         len(ps.read_tfrecords(tmp_path / "a.tfrecord"))
 
 

@@ -92,7 +92,7 @@ def _check_weights(weights: list[float]) -> None:
 
 def _read_mixture(name: str) -> tuple[list[list[str]], list[float]]:
     """Read sources and weights from a JSON or YAML file."""
-    from penstock.errors import DataError, MissingExtra, StorageError
+    from penstock.errors import DataError, PlanError, StorageError
 
     try:
         with open(name, encoding="utf-8") as file:
@@ -102,7 +102,7 @@ def _read_mixture(name: str) -> tuple[list[list[str]], list[float]]:
         else:
             mixture = import_module("yaml").safe_load(text)
     except ImportError as exc:
-        raise MissingExtra("a mixture in YAML (JSON needs no extra)", "all") from exc
+        raise PlanError(f"{name}: a mixture in YAML needs `pip install pyyaml`; one in JSON does not") from exc
     except OSError as exc:
         raise StorageError(f"cannot read the mixture: {exc.strerror or exc}", name) from exc
     except Exception as exc:  # each of the two parsers has errors of its own

@@ -132,7 +132,7 @@ def pandas_frame(table: pa.Table) -> Any:
     try:
         return table.to_pandas()
     except ImportError as exc:
-        raise MissingExtra("pandas", "tables") from exc
+        raise MissingExtra("pandas frames", "pandas") from exc
 
 
 def polars_frame(table: pa.Table) -> Any:
@@ -144,7 +144,7 @@ def polars_frame(table: pa.Table) -> Any:
     try:
         import polars
     except ImportError as exc:
-        raise MissingExtra("polars", "tables") from exc
+        raise MissingExtra("polars frames", "polars") from exc
     return polars.from_arrow(table)
 
 
