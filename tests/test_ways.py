@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 WAYS = sorted((ROOT / "docs" / "ways").glob("*.md"))
 BLOCK = re.compile(r"(<!-- not run:[^>]*-->\n)?```python\n(.*?)```", re.DOTALL)
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 CONVERSIONS = ("from-webdataset-ddp.md", "from-huggingface.md", "from-ray-data.md")
 
 
@@ -49,6 +53,49 @@ def test_the_program_for_ray_data_runs(photo_shards: Path, tmp_path: Path, monke
         rows = ray.data.read_parquet(str(tmp_path / folder)).take_all()
         predictions.append({Path(row["path"]).name + Path(row["path"]).parent.name: row["prediction"] for row in rows})
     assert predictions[0] == predictions[1]
+
+
+# torchvision, which Mosaic imports, may be compiled for another build of torch: its operators are then only declared.
+DECLARED = "".join(
+    f"library.define('{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor')\n" for name in ("nms", "qnms")
+)
+# A peer of the benchmarks: the page, its program before ours, lines before it, and the labels that it delivers.
+PROGRAMS_OF_PEERS = {
+    "tensorflow": ("from-tf-data.md", 0, "", "label for _, labels in data for label in labels"),
+    "mosaic": (
+        "from-mosaic-litdata.md",
+        0,
+        f"import torch\nlibrary = torch.library.Library('torchvision', 'DEF')\n{DECLARED}",
+        "label for batch in loader for label in batch['label']",
+    ),
+    "litdata": ("from-mosaic-litdata.md", 1, "", "label for batch in loader for label in batch['label']"),
+}
+
+if FULL:  # each peer is installed into an environment of its own
+
+    @pytest.mark.parametrize("peer", PROGRAMS_OF_PEERS)
+    def test_the_program_of_a_peer_delivers_the_same_samples(peer: str, photo_shards: Path, tmp_path: Path) -> None:
+        name, number, preamble, labels = PROGRAMS_OF_PEERS[peer]
+        blocks = _blocks(ROOT / "docs" / "ways" / name)
+        shutil.copytree(photo_shards / "photos", tmp_path / "photos")
+        ours = "label for batch in loader for label in (batch['cls'] if isinstance(batch, dict) else batch[1])"
+        # Ours first: it writes the records that the program for tf.data reads.
+        expected = _printed_labels(sys.executable, tmp_path, blocks[-1], ours)
+        installed = [sys.executable, ROOT / "benchmarks" / "environments.py", peer]
+        python = subprocess.run(installed, capture_output=True, text=True, check=True).stdout.strip()
+        python = python.removeprefix(f"{peer}: ")
+        assert python.endswith("/bin/python"), python
+        assert _printed_labels(python, tmp_path, preamble + blocks[number], labels) == expected
+
+
+def _printed_labels(python: str, folder: Path, code: str, labels: str) -> str:
+    """Run a program, and return the sorted labels of another epoch of it."""
+    program = folder / "program.py"
+    indent = " " * 4 * ("__main__" in code)
+    program.write_text(f"{code}\n{indent}print('labels', sorted(int(label) for label in [{labels}]))\n")
+    done = subprocess.run([python, program.name], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return next(line for line in done.stdout.splitlines() if line.startswith("labels "))
 
 
 def test_the_speed_table_is_short_and_its_figures_are_measured() -> None:
