@@ -112,7 +112,8 @@ def _shard_lines(summary: dict[str, Any]) -> Iterator[str]:
     if classes:
         yield ""
         least, most = min(classes.values()), max(classes.values())
-        yield f"{counted(len(classes), 'class', 'classes')}, {least:,} to {most:,} samples each"
+        sizes = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        yield f"{counted(len(classes), 'class', 'classes')}, {sizes} samples each"
     for name, class_samples in list(classes.items())[:_MAX_CLASSES]:
         yield f"  {name:<30}{class_samples:>12,}"
     if len(classes) > _MAX_CLASSES:
