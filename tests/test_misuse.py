@@ -150,8 +150,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "S3 without keys": (
         lambda t: ps.read_tar("s3://bucket/a.tar").take(1),
-        "StorageError: no keys were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass storage=S3(...), or "
-        "use s3://anonymous@bucket/key for access without keys (url: s3://bucket/*)",
+        "StorageError: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass storage=S3(...), "
+        "or use s3://anonymous@bucket/key for anonymous access (url: s3://bucket/*)",
     ),
 }
 
@@ -199,8 +199,8 @@ COMMANDS: dict[str, tuple[int, str]] = {
     ),
     "info s3://bucket/a.tar": (
         1,
-        "penstock: no keys were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use "
-        "s3://anonymous@bucket/key for access without keys (url: s3://bucket/*)",
+        "penstock: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use "
+        "s3://anonymous@bucket/key for anonymous access (url: s3://bucket/*)",
     ),
     "proc packed/shard-000000.tar": (
         2,

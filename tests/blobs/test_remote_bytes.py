@@ -39,7 +39,7 @@ def test_a_stream_that_never_ends_is_an_error() -> None:
 
     content = StreamedBytes(endless(), "http://h/a.tar", 1 << 20)
     assert content[:10] == bytes(10)
-    with pytest.raises(StorageError, match=r"more than 1,048,576 bytes arrive.*http://h/a\.tar"):
+    with pytest.raises(StorageError, match=r"more than 1,048,576 bytes.*http://h/a\.tar"):
         content.reach(1 << 30)
 
 

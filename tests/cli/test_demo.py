@@ -163,9 +163,7 @@ def test_without_pillow_the_extra_is_named(run: Demo, monkeypatch: pytest.Monkey
     monkeypatch.setattr(demo, "find_spec", lambda _: None)
     result = run(*SMALL)
     assert result.code == 1
-    assert result.err == (
-        "penstock: a package for penstock demo is not installed: pip install 'penstock[images]'\n"
-    )
+    assert result.err == ("penstock: a package for penstock demo is not installed: pip install 'penstock[images]'\n")
 
 
 @pytest.fixture

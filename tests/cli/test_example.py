@@ -76,4 +76,4 @@ def test_a_folder_with_files_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert "is not empty; give a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
     assert main(["example", "text", str(tmp_path / "new"), "--seed", "-1"]) == 1
-    assert "give a whole number from 0" in capsys.readouterr().err
+    assert "give a whole number of at least 0" in capsys.readouterr().err

@@ -58,7 +58,7 @@ def test_an_image_beside_class_folders_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_empty_or_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="no file to pack"):
+    with pytest.raises(StorageError, match="no files to pack"):
         list_folder(str(tmp_path))
     with pytest.raises(StorageError, match="cannot read: No such file"):
         list_folder(str(tmp_path / "missing"))

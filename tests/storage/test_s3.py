@@ -200,7 +200,7 @@ def test_missing_keys_are_an_error(port: int, monkeypatch: pytest.MonkeyPatch, t
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
-    with pytest.raises(StorageError, match="no keys were found"):
+    with pytest.raises(StorageError, match="no credentials were found"):
         S3(f"http://127.0.0.1:{port}").info("s3://bucket/a")
 
 

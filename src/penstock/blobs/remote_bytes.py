@@ -83,7 +83,7 @@ class RemoteBytes(ABC):
 
 def excess_error(limit: int, url: str) -> StorageError:
     """Return the error for a stream that goes on beyond its limit."""
-    problem = f"more than {limit:,} bytes arrive, although the server does not declare a size"
+    problem = f"the server declares no size, and sends more than {limit:,} bytes"
     return StorageError(f"{problem}; copy it to a disk first", url)
 
 

@@ -52,7 +52,7 @@ def make_example(kind: str, folder: str | os.PathLike[str], samples: int | None 
     """
     target, example = Path(folder), EXAMPLES[kind]
     if seed < 0:
-        raise PlanError(f"seed={seed}: give a whole number from 0")
+        raise PlanError(f"seed={seed}: give a whole number of at least 0")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise PlanError(f"{target} is not empty; give a new folder")
     if kind == "photos":

@@ -319,7 +319,7 @@ def _find_files(folder: str) -> list[str]:
 
 def _check_not_empty(files: FileList) -> FileList:
     if not files.entries:
-        raise StorageError("there is no file to pack", files.origin)
+        raise StorageError("there are no files to pack", files.origin)
     return files
 
 

@@ -354,8 +354,8 @@ def _client_error(error: Exception, url: str) -> StorageError:
     kind = type(error).__name__
     if kind in ("NoCredentialsError", "PartialCredentialsError"):
         return StorageError(
-            "no keys were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass storage=S3(...), or use "
-            "s3://anonymous@bucket/key for access without keys",
+            "no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass storage=S3(...), or use "
+            "s3://anonymous@bucket/key for anonymous access",
             redacted(url),
         )
     if kind == "ProfileNotFound":
