@@ -150,8 +150,8 @@ CALLS: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "S3 without keys": (
         lambda t: ps.read_tar("s3://bucket/a.tar").take(1),
-        "StorageError: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass storage=S3(...), "
-        "or use s3://anonymous@bucket/key for anonymous access (url: s3://bucket/*)",
+        "StorageError: no credentials were found: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, pass "
+        "storage=S3(...), or use s3://anonymous@bucket/key for anonymous access (url: s3://bucket/*)",
     ),
 }
 
