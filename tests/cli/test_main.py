@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_an_interrupt_is_one_line_and_exit_130(
     monkeypatch.setattr(demo, "run", interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == "penstock: interrupted\n"
+
+
+def test_an_interrupt_within_an_import_exits_with_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imports(_: argparse.Namespace) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("could not import module") from None  # as compiled modules do
+        return 0
+
+    monkeypatch.setattr(demo, "run", imports)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "penstock: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_exit_code_is_what_the_command_returns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
 def _run(name: str, args: argparse.Namespace) -> int:
     """Run a command and return its exit code; an error that the user can act on is printed in one line."""
     try:
-        with _unwind_on_sigterm():
+        with _unwind_on_signals():
             code = module_of(name).run(args)
             sys.stdout.flush()
     except BrokenPipeError:  # the reader of our output has closed the pipe, as `head` does
@@ -209,21 +209,41 @@ class _Terminated(BaseException):
 
 
 @contextmanager
-def _unwind_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM unwind the stack as Ctrl-C does, so that no partial file is left behind."""
+def _unwind_on_signals() -> Iterator[None]:
+    """Make SIGTERM unwind the stack as Ctrl-C does, so that no partial file is left behind.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C arrived, also within the import of a compiled module, which then fails with an
+            ImportError that does not say so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
 
     def terminate(*_: object) -> None:
         raise _Terminated
 
     previous = signal.signal(signal.SIGTERM, terminate)
+    replaced = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if replaced:
+        signal.signal(signal.SIGINT, interrupt)
     try:
         with _periodic_wakeup():
             yield
+    except ImportError:
+        if interrupted:
+            raise KeyboardInterrupt from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, previous)
+        if replaced:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
