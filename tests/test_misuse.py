@@ -178,6 +178,18 @@ COMMANDS: dict[str, tuple[int, str]] = {
         "penstock: the samples have no field 'jgp'; the fields are cls, jpg: did you mean jpg? "
         "(shard: packed/shard-000000.tar)",
     ),
+    "cat packed/shard-000000.tar -o out.tar --where cls=3": (
+        2,
+        "penstock: 'cls=3' is not an expression: *; a comparison is written ==",
+    ),
+    "convert photos out": (
+        1,
+        "penstock: photos: there are no files of a supported format, only *; `penstock pack` packs other files",
+    ),
+    "mix packed packed --weights 1 -o out.tar": (
+        2,
+        "penstock: --weights has 1 weight for 2 sources: give one for each",
+    ),
     "tsv packed/shard-000000.tar -o out.tsv -f clss": (
         1,
         "penstock: the samples have no field 'clss'; the fields are cls, jpg: did you mean cls? "

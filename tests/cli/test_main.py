@@ -38,7 +38,7 @@ def test_the_version_is_that_of_the_library(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == f"penstock {penstock.__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["nothing-of-the-kind"], ["demo", "--nothing"]], ids=str)
+@pytest.mark.parametrize("argv", [["nothing-of-the-kind"], ["demo", "--nothing"]], ids=str)
 def test_a_usage_error_exits_with_2_and_prints_the_usage(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(argv)
@@ -79,6 +79,13 @@ def test_an_interrupt_is_one_line_and_exit_130(
     monkeypatch.setattr(demo, "run", interrupted)
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == "penstock: interrupted\n"
+
+
+def test_the_command_alone_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([])
+    assert exited.value.code == 2
+    assert "\n    pack " in capsys.readouterr().err
 
 
 def test_an_interrupt_within_an_import_exits_with_130(

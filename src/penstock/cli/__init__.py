@@ -79,6 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command, summary in sorted((COMMANDS | TOOLS).items()):
         subparsers.add_parser(command, help=summary)
+    if not arguments:
+        parser.exit(2, parser.format_help())
     parser.parse_args(arguments)
     parser.error("name a command first, then its options")
 

@@ -179,7 +179,7 @@ def format_of(url: str, storage: Storage | None = None) -> str:
     if not formats:
         examples = f", only {', '.join(sorted(names)[:3])}" if names else ""
         problem = f"{redacted(url)}: there are no files of a supported format{examples}"
-        raise PlanError(f"{problem}. Supported formats: {', '.join(FORMATS)}")
+        raise PlanError(f"{problem}. Supported formats: {', '.join(FORMATS)}; `penstock pack` packs other files")
     if len(formats) > 1:
         found = ", ".join(f"{count} {name}" for name, count in formats.most_common())
         raise PlanError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -95,7 +96,8 @@ class TextExpression:
         try:
             tree = ast.parse(self.text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
-            raise PlanError(f"{self.text!r} is not an expression: {getattr(exc, 'msg', exc)}") from exc
+            hint = "; a comparison is written ==" if re.search(r"[^=!<>]=(?!=)", self.text) else ""
+            raise PlanError(f"{self.text!r} is not an expression: {getattr(exc, 'msg', exc)}{hint}") from exc
         _check(tree, self.text, 0)
         object.__setattr__(self, "_tree", tree)
 

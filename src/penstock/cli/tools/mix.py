@@ -79,7 +79,8 @@ def _sources_and_weights(args: argparse.Namespace) -> tuple[list[list[str]], lis
             usage_error(f"{args.weights!r} is not a list of weights: write it like 0.7,0.3")
     if len(weights) != len(args.sources):
         usage_error(
-            f"-w has {counted(len(weights), 'weight')} for {counted(len(args.sources), 'source')}: give one for each"
+            f"--weights has {counted(len(weights), 'weight')} for {counted(len(args.sources), 'source')}: "
+            "give one for each"
         )
     _check_weights(weights)
     return [[source] for source in args.sources], weights
