@@ -434,7 +434,8 @@ def _more_workers_text(run: RunLoad, raised: list[int], max_gain: float) -> str:
     if first.bounds[0] == first.bounds[1]:
         return f"{_busy(loads)}: workers {change} {promise}"
     if first.workers < first.bounds[1]:
-        return f"{_busy(loads)} and may grow to {first.bounds[1]} workers: {change} {promise}"
+        comma = "," if first.waits else ""
+        return f"{_busy(loads)}{comma} and may grow to {first.bounds[1]} workers: {change} {promise}"
     return f"{_busy(loads)} with its maximum of {first.bounds[1]} workers: a maximum of {wanted[0]} {promise}"
 
 
