@@ -1,8 +1,9 @@
 """The examples in the README and the docs run, and their links lead to existing files.
 
 A page becomes one script, line for line: its ``python`` blocks unchanged, and each ``$ penstock`` line of its
-``console`` blocks as a call of the command. The script runs in a folder with the shards and photos of ``photo_shards``;
-those of README and the first steps, which make their own data, in an empty folder.
+``console`` blocks, or ``penstock`` line of its ``sh`` blocks, as a call of the command. The script runs in a folder
+with the shards and photos of ``photo_shards``; those of README and the first steps, which make their own data, in an
+empty folder.
 A block that cannot run has ``<!-- not run: the reason -->`` on the line before its fence.
 """
 
@@ -31,6 +32,7 @@ FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+-]*)")
 NOT_RUN = re.compile(r"\s*<!--\s*not run\b:?\s*(.*?)\s*-->\s*$")
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?[^)]*\)|(?:href|src)=\"([^\"]+)\"")
 EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|#", re.IGNORECASE)
+PROMPTS = {"console": "$ ", "sh": ""}  # before each command; blocks that are meant to be pasted have none
 OTHER_NAMES_OF_PYTHON = {"py", "python3", "pycon", "ipython"}
 
 # On the first line of the script, since the first line of a page is never code.
@@ -82,6 +84,11 @@ def test_a_line_of_code_has_the_same_number_in_the_script() -> None:
     assert lines[2] == "a = 1"
     assert lines[5] == CALL.format(command="penstock   info")
     assert not any(lines[6:])
+
+
+def test_blocks_that_are_to_be_pasted_have_no_prompt() -> None:
+    assert CALL.format(command="penstock info") in _script(_page("Text", "```sh", "penstock info", "```"))
+    assert "```console" not in README.read_text()
 
 
 def test_an_indented_block_is_run() -> None:
@@ -146,17 +153,17 @@ def _script(text: str) -> str:
             continue
         if block.language == "python":
             script[block.start : block.start + len(block.lines)] = block.lines
-        elif block.language == "console":
-            for offset, command in _commands(block.lines):
+        elif block.language in PROMPTS:
+            for offset, command in _commands(block.lines, PROMPTS[block.language]):
                 script[block.start + offset] = CALL.format(command=command)
     return "\n".join(script) + "\n"
 
 
-def _commands(lines: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-    """Yield the calls of penstock in a console block, each with the number of its first line."""
+def _commands(lines: tuple[str, ...], prompt: str) -> Iterator[tuple[int, str]]:
+    """Yield the calls of penstock in a block of a shell, each with the number of its first line."""
     for number, line in enumerate(lines):
-        if line.startswith("$ penstock"):
-            command, following = line.removeprefix("$ "), iter(lines[number + 1 :])
+        if line.startswith(f"{prompt}penstock"):
+            command, following = line.removeprefix(prompt), iter(lines[number + 1 :])
             while command.endswith("\\"):
                 command = command.removesuffix("\\") + " " + next(following, "")
             yield number, command

@@ -19,8 +19,8 @@ BACKGROUND, TITLE, TEXT, PROMPT = "#1d232b", "#2b333d", "#d5dbe2", "#7cc68d"
 
 def commands() -> list[str]:
     """Return the commands of the first block of README that runs."""
-    blocks = re.findall(r"(?<!-->\n)```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return [line.removeprefix("$ ") for line in blocks[0].splitlines()]
+    blocks = re.findall(r"(?<!-->\n)```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return blocks[0].splitlines()
 
 
 def transcript() -> list[str]:
