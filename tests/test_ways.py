@@ -80,7 +80,7 @@ if FULL:  # each peer is installed into an environment of its own
         ours = "label for batch in loader for label in (batch['cls'] if isinstance(batch, dict) else batch[1])"
         # Ours first: it writes the records that the program for tf.data reads.
         expected = _printed_labels(sys.executable, tmp_path, blocks[-1], ours)
-        installed = [sys.executable, ROOT / "benchmarks" / "environments.py", peer]
+        installed = [sys.executable, str(ROOT / "benchmarks" / "environments.py"), peer]
         python = subprocess.run(installed, capture_output=True, text=True, check=True).stdout.strip()
         python = python.removeprefix(f"{peer}: ")
         assert python.endswith("/bin/python"), python
