@@ -5,6 +5,7 @@ With PENSTOCK_PICTURES=1, the screenshots in docs/pictures are taken anew.
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import subprocess
@@ -22,6 +23,7 @@ import pytest
 import soundfile
 
 import penstock as ps
+from penstock import vision
 from penstock.view import View, open_target
 
 Serve = Callable[[View], Any]
@@ -154,6 +156,26 @@ def test_every_section_of_every_format_opens(name: str, data: Path, serve: Serve
         chromium.open(f"{address}/sample/2")
         chromium.click("nav.pages a[rel=next]")
         chromium.wait(lambda: chromium.address.endswith("/sample/3"))
+
+
+@pytest.mark.parametrize("sampling", [0, 2])
+def test_a_jpeg_in_tiles_has_the_pixels_of_the_whole(sampling: int, chromium: Any) -> None:
+    noise = PIL.Image.fromarray(np.random.default_rng(3).integers(0, 256, (20, 30, 3), np.uint8))
+    out = io.BytesIO()
+    noise.resize((290, 210), PIL.Image.Resampling.BICUBIC).save(out, "JPEG", subsampling=sampling)
+    tiled = vision.tile_jpeg(out.getvalue(), verify=True)
+    assert tiled != out.getvalue()
+    chromium.open("data:image/jpeg;base64," + base64.b64encode(tiled).decode())
+    chromium.wait_for_pictures()
+    pixels = chromium.run("""
+        const image = document.images[0], canvas = document.createElement("canvas");
+        [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+        const context = canvas.getContext("2d");
+        context.drawImage(image, 0, 0);
+        return Array.from(context.getImageData(0, 0, canvas.width, canvas.height).data);
+    """)
+    shown = np.array(pixels, np.uint8).reshape(210, 290, 4)
+    assert np.array_equal(shown[:, :, :3], vision.read_image(out.getvalue()))
 
 
 def test_samples_by_mouse_keyboard_condition_key_and_chance(data: Path, view_command: Command, chromium: Any) -> None:

@@ -86,7 +86,7 @@ def test_threads_mix_batches_as_serial_does() -> None:
 
 
 def stored(way: str) -> ps.Dataset:
-    """Return photos that are stored in tiles or planes: large enough for both to be used in parts."""
+    """Return photos that are stored in tiles or planes: large enough to be decoded in parts."""
     rng = np.random.default_rng(5)
     samples = []
     for number in range(12):
@@ -100,26 +100,31 @@ def stored(way: str) -> ps.Dataset:
 
 def augmented(way: str, workers: int, on: Any = "threads") -> ps.Dataset:
     crop = vision.RandomResizedCrop(96, flip=True)
-    plain = vision.RandomResizedCrop(96, flip=True, antialias=False, layout="CHW", normalize="imagenet")
+    # Batches of 5 MB, which crops are computed in.
+    plain = vision.RandomResizedCrop(300, flip=True, antialias=False, layout="CHW", normalize="imagenet")
     ds = stored(way).map(lambda sample: {**sample, "png": sample["jpg"]})
     return ds.decode(jpg=crop, png=plain, workers=workers, on=on).batched(5).epoch(3)
 
 
+def check_engines(way: str, *plans: ps.Dataset) -> None:
+    """Compare each plan, and each that goes on with the state of the one before it, with the serial engine."""
+    want = stream(augmented(way, 1).on("serial"))
+    for plan, other in zip(plans, (*plans[1:], plans[0]), strict=True):
+        assert stream(plan) == want
+        loader, restored = plan.loader(), other.loader()
+        assert stream(islice(loader, 1)) == want[:1]
+        restored.load_state_dict(loader.state_dict())
+        loader.close()
+        assert stream(restored) == want[1:]
+
+
 @pytest.mark.parametrize("way", ["tiles", "planes"])
 def test_tiles_and_planes_yield_the_same_batches_on_threads_and_processes(way: str) -> None:
-    want = stream(augmented(way, 1).on("serial"))
-    assert stream(augmented(way, 3)) == want
-    assert stream(augmented(way, 2, "processes")) == want
-    loader = augmented(way, 2).loader()
-    assert stream(islice(loader, 1)) == want[:1]
-    restored = augmented(way, 1, "processes").loader()
-    restored.load_state_dict(loader.state_dict())
-    loader.close()
-    assert stream(restored) == want[1:]
+    check_engines(way, augmented(way, 3), augmented(way, 2, "processes"))
 
 
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.xdist_group("ray")
 @pytest.mark.parametrize("way", ["tiles", "planes"])
 def test_tiles_and_planes_yield_the_same_batches_on_ray(way: str) -> None:
-    assert stream(augmented(way, 2).on("ray")) == stream(augmented(way, 1).on("serial"))
+    check_engines(way, augmented(way, 2).on("ray"), augmented(way, 2))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import io
 import os
 import shutil
 import struct
 import subprocess
+import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ from penstock.vision.segments import Box, find_tiles, jpeg_header
 from penstock.vision.tiles import TileImages, tile_interval
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-PHOTOS = 300 if FULL else 4
+PHOTOS = 500 if FULL else 4
 BOXES = 2000 if FULL else 60  # of all photos and odd images together
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
 
@@ -45,6 +49,22 @@ def photo(seed: int, height: int = 0, width: int = 0) -> Pixels:
     image = shades + (texture + edges)[:, :, None] + rng.normal(0, 4, (height, width, 3))
     out: Pixels = np.clip(image, 0, 255).astype(np.uint8)
     return out
+
+
+@cache
+def found_photos() -> list[bytes]:
+    """Return JPEGs that nobody prepared, of many programs: the pictures in Debian's package of OpenCV's manual."""
+    folder = Path(tempfile.gettempdir()) / "penstock-opencv-doc"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+            subprocess.run(["apt-get", "download", "opencv-doc"], cwd=draft, check=True, capture_output=True)
+            (package,) = Path(draft).glob("*.deb")
+            subprocess.run(["dpkg-deb", "-x", package, f"{draft}/files"], check=True)
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(f"{draft}/files", folder)
+    files = (path.read_bytes() for path in sorted(folder.rglob("*.jpg")) if path.is_file())
+    found = [data for data in dict.fromkeys(files) if (header := jpeg_header(data)) and min(header[4:6]) > 128]
+    return found[:: len(found) // PHOTOS][:PHOTOS]
 
 
 def encoded(pixels: Pixels, sampling: str = "420", quality: int = 90) -> bytes:
@@ -66,6 +86,16 @@ def with_orientation(data: bytes, orientation: int) -> bytes:
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 2) + exif + data[2:]
 
 
+def by_opencv(interval: int) -> bytes:
+    return cv2.imencode(".jpg", photo(3, 170, 240), [cv2.IMWRITE_JPEG_RST_INTERVAL, interval])[1].tobytes()
+
+
+def by_cjpeg(rows: str) -> bytes:
+    ppm = b"P6 240 170 255\n" + photo(4, 170, 240).tobytes()
+    command = ["cjpeg", "-restart", rows, "-sample", "2x1", "-optimize"]
+    return subprocess.run(command, input=ppm, capture_output=True, check=True).stdout
+
+
 def odd_images() -> dict[str, bytes]:
     image = Image.fromarray(photo(1, 150, 210))
     odd = {f"sampling {sampling}": encoded(photo(2, 150, 330), sampling) for sampling in SAMPLINGS}
@@ -74,14 +104,17 @@ def odd_images() -> dict[str, bytes]:
     odd |= {f"progressive {n}": saved(image, progressive=True, subsampling=n) for n in (0, 1, 2)}
     odd |= {f"restart every {n} rows": saved(image, restart_marker_rows=n) for n in (1, 3)}
     odd |= {f"restart every {n} blocks": saved(image, restart_marker_blocks=n) for n in (1, 5, 7, 14)}
+    odd |= {"restart markers by OpenCV": by_opencv(5), "restart markers by cjpeg": by_cjpeg("2"), "CMYK": CMYK}
+    odd |= {"tiles, trailing bytes": saved(image, restart_marker_blocks=2) + b"\xff\xd0\xff\xd9" * 9}
+    odd |= {"CMYK, restart markers": saved(image.convert("CMYK"), restart_marker_blocks=3)}
     odd |= {"one pixel": encoded(photo(1, 1, 1)), "one row": encoded(photo(1, 2, 900)[:1])}
     odd |= {"gray, progressive": saved(image.convert("L"), progressive=True)}
     odd |= {"a prime number of MCUs": encoded(photo(3, 100, 16 * 31)), "trailing bytes": encoded(photo(4)) + b"\0" * 99}
     return odd
 
 
-ODD = odd_images()
 CMYK = saved(Image.fromarray(photo(5)).convert("CMYK"))
+ODD = odd_images()
 TRUNCATED = encoded(photo(6))[:-900]
 
 
@@ -116,11 +149,11 @@ def check_boxes(data: bytes, tiled: bytes, boxes: int, rng: np.random.Generator)
 
 @pytest.mark.parametrize("seed", range(PHOTOS))
 def test_parts_of_a_tiled_photo_have_the_pixels_of_the_whole(seed: int) -> None:
-    data = encoded(photo(seed), SAMPLINGS[seed % 6], 75 + seed % 24)
+    data = found_photos()[seed] if FULL else encoded(photo(seed), SAMPLINGS[seed % 6], 75 + seed % 24)
     tiled = vision.tile_jpeg(data, verify=True)
-    assert is_tiled(tiled)
+    assert is_tiled(tiled) or (FULL and tiled == data)
     assert coefficients(tiled) == coefficients(data)
-    assert len(tiled) < 1.03 * len(data)
+    assert len(tiled) < (1.2 if FULL else 1.03) * len(data)
     check_boxes(data, tiled, BOXES // PHOTOS + 1, np.random.default_rng(seed))
 
 
@@ -132,6 +165,19 @@ def test_parts_of_an_odd_image_have_the_pixels_of_the_whole(kind: str) -> None:
     assert coefficients(tiled) == coefficients(data)
     check_boxes(data, tiled, BOXES // len(ODD) + 2, np.random.default_rng(len(kind)))
     assert vision.tile_jpeg(tiled) == tiled
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
+def test_parts_of_a_truncated_image_are_those_of_the_whole_or_an_error(share: float) -> None:
+    tiled = vision.tile_jpeg(encoded(photo(6)))
+    cut = tiled[: int(share * len(tiled))]
+    whole = vision.read_image(cut, truncated="partial")
+    for box in (Box(0, 0, 40, 40), Box(50, 60, 90, 100), Box(0, 0, *whole.shape[:2])):
+        with pytest.raises(ValueError, match="truncated"):
+            open_encoded(cut, Limits(), "error").decode(1, box)
+        pixels, _, top, left = open_encoded(cut, Limits(), "partial").decode(1, box)
+        got = pixels[box.top - top : box.bottom - top, box.left - left : box.right - left]
+        assert np.array_equal(got, whole[box.top : box.bottom, box.left : box.right])
 
 
 def test_metadata_are_kept_and_progressive_becomes_baseline() -> None:
@@ -178,6 +224,33 @@ def test_other_programs_open_tiled_files(tmp_path: Path) -> None:
     (sample,) = webdataset.WebDataset(url, shardshuffle=False).decode("rgb8")
     assert np.array_equal(sample["jpg"], want)
     gc.collect()
+
+
+if FULL:  # it is downloaded, into a folder of its own
+    TORCHVISION = """
+import sys
+import numpy as np, torch
+
+library = torch.library.Library("torchvision", "DEF")  # what its import needs of its compiled part
+for name in ("nms", "qnms"):
+    library.define(name + "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+sys.path.append(sys.argv[1])
+from torchvision.datasets import ImageFolder
+
+((image, label),) = ImageFolder(sys.argv[2])
+np.save(sys.argv[3], np.asarray(image))
+"""
+
+    def test_torchvision_opens_tiled_files(tmp_path: Path) -> None:
+        data = encoded(photo(9))
+        (tmp_path / "photos" / "fox").mkdir(parents=True)
+        (tmp_path / "photos" / "fox" / "0.jpg").write_bytes(vision.tile_jpeg(data))
+        target = tmp_path / "packages"
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target]
+        subprocess.run([*pip, "torchvision==0.28.0"], check=True)
+        paths = [target, tmp_path / "photos", tmp_path / "pixels.npy"]
+        subprocess.run([sys.executable, "-W", "ignore", "-c", TORCHVISION, *paths], check=True)
+        assert np.array_equal(np.load(paths[-1]), vision.read_image(data))
 
 
 def test_the_stage_tiles_jpegs_in_any_field() -> None:
