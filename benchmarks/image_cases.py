@@ -215,7 +215,15 @@ def _large_crops(tiles: bool) -> Measure:
     return measure
 
 
-WAYS = {"as they are": None, "in tiles": "tiles", "256 px in tiles": "tiles-256", "256 px planes": "planes-256"}
+WAYS = {
+    "as they are": None,
+    "in tiles": "tiles",
+    "256 px": "plain-256",
+    "256 px in tiles": "tiles-256",
+    "256 px planes": "planes-256",
+}
+TILED = {antialias: f"{name}, in tiles" for antialias, name in OURS.items()}
+FFCV_RAW = "FFCV, 256 px, not compressed (its own, by areas)"
 
 
 def _rows(name: str, batches: Callable[..., Iterable[Any]], peer: str) -> tuple[Row, ...]:
@@ -235,6 +243,7 @@ IMAGES = (
     Row(LIMIT, _decoder_alone()),
     Row("limit: the same with its fast DCT and upsampling", _decoder_alone(fastdct=True, fastupsample=True)),
     *(Row(name, _throughput(partial(peers.penstock, antialias))) for antialias, name in OURS.items()),
+    *(Row(name, _throughput(_penstock_stored(antialias, "tiles"))) for antialias, name in TILED.items()),
     Row("penstock, antialias=True, shuffled", _throughput(partial(peers.penstock, True, shuffled=True))),
     *_own_rows("tf.data", peers.tensorflow, "tensorflow"),
     *_rows("grain, threads", peers.grain_threads, "grain"),
@@ -301,6 +310,7 @@ CASES: dict[str, Case] = {
                 for on in OURS
                 for name, way in WAYS.items()
             ),
+            Row(FFCV_RAW, _throughput(partial(peers.ffcv, side=256)), peer="ffcv"),
         ),
         baseline=LIMIT,
         max_rounds=10,

@@ -334,13 +334,17 @@ def dali(antialias: bool, count: int) -> Iterator[Batch]:
         yield images.as_array(), [int(bytes(np.asarray(label))) for label in labels]
 
 
-def ffcv(count: int) -> Iterable[Batch]:
-    """Use FFCV's file format, for which it encodes the photos again; it scales by area averaging."""
+def ffcv(count: int, side: int | None = None) -> Iterable[Batch]:
+    """Use FFCV's file format, for which it encodes the photos again; it scales by area averaging.
+
+    With ``side``, photos are stored with so many pixels on the short side, and not compressed.
+    """
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor
 
-    stored = data.create_once(f"images-{count}-ffcv", count, partial(_write_beton, count))
+    name = f"images-{count}-ffcv{'' if side is None else f'-{side}'}"
+    stored = data.create_once(name, count, partial(_write_beton, count, side))
     crop = RandomResizedCropRGBImageDecoder((crops.SIDE, crops.SIDE), crops.SCALE, crops.RATIO)
     pipelines = {"image": [crop, RandomHorizontalFlip(), ToTensor()], "label": [IntDecoder(), ToTensor()]}
     order = OrderOption.SEQUENTIAL
@@ -348,20 +352,22 @@ def ffcv(count: int) -> Iterable[Batch]:
     return Loader(path, batch_size=BATCH, num_workers=WORKERS, order=order, pipelines=pipelines, os_cache=True)
 
 
-def _write_beton(count: int, folder: Path) -> None:
+def _write_beton(count: int, side: int | None, folder: Path) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
     # 95: at this quality the JPEGs are about as large as the original photos.
-    fields = {"image": RGBImageField(write_mode="jpg", jpeg_quality=95), "label": IntField()}
-    DatasetWriter(str(folder / "photos.beton"), fields, num_workers=1).from_indexed_dataset(_DecodedFiles(count))
+    image = RGBImageField(write_mode="jpg", jpeg_quality=95) if side is None else RGBImageField(write_mode="raw")
+    writer = DatasetWriter(str(folder / "photos.beton"), {"image": image, "label": IntField()}, num_workers=1)
+    writer.from_indexed_dataset(_DecodedFiles(count, side))
 
 
 class _DecodedFiles:
     """Single files as a map-style dataset of (PIL image, class)."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, side: int | None = None) -> None:
         self.labeled_paths = photos.labeled_paths(photos.files(count))
+        self.side = side
 
     def __len__(self) -> int:
         return len(self.labeled_paths)
@@ -370,7 +376,11 @@ class _DecodedFiles:
         from PIL import Image
 
         path, label = self.labeled_paths[number]
-        return Image.open(path).convert("RGB"), label
+        image = Image.open(path).convert("RGB")
+        if self.side is not None:
+            factor = self.side / min(image.size)
+            image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.LANCZOS)
+        return image, label
 
 
 # Ray Data

@@ -92,6 +92,7 @@ def _store(way: str, jpg: bytes) -> bytes:
 
 WAYS: dict[str, Callable[[Any], Callable[[bytes], bytes]]] = {
     "tiles": lambda vision: vision.tile_jpeg,
+    "plain-256": lambda vision: vision.Store(short=256, tiles=False),
     "tiles-256": lambda vision: vision.Store(short=256),
     "planes-256": lambda vision: vision.Store(short=256, kind="yuv"),
 }

@@ -12,7 +12,7 @@ import remote_cases
 import table_cases
 import writing_cases
 from cases import COMPAT
-from image_cases import ANTIALIASED, BILINEAR, OURS
+from image_cases import ANTIALIASED, BILINEAR, FFCV_RAW, OURS, TILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,10 @@ def _image_targets() -> Iterator[Target]:
     yield Target(f"{OURS[True]}, to {slow}", OURS[True], 2.0, slow, at_least=True)
     for row in image_cases.IMAGES:
         if row.peer is not None:
-            ours = OURS[not row.name.endswith((f"({BILINEAR})", "bilinear)"))]
+            antialias = not row.name.endswith((f"({BILINEAR})", "bilinear)"))
+            ours, tiled = OURS[antialias], TILED[antialias]
             yield Target(f"{ours}, to {row.name}", ours, 1.0, row.name, at_least=True)
+            yield Target(f"{tiled}, to {row.name}", tiled, 1.5 if antialias else 1.3, row.name, at_least=True)
 
 
 # The best fixed sizes of the pipeline's pools. Which of the two is better depends on the load of the two cores.
@@ -165,12 +167,20 @@ PROMISES: dict[str, tuple[Target, ...]] = {
         ),
         Target("as they are, to the decoder", "as they are, antialias=False", 0.95, image_cases.LIMIT, at_least=True),
         Target(
-            "256 px planes, to photos as they are",
-            "256 px planes, antialias=False",
-            3.0,
-            "as they are, antialias=False",
+            "256 px in tiles, to 256 px",
+            "256 px in tiles, antialias=False",
+            1.3,
+            "256 px, antialias=False",
             at_least=True,
         ),
+        Target(
+            "256 px planes, to 256 px",
+            "256 px planes, antialias=False",
+            3.0,
+            "256 px, antialias=False",
+            at_least=True,
+        ),
+        Target("256 px planes, to FFCV", "256 px planes, antialias=False", 1.0, FFCV_RAW, at_least=True),
     ),
     "images-large": (
         Target(

@@ -30,7 +30,6 @@ def rows() -> list[Row]:
     plain, smooth = (vision.RandomResizedCrop(224, flip=True, antialias=antialias) for antialias in (False, True))
     stored = {way: _images(photos.stored(COUNT, way)) for way in photos.WAYS}
     stored["whole"] = _images(photos.photos(COUNT))
-    stored["plain-256"] = [vision.Store(short=256, tiles=False)(image) for image in stored["whole"]]
     large = {tiles: _images(photos.large(LARGE, tiles)) for tiles in (False, True)}
     decode = "decoder alone, whole photos"
     out: list[Row] = [(decode, decode, _one_thread(stored["whole"], lambda image, _: simplejpeg.decode_jpeg(image)))]
