@@ -27,6 +27,7 @@ from penstock.formats.tar.archive import (
     checksum_holds,
     compression_of,
     excess_padding,
+    has_relevant_records,
     long_padding,
     orphaned_extension,
     padded,
@@ -46,6 +47,7 @@ MAX_MEMBER = 4 << 30  # bytes, in a stream: its samples are held in memory
 _CHUNK = 1 << 20  # bytes of a stream read at once: as many as a pipe holds
 _STRIDE = 32 << 20  # bytes of a mapped file that stay mapped behind the reader
 _PLAIN_TYPES = (0x30, 0)  # of ordinary members
+_PAX_TYPE = 0x78  # of a header with records about the next member
 _FIRST_HEADERS = 16  # headers read before the first samples are yielded; the number doubles, up to
 _MAX_HEADERS = 512
 _DROPPED = -1  # in place of the offset of a member's data: the data was not kept
@@ -209,6 +211,7 @@ class ArchiveWalker(Generic[ValueT]):
             and the bytes of a sample stay in the buffer until the sample has been yielded.
         apart: Yield parts of samples whose members lie apart, instead of errors.
         skipped: Counts the members that belong to no sample, by kind.
+        grouper: Groups the members, by its own rules.
     """
 
     def __init__(
@@ -219,10 +222,11 @@ class ArchiveWalker(Generic[ValueT]):
         *,
         apart: bool = False,
         skipped: Counter[str] | None = None,
+        grouper: Grouper[ValueT] | None = None,
     ) -> None:
         self.shard, self.buffer = shard, buffer
         self._value = value
-        self._grouper: Grouper[ValueT] = Grouper(apart, skipped)
+        self._grouper = Grouper(apart, skipped) if grouper is None else grouper
         self._headers_ahead = _FIRST_HEADERS
         if value is None:
             buffer.first_needed = self._first_needed
@@ -276,7 +280,7 @@ class ArchiveWalker(Generic[ValueT]):
                 return
 
     def _read_headers(self) -> tuple[list[bytes], list[MemberSpan], int | None]:
-        """Step over the members with plain headers that are in memory.
+        """Step over the members with plain headers that are in memory, and over PAX headers that only hold times.
 
         Returns:
             Their names, their spans, and how many bytes the next one needs; None if it needs :func:`read_member`.
@@ -285,28 +289,40 @@ class ArchiveWalker(Generic[ValueT]):
         data, base, stop, offset, most = buffer.data, buffer.base, buffer.size, buffer.offset, buffer.max_member
         names: list[bytes] = []
         spans: list[MemberSpan] = []
+        begin = offset  # of the member's first header
         needed: int | None = BLOCK
         while (at := offset - base) + BLOCK <= stop and len(names) < self._headers_ahead:
             head = data[at : at + BLOCK]
             size = _parse_size(head[124:136])
+            kind = head[156]
             if (
                 not 0 <= size <= most
-                or head[156] not in _PLAIN_TYPES
+                or (kind not in _PLAIN_TYPES and (kind != _PAX_TYPE or size > BLOCK))
                 or head[345]
                 or adler32(head) & 0xFFFF != _expected_adler(head[148:156])
             ):
                 needed = None
                 break
             end = offset + BLOCK + ((size + 511) & -512)
+            if kind == _PAX_TYPE:
+                needed = end + BLOCK - begin  # the member's own header follows
+                if end - base > stop:
+                    break
+                if has_relevant_records(data[at + BLOCK : at + BLOCK + size]):
+                    needed = None
+                    break
+                offset = end
+                continue
             cut = head.find(b"\0", 0, 100)
             name = head[:cut] if cut >= 0 else head[:100]
             if end - base > stop:
-                needed = None if buffer.drops(size, name) else end - offset
+                needed = None if buffer.drops(size, name) else end - begin
                 break
             names.append(name)
-            spans.append((offset, offset + BLOCK, size, end))
-            offset = end
-        buffer.offset = buffer.begin = offset
+            spans.append((begin, offset + BLOCK, size, end))
+            begin = offset = end
+            needed = BLOCK
+        buffer.offset = buffer.begin = begin
         self._headers_ahead = min(2 * self._headers_ahead, _MAX_HEADERS)
         return names, spans, needed
 
