@@ -34,15 +34,10 @@ class ShardListDataset(Dataset[Any]):
 
     Args:
         shards: The URL of a wids index (JSON), or a list of ``dict(url=..., nsamples=...)``.
-        cache_size: The most bytes in ``cache_dir``; -1: any number.
-        cache_dir: Where remote shards are kept; by default they are fetched range by range.
-        lru_size: Not used: Penstock keeps the 32 last shards open.
-        dataset_name: The name in ``__dataset__``.
-        localname: Not used.
+        cache_size: The most bytes in ``cache_dir``, where remote shards are kept; -1: any number.
         transformations: "PIL", "numpy", a function, or a list of them.
-        keep: Not used.
         base: What the URLs of the index are relative to; by default its folder.
-        options: Replaces entries of the index.
+        options: Replaces entries of the index. ``lru_size``, ``localname`` and ``keep`` are not used.
 
     Raises:
         PlanError: The index has no shards, or a transformation is unknown.
@@ -69,13 +64,10 @@ class ShardListDataset(Dataset[Any]):
         self.dataset_name = dataset_name or self.spec.get("name") or "wids"
         self.lengths = [int(shard["nsamples"]) for shard in self.shards]
         self.cum_lengths = np.cumsum(self.lengths)
-        self.transformations = [
-            _transformation(step)
-            for step in (transformations if isinstance(transformations, list) else [transformations])
-        ]
+        steps = transformations if isinstance(transformations, list) else [transformations]
+        self.transformations = [_transformation(step) for step in steps]
         paths = [shard["url"] for shard in self.shards]
-        cache = Cache(cache_dir) if cache_dir is not None and cache_size < 0 else None
-        cache = Cache(cache_dir, max_bytes=int(cache_size)) if cache_dir is not None and cache_size >= 0 else cache
+        cache = None if cache_dir is None else Cache(cache_dir, None if cache_size < 0 else int(cache_size))
         self._reader = TarReader(paths, relative_names(paths), paths, storage=wrap_with_cache(cache, paths, None))
 
     def add_transform(self, transform: Any) -> ShardListDataset:
@@ -87,12 +79,7 @@ class ShardListDataset(Dataset[Any]):
         return int(self.cum_lengths[-1])
 
     def __getitem__(self, index: int) -> Any:
-        """Return a sample.
-
-        Raises:
-            IndexError: There is no sample of this number.
-            DataError: It is damaged, or the shard does not hold as many samples as its entry says.
-        """
+        """Return a sample; ``DataError`` if it is damaged, or the shard holds not as many as its entry says."""
         if not 0 <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         shard = int(np.searchsorted(self.cum_lengths, index, side="right"))
@@ -113,7 +100,6 @@ class ShardListDataset(Dataset[Any]):
         return sample
 
     def close(self) -> None:
-        """Close remote shards."""
         self._reader.suspend()
 
 
@@ -166,12 +152,7 @@ def _image(key: str, data: bytes, as_array: bool) -> Any:
 class ChunkedSampler(Sampler[int]):
     """The numbers of samples chunk by chunk: chunks in random order, and the samples of a chunk too.
 
-    Args:
-        dataset: The dataset.
-        num_samples: How many samples, or (first, last + 1); by default all.
-        chunksize: The size of a chunk.
-        seed: Of the order, with the epoch.
-        shuffle: Whether the order is random.
+    ``num_samples`` is how many, or (first, last + 1); by default all.
     """
 
     def __init__(
@@ -183,7 +164,6 @@ class ChunkedSampler(Sampler[int]):
         self.seed, self.shuffle, self.epoch = seed, shuffle, 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration."""
         self.epoch = epoch
 
     def __len__(self) -> int:

@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -34,25 +34,16 @@ _UNSAFE_FORMATS = {"EPS", "WMF", "FPX", "MIC", "HDF5", "GRIB", "BUFR", "FITS", "
 
 
 def torch_loads(data: bytes) -> Any:
-    """Load what ``torch.save`` wrote: tensors and plain values, and with ``wds.trust(pickle=True)`` anything.
-
-    Raises:
-        ValueError: ``enforce_security`` is set.
-    """
-    import torch
-
+    """Load what ``torch.save`` wrote: tensors and plain values, and with ``wds.trust(pickle=True)`` anything."""
     if utils.enforce_security:
         raise ValueError("torch.loads is not allowed for security reasons when enforce_security is set.")
     weights_only = pytorch_weights_only or not utils.trusted("pickle")
+    torch: Any = importlib.import_module("torch")
     return torch.load(io.BytesIO(data), weights_only=weights_only, map_location="cpu")
 
 
 def unpickle_loads(data: bytes) -> Any:
-    """Load a pickled object.
-
-    Raises:
-        ValueError: Pickle is not trusted.
-    """
+    """Load a pickled object; ``ValueError`` if pickle is not trusted."""
     enforced = "Unpickling is not allowed for security reasons when enforce_security is set."
     utils.require_trust("pickle", "the field holds a pickle, which can run code and is refused", enforced)
     return pickle.loads(data)
@@ -68,14 +59,10 @@ def _by_codec(extension: str) -> Callable[[bytes], Any]:
     return lambda data: _codec(extension)(data)
 
 
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
 npy_loads, npz_loads, cbor_loads = _by_codec("npy"), _by_codec("npz"), _by_codec("cbor")
 tenbin_loads, msgpack_loads = _by_codec("ten"), _by_codec("mp")
 decoders: dict[str, Callable[[bytes], Any]] = {
-    **dict.fromkeys(("txt", "text", "transcript"), _text),
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
     **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
     **dict.fromkeys(("json", "jsn"), json.loads),
     **dict.fromkeys(("pkl", "pickle", "pyd"), lambda data: unpickle_loads(data)),
@@ -119,11 +106,7 @@ imagespecs = {
 
 
 class ImageHandler:
-    """Decodes images by a spec such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"``.
-
-    Raises:
-        ValueError: The spec is unknown.
-    """
+    """Decodes images by a spec such as ``"rgb8"``, ``"torchrgb"`` or ``"pil"``; ``ValueError`` for any other."""
 
     def __init__(self, imagespec: str, extensions: Any = IMAGE_EXTENSIONS) -> None:
         if imagespec not in imagespecs:
@@ -147,9 +130,12 @@ class ImageHandler:
         return importlib.import_module("torch").from_numpy(pixels) if atype == "torch" else pixels
 
 
-def imagehandler(imagespec: str, extensions: Any = IMAGE_EXTENSIONS) -> ImageHandler:
-    """Return an ``ImageHandler``."""
-    return ImageHandler(imagespec, extensions)
+imagehandler = ImageHandler
+
+
+def field_handlers(args: Iterable[Any]) -> list[FieldHandler]:
+    """Return the handlers that the arguments of ``decode`` stand for: image specs and functions."""
+    return [ImageHandler(arg) if isinstance(arg, str) else arg for arg in args]
 
 
 def _pil_image(data: bytes, mode: str) -> Any:
@@ -223,14 +209,7 @@ default_post_handlers: list[FieldHandler] = [basichandlers]
 
 
 class DecodingError(Exception):
-    """A field cannot be decoded; the cause is the error of its handler.
-
-    Attributes:
-        url: The shard.
-        key: The sample.
-        k: The field.
-        sample: The sample's fields.
-    """
+    """The field ``k`` of a sample cannot be decoded; the cause is the error of its handler."""
 
     def __init__(self, url: Any = None, key: Any = None, k: Any = None, sample: Any = None) -> None:
         super().__init__(url, key, k)
@@ -244,12 +223,7 @@ class DecodingError(Exception):
 class Decoder:
     """Decodes samples: each field by the first of ``pre``, ``handlers`` and ``post`` that returns a value.
 
-    Args:
-        handlers: Functions of (".ext", bytes).
-        pre: Called before them; by default ``gzfilter``.
-        post: Called after them; by default ``basichandlers``.
-        only: The fields to decode, a list or words; by default all.
-        partial: Leave fields alone that are not bytes.
+    ``only`` names the fields to decode, ``partial`` leaves alone those that are not bytes.
     """
 
     def __init__(
@@ -275,11 +249,7 @@ class Decoder:
         return data
 
     def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Decode the fields of a sample.
-
-        Raises:
-            DecodingError: A handler failed.
-        """
+        """Decode the fields of a sample; ``DecodingError`` if a handler fails."""
         result = {}
         for name, value in sample.items():
             try:

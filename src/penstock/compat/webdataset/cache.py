@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlparse
 
@@ -16,10 +17,10 @@ from penstock.compat.webdataset.handlers import Handler, reraise_exception
 default_cache_dir = os.environ.get("WDS_CACHE", "./_cache")
 default_cache_size = float(os.environ.get("WDS_CACHE_SIZE", "1e18"))
 _NAMED_BY_PATH = ("", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais")
+_IN_COMMANDS = ("http", "https", "hdfs", "gs", "ais", "s3")
 
 
 def islocal(url: str) -> bool:
-    """Return whether a URL is a local file."""
     return urlparse(url).scheme in ("", "file")
 
 
@@ -42,7 +43,7 @@ def check_tar_format(fname: str) -> bool:
 def pipe_cleaner(spec: str) -> str:
     """Return the URL in a ``pipe:`` command, or the text itself."""
     words = spec[5:].split(" ") if spec.startswith("pipe:") else []
-    return next((word for word in words if urlparse(word).scheme in ("http", "https", "hdfs", "gs", "ais", "s3")), spec)
+    return next((word for word in words if urlparse(word).scheme in _IN_COMMANDS), spec)
 
 
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
@@ -54,22 +55,18 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
     return "/".join(parsed.path.lstrip("/").split("/")[-1 - ndir :])
 
 
+@dataclass(eq=False)
 class LRUCleanup:
     """Deletes the oldest files of a folder when all together are larger than ``cache_size``."""
 
-    def __init__(
-        self,
-        cache_dir: Any = None,
-        cache_size: float = int(1e12),
-        keyfn: Callable[[str], float] = os.path.getctime,
-        verbose: bool = False,
-        interval: float | None = 30,
-    ) -> None:
-        self.cache_dir, self.cache_size, self.keyfn = cache_dir, cache_size, keyfn
-        self.verbose, self.interval, self.last_run = verbose, interval, 0.0
+    cache_dir: Any = None
+    cache_size: float = int(1e12)
+    keyfn: Callable[[str], float] = os.path.getctime
+    verbose: bool = False
+    interval: float | None = 30  # seconds between two clean-ups
+    last_run: float = 0.0
 
     def set_cache_dir(self, cache_dir: Any) -> None:
-        """Choose the folder."""
         self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
@@ -123,17 +120,11 @@ class StreamingOpen:
         return gopen.gopen(url), None
 
 
-class FileCache:
+class FileCache(StreamingOpen):
     """A stage that copies remote shards to a folder, as whole files, and opens them there.
 
-    Args:
-        cache_dir: The folder.
-        url_to_name: Returns the file name of a URL.
-        verbose: Print what is copied.
-        validator: Returns whether a file is a shard; one that is not is deleted.
-        handler: Decides about shards that cannot be read.
-        cache_size: The most bytes the folder may hold; -1: any number.
-        cache_cleanup_interval: Seconds between clean-ups.
+    ``validator`` returns whether a file is a shard; one that is not is deleted. ``cache_size`` is the most bytes the
+    folder may hold, any number if it is not positive.
     """
 
     def __init__(
@@ -147,19 +138,14 @@ class FileCache:
         cache_size: float = -1,
         cache_cleanup_interval: float = 30,
     ) -> None:
-        self.url_to_name, self.validator, self.handler, self.verbose = url_to_name, validator, handler, verbose
+        super().__init__(verbose, handler)
+        self.url_to_name, self.validator = url_to_name, validator
         self.cache_dir = default_cache_dir if cache_dir is None else os.fspath(cache_dir)
-        self.cleaner = LRUCleanup(self.cache_dir, cache_size, interval=cache_cleanup_interval)
-        if cache_size <= 0:
-            self.cleaner.cache_size = float("inf")
+        max_bytes = cache_size if cache_size > 0 else float("inf")
+        self.cleaner = LRUCleanup(self.cache_dir, max_bytes, interval=cache_cleanup_interval)
 
     def get_file(self, url: str) -> str:
-        """Return the local path of a shard; copies it if it is not there.
-
-        Raises:
-            ValueError: It is not a shard.
-            OSError: It cannot be copied.
-        """
+        """Return the local path of a shard; copies it if it is not there."""
         if islocal(url):
             return urlparse(url).path
         dest = os.path.join(self.cache_dir, self.url_to_name(url))
@@ -176,12 +162,15 @@ class FileCache:
                 raise ValueError(f"{dest} ({url}) is not a tar archive, but contains {start!r}")
         return dest
 
-    def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
-        return tariterators.open_each(urls, self._open, self.handler)
-
     def _open(self, url: str) -> tuple[Any, str | None]:
         path = self.get_file(url)
         return open(path, "rb"), path
+
+
+def file_cache(url_to_name: Callable[[str], str], **options: Any) -> FileCache:
+    """Return a cache whose files are named by ``url_to_name``; ``pipe_cleaner`` stands for WebDataset's default."""
+    name = url_to_cache_name if url_to_name is pipe_cleaner else url_to_name
+    return FileCache(url_to_name=name, **options)
 
 
 def cached_tarfile_samples(
@@ -196,8 +185,7 @@ def cached_tarfile_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield the samples of shards, which are read from a cache folder."""
     utils.warn_deprecated("cached_tarfile_to_samples", "write WebDataset(urls, cache_dir=...)")
-    name = url_to_cache_name if url_to_name is pipe_cleaner else url_to_name
-    opened = FileCache(cache_dir, url_to_name=name, verbose=verbose, handler=handler, cache_size=cache_size)(src)
+    opened = file_cache(url_to_name, cache_dir=cache_dir, verbose=verbose, handler=handler, cache_size=cache_size)(src)
     files = tariterators.tar_file_expander(opened, handler, select_files, rename_files)
     return tariterators.group_by_keys(files, handler=handler)
 

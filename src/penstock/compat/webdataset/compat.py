@@ -19,10 +19,6 @@ class FluidInterface:
 
     compose: Any
 
-    def batched(self, batchsize: int, collation_fn: Any = filters.default_collation_fn, partial: bool = True) -> Any:
-        """Join neighbours to batches."""
-        return self.compose(filters.batched(batchsize, collation_fn=collation_fn, partial=partial))
-
     def listed(self, batchsize: int, partial: bool = True) -> Any:
         """Join neighbours to lists."""
         return self.compose(filters.batched(batchsize, collation_fn=None, partial=partial))
@@ -31,22 +27,10 @@ class FluidInterface:
         """Shuffle by a buffer; a size below 1 changes nothing."""
         return self if size < 1 else self.compose(filters.shuffle(size, **kw))
 
-    def decode(
-        self,
-        *args: Any,
-        pre: Any = None,
-        post: Any = None,
-        only: Any = None,
-        partial: bool = False,
-        handler: Handler = reraise_exception,
-    ) -> Any:
-        """Decode fields by image specs and functions ``f(key, data)``."""
-        handlers = [autodecode.ImageHandler(arg) if isinstance(arg, str) else arg for arg in args]
-        return self.map(autodecode.Decoder(handlers, pre=pre, post=post, only=only, partial=partial), handler=handler)
-
-    def map(self, f: Any, handler: Handler = reraise_exception) -> Any:
-        """Apply a function to samples; None drops a sample."""
-        return self.compose(filters.map(f, handler=handler))
+    def decode(self, *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Any:
+        """Decode fields by image specs and functions ``f(key, data)``; other arguments are those of ``Decoder``."""
+        decoder = autodecode.Decoder(autodecode.field_handlers(args), **kw)
+        return self.compose(filters.map(decoder, handler=handler))
 
     def mcached(self) -> Any:
         """Keep all samples in memory after one pass."""
@@ -79,27 +63,19 @@ def _forwarded(name: str) -> Any:
 
 
 for _name in (
-    *("unbatched", "unlisted", "log_keys", "map_dict", "select", "to_tuple", "map_tuple", "slice", "rename", "rsample"),
-    *("rename_keys", "extract_keys", "xdecode", "associate", "info", "detshuffle"),
+    *("batched", "unbatched", "unlisted", "log_keys", "map", "map_dict", "select", "to_tuple", "map_tuple", "slice"),
+    *("rename", "rename_keys", "extract_keys", "xdecode", "associate", "info", "detshuffle", "rsample"),
 ):
     setattr(FluidInterface, _name, _forwarded(_name))
 
 
 def check_empty(source: Iterable[Any]) -> Iterator[Any]:
-    """Pass samples on.
-
-    Raises:
-        ValueError: There is none.
-    """
-    empty = True
-    for sample in source:
-        empty = False
-        yield sample
-    if empty:
-        raise ValueError(
-            "No samples found in dataset; perhaps you have fewer shards than workers.\n"
-            "Turn off using empty_check=False in the WebDataset constructor."
-        )
+    """Pass samples on; ``ValueError`` if there is none."""
+    return shardlists.require_items(
+        source,
+        "No samples found in dataset; perhaps you have fewer shards than workers.\n"
+        "Turn off using empty_check=False in the WebDataset constructor.",
+    )
 
 
 class WebDataset(DataPipeline, FluidInterface):
@@ -112,21 +88,14 @@ class WebDataset(DataPipeline, FluidInterface):
         resampled: Take shards at random, with replacement, without end.
         repeat: Not used.
         shardshuffle: The size of the shuffle buffer of shards; True: 100.
-        cache_size: The most bytes in ``cache_dir``.
-        cache_dir: Where remote shards are kept.
-        url_to_name: Returns the file name of a URL in the cache.
+        cache_size: The most bytes in ``cache_dir``, where remote shards are kept, named by ``url_to_name``.
         detshuffle: Shuffle shards by seed and epoch.
         nodesplitter: Splits the shards between ranks; the default refuses more than one.
         workersplitter: Splits the shards between the workers of a DataLoader.
-        select_files: Returns whether to read a member, by its name.
-        rename_files: Returns another name of a member.
+        select_files: Returns whether to read a member, by its name; ``rename_files`` returns another name.
         empty_check: Whether a worker without samples is an error.
-        verbose: Print what is copied to the cache.
         seed: Of the shuffle of shards, the same in every epoch.
         old: The arguments of WebDataset's first versions: extensions, decoder, transforms, shuffle, ...
-
-    Raises:
-        ValueError: The cache folder does not exist, or ``urls`` is not supported.
     """
 
     def __init__(
@@ -160,9 +129,10 @@ class WebDataset(DataPipeline, FluidInterface):
         self.append(_source(urls, resampled, mode))
         if not (resampled or isinstance(urls, IterableDataset)):  # each worker then has shards of its own
             self.pipeline += [stage for stage in (nodesplitter, workersplitter) if stage]
-        self.pipeline += self._shard_shuffle(
-            0 if resampled else 100 if shardshuffle is True else shardshuffle, detshuffle
-        )
+        if shardshuffle and not resampled:
+            size = 100 if shardshuffle is True else shardshuffle
+            by_epoch = filters.detshuffle(size, seed=int(self.seed or 0)) if detshuffle else None
+            self.append(by_epoch or filters.shuffle(size, seed=self.seed))
         self.append(legacy.opener_of(old, handler) or _opener(cache_dir, cache_size, url_to_name, verbose, handler))
         expander = pipelinefilter(tariterators.tar_file_expander)
         self.append(expander(handler=handler, select_files=select_files, rename_files=rename_files))
@@ -174,13 +144,6 @@ class WebDataset(DataPipeline, FluidInterface):
             if old.get("length") is not None:
                 self.with_length(old["length"], silent=True)
 
-    def _shard_shuffle(self, size: int | None, by_epoch: bool) -> list[Any]:
-        if not size:
-            return []
-        if by_epoch:
-            return [filters.detshuffle(size, seed=int(self.seed or 0))]
-        return [filters.shuffle(size, seed=self.seed)]
-
     def __enter__(self) -> Self:
         return self
 
@@ -190,17 +153,17 @@ class WebDataset(DataPipeline, FluidInterface):
 
 def _source(urls: Any, resampled: bool, mode: str | None) -> Any:
     """Return the first stage: where the shards come from."""
-    if isinstance(urls, os.PathLike):
-        urls = os.fspath(urls)
+    urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
     if isinstance(urls, IterableDataset):
         return urls
-    if isinstance(urls, dict) or (isinstance(urls, str) and urls.endswith((".yaml", ".yml"))):
+    path = urls if isinstance(urls, str) else ""
+    if isinstance(urls, dict) or path.endswith((".yaml", ".yml")):
         return shardlists.MultiShardSample(urls)
-    if isinstance(urls, str) and urls.endswith(".json"):
+    if path.endswith(".json"):
         raise ValueError(f"{urls}: use penstock.compat.wids for an index of shards in JSON")
-    if isinstance(urls, str) and urlparse(urls).path.endswith("/"):
+    if urlparse(path).path.endswith("/"):
         return shardlists.DirectoryShardList(urls, mode=mode or "resample")
-    if isinstance(urls, str) or utils.is_iterable(urls):
+    if path or utils.is_iterable(urls):
         return (shardlists.ResampledShards if resampled else shardlists.SimpleShardList)(urls)
     raise ValueError(f"cannot handle urls of type {type(urls)}")
 
@@ -214,8 +177,7 @@ def _opener(cache_dir: Any, cache_size: float, url_to_name: Any, verbose: bool, 
     cache_dir = os.path.expanduser(os.fspath(cache_dir))
     if not os.path.exists(cache_dir):
         raise ValueError(f"cache directory {cache_dir} does not exist")
-    name = cache.url_to_cache_name if url_to_name is cache.pipe_cleaner else url_to_name
-    return cache.FileCache(cache_dir, url_to_name=name, verbose=verbose, handler=handler, cache_size=cache_size)
+    return cache.file_cache(url_to_name, cache_dir=cache_dir, verbose=verbose, handler=handler, cache_size=cache_size)
 
 
 class FluidWrapper(DataPipeline, FluidInterface):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.compat.webdataset.autodecode import Decoder
@@ -25,48 +26,34 @@ _READING = ("tarfile_samples", "tar_file_expander", "group_by_keys", "StreamingO
 _DROPPED = "penstock: dropped"  # text, so that it is the same in every process
 
 
-class _OneSample:
-    """Calls a stage with one sample; a sample that the stage drops becomes a mark, which is filtered out."""
-
-    def __init__(self, stage: Callable[[Iterator[Any]], Any]) -> None:
-        self.stage = stage
-
-    def __call__(self, sample: Any) -> Any:
-        return next(iter(self.stage(iter([sample]))), _DROPPED)
+def _on_one_sample(sample: Any, *, stage: Callable[[Iterator[Any]], Any]) -> Any:
+    """Call a stage with one sample; a sample that the stage drops becomes a mark, which is filtered out."""
+    return next(iter(stage(iter([sample]))), _DROPPED)
 
 
 def _is_kept(sample: Any) -> bool:
     return not (isinstance(sample, str) and sample == _DROPPED)
 
 
-class _Unbatched:
-    def __init__(self, stage: Any) -> None:
-        self.stage = stage
-
-    def __call__(self, batch: Any) -> list[Any]:
-        return list(self.stage(iter([batch])))
+def _on_one_batch(batch: Any, *, stage: Callable[[Iterator[Any]], Any]) -> list[Any]:
+    return list(stage(iter([batch])))
 
 
 class _Sampled:
     """Keeps a sample with a probability, by its own generator."""
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float = 0.5) -> None:
         self.p = p
 
     def __call__(self, sample: Any, rng: Any) -> bool:
         return bool(rng.random() < self.p)
 
 
-class _Continues:
-    """A handler that refuses to stop: a dataset whose end depends on a failing sample has no exact order."""
-
-    def __init__(self, handler: Any) -> None:
-        self.handler = handler
-
-    def __call__(self, exn: Exception) -> bool:
-        if not self.handler(exn):
-            raise exn
-        return True
+def _continues(exn: Exception, *, handler: Any) -> bool:
+    """Refuse to stop: a dataset whose end depends on a failing sample has no exact order."""
+    if not handler(exn):
+        raise exn
+    return True
 
 
 def dataset_of(pipeline: DataPipeline) -> Dataset:
@@ -99,19 +86,14 @@ def dataset_of(pipeline: DataPipeline) -> Dataset:
 
 
 def _with_stage(ds: Dataset, step: Any) -> Dataset:
-    function = getattr(step, "f", step)
-    name = getattr(function, "__name__", type(step).__name__)
-    is_ours = getattr(function, "__module__", type(step).__module__).startswith(__package__ or "") or name == "islice"
-    options = dict(getattr(step, "kw", {}))
-    args = tuple(getattr(step, "args", ()))
-    if name in ("StreamingOpen", "FileCache"):
-        options["handler"] = step.handler
-    if not is_ours:
+    name, module = stage_name(step), getattr(getattr(step, "f", step), "__module__", type(step).__module__)
+    options, args = dict(getattr(step, "kw", {})), tuple(getattr(step, "args", ()))
+    if not (module.startswith(__package__ or "") or name == "islice"):
         raise _refused(step, "it is a function of the whole stream: write it as a function of one sample, in map")
     if name in _IGNORED:
         return ds
     if name in _READING:
-        return _with_reading(ds, step, options)
+        return _with_reading(ds, step, {"handler": getattr(step, "handler", None), **options})
     if name in _PER_SAMPLE:
         return _with_samples(ds, step, name, options)
     if name in ("_shuffle", "detshuffle"):
@@ -119,12 +101,10 @@ def _with_stage(ds: Dataset, step: Any) -> Dataset:
         return ds.shuffle(seed=None if seed is None else _seed(seed))
     if name == "_batched":
         named = dict(zip(("batchsize", "collation_fn", "partial"), args, strict=False)) | options
-        collate = named.get("collation_fn", default_collation_fn)
-        return ds.batched(
-            named.get("batchsize", 20), not named.get("partial", True), list if collate is None else collate
-        )
+        collate = named.get("collation_fn", default_collation_fn) or list
+        return ds.batched(named.get("batchsize", 20), not named.get("partial", True), collate)
     if name in ("_unbatched", "_unlisted"):
-        return ds.flat_map(_Unbatched(step))
+        return ds.flat_map(partial(_on_one_batch, stage=step))
     if name == "_rsample":
         return ds.filter(_Sampled(*args, **options))
     if name == "islice" and len(args) in (1, 2):
@@ -149,8 +129,8 @@ def _with_samples(ds: Dataset, step: Any, name: str, options: dict[str, Any]) ->
     drops = name in _MAY_DROP and not isinstance(step.args[0] if step.args else options.get("f"), Decoder)
     if handler is not None and getattr(handler, "__name__", "") != "reraise_exception":
         drops = True
-        step = type(step)(step.f, *step.args, **{**options, "handler": _Continues(handler)})
-    ds = ds.map(_OneSample(step))
+        step = type(step)(step.f, *step.args, **{**options, "handler": partial(_continues, handler=handler)})
+    ds = ds.map(partial(_on_one_sample, stage=step))
     return ds.filter(_is_kept) if drops else ds
 
 
@@ -159,6 +139,10 @@ def _seed(seed: Any) -> int:
     return seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else random.Random(seed).getrandbits(32)
 
 
+def stage_name(step: Any) -> str:
+    """Return the name of a stage's function, or of its class."""
+    return str(getattr(getattr(step, "f", step), "__name__", type(step).__name__))
+
+
 def _refused(step: Any, advice: str) -> PlanError:
-    name = getattr(getattr(step, "f", step), "__name__", type(step).__name__).lstrip("_")
-    return PlanError(f"the stage {name!r} cannot be made exact: {advice}")
+    return PlanError(f"the stage {stage_name(step).lstrip('_')!r} cannot be made exact: {advice}")

@@ -24,6 +24,8 @@ from penstock.compat.webdataset.pytorch import TorchTensor
 from penstock.compat.webdataset.utils import PipelineStage, identity
 
 Sample = dict[str, Any]
+Source = Iterable[Any]
+Items = Iterator[Any]
 
 
 class FilterFunction:
@@ -44,20 +46,16 @@ class RestCurried:
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f
+        functools.update_wrapper(self, f)
 
     def __call__(self, *args: Any, **kw: Any) -> FilterFunction:
         return FilterFunction(self.f, *args, **kw)
 
 
-def pipelinefilter(f: Callable[..., Any]) -> RestCurried:
-    """Turn ``f(data, *args)`` into ``g(*args)``, which returns a stage."""
-    curried = RestCurried(f)
-    functools.update_wrapper(curried, f)
-    return curried
+pipelinefilter = RestCurried
 
 
 def compose2(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return ``g(f(x))`` as a function of x."""
     return lambda x: g(f(x))
 
 
@@ -67,16 +65,16 @@ def compose(*args: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def pipeline(source: Any, *args: Callable[[Any], Any]) -> Any:
-    """Apply filters to a source, from left to right."""
-    return compose(*args)(source) if args else source
+    return compose(identity, *args)(source)
+
+
+def _alternatives(names: Any) -> list[str]:
+    """Return the names in ``"jpg;png"``, or a list as it is."""
+    return list(names.split(";") if isinstance(names, str) else names)
 
 
 def getfirst(a: Sample, keys: Any, default: Any = None, missing_is_error: bool = True) -> Any:
-    """Return the value of the first key that a sample has; keys are a list, or text separated by ``;``.
-
-    Raises:
-        ValueError: The sample has none of them.
-    """
+    """Return the value of the first key that a sample has, of a list or ``"a;b"``; ``ValueError`` if it has none."""
     names = keys.split(";") if isinstance(keys, str) else keys
     for name in names:
         if name in a:
@@ -99,8 +97,8 @@ def transform_with(sample: Any, transformers: Any) -> Any:
     return [value if f is None else f(value) for f, value in zip(transformers, sample, strict=False)] + rest
 
 
-def _each(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler) -> Iterator[tuple[Any, Any]]:
-    """Yield each sample with what ``f`` makes of it; the handler decides about errors."""
+def _each(data: Source, f: Callable[[Any], Any], handler: Handler) -> Items:
+    """Yield what ``f`` makes of each sample; the handler decides about errors."""
     for sample in data:
         try:
             result = f(sample)
@@ -108,18 +106,12 @@ def _each(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler) -> Ite
             if handler(exn):
                 continue
             return
-        yield sample, result
+        yield result
 
 
 def _info(
-    data: Iterable[Any],
-    fmt: str | None = None,
-    n: int = 3,
-    every: int = -1,
-    width: int = 50,
-    stream: Any = None,
-    name: str = "",
-) -> Iterator[Any]:
+    data: Source, fmt: Any = None, n: int = 3, every: int = -1, width: int = 50, stream: Any = None, name: str = ""
+) -> Items:
     """Print the first ``n`` samples, and after them one of ``every``."""
     stream = stream or sys.stderr
     for number, sample in enumerate(data):
@@ -137,13 +129,8 @@ def pick(buf: list[Any], rng: random.Random) -> Any:
 
 
 def _shuffle(
-    data: Iterable[Any],
-    bufsize: int = 1000,
-    initial: int = 100,
-    rng: random.Random | None = None,
-    seed: Any = None,
-    handler: Any = None,
-) -> Iterator[Any]:
+    data: Source, bufsize: int = 1000, initial: int = 100, rng: Any = None, seed: Any = None, handler: Any = None
+) -> Items:
     """Yield random items of a buffer that is filled by two for each one, from ``initial`` up to ``bufsize``."""
     if rng is None:
         rng = random.Random(int((os.getpid() + time.time()) * 1e9) if seed is None else seed)
@@ -164,18 +151,17 @@ class detshuffle(PipelineStage):  # WebDataset's name
     def __init__(self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1) -> None:
         self.bufsize, self.initial, self.seed, self.epoch = bufsize, initial, seed, epoch
 
-    def run(self, src: Iterable[Any]) -> Iterator[Any]:
-        """Shuffle the next epoch."""
+    def run(self, src: Source) -> Items:
         self.epoch += 1
         return _shuffle(src, self.bufsize, self.initial, random.Random(int(self.seed) + self.epoch))
 
 
-def _select(data: Iterable[Any], predicate: Callable[[Any], bool]) -> Iterator[Any]:
+def _select(data: Source, predicate: Callable[[Any], bool]) -> Items:
     """Keep the samples for which the predicate holds."""
     return filter(predicate, data)
 
 
-def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sample]:
+def _log_keys(data: Source, logfile: str | None = None) -> Items:
     """Append number, worker, rank and key of each sample to a file."""
     if not logfile:
         yield from data
@@ -189,36 +175,35 @@ def _log_keys(data: Iterable[Sample], logfile: str | None = None) -> Iterator[Sa
             yield sample
 
 
-def _decode(data: Iterable[Sample], *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
-    """Decode the fields of samples, see ``autodecode.Decoder``."""
-    handlers = [autodecode.ImageHandler(arg) if isinstance(arg, str) else arg for arg in args]
-    return (result for _, result in _each(data, autodecode.Decoder(handlers, **kw), handler))
+def _decode(data: Source, *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Items:
+    """Decode the fields of samples, see ``autodecode.Decoder``; text stands for an image spec."""
+    return _each(data, autodecode.Decoder(autodecode.field_handlers(args), **kw), handler)
 
 
-def _map(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Iterator[Any]:
+def _map(data: Source, f: Callable[[Any], Any], handler: Handler = reraise_exception) -> Items:
     """Apply ``f``; None drops the sample, and a dict keeps its key."""
-    for sample, result in _each(data, f, handler):
-        if result is None:
-            continue
+
+    def mapped(sample: Any) -> Any:
+        result = f(sample)
         if isinstance(sample, dict) and isinstance(result, dict):
             result["__key__"] = sample.get("__key__")
-        yield result
+        return result
+
+    return (result for result in _each(data, mapped, handler) if result is not None)
 
 
-def _rename(
-    data: Iterable[Sample], handler: Handler = reraise_exception, keep: bool = True, **kw: Any
-) -> Iterator[Sample]:
+def _rename(data: Source, handler: Handler = reraise_exception, keep: bool = True, **kw: Any) -> Items:
     """Rename fields, ``new="old;other"``; ``keep=False`` drops all others."""
-    old = {name for names in kw.values() for name in (names.split(";") if isinstance(names, str) else names)}
+    old = {name for names in kw.values() for name in _alternatives(names)}
 
     def renamed(sample: Sample) -> Sample:
         kept = {name: value for name, value in sample.items() if name not in old} if keep else {}
         return kept | {new: getfirst(sample, names) for new, names in kw.items()}
 
-    return (result for _, result in _each(data, renamed, handler))
+    return _each(data, renamed, handler)
 
 
-def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[Sample]:
+def _associate(data: Source, associator: Any, **kw: Any) -> Items:
     """Add the fields that a dict or a function has for the sample's key."""
     for sample in data:
         key = sample["__key__"]
@@ -226,7 +211,7 @@ def _associate(data: Iterable[Sample], associator: Any, **kw: Any) -> Iterator[S
         yield sample
 
 
-def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
+def _map_dict(data: Source, handler: Handler = reraise_exception, **kw: Any) -> Items:
     """Apply a function to each named field, in place."""
     assert kw, "map_dict needs a function for at least one field"
     assert all(callable(f) for f in kw.values()), kw
@@ -236,41 +221,40 @@ def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw
             sample[name] = f(sample[name])
         return sample
 
-    return (result for _, result in _each(data, mapped, handler))
+    return _each(data, mapped, handler)
 
 
 def _to_tuple(
-    data: Iterable[Sample],
+    data: Source,
     *args: Any,
     handler: Handler = reraise_exception,
     missing_is_error: bool = True,
     none_is_error: bool | None = None,
-) -> Iterator[tuple[Any, ...]]:
+) -> Items:
     """Take fields out of samples: one per argument, or per word of a single argument."""
     none_is_error = missing_is_error if none_is_error is None else none_is_error
     if len(args) == 1 and isinstance(args[0], str) and " " in args[0]:
         args = tuple(args[0].split())
-    alternatives = [arg.split(";") if isinstance(arg, str) else arg for arg in args]
+    fields = [_alternatives(arg) for arg in args]
 
     def chosen(sample: Sample) -> tuple[Any, ...]:
-        result = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in alternatives])
+        result = tuple([getfirst(sample, names, missing_is_error=missing_is_error) for names in fields])
         if none_is_error and any(value is None for value in result):
             raise ValueError(f"to_tuple {args} got {list(sample)}")
         return result
 
-    return (result for _, result in _each(data, chosen, handler))
+    return _each(data, chosen, handler)
 
 
-def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
+def _map_tuple(data: Source, *args: Any, handler: Handler = reraise_exception) -> Items:
     """Apply a function to each leading value of a tuple; None leaves a value as it is."""
-    fs = [identity if f is None else f for f in args]
-    assert all(callable(f) for f in fs), args
+    assert all(f is None or callable(f) for f in args), args
 
     def mapped(sample: Any) -> tuple[Any, ...]:
         assert isinstance(sample, list | tuple), type(sample)
-        return (*[f(value) for f, value in zip(fs, sample, strict=False)], *sample[len(fs) :])
+        return tuple(transform_with(sample, args))
 
-    return (result for _, result in _each(data, mapped, handler))
+    return _each(data, mapped, handler)
 
 
 def combine_values(b: Any, combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
@@ -290,19 +274,17 @@ def combine_values(b: Any, combine_tensors: bool = True, combine_scalars: bool =
 def default_collation_fn(samples: Any, combine_tensors: bool = True, combine_scalars: bool = True) -> Any:
     """Join samples, tuples or dicts with the same fields, to one of columns."""
     if isinstance(samples[0], dict):
-        keys = samples[0].keys()
-        assert all(sample.keys() == keys for sample in samples), "keys don't match in different samples"
-        return {
-            key: combine_values([sample[key] for sample in samples], combine_tensors, combine_scalars) for key in keys
-        }
+        columns = {key: [sample.get(key) for sample in samples] for key in samples[0]}
+        assert all(sample.keys() == columns.keys() for sample in samples), "keys don't match in different samples"
+        return {key: combine_values(column, combine_tensors, combine_scalars) for key, column in columns.items()}
     assert len({len(sample) for sample in samples}) == 1, "keys don't match in different samples"
-    columns = zip(*samples, strict=True)
-    return tuple([combine_values(list(column), combine_tensors, combine_scalars) for column in columns])
+    values = zip(*samples, strict=True)
+    return tuple([combine_values(list(column), combine_tensors, combine_scalars) for column in values])
 
 
 def _batched(
-    data: Iterable[Any], batchsize: int = 20, collation_fn: Any = default_collation_fn, partial: bool = True
-) -> Iterator[Any]:
+    data: Source, batchsize: int = 20, collation_fn: Any = default_collation_fn, partial: bool = True
+) -> Items:
     """Join ``batchsize`` neighbours to a batch; ``partial`` keeps a smaller last one."""
     items = iter(data)
     while batch := list(itertools.islice(items, batchsize)):
@@ -310,19 +292,15 @@ def _batched(
             yield batch if collation_fn is None else collation_fn(batch)
 
 
-def _unlisted(data: Iterable[list[Any]]) -> Iterator[Any]:
+def _unlisted(data: Iterable[list[Any]]) -> Items:
     """Yield the items of lists."""
     for batch in data:
         assert isinstance(batch, list), batch
         yield from batch
 
 
-def _unbatched(data: Iterable[Any]) -> Iterator[Any]:
-    """Take batches of columns apart.
-
-    Raises:
-        ValueError: A batch is neither a dict nor a tuple.
-    """
+def _unbatched(data: Source) -> Items:
+    """Take batches of columns apart; ``ValueError`` for a batch that is neither a dict nor a tuple."""
     for batch in data:
         if isinstance(batch, list | tuple):
             yield from (tuple([column[i] for column in batch]) for i in range(len(batch[0])))
@@ -334,24 +312,19 @@ def _unbatched(data: Iterable[Any]) -> Iterator[Any]:
             raise ValueError(f"unknown sample type: {type(batch)}")
 
 
-def _rsample(data: Iterable[Any], p: float = 0.5) -> Iterator[Any]:
+def _rsample(data: Source, p: float = 0.5) -> Items:
     """Keep each sample with a probability."""
     assert 0.0 <= p <= 1.0, p
     return (sample for sample in data if random.random() < p)
 
 
 def _extract_keys(
-    source: Iterable[Sample], *patterns: Any, duplicate_is_error: bool = True, ignore_missing: bool = False
-) -> Iterator[tuple[Any, ...]]:
-    """Take the fields that match patterns out of samples.
-
-    Raises:
-        ValueError: No field matches a pattern, or several do.
-    """
+    source: Source, *patterns: Any, duplicate_is_error: bool = True, ignore_missing: bool = False
+) -> Items:
+    """Take the fields that match patterns out of samples; none for a pattern, or several, is a ``ValueError``."""
     for sample in source:
         result = []
-        for pattern in patterns:
-            globs = pattern.split(";") if isinstance(pattern, str) else pattern
+        for globs in [_alternatives(pattern) for pattern in patterns]:
             matches = [name for name in sample if any(fnmatch("." + name, g) or fnmatch(name, g) for g in globs)]
             if len(matches) > 1 and duplicate_is_error:
                 raise ValueError(f"Multiple sample keys {list(sample)} match {globs}.")
@@ -362,17 +335,16 @@ def _extract_keys(
 
 
 def _rename_keys(
-    source: Iterable[Sample],
+    source: Source,
     *args: tuple[str, str],
     keep_unselected: bool = False,
     must_match: bool = True,
     duplicate_is_error: bool = True,
     **kw: str,
-) -> Iterator[Sample]:
+) -> Items:
     """Rename the fields whose last part matches a pattern, ``(new, pattern)`` or ``new=pattern``; later rules win.
 
-    Raises:
-        ValueError: A pattern matches no field, or two fields get one name.
+    A pattern that matches no field, and two fields that get one name, are a ``ValueError``.
     """
     rules = [*args, *kw.items()]
     for sample in source:
@@ -394,17 +366,14 @@ def _rename_keys(
 
 
 def decode_bin(stream: Any) -> Any:
-    """Return the bytes of a stream."""
     return stream.read()
 
 
 def decode_text(stream: Any) -> str:
-    """Return the text of a stream."""
     return str(stream.read(), "utf-8")
 
 
 def decode_pickle(stream: Any) -> Any:
-    """Return the object that is pickled in a stream, if pickle is trusted."""
     return autodecode.unpickle_loads(stream.read())
 
 
@@ -419,13 +388,9 @@ def find_decoder(decoders: Any, path: str) -> Any:
 
 
 def _xdecode(
-    source: Iterable[Sample], *args: Any, must_decode: bool = True, defaults: Any = default_decoders, **kw: Any
-) -> Iterator[Sample]:
-    """Decode fields by functions of a stream, ``(pattern, f)`` or ``extension=f``; False leaves a field as it is.
-
-    Raises:
-        ValueError: A field has no decoder.
-    """
+    source: Source, *args: Any, must_decode: bool = True, defaults: Any = default_decoders, **kw: Any
+) -> Items:
+    """Decode fields by pattern, with functions of a stream; ``ValueError`` for a field without a decoder."""
     decoders = [*defaults, *args, *((f"*.{extension}", f) for extension, f in kw.items())]
 
     def decoded(path: str, data: Any) -> Any:
@@ -443,8 +408,7 @@ class Cached(PipelineStage):
     def __init__(self) -> None:
         self.cached: list[Any] | None = None
 
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of the source, or those that were kept."""
+    def run(self, source: Source) -> Items:
         if self.cached is not None:
             yield from self.cached
             return
@@ -459,17 +423,14 @@ class LMDBCached(PipelineStage):
     """Keeps all samples in an LMDB database after one whole pass; ``pickler`` encodes them."""
 
     def __init__(self, fname: str, map_size: float = 1e12, pickler: Any = pickle, chunksize: int = 500) -> None:
-        lmdb = import_module("lmdb")
-        self.db: Any = lmdb.open(fname, readonly=False, map_size=int(map_size))
+        self.db: Any = import_module("lmdb").open(fname, readonly=False, map_size=int(map_size))
         self.pickler, self.chunksize = pickler, chunksize
 
     def is_complete(self) -> bool:
-        """Return whether a whole pass has been stored."""
         with self.db.begin() as txn:
             return txn.get(b"_") is not None
 
-    def run(self, source: Iterable[Any]) -> Iterator[Any]:
-        """Yield the samples of the database if it is complete, else those of the source, which are stored."""
+    def run(self, source: Source) -> Items:
         if self.is_complete():
             with self.db.begin() as txn:
                 yield from (self.pickler.loads(value) for key, value in txn.cursor() if key != b"_")

@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
@@ -49,21 +49,15 @@ class Pipe:
         self.status: int | None = None
 
     def check_status(self, wait: bool = False) -> None:
-        """Raise an error if the command has failed.
-
-        Raises:
-            OSError: Its exit status is not one of the ignored ones.
-        """
+        """Raise ``OSError`` if the command has ended with a status that is not ignored."""
         self.status = self.proc.wait(self.timeout) if wait else self.proc.poll()
         if self.status is not None and self.status not in self.ignore_status and not self.ignore_errors:
             raise OSError(f"{self.args}: exit {self.status}")
 
     def read(self, size: int = -1) -> bytes:
-        """Return up to ``size`` bytes."""
         return self._checked(self.stream.read(size))
 
     def read1(self, size: int = -1) -> bytes:
-        """Return the bytes that have arrived, up to ``size``."""
         return self._checked(self.stream.read1(size))
 
     def _checked(self, found: bytes) -> bytes:
@@ -71,7 +65,6 @@ class Pipe:
         return found
 
     def write(self, data: Any) -> int:
-        """Pass bytes to the command."""
         written: int = self.stream.write(data)
         self.check_status()
         return written
@@ -103,7 +96,7 @@ class RemoteStream(io.RawIOBase):
         self._first.start()
 
     @staticmethod
-    def _fetched(url: str) -> Iterator[bytes]:
+    def _fetched(url: str) -> Generator[bytes]:
         storage = open_storage(url)
         if (path := storage.local_path(url)) is not None:
             with open(path, "rb") as file:
@@ -119,11 +112,7 @@ class RemoteStream(io.RawIOBase):
             self._head = exc
 
     def head(self) -> bytes:
-        """Return the bytes at the front that have arrived, without consuming them; empty at the end.
-
-        Raises:
-            StorageError: The object cannot be read.
-        """
+        """Return the bytes at the front that have arrived, without consuming them; empty at the end."""
         self._first.join()
         if isinstance(self._head, Exception):
             raise self._head
@@ -131,11 +120,7 @@ class RemoteStream(io.RawIOBase):
         return self._head
 
     def chunks(self) -> Iterator[bytes]:
-        """Yield the remaining bytes in large pieces, without copying them.
-
-        Raises:
-            StorageError: The object cannot be read.
-        """
+        """Yield the remaining bytes in large pieces, without copying them."""
         while chunk := self.head():
             self._head = b""
             yield chunk
@@ -158,10 +143,9 @@ class RemoteStream(io.RawIOBase):
         return len(found)
 
     def close(self) -> None:
-        """Stop fetching."""
         if not self.closed:
             self._first.join()
-            getattr(self._chunks, "close", lambda: None)()
+            self._chunks.close()
         super().close()
 
 
@@ -185,8 +169,7 @@ class UploadStream(io.RawIOBase):
 
     def __exit__(self, error_type: Any, *error: Any) -> None:
         if error_type is not None:
-            self._upload.abort()
-            super().close()
+            self.__del__()
         self.close()
 
     def __del__(self) -> None:
@@ -196,41 +179,24 @@ class UploadStream(io.RawIOBase):
 
 
 def gopen_file(url: str, mode: str = "rb", bufsize: int = -1) -> Any:
-    """Open a local file, given as a path or as a ``file:`` URL.
-
-    Raises:
-        OSError: The file cannot be opened.
-    """
+    """Open a local file, given as a path or as a ``file:`` URL."""
     return open(url2pathname(urlparse(url).path) if url.startswith("file:") else url, mode)
 
 
 def gopen_pipe(url: str, mode: str = "rb", bufsize: int = 8192) -> Pipe:
-    """Start the shell command of a ``pipe:`` URL.
-
-    Raises:
-        ValueError: Commands are not trusted.
-    """
+    """Start the shell command of a ``pipe:`` URL; ``ValueError`` if commands are not trusted."""
     enforced = "gopen_pipe: unsafe_gopen is False, cannot open pipe URLs"
     utils.require_trust("pipe", f"{url!r} runs a shell command, which is refused", enforced)
     return Pipe(url[5:], mode=mode, shell=True, bufsize=bufsize, ignore_status=_PIPE_CLOSED)
 
 
 def gopen_storage(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> RemoteStream | UploadStream:
-    """Open an object of a storage: HTTP, S3, and by fsspec gs, az, hf, sftp and others.
-
-    Raises:
-        StorageError: No storage has this scheme, or the object cannot be written.
-    """
+    """Open an object of a storage: HTTP, S3, and by fsspec gs, az, hf, sftp and others."""
     storage = open_storage(url)  # an unknown scheme is an error here, not in the background
     return RemoteStream(url) if mode[0] == "r" else UploadStream(storage.put(url))
 
 
 def gopen_error(url: str, *args: Any, **options: Any) -> Any:
-    """Refuse a URL.
-
-    Raises:
-        ValueError: Always.
-    """
     raise ValueError(f"{url}: no gopen handler defined")
 
 
@@ -251,11 +217,7 @@ def set_options(obj: Any, **options: Any) -> bool:
 
 
 def rewrite_url(url: str) -> str:
-    """Apply the first matching rule of ``GOPEN_REWRITE="regex=replacement;..."`` to a URL.
-
-    Raises:
-        ValueError: There are rules, and they are not trusted.
-    """
+    """Apply the first matching rule of ``GOPEN_REWRITE="regex=replacement;..."``; ``ValueError`` if not trusted."""
     rules = os.environ.get("GOPEN_REWRITE")
     if rules is None:
         return url
@@ -269,12 +231,7 @@ def rewrite_url(url: str) -> str:
 
 
 def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> Any:
-    """Open a URL, ``"rb"`` or ``"wb"``; ``"-"`` is standard input or output.
-
-    Raises:
-        ValueError: The mode or the URL is refused.
-        OSError: The stream cannot be opened.
-    """
+    """Open a URL, ``"rb"`` or ``"wb"``; ``"-"`` is standard input or output."""
     if mode not in ("rb", "wb"):
         raise ValueError(f"gopen(mode={mode!r}): use 'rb' or 'wb'")
     if url == "-":
@@ -290,7 +247,6 @@ def gopen(url: str, mode: str = "rb", bufsize: int = 8192, **options: Any) -> An
 
 
 def reader(url: str, **options: Any) -> Any:
-    """Open a URL to read."""
     return gopen(url, "rb", **options)
 
 

@@ -12,27 +12,25 @@ from penstock.compat.webdataset import autodecode, filters, handlers, shardlists
 from penstock.compat.webdataset.pytorch import IterableDataset
 
 _ARGUMENTS = {
-    "extensions",
-    "decoder",
-    "transforms",
-    "shuffle",
-    "pipeline",
-    "opener",
-    "errors",
-    "associate",
-    "length",
-    "epochs",
+    *(
+        "extensions",
+        "decoder",
+        "transforms",
+        "shuffle",
+        "pipeline",
+        "opener",
+        "errors",
+        "associate",
+        "length",
+        "epochs",
+    ),
 }
 _INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _IMAGES = ("png", "jpg", "jpeg", "img", "image", "pbm", "pgm", "ppm")
 
 
 def check_arguments(old: dict[str, Any]) -> None:
-    """Refuse arguments that no version had, and say how to write the others today.
-
-    Raises:
-        TypeError: An argument is unknown.
-    """
+    """Refuse arguments that no version had (``TypeError``), and say how to write the others today."""
     if unknown := sorted(set(old) - _ARGUMENTS):
         raise TypeError(f"WebDataset() got an unexpected keyword argument {unknown[0]!r}")
     advice = "write .decode(...).to_tuple(...).map_tuple(...).shuffle(...) after WebDataset(urls)"
@@ -49,10 +47,8 @@ def handler_of(old: dict[str, Any], handler: handlers.Handler) -> handlers.Handl
 
 def opener_of(old: dict[str, Any], handler: handlers.Handler) -> Any:
     """Return the stage that ``opener`` stands for, if it is given."""
-    opener = old.get("opener")
-    if opener is None:
-        return None
-    return filters.FilterFunction(tariterators.open_each, partial(_opened, opener), handler)
+    opened = partial(_opened, old.get("opener"))
+    return filters.FilterFunction(tariterators.open_each, opened, handler) if old.get("opener") else None
 
 
 def _opened(opener: Any, url: str) -> tuple[Any, None]:
@@ -172,7 +168,6 @@ class PytorchShardList(shardlists.SimpleShardList):
         self.by_worker, self.by_node = split_by_worker, split_by_node
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next iteration."""
         self.epoch = epoch - 1
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

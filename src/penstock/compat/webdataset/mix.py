@@ -4,34 +4,31 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 from penstock.compat.webdataset.pytorch import IterableDataset
 
 
-def round_robin_shortest(*sources: Iterator[Any]) -> Iterator[Any]:
-    """Take one sample of each source in turn, until a source ends."""
-    while True:
-        for source in sources:
-            try:
-                yield next(source)
-            except StopIteration:
-                return
-
-
-def round_robin_longest(*sources: Iterator[Any]) -> Iterator[Any]:
-    """Take one sample of each source in turn, until all have ended."""
+def _round_robin(*sources: Iterator[Any], longest: bool) -> Iterator[Any]:
+    """Take one sample of each source in turn, until one ends, or with ``longest`` all have ended."""
     left, at = list(sources), 0
     while left:
         at %= len(left)
         try:
             sample = next(left[at])
         except StopIteration:
+            if not longest:
+                return
             del left[at]
             continue
         at += 1
         yield sample
+
+
+round_robin_shortest = partial(_round_robin, longest=False)
+round_robin_longest = partial(_round_robin, longest=True)
 
 
 def random_samples(sources: list[Iterator[Any]], probs: Any = None, longest: bool = False) -> Iterator[Any]:
@@ -58,8 +55,7 @@ class RoundRobin(IterableDataset[Any]):
         self.datasets, self.longest = datasets, longest
 
     def __iter__(self) -> Iterator[Any]:
-        sources = [iter(dataset) for dataset in self.datasets]
-        return round_robin_longest(*sources) if self.longest else round_robin_shortest(*sources)
+        return _round_robin(*[iter(dataset) for dataset in self.datasets], longest=self.longest)
 
 
 class RandomMix(IterableDataset[Any]):
@@ -69,4 +65,4 @@ class RandomMix(IterableDataset[Any]):
         self.datasets, self.probs, self.longest = datasets, probs, longest
 
     def __iter__(self) -> Iterator[Any]:
-        return random_samples([iter(dataset) for dataset in self.datasets], self.probs, longest=self.longest)
+        return random_samples([iter(dataset) for dataset in self.datasets], self.probs, self.longest)

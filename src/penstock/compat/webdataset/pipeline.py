@@ -24,10 +24,8 @@ _STATE_VERSION = 1
 class DataPipeline(IterableDataset[Any], PipelineStage):
     """Iterates over stages: the first is a dataset, a list or a function, each other a function of an iterator.
 
-    Attributes:
-        pipeline: The stages; programs change the list as they like.
-        repetitions: How often the stages run in one iteration.
-        nsamples: How many samples an iteration yields at most; 0 or less: all.
+    Programs change the list ``pipeline`` as they like. The stages run ``repetitions`` times in one iteration, which
+    yields ``nsamples`` samples at most; 0 or less: all.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -44,12 +42,9 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self.pipeline = []
 
     def invoke(self, f: Any, *args: Any, **options: Any) -> Any:
-        """Return the iterator of a stage.
-
-        Raises:
-            ValueError: It is not a stage.
-        """
-        if not args and (isinstance(f, IterableDataset | DataLoader | list) or not callable(f)) and _iterable(f):
+        """Return the iterator of a stage; ``ValueError`` if it is none."""
+        is_source = isinstance(f, IterableDataset | DataLoader | list) or not callable(f)
+        if not args and is_source and hasattr(f, "__iter__"):
             return iter(f)
         if isinstance(f, PipelineStage) and hasattr(f, "run"):
             return f.run(*args, **options)
@@ -82,7 +77,6 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return self.iterator()
 
     def stage(self, i: int) -> Any:
-        """Return a stage."""
         return self.pipeline[i]
 
     def append(self, f: Any) -> None:
@@ -127,13 +121,14 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         Raises:
             StateError: No stage counts epochs in this process, so the state would restore nothing.
         """
-        epochs = {str(i): step.epoch for i, step in enumerate(self.pipeline) if isinstance(_epoch(step), int)}
+        counts = {str(i): getattr(step, "epoch", None) for i, step in enumerate(self.pipeline)}
+        epochs = {i: epoch for i, epoch in counts.items() if isinstance(epoch, int)}
         if not epochs:
             raise StateError(
                 "a WebDataset pipeline keeps no position, and no stage of this one counts epochs: use detshuffle or "
                 "ResampledShards to save epochs, or .exact().loader(), which resumes after any batch"
             )
-        return {"v": _STATE_VERSION, "stages": [_kind(step) for step in self.pipeline], "epochs": epochs}
+        return {"v": _STATE_VERSION, "stages": [exact.stage_name(step) for step in self.pipeline], "epochs": epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with the epoch after those in a state; a position within an epoch is not part of it.
@@ -141,22 +136,11 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         Raises:
             StateError: The state is of another version, or of other stages.
         """
-        if state.get("v") != _STATE_VERSION or state.get("stages") != [_kind(step) for step in self.pipeline]:
+        stages = [exact.stage_name(step) for step in self.pipeline]
+        if state.get("v") != _STATE_VERSION or state.get("stages") != stages:
             raise StateError("the state was saved by a pipeline with other stages, or by another version")
         for i, epoch in state["epochs"].items():
             self.pipeline[int(i)].epoch = epoch
-
-
-def _iterable(f: Any) -> bool:
-    return hasattr(f, "__iter__")
-
-
-def _epoch(step: Any) -> Any:
-    return getattr(step, "epoch", None)
-
-
-def _kind(step: Any) -> str:
-    return getattr(getattr(step, "f", step), "__name__", type(step).__name__)
 
 
 @functools.cache
@@ -171,8 +155,7 @@ def _sized(cls: Any) -> type[Any]:
 
 
 def _restored(cls: Any, attributes: dict[str, Any]) -> Any:
-    sized: Any = _sized(cls)
-    restored = object.__new__(sized)
+    restored = object.__new__(_sized(cls))
     restored.__dict__.update(attributes)
     return restored
 

@@ -14,19 +14,14 @@ else:
     except ModuleNotFoundError:
 
         class IterableDataset:
-            """Stands for torch's class, so that pipelines run without torch."""
-
             def __class_getitem__(cls, item: Any) -> Any:
                 return cls
 
         class DataLoader:
-            """Stands for torch's class: no object is an instance of it."""
-
             def __init__(self, *args: Any, **options: Any) -> None:
                 raise ModuleNotFoundError("DataLoader and WebLoader need torch: pip install 'penstock[torch]'")
 
-        class TorchTensor:
-            """Stands for torch's class: no object is an instance of it."""
+        class TorchTensor: ...
 
 
 __all__ = ["DataLoader", "IterableDataset", "TorchTensor"]

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
 from typing import Any
@@ -16,7 +17,10 @@ from typing import Any
 from penstock.compat.webdataset import utils
 from penstock.compat.webdataset.filters import pipelinefilter
 from penstock.compat.webdataset.pytorch import IterableDataset
+from penstock.landing.lock import is_running
 from penstock.storage import expand_braces
+
+Shards = Iterator[dict[str, Any]]
 
 
 def envlookup(m: re.Match[str]) -> str:
@@ -34,15 +38,11 @@ def envsubst(s: str) -> str:
 def split_by_node(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
     """Keep every item whose number is this rank's, modulo the world size."""
     rank, world, _, _ = utils.pytorch_worker_info(group=group)
-    yield from islice(src, rank, None, world) if world > 1 else src
+    yield from islice(src, rank, None, world)
 
 
 def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
-    """Pass items on, in one process only.
-
-    Raises:
-        ValueError: The world is larger than 1.
-    """
+    """Pass items on, in one process; ``ValueError`` where there are more."""
     if utils.pytorch_worker_info(group=group)[1] > 1:
         raise ValueError("you need to add an explicit nodesplitter to your input pipeline for multi-node training")
     yield from src
@@ -51,7 +51,7 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 def split_by_worker(src: Iterable[Any]) -> Iterator[Any]:
     """Keep every item whose number is this worker's, modulo the number of workers."""
     _, _, worker, workers = utils.pytorch_worker_info()
-    yield from islice(src, worker, None, workers) if workers > 1 else src
+    yield from islice(src, worker, None, workers)
 
 
 def expand_urls(urls: Any) -> list[str]:
@@ -60,20 +60,14 @@ def expand_urls(urls: Any) -> list[str]:
         return list(urls)
     result: list[str] = []
     for url in urls.split("::"):
-        for _ in range(10):
-            last, url = url, envsubst(url)
-            if url == last:
-                break
+        for _ in range(10):  # a variable may hold others
+            url = envsubst(url)
         result.extend(expand_braces(url))
     return result
 
 
 def expand_source(source: Any, max_urls: int = int(1e9)) -> list[str]:
-    """Return the URLs of a pattern, a list or another iterable.
-
-    Raises:
-        ValueError: ``source`` is none of these.
-    """
+    """Return the URLs of a pattern, a list or another iterable; ``ValueError`` for anything else."""
     if isinstance(source, str | list):
         return expand_urls(source) if isinstance(source, str) else source
     if not utils.is_iterable(source):
@@ -93,7 +87,7 @@ class SimpleShardList(IterableDataset[Any]):
     def __len__(self) -> int:
         return len(self.urls)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Shards:
         urls = self.urls.copy()
         if self.seed is not None:
             random.Random(self.seed).shuffle(urls)
@@ -109,26 +103,22 @@ def resampled_(src: Iterable[Any], n: int = sys.maxsize) -> Iterator[Any]:
 resampled = pipelinefilter(resampled_)
 
 
-def non_empty(src: Iterable[Any]) -> Iterator[Any]:
-    """Pass items on.
-
-    Raises:
-        ValueError: There is none.
-    """
-    empty = True
+def require_items(src: Iterable[Any], problem: str) -> Iterator[Any]:
+    """Pass items on; ``ValueError`` if there is none."""
+    item = nothing = object()
     for item in src:
-        empty = False
         yield item
-    if empty:
-        raise ValueError("pipeline stage received no data at all and this was declared as an error")
+    if item is nothing:
+        raise ValueError(problem)
+
+
+def non_empty(src: Iterable[Any]) -> Iterator[Any]:
+    """Pass items on; ``ValueError`` if there is none."""
+    return require_items(src, "pipeline stage received no data at all and this was declared as an error")
 
 
 class ResampledShards(IterableDataset[Any]):
-    """Yields shards at random, with replacement, ``nshards`` per epoch; each worker has a seed of its own.
-
-    Raises:
-        ValueError: There are no shards.
-    """
+    """Yields shards at random, with replacement, ``nshards`` per epoch; each worker has a seed of its own."""
 
     def __init__(
         self,
@@ -148,7 +138,7 @@ class ResampledShards(IterableDataset[Any]):
         self.nshards, self.seed, self.deterministic, self.epoch = nshards, seed, deterministic, -1
         self.worker_seed = utils.pytorch_worker_seed if worker_seed is None else worker_seed
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Shards:
         self.epoch += 1
         chance = () if self.deterministic else (os.getpid(), time.time_ns(), os.urandom(4))
         seed = utils.make_seed(self.worker_seed(), self.epoch, self.seed, *chance)
@@ -162,35 +152,23 @@ class ResampledShards(IterableDataset[Any]):
 ResampledShardList = ResampledShards
 
 
+@dataclass(eq=False)
 class DirectoryShardList(IterableDataset[Any]):
-    """Yields the shards of a folder as they appear; a shard is renamed while it is being read.
+    """Yields the shards of a folder as they appear; a shard is renamed while it is being read."""
 
-    Args:
-        path: The folder, with a slash at its end.
-        pattern: Which files are shards.
-        poll: Seconds between looks into an empty folder; None: an empty folder is the end.
-        timeout: Seconds after which it ends.
-        mode: What becomes of a shard that was read: "resample" (again available), "unlink", or "keep" (renamed).
-        select: Which shard is next: "random" or "oldest".
-        fate: Not used.
-    """
+    path: str  # with a slash at its end
+    pattern: str = "*.{tar,tgz,tar.tgz}"
+    poll: float | None = 1  # seconds between looks into an empty folder; None: an empty folder is the end
+    timeout: float = 1e12  # seconds after which it ends
+    mode: str | None = "resample"  # what becomes of a shard that was read: it stays, or "unlink", or "keep" (renamed)
+    select: str = "random"  # or "oldest"
+    fate: Any = None  # not used
 
-    def __init__(
-        self,
-        path: str,
-        pattern: str = "*.{tar,tgz,tar.tgz}",
-        poll: float | None = 1,
-        timeout: float = 1e12,
-        mode: str | None = "resample",
-        select: str = "random",
-        fate: Any = None,
-    ) -> None:
-        assert path.endswith("/"), path
-        assert os.path.isdir(path), path
-        if select not in ("random", "oldest"):
-            raise ValueError(f"unknown selection strategy {select}")
-        self.path, self.pattern, self.poll, self.timeout = path, pattern, poll, timeout
-        self.mode, self.select, self.fate = mode, select, fate
+    def __post_init__(self) -> None:
+        assert self.path.endswith("/"), self.path
+        assert os.path.isdir(self.path), self.path
+        if self.select not in ("random", "oldest"):
+            raise ValueError(f"unknown selection strategy {self.select}")
 
     def recycle(self, activename: str) -> None:
         """Delete a shard that was read, mark it as done, or give it back its name."""
@@ -204,10 +182,10 @@ class DirectoryShardList(IterableDataset[Any]):
         """Recycle the shards of readers that have died."""
         for name in glob.glob(os.path.join(self.path, "*._*_")):
             match = re.search(r"\._(\d+)_$", name)
-            if match and not _is_running(int(match[1])):
+            if match and not is_running(int(match[1])):
                 self.recycle(name)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Shards:
         until = time.time() + self.timeout
         while time.time() < until:
             found = sorted(utils.glob_with_braces(self.path + self.pattern))
@@ -227,21 +205,10 @@ class DirectoryShardList(IterableDataset[Any]):
             self.cleanup_files_without_processes()
 
 
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OverflowError:
-        return False
-    except OSError as exc:
-        return isinstance(exc, PermissionError)
-    return True
-
-
 class MultiShardSample(IterableDataset[Any]):
     """Yields shards of several datasets per epoch: all, ``choose`` of them, or ``resample`` with replacement.
 
-    Args:
-        fname: A YAML file or a dict: prefix, buckets, datasets of shards, name, buckets, resample or choose.
+    A YAML file or a dict describes them: prefix, buckets, datasets of shards, name, buckets, resample or choose.
     """
 
     def __init__(self, fname: Any) -> None:
@@ -271,7 +238,7 @@ class MultiShardSample(IterableDataset[Any]):
         self.rng.shuffle(result)
         return result
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def __iter__(self) -> Shards:
         return iter([{"url": url} for url in self.get_shards_for_epoch()])
 
 

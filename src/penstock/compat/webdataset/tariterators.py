@@ -17,18 +17,12 @@ import stat
 import tarfile
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 from penstock.compat.webdataset import filters, gopen
 from penstock.compat.webdataset.handlers import Handler, reraise_exception
 from penstock.errors import DataError
-from penstock.formats.tar.archive import (
-    BLOCK,
-    checksum_holds,
-    compression_of,
-    has_relevant_records,
-    padded,
-)
+from penstock.formats.tar.archive import BLOCK, compression_of
 from penstock.formats.tar.grouper import Grouper, SampleEntry
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
 from penstock.storage import expand_braces
@@ -37,13 +31,11 @@ trace = False
 meta_prefix = meta_suffix = "__"
 
 Sample = dict[str, Any]
-Chosen = Callable[[str], bool]
-Renamed = Callable[[str], str]
+Chosen = Callable[[str], bool] | None
+Renamed = Callable[[str], str] | None
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)\Z")
 _META = r"__[^/]*__($|/)"
-_MIN_RUN, _RETRY_AFTER = 4, 64  # samples that are worth a look ahead; members before the next look
-_PAX, _PLAIN = ord("x"), (ord("0"), 0)
 
 
 class ShardError(DataError, tarfile.ReadError):
@@ -77,43 +69,31 @@ def shardlist(urls: Any, *, shuffle: bool = False) -> Iterator[Sample]:
 
 
 def url_opener(data: Iterable[Sample], handler: Handler = reraise_exception, **options: Any) -> Iterator[Sample]:
-    """Open the shard of each ``dict(url=...)``, as ``stream``; fetches a remote shard while the one before it is read.
-
-    Raises:
-        OSError: A shard cannot be opened, and the handler raises.
-    """
+    """Open the shard of each ``dict(url=...)`` as ``stream``; a remote one is fetched while the one before is read."""
     return open_each(data, lambda url: (gopen.gopen(url, **options), None), handler)
 
 
-def open_each(
-    data: Iterable[Any], open_url: Callable[[str], tuple[Any, str | None]], handler: Handler
-) -> Iterator[Sample]:
-    """Yield each shard with its stream; ``open_url`` returns the stream and the local path, if there is one.
-
-    Raises:
-        Exception: What ``open_url`` raises, unless the handler continues or stops.
-    """
-    fetching: Sample | None = None
+def open_each(data: Iterable[Any], open_url: Callable[[str], tuple[Any, Any]], handler: Handler) -> Iterator[Sample]:
+    """Yield each shard with its stream; ``open_url`` returns the stream and the local path, if there is one."""
+    fetching: list[Sample] = []  # at most one: a remote shard, which is yielded when the next one has been opened
     for item in data:
         sample = item if isinstance(item, dict) else {"url": item}
         try:
             stream, path = open_url(sample["url"])
         except Exception as exn:
-            if fetching is not None:  # it comes first
-                yield fetching
-                fetching = None
+            yield from fetching
+            fetching = []
             exn.args = (*exn.args, sample.get("url"))
             if handler(exn):
                 continue
             return
         sample.update({"stream": stream} if path is None else {"stream": stream, "local_path": path})
-        if fetching is not None:
-            yield fetching
-        fetching = sample if isinstance(stream, gopen.RemoteStream) else None
-        if fetching is None:
+        yield from fetching
+        fetching = [sample]
+        if not isinstance(stream, gopen.RemoteStream):
+            fetching = []
             yield sample
-    if fetching is not None:
-        yield fetching
+    yield from fetching
 
 
 class _Ungrouped(Grouper[Any]):
@@ -122,70 +102,17 @@ class _Ungrouped(Grouper[Any]):
     def push(self, name: bytes, value: Any, problem: str | None = None) -> list[SampleEntry[Any]]:
         return [(name, (), [value], problem, False)] if name or problem else []
 
-    def push_run(
-        self, names: list[bytes], values: Any, at: int
-    ) -> tuple[list[bytes], tuple[str, ...], list[Any]] | None:
+    def push_run(self, names: list[bytes], values: Any, at: int) -> Any:
         return names[at:], (), values[at:]
 
     def finish(self) -> list[SampleEntry[Any]]:
         return []
 
 
-class _MemberWalker(ArchiveWalker[Any]):
-    """Walks over members, many headers at a time, also where each has a PAX header for its time, as WebDataset's."""
-
-    def __init__(self, shard: str, buffer: ArchiveBuffer, value: Callable[[bytes, MemberSpan], Any] | None) -> None:
-        super().__init__(shard, buffer, value)
-        self._grouper = _Ungrouped()
-
-    def _read_headers(self) -> tuple[list[bytes], list[MemberSpan], int | None]:
-        found = super()._read_headers()
-        return found if found[0] or found[2] is not None else self._read_headers_after_pax()
-
-    def _read_headers_after_pax(self) -> tuple[list[bytes], list[MemberSpan], int | None]:
-        buffer = self.buffer
-        data, base, stop, most = buffer.data, buffer.base, buffer.size, buffer.max_member
-        names: list[bytes] = []
-        spans: list[MemberSpan] = []
-        begin = offset = buffer.offset  # of the member's first header, and of the header to be read
-        needed: int | None = offset + BLOCK - begin
-        while (at := offset - base) + BLOCK <= stop and len(names) < self._headers_ahead:
-            head, needed = data[at : at + BLOCK], None
-            try:
-                size = int(head[124:135], 8)
-            except ValueError:
-                break
-            kind = head[156]
-            if not 0 <= size <= most or head[345] or not checksum_holds(head):
-                break
-            end = offset + BLOCK + padded(size)
-            if kind == _PAX and size <= BLOCK and end - base <= stop:
-                if has_relevant_records(data[at + BLOCK : at + BLOCK + size]):
-                    break
-                offset, needed = end, end + BLOCK - begin
-                continue
-            if kind == _PAX and size <= BLOCK:
-                needed = end + BLOCK - begin
-                break
-            if kind not in _PLAIN:
-                break
-            name = head[:100].partition(b"\0")[0]
-            if end - base > stop:
-                needed = None if buffer.drops(size, name) else end - begin
-                break
-            names.append(name)
-            spans.append((begin, offset + BLOCK, size, end))
-            begin = offset = end
-            needed = BLOCK
-        buffer.offset = buffer.begin = begin
-        return names, spans, needed
-
-
 def _open_buffer(stream: Any) -> tuple[ArchiveBuffer, bool]:
     """Return the archive in a stream, and whether it is mapped whole, so that members can be read later."""
-    if isinstance(stream, gopen.RemoteStream):
-        plain = compression_of(stream.head()[:BLOCK]) is None
-        return ArchiveBuffer(b"", stream.chunks() if plain else archive_chunks(cast(BinaryIO, stream))), False
+    if isinstance(stream, gopen.RemoteStream) and compression_of(stream.head()[:BLOCK]) is None:
+        return ArchiveBuffer(b"", stream.chunks()), False
     if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
         status = os.fstat(stream.fileno())
         if stat.S_ISREG(status.st_mode) and status.st_size and not stream.tell():
@@ -196,11 +123,7 @@ def _open_buffer(stream: Any) -> tuple[ArchiveBuffer, bool]:
 
 
 def _member_runs(stream: Any, url: str) -> Iterator[tuple[list[str], list[Any], Callable[[Any], bytes]] | ShardError]:
-    """Yield names of members, what stands for their data, and the function that reads it; or what is damaged.
-
-    Raises:
-        OSError: The stream cannot be read.
-    """
+    """Yield names of members, what stands for their data, and the function that reads it; or what is damaged."""
     buffer, mapped = _open_buffer(stream)
 
     def copied(name: bytes, span: MemberSpan) -> bytes:
@@ -208,7 +131,7 @@ def _member_runs(stream: Any, url: str) -> Iterator[tuple[list[str], list[Any], 
 
     data = buffer.data
     read: Callable[[Any], bytes] = (lambda span: data[span[1] : span[1] + span[2]]) if mapped else bytes
-    for run in _MemberWalker(url, buffer, None if mapped else copied).runs():
+    for run in ArchiveWalker[Any](url, buffer, None if mapped else copied, grouper=_Ungrouped()).runs():
         if isinstance(run, DataError):
             yield ShardError(run.problem, url, run.key)
         else:
@@ -219,15 +142,10 @@ def tar_file_iterator(
     fileobj: Any,
     skip_meta: str | None = _META,
     handler: Handler = reraise_exception,
-    select_files: Chosen | None = None,
-    rename_files: Renamed | None = None,
+    select_files: Chosen = None,
+    rename_files: Renamed = None,
 ) -> Iterator[Sample]:
-    """Yield ``dict(fname=..., data=...)`` for each file of an archive.
-
-    Raises:
-        ShardError: The archive is damaged, and the handler raises.
-        OSError: The stream cannot be read.
-    """
+    """Yield ``dict(fname=..., data=...)`` for each file of an archive; ``ShardError`` where it is damaged."""
     losses: list[ShardError] = []
     choose = _name_filter(handler, select_files, rename_files)
     for run in _member_runs(fileobj, str(getattr(fileobj, "name", fileobj))):
@@ -246,24 +164,18 @@ def tar_file_iterator(
 def tar_file_expander(
     data: Iterable[Sample],
     handler: Handler = reraise_exception,
-    select_files: Chosen | None = None,
-    rename_files: Renamed | None = None,
+    select_files: Chosen = None,
+    rename_files: Renamed = None,
     eof_value: Any = {},  # noqa: B006  # WebDataset's mark of a shard's end; it is never changed
 ) -> Iterator[Sample]:
-    """Yield the members of each opened shard, and ``eof_value`` after its last, so that samples end with their shard.
-
-    Raises:
-        ShardError: A shard is damaged, and the handler raises.
-        OSError: A shard cannot be read, and the handler raises.
-    """
+    """Yield the members of each opened shard, and ``eof_value`` after its last: samples end with their shard."""
     for source in data:
         try:
             extra = {"__url__": source["url"]}
             if source.get("local_path") is not None:
                 extra["__local_path__"] = source["local_path"]
-            for member in tar_file_iterator(
-                source["stream"], handler=handler, select_files=select_files, rename_files=rename_files
-            ):
+            chosen = {"select_files": select_files, "rename_files": rename_files}
+            for member in tar_file_iterator(source["stream"], handler=handler, **chosen):  # type: ignore[arg-type]
                 member.update(extra)
                 yield member
             if eof_value is not None:
@@ -288,27 +200,23 @@ def group_by_keys(
     suffixes: Any = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[Sample]:
-    """Join consecutive members with one key to a sample.
-
-    Raises:
-        ValueError: A field appears twice in a sample, and the handler raises.
-    """
-    sample: Sample | None = None
+    """Join consecutive members with one key to a sample; a field that appears twice in it is a ``ValueError``."""
+    sample: Sample = {}
     for member in data:
         try:
             if member == {}:
                 if valid_sample(sample):
-                    yield sample  # type: ignore[misc]
-                sample = None
+                    yield sample
+                sample = {}
                 continue
             fname = member["fname"]
             key, suffix = keys(fname)
             if key is None:
                 continue
             suffix = suffix.lower() if lcase else suffix
-            if sample is None or key != sample["__key__"]:
+            if not sample or key != sample["__key__"]:
                 if valid_sample(sample):
-                    yield sample  # type: ignore[misc]
+                    yield sample
                 sample = {"__key__": key, "__url__": member["__url__"]}
             if suffix in sample:
                 raise _duplicate(fname, suffix, sample)
@@ -317,31 +225,29 @@ def group_by_keys(
             if member.get("__local_path__") is not None:
                 sample["__local_path__"] = member["__local_path__"]
         except Exception as exn:
-            exn.args = (*exn.args, member.get("__url__"))
-            if not handler(exn):
+            if not _handled(exn, handler, member.get("__url__")):
                 break
     if valid_sample(sample):
-        yield sample  # type: ignore[misc]
+        yield sample
 
 
 def _duplicate(fname: str, suffix: str, sample: Sample) -> ValueError:
     return ValueError(f"{fname}: duplicate file name in tar file {suffix} {list(sample)}")
 
 
+def _handled(error: Exception, handler: Handler, url: Any) -> bool:
+    error.args = (*error.args, url)
+    return handler(error)
+
+
 def grouped_samples(
     data: Iterable[Sample],
     handler: Handler = reraise_exception,
-    select_files: Chosen | None = None,
-    rename_files: Renamed | None = None,
+    select_files: Chosen = None,
+    rename_files: Renamed = None,
     group_handler: Handler = reraise_exception,
 ) -> Iterator[Sample]:
-    """Do what ``tar_file_expander`` and ``group_by_keys`` do, in one loop.
-
-    Raises:
-        ShardError: A shard is damaged, and the handler raises.
-        OSError: A shard cannot be read, and the handler raises.
-        ValueError: A field appears twice in a sample, and ``group_handler`` raises.
-    """
+    """Do what ``tar_file_expander`` and ``group_by_keys`` do, in one loop."""
     losses: list[ShardError] = []
     choose = _name_filter(handler, select_files, rename_files)
     try:
@@ -366,7 +272,7 @@ def _report(losses: list[ShardError]) -> None:
         warnings.warn(f"{len(losses)} damaged places in shards were skipped; {first}", RuntimeWarning, stacklevel=3)
 
 
-def _name_filter(handler: Handler, select_files: Chosen | None, rename_files: Renamed | None) -> Any:
+def _name_filter(handler: Handler, select_files: Chosen, rename_files: Renamed) -> Any:
     """Return a function from the name of a member to its new name, or to None if it is left out."""
 
     def choose(name: str) -> str | None:
@@ -388,26 +294,22 @@ def _shard_samples(
     source: Sample, handler: Handler, group_handler: Handler, choose: Any, losses: list[ShardError]
 ) -> Generator[Sample, None, bool]:
     """Yield the samples of one opened shard; return whether a handler ends the stage."""
-    url, always, key = source["url"], choose.always, None
+    url, always = source["url"], choose.always
     empty: Sample = {"__key__": None, "__url__": url}
     if source.get("local_path") is not None:
         empty["__local_path__"] = source["local_path"]
     sample: Sample = {}
-    endings: list[str] = []  # of the members of the open sample, as they are written
-    stopped = False
+    key, stopped = None, False
     for run in _member_runs(source["stream"], url):
         if isinstance(run, ShardError):
-            run.args = (*run.args, source["stream"], url)
-            stopped = not handler(run)
+            run.args = (*run.args, source["stream"])
+            stopped = not _handled(run, handler, url)
             losses.append(run)
             if stopped:
                 break
             continue
         names, values, read = run
-        skip_to = tried_at = 0
-        for at, name in enumerate(names):
-            if at < skip_to:
-                continue
+        for name, value in zip(names, values, strict=True):
             if always or name[:2] == "__":
                 name = choose(name)
                 if name is None:
@@ -423,58 +325,18 @@ def _shard_samples(
             if found != key:
                 if sample and not sample.get("__bad__"):
                     yield sample
-                if not always and endings and at >= tried_at:
-                    keys = _equal_samples(names, at, endings, key)
-                    tried_at = at + _RETRY_AFTER
-                    if keys:
-                        suffixes, place = [ending[1:].lower() for ending in endings], at
-                        for found in keys:
-                            if place > at:
-                                yield sample
-                            sample = empty.copy()
-                            sample["__key__"] = found
-                            for suffix in suffixes:
-                                sample[suffix] = read(values[place])
-                                place += 1
-                        key, skip_to, tried_at = found, place, place
-                        continue
-                sample, key, endings = empty.copy(), found, []
+                sample, key = empty.copy(), found
                 sample["__key__"] = found
-            if suffix in sample:
-                endings = []
-                stopped = not _handled(_duplicate(name, suffix, sample), group_handler, url)
-                if stopped:
-                    break
-                continue
-            sample[suffix] = read(values[at])
-            endings.append(name[dot:])
+            if suffix not in sample:
+                sample[suffix] = read(value)
+            elif not _handled(_duplicate(name, suffix, sample), group_handler, url):
+                stopped = True
+                break
         if stopped:
             break
     if sample and not sample.get("__bad__"):
         yield sample
     return stopped
-
-
-def _equal_samples(names: list[str], at: int, endings: list[str], key: str | None) -> list[str]:
-    """Return the keys of the next samples if all of them have members with these endings and plain names; else none."""
-    step = len(endings)
-    count = (len(names) - at) // step
-    if count < _MIN_RUN:
-        return []
-    stop = at + count * step
-    keys = [name[: -len(endings[0])] for name in names[at:stop:step]]
-    for place, ending in enumerate(endings):
-        if [found + ending for found in keys] != names[at + place : stop : step]:
-            return []
-    lines = "\n{}\n".format("\n".join(keys))
-    unusual = any(mark in lines for mark in (".", "__", "/\n", "\n\n")) or lines.count("\n") != count + 1
-    unusual = unusual or any("__" in ending for ending in endings)
-    return [] if unusual or len({key, *keys}) <= count else keys
-
-
-def _handled(error: Exception, handler: Handler, url: str) -> bool:
-    error.args = (*error.args, url)
-    return handler(error)
 
 
 _EXPANDER, _GROUPER = tar_file_expander, group_by_keys
@@ -494,15 +356,10 @@ def fused(expander: Any, grouper: Any) -> Any:
 def tarfile_samples(
     src: Iterable[Sample],
     handler: Handler = reraise_exception,
-    select_files: Chosen | None = None,
-    rename_files: Renamed | None = None,
+    select_files: Chosen = None,
+    rename_files: Renamed = None,
 ) -> Iterator[Sample]:
-    """Yield the samples of a stream of ``dict(url=...)``.
-
-    Raises:
-        ShardError: A shard is damaged, and the handler raises.
-        OSError: A shard cannot be read, and the handler raises.
-    """
+    """Yield the samples of a stream of ``dict(url=...)``."""
     streams = url_opener(src, handler=handler)
     if tar_file_expander is _EXPANDER and group_by_keys is _GROUPER:
         return grouped_samples(streams, handler, select_files, rename_files, handler)

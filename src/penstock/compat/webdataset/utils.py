@@ -48,11 +48,7 @@ def trusted(kind: str) -> bool:
 
 
 def require_trust(kind: str, problem: str, enforced: str) -> None:
-    """Refuse what is not trusted.
-
-    Raises:
-        ValueError: ``problem`` and the switch that allows it; ``enforced`` where ``enforce_security`` is set.
-    """
+    """Raise ``ValueError`` for what is not trusted: ``enforced`` where ``enforce_security`` is set, or ``problem``."""
     if enforce_security:
         raise ValueError(enforced)
     if not trusted(kind):
@@ -63,16 +59,10 @@ class PipelineStage:
     """A stage with a state of its own; subclasses define ``run(source)``."""
 
     def invoke(self, *args: Any, **options: Any) -> Any:
-        """Return an iterator over what the stage makes of its source.
-
-        Raises:
-            NotImplementedError: The subclass does not define it.
-        """
         raise NotImplementedError
 
 
 def identity(x: Any) -> Any:
-    """Return the argument."""
     return x
 
 
@@ -87,23 +77,19 @@ def make_seed(*args: Any) -> int:
 
 
 def glob_with_braces(pattern: str) -> list[str]:
-    """Return the files that match a pattern with braces."""
     return [name for expanded in expand_braces(pattern) for name in glob.glob(expanded)]
 
 
 def fnmatch_with_braces(filename: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern with braces."""
     return any(fnmatch.fnmatch(filename, expanded) for expanded in expand_braces(pattern))
 
 
 def repeatedly0(loader: Any, nepochs: int = sys.maxsize, nbatches: int = sys.maxsize) -> Iterator[Any]:
     """Yield the first ``nbatches`` items of ``nepochs`` iterations."""
-    for _ in range(nepochs):
-        yield from itertools.islice(loader, nbatches)
+    return (item for _ in range(nepochs) for item in itertools.islice(loader, nbatches))
 
 
 def guess_batchsize(batch: Any) -> int:
-    """Return the number of samples of a batch of columns."""
     return len(batch[0])
 
 
@@ -147,6 +133,11 @@ def pytorch_worker_seed(group: Any = None) -> int:
     return rank * 1000 + worker
 
 
+def warn_deprecated(name: str, advice: str, stacklevel: int = 2) -> None:
+    """Warn that WebDataset removed a name, and say what to write."""
+    warnings.warn(f"{name} is deprecated: {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
+
+
 def deprecated(reason: Any = None) -> Any:
     """Decorate a function so that each call warns; ``reason`` says what to write instead."""
     if callable(reason):
@@ -161,11 +152,6 @@ def deprecated(reason: Any = None) -> Any:
         return call
 
     return decorate
-
-
-def warn_deprecated(name: str, advice: str, stacklevel: int = 2) -> None:
-    """Warn that WebDataset removed a name, and say what to write."""
-    warnings.warn(f"{name} is deprecated: {advice}", DeprecationWarning, stacklevel=stacklevel + 1)
 
 
 class ObsoleteException(Exception):

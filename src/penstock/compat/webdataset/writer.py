@@ -11,25 +11,25 @@ import pickle
 import tarfile
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from importlib import import_module
+from typing import Any, Self
 
 import numpy as np
 
+from penstock.codecs.arrays import encode_pth
 from penstock.compat.webdataset import gopen, tenbin
 from penstock.formats.tar.archive import END_MARKER, ZEROS
 
 Encoder = Callable[[Any], Any]
+_FORMATS = {"JPG": "JPEG", "IMG": "PPM", "IMAGE": "PPM", "PBM": "PPM", "PGM": "PPM"}
+_COMPRESSORS: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
-    """Encode a PIL image or an array, floats in 0..1; JPEG with quality 100.
-
-    Raises:
-        ValueError: Floats are out of range.
-    """
-    import PIL.Image
-
-    assert isinstance(image, PIL.Image.Image | np.ndarray), type(image)
+    """Encode a PIL image or an array, floats in 0..1; JPEG with quality 100."""
+    pillow = import_module("PIL.Image")
+    assert isinstance(image, pillow.Image | np.ndarray), type(image)
     if isinstance(image, np.ndarray):
         if image.dtype.kind == "f":
             low, high = np.amin(image), np.amax(image)
@@ -37,8 +37,8 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
                 raise ValueError(f"image values out of range {low} {high}")
             image = (np.clip(image, 0.0, 1.0) * 255.0).astype(np.uint8)
         assert image.ndim == 2 or (image.ndim == 3 and image.shape[2] in (1, 3)), image.shape
-        image = PIL.Image.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
-    kind = {"JPG": "JPEG", "IMG": "PPM", "IMAGE": "PPM", "PBM": "PPM", "PGM": "PPM"}.get(format.upper(), format.upper())
+        image = pillow.fromarray(image[:, :, 0] if image.shape[2:] == (1,) else image)
+    kind = _FORMATS.get(format.upper(), format.upper())
     stream = io.BytesIO()
     image.save(stream, format=kind, **({"quality": 100} if kind in ("JPEG", "TIFF") else {}))
     return stream.getvalue()
@@ -49,24 +49,16 @@ def bytestr(data: Any) -> bytes:
     return data if isinstance(data, bytes) else str(data).encode("ascii")
 
 
-def torch_dumps(data: Any) -> bytes:
-    """Encode with ``torch.save``."""
-    import torch
-
-    stream = io.BytesIO()
-    torch.save(data, stream)
-    return stream.getvalue()
+torch_dumps = encode_pth
 
 
 def numpy_dumps(data: Any) -> bytes:
-    """Encode an array as npy."""
     stream = io.BytesIO()
     np.lib.format.write_array(stream, np.asarray(data))
     return stream.getvalue()
 
 
 def numpy_npz_dumps(data: dict[str, Any]) -> bytes:
-    """Encode a dict of arrays as npz."""
     assert isinstance(data, dict), type(data)
     stream = io.BytesIO()
     np.savez_compressed(stream, **data)
@@ -79,18 +71,12 @@ def tenbin_dumps(x: Any) -> bytes:
 
 
 def mp_dumps(x: Any) -> bytes:
-    """Encode as msgpack."""
-    import msgpack
-
-    packed: bytes = msgpack.packb(x)
+    packed: bytes = import_module("msgpack").packb(x)
     return packed
 
 
 def cbor_dumps(x: Any) -> bytes:
-    """Encode as CBOR."""
-    import cbor2
-
-    packed: bytes = cbor2.dumps(x)
+    packed: bytes = import_module("cbor2").dumps(x)
     return packed
 
 
@@ -107,22 +93,18 @@ def make_handlers() -> dict[str, Encoder]:
         "json jsn": lambda x: json.dumps(x).encode("utf-8"),
         "mp msgpack msg": mp_dumps,
         "cbor": cbor_dumps,
-        "jpg jpeg img image": lambda x: imageencoder(x, "jpg"),
-        "tiff tif": lambda x: imageencoder(x, "tiff"),
+        "jpg jpeg img image": partial(imageencoder, format="jpg"),
+        "tiff tif": partial(imageencoder, format="tiff"),
+        **{name: partial(imageencoder, format=name) for name in ("png", "pbm", "pgm", "ppm")},
     }
-    images = {name: lambda x, name=name: imageencoder(x, name) for name in ("png", "pbm", "pgm", "ppm")}
-    return {name: encoder for names, encoder in table.items() for name in names.split()} | images
+    return {name: encoder for names, encoder in table.items() for name in names.split()}
 
 
 default_handlers = make_handlers()
 
 
 def encode_based_on_extension1(data: Any, tname: str, handlers: dict[str, Encoder]) -> Any:
-    """Encode one field; bytes and text are stored as they are, ``.gz`` is compressed.
-
-    Raises:
-        ValueError: The extension has no encoder, or metadata is not text.
-    """
+    """Encode one field; bytes and text are stored as they are, ``.gz`` is compressed."""
     if tname[0] == "_":
         if not isinstance(data, str):
             raise ValueError("the values of metadata must be of string type")
@@ -139,16 +121,11 @@ def encode_based_on_extension1(data: Any, tname: str, handlers: dict[str, Encode
 
 
 def encode_based_on_extension(sample: dict[str, Any], handlers: dict[str, Encoder]) -> dict[str, Any]:
-    """Encode the fields of a sample."""
     return {name: encode_based_on_extension1(value, name, handlers) for name, value in sample.items()}
 
 
 def make_encoder(spec: Any) -> Encoder:
-    """Return the encoder of samples: by extension (True or a dict of functions), none (False), or a function.
-
-    Raises:
-        ValueError: ``spec`` is none of these.
-    """
+    """Return the encoder of samples: by extension (True or a dict of functions), none (False), or a function."""
     if spec is False or spec is None:
         return lambda sample: sample
     if callable(spec):
@@ -160,18 +137,11 @@ def make_encoder(spec: Any) -> Encoder:
 
 
 class TarWriter:
-    """Writes samples to one shard.
+    """Writes samples to one shard: a path, a URL or a stream.
 
-    Args:
-        fileobj: A path, a URL or a stream.
-        user: The owner in the headers.
-        group: The group in the headers.
-        mode: The permissions in the headers.
-        compress: True or "gz", "bz2", "xz"; by default by the name, False for none.
-        encoder: See ``make_encoder``.
-        keep_meta: Also write fields whose names begin with ``_``, apart from the key.
-        mtime: The time in the headers; by default now.
-        format: A format of ``tarfile``; by default plain headers, and PAX only where they do not suffice.
+    ``compress`` is True or "gz", "bz2", "xz", by default what the name ends with; ``encoder`` see ``make_encoder``;
+    ``keep_meta`` also writes fields whose names begin with ``_``; ``mtime`` is by default now; ``format`` is one of
+    ``tarfile``, by default plain headers, and PAX only where they do not suffice.
     """
 
     def __init__(
@@ -192,23 +162,18 @@ class TarWriter:
         self.own_fileobj = gopen.gopen(fileobj, "wb") if isinstance(fileobj, str) else None
         self.stream = fileobj if self.own_fileobj is None else self.own_fileobj
         kind = self.tarmode(fileobj, compress)[2:]
-        compressors: dict[str, Any] = {"gz": gzip.open, "bz2": bz2.open, "xz": lzma.open}
-        self.tarstream: Any = compressors[kind](self.stream, "wb") if kind else self.stream
+        self.tarstream: Any = _COMPRESSORS[kind](self.stream, "wb") if kind else self.stream
 
     @staticmethod
     def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
         """Return ``w|`` and the compression that the arguments mean."""
         kind = "gz" if compress is True else compress or ""
         if compress is None and isinstance(fileobj, str):
-            kind = next((suffix for suffix in ("gz", "bz2", "xz") if fileobj.endswith(suffix)), "")
+            kind = next((suffix for suffix in _COMPRESSORS if fileobj.endswith(suffix)), "")
         return f"w|{kind}"
 
     def write(self, obj: dict[str, Any]) -> int:
-        """Write a sample and return the size of its fields.
-
-        Raises:
-            ValueError: It has no key, or a field that cannot be encoded.
-        """
+        """Write a sample and return the size of its fields."""
         sample = self.encoder(obj)
         if "__key__" not in sample:
             raise ValueError("object must contain a __key__")
@@ -240,7 +205,7 @@ class TarWriter:
         if self.own_fileobj is not None:
             self.own_fileobj.close()
 
-    def __enter__(self) -> TarWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -250,15 +215,8 @@ class TarWriter:
 class ShardWriter:
     """Writes samples to numbered shards; the next begins when one holds ``maxcount`` samples or ``maxsize`` bytes.
 
-    Args:
-        pattern: The names of the shards, with ``%06d`` for the number.
-        maxcount: The most samples of a shard.
-        maxsize: The size of fields from which on a shard is full.
-        post: Called with the name of each complete shard.
-        start_shard: The number of the first shard.
-        verbose: Print the name of each shard.
-        opener: Opens the stream of a name.
-        kw: Arguments of ``TarWriter``.
+    ``pattern`` has ``%06d`` for the number; ``post`` is called with the name of each complete shard; ``opener`` opens
+    the stream of a name; all other arguments are those of ``TarWriter``.
     """
 
     def __init__(
@@ -290,11 +248,6 @@ class ShardWriter:
         self.count = self.size = 0
 
     def write(self, obj: dict[str, Any]) -> None:
-        """Write a sample.
-
-        Raises:
-            ValueError: It has no key, or a field that cannot be encoded.
-        """
         if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
             self.next_stream()
         assert self.tarstream is not None
@@ -304,20 +257,19 @@ class ShardWriter:
 
     def finish(self) -> None:
         """Complete the shard."""
-        if self.tarstream is not None:
-            opened = self.tarstream.stream if self.opener else None
-            self.tarstream.close()
-            if opened is not None:
-                opened.close()
-            self.tarstream = None
-            if callable(self.post):
-                self.post(self.fname)
+        if self.tarstream is None:
+            return
+        self.tarstream.close()
+        if self.opener:
+            self.tarstream.stream.close()
+        self.tarstream = None
+        if callable(self.post):
+            self.post(self.fname)
 
     def close(self) -> None:
-        """Complete the last shard."""
         self.finish()
 
-    def __enter__(self) -> ShardWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
