@@ -2,20 +2,31 @@
 
 A program returns what it would train on. ``SAME_ORDER`` programs yield the same samples in the same order in both
 libraries; ``SAME_SAMPLES`` programs shuffle by chance, so only the samples are the same.
+
+``python programs.py LIBRARY SHARDS OUTPUT`` runs every program on one and two nodes, with and without worker processes.
 """
 
 from __future__ import annotations
 
 import functools
 import glob
+import importlib
 import itertools
 import json
 import os
+import pickle
 import random
+import sys
+import warnings
 from collections.abc import Callable, Iterator
+from multiprocessing import Value
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, IterableDataset
 
 Program = Callable[[Any, str], Any]
 SAME_ORDER: dict[str, Program] = {}
@@ -137,6 +148,38 @@ def clip_training(wds: Any, at: str) -> Any:
         wds.to_tuple("image", "text"),
         wds.batched(5, partial=False),
     )
+
+
+@same_order
+def clip_training_with_resampled_shards(wds: Any, at: str) -> Any:
+    epoch = Value("i", 2)  # shared with the workers, set by the training loop
+    failures: list[Exception] = []
+
+    def log_and_count(exn: Exception) -> bool:
+        failures.append(exn)
+        return True
+
+    class ResampledShards2(wds.pytorch.IterableDataset):  # type: ignore[misc]
+        def __init__(self, urls: Any, shards: int, seed: int) -> None:
+            self.urls, self.shards, self.seed = wds.shardlists.expand_urls(urls), shards, seed
+
+        def __iter__(self) -> Iterator[Any]:
+            rng = random.Random(self.seed + epoch.value + 100 * wds.utils.pytorch_worker_seed())
+            for _ in range(self.shards):
+                yield {"url": rng.choice(self.urls)}
+
+    ds = wds.DataPipeline(
+        ResampledShards2(at + SHARDS, 3, seed=1),
+        wds.tarfile_to_samples(handler=log_and_count),
+        wds.shuffle(8, initial=4, rng=random.Random(2)),
+        wds.decode("pilrgb", handler=log_and_count),
+        wds.rename(image="jpg;png", text="txt"),
+        wds.map_dict(image=np.asarray, text=len),
+        wds.to_tuple("image", "text"),
+        wds.batched(4, partial=False),
+    )
+    ds = ds.with_epoch(5)
+    return [*ds, len(failures)]
 
 
 @same_order
@@ -298,7 +341,7 @@ class InPieces:
 
 @same_order
 def streams_in_small_pieces(wds: Any, at: str) -> Any:
-    path = f"{at}/long-{wds.__name__.count('.')}.tar"
+    path = f"{at}/long-{os.getpid()}.tar"
     with wds.TarWriter(path, encoder=False) as sink:
         for number in range(40):
             folder = "f" * (number * 7)
@@ -463,7 +506,7 @@ def helpers(wds: Any, at: str) -> Any:
 
 @same_order
 def speech_written_and_read(wds: Any, at: str) -> Any:
-    folder = f"{at}/written-{wds.__name__.rpartition('.')[2]}-{wds.__name__.count('.')}"
+    folder = f"{at}/written-{os.getpid()}"
     os.makedirs(folder, exist_ok=True)
     finished: list[str] = []
     with wds.ShardWriter(f"{folder}/a-%03d.tar", maxcount=4, maxsize=1e6, post=finished.append, verbose=0) as sink:
@@ -486,10 +529,21 @@ def speech_written_and_read(wds: Any, at: str) -> Any:
 def members_as_they_are_written(wds: Any, at: str) -> Any:
     import tarfile
 
-    path = f"{at}/members-{wds.__name__.count('.')}.tar"
+    path, array = f"{at}/members-{os.getpid()}.tar", np.arange(12, dtype=np.int16).reshape(3, 4)
+    pixels = np.linspace(0, 1, 4 * 5 * 3).reshape(4, 5, 3)
+    images = dict.fromkeys(("jpg", "jpeg", "png", "ppm", "img", "tiff", "seg.png"), pixels)
+    arrays = {"npy": array, "npz": {"a": array, "b": array[0]}, "ten": [array, array[0]], "tb": array}
+    tensors = {"pth": {"t": torch.arange(3), "n": [1, "x"]}}
+    others = {
+        "json": {"x": [1, None]},
+        "mp": {"a": [1, b"b"]},
+        "pyd": {"p": (1,)},
+        "cls": 7,
+        "id": "8",
+    }
     with wds.TarWriter(path, mtime=7, user="me", keep_meta=True) as sink:
-        size = sink.write({"__key__": "a/b", "__note__": "m", "jpg": np.zeros((4, 4, 3)), "json": {"x": [1, None]}})
-        sink.write({"__key__": "c" * 120, "txt": "é", "raw": b"bytes"})
+        size = sink.write({"__key__": "a/b", "__note__": "m", **images, **arrays, **tensors, **others})
+        sink.write({"__key__": "c" * 120, "txt": "\u00e9", "raw": b"bytes"})
     with tarfile.open(path) as tar:
         found = [(m.name, m.size, m.mode, m.uname, m.mtime, tar.extractfile(m).read()) for m in tar]  # type: ignore[union-attr]
     return [size, *found]
@@ -504,9 +558,9 @@ def shuffled_by_chance(wds: Any, at: str) -> Any:
 def pipeline_of_a_loader(wds: Any, at: str) -> Any:
     ds = wds.DataPipeline(
         wds.SimpleShardList(at + SHARDS),
-        wds.shuffle(10),
         wds.split_by_node,
         wds.split_by_worker,
+        wds.shuffle(10),
         wds.tarfile_to_samples(),
         wds.shuffle(10),
         wds.to_tuple("jpg", "cls"),
@@ -524,3 +578,67 @@ def part_of_the_samples(wds: Any, at: str) -> Any:
     random.seed(0)
     ds = wds.WebDataset(at + SHARDS, shardshuffle=False)
     return [*ds.rsample(1.0).to_tuple("__key__"), *ds.rsample(0.0), json.dumps(1)]
+
+
+def comparable(value: Any) -> Any:
+    """Return a sample as a value that can be compared, hashed and pickled."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy()
+    if isinstance(value, np.ndarray):
+        return "array", str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, Image.Image):
+        return "image", value.mode, value.size, value.tobytes()
+    if isinstance(value, dict):
+        return "dict", tuple((name, comparable(value[name])) for name in sorted(value))
+    if isinstance(value, list | tuple):
+        return type(value).__name__, tuple(comparable(item) for item in value)
+    return value
+
+
+def outcome(wds: Any, name: str, at: str) -> Any:
+    """Return the samples of a program, in one order where theirs is left to chance; or the name of its error."""
+    program = {**SAME_ORDER, **SAME_SAMPLES}[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            samples = [comparable(sample) for sample in program(wds, at)]
+        except Exception as exc:
+            return type(exc).__name__
+    return samples if name in SAME_ORDER else sorted(samples, key=repr)
+
+
+class EveryProgram(IterableDataset[Any]):
+    """Runs every program in the process that reads it, and yields each program's name and outcome, pickled."""
+
+    def __init__(self, library: str, at: str) -> None:
+        self.library, self.at = library, at
+
+    def __iter__(self) -> Iterator[bytes]:
+        wds = importlib.import_module(self.library)
+        return (pickle.dumps((name, outcome(wds, name, self.at))) for name in (*SAME_ORDER, *SAME_SAMPLES))
+
+
+Place = tuple[int, int, int, str | None]  # rank, world size, worker processes and how they start
+NODES = ((0, 1), (0, 2), (1, 2))
+LOADERS = ((0, None), *itertools.product((1, 2, 4), ("fork", "spawn")))
+EVERY_PLACE: list[Place] = [(*node, *loader) for node in NODES for loader in LOADERS]
+
+
+def outcomes(library: str, at: str, place: Place) -> list[tuple[str, Any]]:
+    """Return the outcomes of every program in every worker of one node."""
+    rank, world, workers, start = place
+    nodes = {"RANK": str(rank), "WORLD_SIZE": str(world)} if world > 1 else {}
+    os.environ.update(nodes)
+    try:
+        loader: Any = DataLoader(
+            EveryProgram(library, at), batch_size=None, num_workers=workers, multiprocessing_context=start
+        )
+        return [pickle.loads(found) for found in loader]
+    finally:
+        for name in nodes:
+            del os.environ[name]
+
+
+if __name__ == "__main__":
+    found = {place: outcomes(sys.argv[1], sys.argv[2], place) for place in EVERY_PLACE}
+    Path(sys.argv[3]).write_bytes(pickle.dumps(found))
