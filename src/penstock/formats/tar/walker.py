@@ -82,31 +82,48 @@ class ArchiveBuffer:
         self.first_needed: Callable[[], int] = lambda: self.begin
         self.wanted: Callable[[bytes], bool] = lambda name: True
         self._chunks = chunks
+        self._next, self._next_base = b"", 0  # the chunk that ``data`` ends in or before, and its offset
         self._released = 0
         self._release_at = _STRIDE if isinstance(data, mmap.mmap) else sys.maxsize
 
     def load(self, offset: int, size: int) -> bool:
         """Load ``size`` bytes from ``offset`` on into memory; False if the archive ends before that."""
-        self.offset = offset
-        if offset + size <= self.base + self.size:
-            return True
-        if self._chunks is None:
-            return False
-        keep = min(self.first_needed(), offset, self.begin)
-        parts = [self.data[keep - self.base :]]
-        have = len(parts[0])
-        while keep + have < offset + size:
+        self.offset, stop = offset, offset + size
+        keep = min(self.first_needed(), offset, self.begin) if stop > self.base + self.size else 0
+        while stop > self.base + self.size:
+            if not self._has_next(self.base + self.size):
+                return False
+            if keep >= self._next_base:
+                self.data, self.base, self._next = self._next, self._next_base, b""
+                self.size = len(self.data)
+            else:
+                self._join_next(keep, stop)
+        return True
+
+    def _has_next(self, end: int) -> bool:
+        """Return whether the archive goes on after ``end``; reads a chunk unless part of the last one is left."""
+        if not self._next and self._chunks is not None:
             try:
-                chunk = next(self._chunks, b"")
+                self._next, self._next_base = next(self._chunks, b""), end
             except DataError as exc:
-                self.problem, chunk = exc.problem, b""
-            if not chunk:
-                self._chunks = None
-                break
-            parts.append(chunk)
-            have += len(chunk)
-        self.data, self.base, self.size = b"".join(parts), keep, have
-        return offset + size <= keep + have
+                self.problem = exc.problem
+            self._chunks = self._chunks if self._next else None
+        return bool(self._next)
+
+    def _join_next(self, keep: int, stop: int) -> None:
+        """Join the bytes from ``keep`` on with those up to ``stop``, instead of copying a whole chunk for a few bytes.
+
+        As many bytes are added as are kept, if they are there: a sample with many members is not copied for each.
+        """
+        parts, end = [self.data[keep - self.base :]], self.base + self.size
+        enough = max(stop, end + len(parts[0]))
+        while end < stop and self._has_next(end):
+            at = end - self._next_base
+            parts.append(self._next[at : at + enough - end])
+            end += len(parts[-1])
+            if end == self._next_base + len(self._next):
+                self._next = b""
+        self.data, self.base, self.size = b"".join(parts), keep, end - keep
 
     def mark_consumed(self) -> None:
         """Note that the bytes before ``offset`` are no longer needed."""
