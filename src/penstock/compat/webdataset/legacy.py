@@ -11,27 +11,15 @@ from typing import Any
 from penstock.compat.webdataset import autodecode, filters, handlers, shardlists, tariterators, utils
 from penstock.compat.webdataset.pytorch import IterableDataset
 
-_ARGUMENTS = {
-    *(
-        "extensions",
-        "decoder",
-        "transforms",
-        "shuffle",
-        "pipeline",
-        "opener",
-        "errors",
-        "associate",
-        "length",
-        "epochs",
-    ),
-}
+_ARGUMENTS = ("extensions", "decoder", "transforms", "shuffle", "pipeline", "opener", "errors", "associate")
+_SIZES = ("length", "epochs")
 _INTEGERS = ("cls", "cls2", "class", "count", "index", "inx", "id")
 _IMAGES = ("png", "jpg", "jpeg", "img", "image", "pbm", "pgm", "ppm")
 
 
 def check_arguments(old: dict[str, Any]) -> None:
     """Refuse arguments that no version had (``TypeError``), and say how to write the others today."""
-    if unknown := sorted(set(old) - _ARGUMENTS):
+    if unknown := sorted(set(old) - {*_ARGUMENTS, *_SIZES}):
         raise TypeError(f"WebDataset() got an unexpected keyword argument {unknown[0]!r}")
     advice = "write .decode(...).to_tuple(...).map_tuple(...).shuffle(...) after WebDataset(urls)"
     utils.warn_deprecated(f"WebDataset({', '.join(sorted(old))}=...)", advice, stacklevel=3)
@@ -39,10 +27,8 @@ def check_arguments(old: dict[str, Any]) -> None:
 
 def handler_of(old: dict[str, Any], handler: handlers.Handler) -> handlers.Handler:
     """Return the handler that ``errors`` stands for."""
-    errors = old.get("errors", True)
-    if errors is True:
-        return handler
-    return handlers.warn_and_continue if errors == "warn" else handlers.ignore_and_continue
+    named = {True: handler, "warn": handlers.warn_and_continue}
+    return named.get(old.get("errors", True), handlers.ignore_and_continue)
 
 
 def opener_of(old: dict[str, Any], handler: handlers.Handler) -> Any:
@@ -139,15 +125,14 @@ class with_epoch(IterableDataset[Any]):  # WebDataset's name
 
 
 class ResizedDataset(with_epoch):
-    """Another name of ``with_epoch``."""
+    """Another name of ``with_epoch``, as is ``ChoppedDataset``."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         utils.warn_deprecated(type(self).__name__, "write .with_epoch(length).with_length(length)")
         super().__init__(*args, **options)
 
 
-class ChoppedDataset(ResizedDataset):
-    """Another name of ``with_epoch``."""
+class ChoppedDataset(ResizedDataset): ...
 
 
 class PytorchShardList(shardlists.SimpleShardList):
