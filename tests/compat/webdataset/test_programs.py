@@ -50,15 +50,16 @@ def differing(found: list[tuple[str, Any]], expected: list[tuple[str, Any]]) -> 
 
 if FULL:
 
-    def test_every_program_runs_in_every_place_as_with_webdataset(shards: Path, tmp_path: Path) -> None:
-        files = {library: tmp_path / library for library in (PEER, OURS)}
-        for library, file in files.items():
-            script = str(Path(__file__).with_name("programs.py"))
-            subprocess.run([sys.executable, script, library, str(shards), str(file)], check=True)
-        found, expected = (pickle.loads(files[library].read_bytes()) for library in (OURS, PEER))
-        assert len(expected) == len(PROGRAMS.EVERY_PLACE) == 21
-        wrong = {place: names for place in expected if (names := differing(found[place], expected[place]))}
-        assert wrong == {}
+    @pytest.mark.parametrize(("rank", "world"), [(0, 1), (0, 2), (1, 2)])
+    def test_every_program_runs_in_every_worker_as_with_webdataset(
+        rank: int, world: int, shards: Path, tmp_path: Path
+    ) -> None:
+        for library in (PEER, OURS):
+            args = (library, str(shards), str(tmp_path / library), str(rank), str(world))
+            subprocess.run([sys.executable, str(Path(__file__).with_name("programs.py")), *args], check=True)
+        found, expected = (pickle.loads((tmp_path / library).read_bytes()) for library in (OURS, PEER))
+        assert list(expected) == PROGRAMS.LOADERS
+        assert [name for loader in expected for name in differing(found[loader], expected[loader])] == []
 
 else:
 
