@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+import tarfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO, cast
 import pytest
 
 from penstock.formats.tar import ShardWriter, TarWriter, iter_samples
+from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan
 
 
 class Only:
@@ -60,6 +62,44 @@ def test_a_slow_pipe_yields_all_samples(compress: str | None, step: int) -> None
     found = list(iter_samples(stream, "-", Only()))
     assert found == [({**row, "__url__": "-"}, None) for row in ROWS]
     assert list(found[0][0] or {}) == ["__key__", "__url__", "cls", "jpg"]
+
+
+@pytest.mark.parametrize("step", [512, 701, 5000, 1 << 20])
+def test_spans_hold_their_bytes_however_the_stream_is_cut(step: int) -> None:
+    """Headers of times, which tarfile and WebDataset write before each member, are stepped over; long names are not."""
+    target = io.BytesIO()
+    members = [(f"k{n % 7 * 'long/' * 9}{n:03d}.{field}", bytes([n]) * (n * 37)) for n in range(60) for field in "abc"]
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(data), 1.5
+            tar.addfile(member, io.BytesIO(data))
+    data = target.getvalue()
+    buffer = ArchiveBuffer(b"", (data[at : at + step] for at in range(0, len(data), step)))
+    found = []
+    for run in ArchiveWalker[MemberSpan]("-", buffer).runs():
+        assert isinstance(run, tuple)
+        keys, fields, spans = run
+        names = [f"{key}.{field}" for key in keys for field in fields]
+        found += [(name, buffer.data[s[1] - buffer.base :][: s[2]]) for name, s in zip(names, spans, strict=True)]
+        assert all(data[span[0] + 156] == ord("x") for span in spans)  # a member begins with its first header
+    assert found == members
+
+
+def test_a_sample_with_many_members_is_not_copied_for_each_of_them() -> None:
+    target = io.BytesIO()
+    with TarWriter(target) as writer:
+        writer.write({"__key__": "k", **{f"f{n:04d}": bytes(500) for n in range(2000)}})
+    data, joined = target.getvalue(), []
+
+    class Counting(ArchiveBuffer):
+        def _join_next(self, keep: int, stop: int) -> None:
+            super()._join_next(keep, stop)
+            joined.append(self.size)
+
+    buffer = Counting(b"", (data[at : at + (64 << 10)] for at in range(0, len(data), 64 << 10)))
+    assert sum(len(run[0]) for run in ArchiveWalker[MemberSpan]("-", buffer).runs() if isinstance(run, tuple)) == 1
+    assert sum(joined) < 30 * len(data)
 
 
 def test_samples_are_yielded_before_the_stream_ends() -> None:
