@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import random
 import threading
 import time
@@ -153,11 +154,13 @@ def test_readers_that_read_front_to_back_have_a_smaller_budget(monkeypatch: pyte
 def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "CHUNK", 1 << 16)
     monkeypatch.setattr(prefetch, "SEQUENTIAL_BYTES", 1 << 18)
-    fetcher = Fetcher()
+    allocated: list[int] = []
+    monkeypatch.setattr(prefetch, "_new_buffer", lambda size: allocated.append(size) or mmap.mmap(-1, size))
+    fetcher, storage = Fetcher(), SlowStorage()
     wrong_starts: list[int] = []
 
     def read(ascending: bool) -> None:
-        bytes_ = prefetched(SlowStorage(), fetcher)
+        bytes_ = prefetched(storage, fetcher)
         ranges = random_ranges(3000, seed=ascending)
         announce(bytes_, ranges, ascending=ascending)
         wrong_starts.extend(start for start, stop in ranges if bytes_[start:stop] != BYTES[start:stop])
@@ -175,7 +178,27 @@ def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.Mo
     for reader in readers:
         reader.join()
     assert not wrong_starts
-    assert fetcher._buffers
+    assert len(allocated) < len(storage.requests)
+
+
+def test_what_is_opened_ahead_does_not_displace_what_is_about_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CHUNK", "_FIRST"):
+        monkeypatch.setattr(prefetch, name, CELL)
+    for name in ("SEQUENTIAL_BYTES", "READ_AHEAD"):
+        monkeypatch.setattr(prefetch, name, 4 * CELL)
+    storage, fetcher = SlowStorage(), Fetcher()
+    current, ahead = prefetched(storage, fetcher), prefetched(SlowStorage(), fetcher)
+    current.window(0)
+    ahead.window(0)
+    starts = list(range(0, SIZE, CELL))
+    for start in starts:  # the walk over headers is ahead of the reader
+        current.window(start)
+        announce(current, [(start, min(start + CELL, SIZE))], ascending=True)
+        current.pass_over(start)
+    for start in starts:
+        assert current.cut([start], [min(start + CELL, SIZE)]) == [BYTES[start : start + CELL]]
+    assert sorted(start for start, _ in storage.requests) == starts
+    fetcher.stop()
 
 
 def test_a_stopped_fetcher_prefetches_nothing_but_still_reads() -> None:

@@ -16,7 +16,6 @@ import time
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,17 +117,26 @@ class Fetcher:
             self._bytes -= chunk.size
             self._work_arrived.notify()
         data, chunk.data = chunk.data, None
-        reusable = data is not None and len(data) == CHUNK and not chunk.pins and not self.stopped
-        if data is not None and reusable and len(self._buffers) < MAX_SPARE_BUFFERS:
+        if data is not None and not chunk.pins:
+            self._reuse(data)
+
+    def unpin(self, chunk: _Chunk, data: mmap.mmap) -> None:
+        """Let the buffer of a chunk be reused as far as one reader is concerned; call with the lock held."""
+        chunk.pins -= 1
+        if not chunk.pins and chunk.data is None:  # the chunk was dropped in the meantime
+            self._reuse(data)
+
+    def _reuse(self, data: mmap.mmap) -> None:
+        if len(data) == CHUNK and len(self._buffers) < MAX_SPARE_BUFFERS and not self.stopped:
             self._buffers.append(data)
 
     def buffer(self, size: int) -> mmap.mmap:
         """Return a buffer of at least ``size`` bytes, one that was used before where it fits."""
         if 2 * size <= CHUNK or size > CHUNK:
-            return mmap.mmap(-1, size)
+            return _new_buffer(size)
         with self.lock:
             reused = self._buffers.pop() if self._buffers else None
-        return mmap.mmap(-1, CHUNK) if reused is None else reused
+        return _new_buffer(CHUNK) if reused is None else reused
 
     def stop(self) -> None:
         """Stop prefetching and free what is held; only ranges that a reader waits for are still fetched.
@@ -191,15 +199,15 @@ class Fetcher:
         return chunk
 
     def _make_room(self, chunk: _Chunk) -> bool:
-        """Drop chunks that were read, least recently used first, and unread ones only for an urgent chunk."""
+        """Drop chunks that were read, least recently used first; unread ones only for an urgent chunk and all memory."""
         budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES)
         if self._bytes + chunk.size <= budget:
             return True
         droppable = [held for held in self._held if held.state == _ARRIVED and not (held.urgent or held.reserved)]
         droppable.sort(key=lambda held: (held.unread > 0, held.used_at))
         for held in droppable:
-            if held.unread > 0 and not chunk.urgent:
-                break
+            if held.unread > 0 and not (chunk.urgent and self._bytes + chunk.size > self.max_bytes):
+                break  # it would be fetched a second time
             self.drop(held)
             if self._bytes + chunk.size <= budget:
                 return True
@@ -220,6 +228,12 @@ class Fetcher:
                 if not chunk.urgent:  # no reader waits for it: a later read fetches it again
                     chunk.owner.forget(chunk)
             self.arrived.notify_all()
+
+
+def _new_buffer(size: int) -> mmap.mmap:
+    """Return memory of this process alone, where the system has it: shared memory takes longer to fault in."""
+    private = getattr(mmap, "MAP_PRIVATE", None)
+    return mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
 
 
 def _machine_memory() -> int:
@@ -248,7 +262,7 @@ class PrefetchedBytes(RemoteBytes):
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
     _end: int = 0  # of the last announced range: if the next one begins there, more is read ahead
     _last: _Chunk | None = None  # the chunk read last: the next read is likely to be in it too
-    _window: _Chunk | None = None  # the chunk that was returned as a window
+    _window: tuple[_Chunk, mmap.mmap] | None = None  # the chunk that was returned as a window, and its buffer
 
     def __len__(self) -> int:
         return self.info.size or 0
@@ -357,15 +371,21 @@ class PrefetchedBytes(RemoteBytes):
     def cut(self, starts: Sequence[int], stops: Sequence[int]) -> list[bytes]:
         """Read many ranges; neighbours in one chunk are copied without the lock."""
         out: list[bytes] = []
+        ascending = sorted(starts) == list(starts) and sorted(stops) == list(stops)
         while (at := len(out)) < len(starts):
-            with self.pinned(starts[at], stops[at]) as (chunk, data):
-                low, high, end = chunk.start, chunk.stop, at
-                while end < len(starts) and low <= starts[end] and stops[end] <= high:
-                    end += 1
-                ranges = zip(starts[at:end], stops[at:end], strict=True)
-                out += [data[start - low : stop - low] for start, stop in ranges]
-                with self.fetcher.lock:
-                    chunk.unread -= sum(map(len, out[at:]))
+            with self.fetcher.lock:
+                chunk = self._arrived(starts[at], stops[at])
+                low, high, data = chunk.start, chunk.stop, chunk.data
+                assert data is not None
+                chunk.pins += 1
+            end = bisect_right(stops, high, at) if ascending else at
+            while not ascending and end < len(starts) and low <= starts[end] and stops[end] <= high:
+                end += 1
+            ranges = zip(starts[at:end], stops[at:end], strict=True)
+            out += [data[start - low : stop - low] for start, stop in ranges]
+            with self.fetcher.lock:
+                chunk.unread -= sum(stops[at:end]) - sum(starts[at:end])
+                self.fetcher.unpin(chunk, data)
             if end == at:  # the range is not in one chunk
                 out.append(self[starts[at] : stops[at]])
         return out
@@ -378,12 +398,12 @@ class PrefetchedBytes(RemoteBytes):
         self._fetch_ahead(offset)
         with self.fetcher.lock:
             if self._window is not None:
-                self._window.pins -= 1
+                self.fetcher.unpin(*self._window)
                 self._window = None
             chunk = self._arrived(offset, offset + CHUNK)
             assert chunk.data is not None
             chunk.pins += 1
-            self._window = chunk
+            self._window = chunk, chunk.data
             return Window(chunk.start, chunk.stop, chunk.data)
 
     def _fetch_ahead(self, offset: int) -> None:
@@ -395,7 +415,8 @@ class PrefetchedBytes(RemoteBytes):
             added += self._cover(offset, min(len(self), offset + READ_AHEAD))
             for chunk in added:
                 chunk.reserved = True
-            self.fetcher.enqueue(added)
+            # An object whose beginning was read is being read now: it comes before those that are only opened ahead.
+            self.fetcher.enqueue(added, first=offset > 0)
 
     def pass_over(self, offset: int) -> None:
         """Note that what is wanted of the bytes before ``offset`` was announced: the rest need not be held."""
@@ -404,31 +425,6 @@ class PrefetchedBytes(RemoteBytes):
                 if chunk.stop > offset:
                     break
                 chunk.reserved = False
-
-    @contextmanager
-    def pinned(self, start: int, stop: int) -> Iterator[tuple[_Chunk, mmap.mmap]]:
-        """Wait for the chunk that holds the byte at ``start``, and return it with its buffer.
-
-        Within the context the buffer is not reused.
-
-        Args:
-            start: The offset of the byte.
-            stop: Up to where to fetch, if nothing was announced there.
-
-        Raises:
-            StorageError: The chunk cannot be read, the object has changed, or the reader was cancelled.
-            DataError: The bytes do not match their checksums.
-        """
-        with self.fetcher.lock:
-            chunk = self._arrived(start, stop)
-            data = chunk.data
-            assert data is not None
-            chunk.pins += 1
-        try:
-            yield chunk, data
-        finally:
-            with self.fetcher.lock:
-                chunk.pins -= 1
 
     def _part(self, start: int, stop: int) -> bytes:
         """Return the beginning of a range, as far as one chunk holds it; call with the fetcher's lock held."""

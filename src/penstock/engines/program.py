@@ -373,7 +373,8 @@ class Program:
         Raises:
             PlanError: A stage names a field that no sample has; the message lists the fields there are.
         """
-        first = {leaf: np.unique(refs.shard[refs.leaf == leaf]).tolist() for leaf in range(len(self.readers))}
+        shards = [refs.shard[refs.leaf == leaf] for leaf in range(len(self.readers))]
+        first = {leaf: np.flatnonzero(np.bincount(numbers)).tolist() for leaf, numbers in enumerate(shards)}
         if self._field_problem(first):
             some = {leaf: _spread(len(reader.names)) for leaf, reader in enumerate(self.readers)}
             if problem := self._field_problem(some):
