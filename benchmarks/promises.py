@@ -119,6 +119,8 @@ PROMISES: dict[str, tuple[Target, ...]] = {
             for row in (COMPAT, f"{COMPAT}, without an index")
         ),
     ),
+    "objects": (Target("penstock, to bare requests", "penstock", 0.8, remote_cases.OBJECT_LIMIT, at_least=True),),
+    "remote-first": (Target("seconds to the first sample", "penstock", 0.5),),
     "decode": tuple(
         Target(f"{COMPAT}{spec}, to webdataset", f"{COMPAT}{spec}", 1.3, f"webdataset{spec}", at_least=True)
         for spec in ("", ", torchrgb")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import random
 import resource
 import shutil
 import subprocess
@@ -33,6 +34,8 @@ SHARDS = 8
 CLASSES = 100
 SHARD_BYTES = 1e8  # of packing
 LIST = "list.csv"  # the files to be packed, without their classes
+OBJECTS = 5  # one of this many files is read as a single object
+LARGE_BYTES = 1 << 30
 
 Dataset = Any  # the library is imported by the rows that measure it
 
@@ -57,6 +60,18 @@ def bare(sizes: Sizes) -> StoredData:
 def files(sizes: Sizes) -> StoredData:
     """Return the photos as single files of about 30 KB, in class folders."""
     return _create_from("files", _photos(sizes), _unpack)
+
+
+def large(sizes: Sizes) -> StoredData:
+    """Return one shard of 1 GB (quick: a tenth) without an index: samples of 300 KB."""
+    count = LARGE_BYTES * sizes.photos // data.FULL.photos // 300_000
+    return data.create_once(f"large-{count}", count, lambda folder: _write_large(folder, count))
+
+
+def _write_large(folder: Path, count: int) -> None:
+    rng = random.Random(5)
+    samples = ((f"{number:08d}", {"jpg": rng.randbytes(300_000)}) for number in range(count))
+    data.write_with_tarfile(folder, samples, 1)
 
 
 def _create_from(name: str, source: StoredData, write: Callable[[Path, StoredData], None]) -> StoredData:
@@ -243,6 +258,91 @@ def _webdataset_urllib(stored: StoredData, url: str) -> Stream:
     return lambda: wds.WebDataset(_urls(stored, url), shardshuffle=False)
 
 
+# Single objects, and the first sample of a large shard
+
+
+def _objects(stored: StoredData, url: str) -> list[str]:
+    return [f"{url}{path.removeprefix(str(stored.folder))}" for path in list(_paths(stored.folder))[::OBJECTS]]
+
+
+def _object_pass(read: Callable[[list[str]], int]) -> Measure:
+    """Measure reading single objects; ``read`` returns the number of their bytes."""
+
+    def measure(task: Task) -> Result:
+        stored = files(task.sizes)
+        with serving(stored.folder) as url:
+            urls = _objects(stored, url)
+            started_at, cpu_at_start = time.perf_counter(), _cpu_s()
+            nbytes = read(urls)
+            seconds, cpu_s = time.perf_counter() - started_at, _cpu_s() - cpu_at_start
+        result: Result = {"samples": len(urls), "nbytes": nbytes}
+        return result if task.check else {**result, "seconds": seconds, "CPU s": cpu_s}
+
+    return measure
+
+
+def _requests(urls: list[str]) -> int:
+    """Read objects by bare requests over 64 connections."""
+    jobs: SimpleQueue[str] = SimpleQueue()
+    for url in urls:
+        jobs.put(urlsplit(url).path)
+    sizes: list[int] = []
+
+    def fetch(host: str) -> None:
+        connection = HTTPConnection(host)
+        while True:
+            try:
+                path = jobs.get_nowait()
+            except Empty:
+                connection.close()
+                return
+            connection.request("GET", path)
+            with connection.getresponse() as response:
+                sizes.append(len(response.read()))
+
+    threads = [threading.Thread(target=fetch, args=(urlsplit(urls[0]).netloc,)) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(sizes)
+
+
+def _read_files(urls: list[str]) -> int:
+    import penstock as ps
+
+    return sum(len(sample["bytes"]) for sample in ps.read_files(urls))
+
+
+def _first_sample(task: Task) -> Result:
+    """Measure the time from the call to the first sample."""
+    import penstock as ps
+
+    stored = large(task.sizes)
+    with serving(stored.folder) as url:
+        start = _penstock()(stored, url)
+        started_at = time.perf_counter()
+        run = iter(start())
+        sample = next(run)
+        seconds = time.perf_counter() - started_at
+        getattr(run, "close", lambda: None)()
+    assert ps.Dataset is not None
+    return {"samples": 1, "nbytes": len(sample["jpg"]), **({} if task.check else {"seconds": seconds})}
+
+
+def _first_range(task: Task) -> Result:
+    """Measure the limit: one bare request for the first MiB."""
+    stored = large(task.sizes)
+    with serving(stored.folder) as url:
+        host, path = urlsplit(url).netloc, f"/{os.path.basename(stored.shards[0])}"
+        jobs: SimpleQueue[tuple[str, int, int]] = SimpleQueue()
+        jobs.put((path, 0, 1 << 20))
+        started_at = time.perf_counter()
+        _fetch(host, jobs)
+        seconds = time.perf_counter() - started_at
+    return {"samples": 1, "nbytes": 300_000, **({} if task.check else {"seconds": seconds})}
+
+
 # A cache: the cost of a second epoch
 
 
@@ -394,6 +494,7 @@ def _samples(folder: Path) -> Iterator[Sample]:
 
 
 LIMIT = "limit: ranges by 8 connections"
+OBJECT_LIMIT = "limit: requests by 64 connections"
 WEBDATASET = {  # "its curl" is webdataset's default; the workers of a loader read several shards at the same time
     "webdataset, its curl": _webdataset("{url}"),
     "webdataset, pipe:curl": _webdataset("pipe:curl -s -f {url}"),
@@ -403,7 +504,7 @@ WEBDATASET = {  # "its curl" is webdataset's default; the workers of a loader re
 
 IN_RANGES = ("penstock, shards=8, the members of GNU tar", "penstock, shards=8")
 
-DATA = (shards, bare, files)
+DATA = (shards, bare, files, large)
 
 CASES = {
     "remote": Case(
@@ -422,6 +523,18 @@ CASES = {
             Row("penstock, without an index, shuffled", _remote_pass(bare, _penstock(shuffled=True))),
         ),
         baseline=LIMIT,
+        max_rounds=10,
+    ),
+    "objects": Case(
+        "4,000 single objects of 30 KB behind a latency of 50 ms",
+        (Row(OBJECT_LIMIT, _object_pass(_requests)), Row("penstock", _object_pass(_read_files))),
+        baseline=OBJECT_LIMIT,
+        max_rounds=10,
+    ),
+    "remote-first": Case(
+        "The first sample of a shard of 1 GB without an index, behind a latency of 50 ms",
+        (Row("limit: one range of 1 MiB", _first_range), Row("penstock", _first_sample)),
+        baseline="limit: one range of 1 MiB",
         max_rounds=10,
     ),
     "cached": Case(

@@ -199,7 +199,7 @@ class Fetcher:
         return chunk
 
     def _make_room(self, chunk: _Chunk) -> bool:
-        """Drop chunks that were read, least recently used first; unread ones only for an urgent chunk and all memory."""
+        """Drop chunks that were read, least recently used first; unread ones only for an urgent chunk, in need."""
         budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES)
         if self._bytes + chunk.size <= budget:
             return True

@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from http.client import HTTPResponse
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -39,6 +40,9 @@ _SLOW_FACTOR = 6  # times stall_s that a server may take to answer when it has w
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18}|\*)")
 _CA_BUNDLE_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_PROXY_VARIABLES = tuple(
+    cased for name in ("http", "https", "all", "no") for cased in (f"{name}_proxy", f"{name.upper()}_PROXY")
+)
 _LOGGERS = ("urllib3.connectionpool", "botocore.auth", "botocore.endpoint", "botocore.hooks", "botocore.parsers")
 
 
@@ -396,9 +400,15 @@ def _plain_body(response: Any) -> Any:
 def _pool_manager(url: str) -> Any:
     """Return this process's connection pools: direct ones, or those of the proxy that the environment sets."""
     parts = urlsplit(url)
-    proxy = getproxies().get(parts.scheme) if parts.hostname and not proxy_bypass(parts.hostname) else None
+    proxy = _proxy(parts.scheme, parts.hostname, tuple(map(os.environ.get, _PROXY_VARIABLES)))
     secure = parts.scheme == "https" or (proxy or "").startswith("https")
     return per_process(("connections", proxy, secure), lambda: _make_pool_manager(proxy, secure))
+
+
+@lru_cache(64)
+def _proxy(scheme: str, host: str | None, settings: tuple[str | None, ...]) -> str | None:
+    """Return the proxy for a host; going through the whole environment costs more than the rest of a request."""
+    return getproxies().get(scheme) if host and not proxy_bypass(host) else None
 
 
 def _make_pool_manager(proxy: str | None, secure: bool) -> Any:
