@@ -14,7 +14,6 @@ import os
 import threading
 import time
 import weakref
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.blobs.checksums import crc32
 from penstock.order import I64
 from penstock.storage.protocol import per_process
 
@@ -103,7 +103,7 @@ class RecordStore:
             whole = os.preadv(fd, [data.data], offset) == nbytes
         except OSError:
             whole = False
-        if whole and zlib.crc32(data.data) == crc:
+        if whole and crc32(data.data) == crc:
             return data
         self._forget(file, offset)
         return None
@@ -232,7 +232,7 @@ class _Writer:
         entries = np.zeros(len(records), _ENTRY)
         end = self._end
         for row, (number, data) in enumerate(records):
-            entries[row] = number, end, len(data), zlib.crc32(data)
+            entries[row] = number, end, len(data), crc32(data)
             end += len(data)
         try:
             _write(self._records, [data for _, data in records], self._end)
