@@ -155,7 +155,12 @@ def test_buffers_are_reused_and_ranges_are_never_mixed_up(monkeypatch: pytest.Mo
     monkeypatch.setattr(prefetch, "CHUNK", 1 << 16)
     monkeypatch.setattr(prefetch, "SEQUENTIAL_BYTES", 1 << 18)
     allocated: list[int] = []
-    monkeypatch.setattr(prefetch, "_new_buffer", lambda size: allocated.append(size) or mmap.mmap(-1, size))
+
+    def allocate(size: int) -> mmap.mmap:
+        allocated.append(size)
+        return mmap.mmap(-1, size)
+
+    monkeypatch.setattr(prefetch, "_new_buffer", allocate)
     fetcher, storage = Fetcher(), SlowStorage()
     wrong_starts: list[int] = []
 
