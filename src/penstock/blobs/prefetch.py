@@ -200,7 +200,8 @@ class Fetcher:
 
     def _make_room(self, chunk: _Chunk) -> bool:
         """Drop chunks that were read, least recently used first; unread ones only for an urgent chunk, in need."""
-        budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES)
+        # Objects that are read as they arrive are opened ahead: two of them have room beside the one that is read.
+        budget = self.max_bytes if chunk.keep else min(self.max_bytes, SEQUENTIAL_BYTES * (1 + chunk.reserved))
         if self._bytes + chunk.size <= budget:
             return True
         droppable = [held for held in self._held if held.state == _ARRIVED and not (held.urgent or held.reserved)]
@@ -412,7 +413,7 @@ class PrefetchedBytes(RemoteBytes):
             if self.fetcher.stopped or not wanted():
                 return
             added = self._cover(0, _FIRST) if not offset else []
-            added += self._cover(offset, min(len(self), offset + READ_AHEAD))
+            added += self._cover(offset, min(len(self), -(-(offset + READ_AHEAD) // CHUNK) * CHUNK))
             for chunk in added:
                 chunk.reserved = True
             # An object whose beginning was read is being read now: it comes before those that are only opened ahead.

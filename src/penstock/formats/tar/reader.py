@@ -153,7 +153,7 @@ class TarReader(Reader):
                 remote = remote[:_OPEN_SHARDS]  # more would close those that are being read
             else:
                 sizes = [max(1, _content_size(opened)) for opened in self._open.values()]
-                remote = remote[: 2 + (SEQUENTIAL_BYTES * len(sizes) // sum(sizes) if sizes else 0)]
+                remote = remote[: 2 + max(1, SEQUENTIAL_BYTES * len(sizes) // sum(sizes) if sizes else 0)]
             known = self._index_counts if whole else self._open
             new = [shard for shard in remote if shard not in known and shard not in self._opening]
             new = new[: _MAX_OPENING - len(self._opening)]
