@@ -269,7 +269,7 @@ class _Hasher:
         known = getattr(value, "_fingerprint", None)  # of a Hugging Face dataset
         if isinstance(known, str):
             self._text(known)
-        elif hasattr(value, "to_batches") and hasattr(value, "schema"):  # an Arrow table
+        elif type(value).__module__.startswith("pyarrow") and hasattr(value, "to_batches"):  # a table
             self._text(str(value.schema))
             for batch in value.to_batches():
                 for column in batch.columns:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -163,8 +164,7 @@ class ParquetReader(Reader):
         keys: list[GroupKey] = []
         first_use: list[int] = []  # for each key, the first position that needs it
         row_ranges: dict[int, tuple[int, int]] = {}  # for each file, the lowest and the highest row
-        for number in _distinct(shard):
-            positions = np.flatnonzero(shard == number)
+        for number, positions in _members(shard):
             file, names = self.file(number), self._wanted_columns(number, fields)
             rows = index[positions]
             row_ranges[number] = lowest, highest = int(rows.min()), int(rows.max())
@@ -172,15 +172,14 @@ class ParquetReader(Reader):
                 raise IndexError(f"row {highest} of {file.rows} in {file.url}")
             groups = np.searchsorted(file.row_offsets, rows, "right") - 1
             row[positions] = rows - file.row_offsets[groups]
-            for group in _distinct(groups):
-                members = positions[groups == group]
+            for group, members in _members(groups, positions):
                 if not self._may_match(number, group, names, fields):
                     row[members] = ABSENT
                     continue
                 key = GroupKey(number, group, names)
                 slot[members], nbytes[members] = len(keys), max(1, self._nbytes(key) // max(1, _rows(file, group)))
                 keys.append(key)
-                first_use.append(int(members[0]))
+                first_use.append(members.start if isinstance(members, slice) else int(members[0]))
         order = sorted(range(len(keys)), key=first_use.__getitem__)
         requested = self._request([keys[i] for i in order], shard, index, fields, row_ranges)
         by_key = dict(zip(order, requested, strict=True))
@@ -298,11 +297,24 @@ def _is_sequential(shard: I64, index: I64) -> bool:
     return bool((moves >= 0).all() and (not len(inside) or (inside[0] > 0 and (inside == inside[0]).all())))
 
 
-def _distinct(numbers: I64) -> list[int]:
-    """Return the distinct numbers in ascending order; fast where the numbers are ascending already."""
-    steps = np.diff(numbers, prepend=-1)
-    found: I64 = numbers[steps != 0] if (steps >= 0).all() else np.unique(numbers)
-    return [int(number) for number in found]
+def _members(numbers: I64, positions: slice | I64 | None = None) -> Iterator[tuple[int, slice | I64]]:
+    """Yield the distinct numbers, ascending, each with its positions: a slice, where the numbers ascend.
+
+    The numbers stand at ``positions``; by default they are counted from 0.
+    """
+    parts: Iterable[slice | I64]
+    if bool((numbers[1:] >= numbers[:-1]).all()):
+        cuts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        parts = [slice(*edges) for edges in pairwise([0, *cuts.tolist(), len(numbers)]) if len(numbers)]
+    else:
+        parts = (np.flatnonzero(numbers == number) for number in np.unique(numbers))
+    base = positions.start if isinstance(positions, slice) else 0
+    for part in parts:
+        number = int(numbers[part.start if isinstance(part, slice) else part[0]])
+        if isinstance(positions, np.ndarray):
+            yield number, positions[part]
+        else:
+            yield number, slice(base + part.start, base + part.stop) if isinstance(part, slice) else base + part
 
 
 def _rows(file: ParquetFile | ArrowFile, group: int) -> int:
@@ -343,12 +355,12 @@ class LocatedGroupRows:
         ):
             return ArrowColumns([batch], row, row_bytes=row_bytes), {}
         new_slot, new_row = np.zeros(len(row), np.int64), np.full(len(row), ABSENT, np.int64)
-        for number in _distinct(slot[row >= 0]):
-            positions = np.flatnonzero((slot == number) & (row >= 0))
+        present = np.flatnonzero(row >= 0)
+        for number, positions in _members(slot[present], present):
             try:
                 decoded = self.groups[number].batches()
             except DataError as exc:
-                errors.update(dict.fromkeys(positions.tolist(), exc))
+                errors.update(dict.fromkeys(np.arange(len(row))[positions].tolist(), exc))
                 continue
             offsets = np.cumsum([0, *(batch.num_rows for batch in decoded)])
             part = np.searchsorted(offsets, row[positions], "right") - 1
