@@ -14,9 +14,8 @@ from typing import Any
 from penstock.errors import DataError
 from penstock.relations.database import StagedTable
 
-_BAND = 40  # bits of magnitude in a band: with 53 of the number itself, 2**34 rows fit into 127 bits
-_SQUARE_BITS = 93  # of squares that are at most 1: 2**34 of them fit into 127 bits
-_SMALLEST = -900  # the exponent below which bits are cut off, so that no scale overflows
+_BAND_BITS = 40  # bits of magnitude in a band: with 53 of the number itself, 2**34 rows fit into 127 bits
+SQUARE_BITS = 93  # of squares that are at most 1: 2**34 of them fit into 127 bits
 
 
 def aggregated(con: Any, table: StagedTable, keys: Sequence[str], how: str, columns: Sequence[str]) -> str:
@@ -68,38 +67,43 @@ def total_of(con: Any, table: str, column: str, kind: Any) -> str:
     import pyarrow as pa
 
     if not pa.types.is_floating(kind):
-        return f"sum({column}{'' if pa.types.is_decimal(kind) else '::hugeint'})"
+        return f"sum({column})"  # of integers: a 128-bit one
     size = f"abs({column}::double)"
     smallest, largest, finite = con.execute(
         f"select min({size}) filter ({column} != 0 and isfinite({column})), "
         f"max({size}) filter (isfinite({column})), coalesce(bool_and(isfinite({column})), true) from {table}"
     ).fetchall()[0]
-    bands = _bands(smallest or 1.0, largest or 1.0)
+    bands = magnitude_bands(smallest or 1.0, largest or 1.0)
     total = " + ".join(_band_total(column, *band, alone=finite and len(bands) == 1) for band in bands)
     return total if finite else f"coalesce(sum({column}::double) filter (not isfinite({column})), {total})"
 
 
-def _bands(smallest: float, largest: float) -> list[tuple[float, float, int]]:
+def magnitude_bands(smallest: float, largest: float) -> list[tuple[float, float, int]]:
     """Return the bands that cover the magnitudes: the lower bound, the upper bound, and the exponent of the scale."""
     top = math.frexp(largest)[1]  # largest < 2**top
     bands: list[tuple[float, float, int]] = []
     while True:
-        low = top - _BAND
-        last = math.ldexp(1.0, low) <= smallest or low < _SMALLEST
+        low = top - _BAND_BITS
+        last = math.ldexp(1.0, low) <= smallest
         upper = math.inf if not bands else math.ldexp(1.0, top)
-        bands.append((0.0 if last else math.ldexp(1.0, low), upper, 53 + _BAND - top))
+        bands.append((0.0 if last else math.ldexp(1.0, low), upper, 53 + _BAND_BITS - top))
         if last:
             return bands
         top = low
 
 
 def _band_total(column: str, low: float, upper: float, exponent: int, alone: bool) -> str:
-    value = f"({column}::double * {_sql(math.ldexp(1.0, exponent))})::hugeint"
+    value = f"({_times(f'{column}::double', exponent)})::hugeint"
     if not alone:
         size = f"abs({column}::double)"
         inside = f"isfinite({column}) and {size} >= {_sql(low)} and {size} < {_sql(upper)}"
         value = f"case when {inside} then {value} when {column} is not null then 0 end"
-    return f"sum({value})::double * {_sql(math.ldexp(1.0, -exponent))}"
+    return _times(f"sum({value})::double", -exponent)
+
+
+def _times(value: str, exponent: int) -> str:
+    """Return a value times a power of two, in two steps: one factor may be beyond the range of a float."""
+    return f"{value} * {_sql(math.ldexp(1.0, exponent // 2))} * {_sql(math.ldexp(1.0, exponent - exponent // 2))}"
 
 
 def _sql(number: float) -> str:
@@ -123,10 +127,11 @@ def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequ
     for number, column in enumerate(columns):
         mean, count = f"m{number}", f"count({column})"
         spread = f"greatest(h{number} - {mean}, {mean} - l{number})"
-        scaled = f"pow(({column}::double - {mean}) / {spread}, 2) * {_sql(math.ldexp(1.0, _SQUARE_BITS))}"
+        ratio = f"(({column}::double - {mean}) / {spread})"
+        scaled = f"{ratio} * {ratio} * {_sql(math.ldexp(1.0, SQUARE_BITS))}"
         total = f"sum(case when {spread} > 0 and isfinite({spread}) then {scaled} else 0 end::hugeint)"
         deviation = (
-            f"sqrt({total}::double * {_sql(math.ldexp(1.0, -_SQUARE_BITS))} / ({count} - 1)) * any_value({spread})"
+            f"sqrt({total}::double * {_sql(math.ldexp(1.0, -SQUARE_BITS))} / ({count} - 1)) * any_value({spread})"
         )
         found.append(f"case when {count} > 1 then {deviation} when {count} > 0 then 'nan'::double end as r{number}")
     named = [f"{table.name}.{key} as {key}" for key in keys]

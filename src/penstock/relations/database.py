@@ -125,6 +125,7 @@ class StagedTable:
         """
         self._con, self.name, self._verb, self._fields = con, name, verb, tuple(fields)
         self.schema: Any = None
+        self.rows: Any = None  # all rows as Arrow's, once the table is finished, if they are in memory
         self._held: list[Any] = []
         self._room = memory // 4
         self._copied = False
@@ -181,7 +182,8 @@ class StagedTable:
         if self._copied:
             self._copy()
         elif self.schema is not None:
-            self._con.register(self.name, pa.concat_tables(self._held))
+            self.rows = pa.concat_tables(self._held)
+            self._con.register(self.name, self.rows)
 
     def _unified(self, schema: Any) -> Any:
         import pyarrow as pa

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import DataError
+from penstock.order import I64
 from penstock.plan import Columns, Plan, pick_rows
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.groups import numbers_of
+from penstock.relations.integer_groups import IntegerGroups
 from penstock.relations.keys import chunks, gathered, key_table, values_at
 from penstock.relations.source import Rows
 from penstock.relations.store import SampleStore
@@ -52,8 +54,7 @@ class Distinct:
             if found is None:
                 return [], None
             found.finish()
-            columns = ", ".join(f"c{number}" for number in range(len(fields)))
-            order = np.sort(numbers_of(con, f"select min(position) from samples group by {columns}"))
+            order = _firsts(con, found)
         return store.items(), order
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:
@@ -63,15 +64,23 @@ class Distinct:
         return f"distinct({', '.join(map(repr, self.fields))})"
 
 
-def _firsts_of_chunk(con: Any, items: Sequence[Any], fields: Sequence[str], verb: str) -> Any:
+def _firsts_of_chunk(con: Any, items: Sequence[Any], fields: Sequence[str], verb: str) -> I64:
     """Return the numbers of the first sample of each value among ``items``: few of them may have to be stored."""
     chunk = StagedTable(con, "chunk_samples", verb, fields, 1 << 60)
     chunk.add(key_table(items, fields, verb, 0))
     chunk.finish()
-    columns = ", ".join(f"c{number}" for number in range(len(fields)))
-    firsts = np.sort(numbers_of(con, f"select min(position) from chunk_samples group by {columns}"))
+    firsts = _firsts(con, chunk)
     con.unregister("chunk_samples")
     return firsts
+
+
+def _firsts(con: Any, table: StagedTable) -> I64:
+    """Return the position of the first row of each value, ascending."""
+    columns = [name for name in table.schema.names if name != "position"]
+    groups = IntegerGroups.of(table, columns)
+    if groups is not None:
+        return np.sort(groups.firsts())
+    return np.sort(numbers_of(con, f"select min(position) from {table.name} group by {', '.join(columns)}"))
 
 
 def _names(items: Sequence[Any]) -> tuple[str, ...]:

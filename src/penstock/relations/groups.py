@@ -14,6 +14,7 @@ from penstock.order import I64
 from penstock.plan import Plan, pick_rows
 from penstock.relations.aggregates import aggregated
 from penstock.relations.database import StagedTable, database, memory_of
+from penstock.relations.integer_groups import IntegerGroups
 from penstock.relations.keys import chunks, columns_of, gathered, key_table, ordering, staged, values_at
 from penstock.relations.source import Rows, select_fields, summarized
 from penstock.relations.store import LazyRows, SampleStore
@@ -45,23 +46,29 @@ class Aggregated:
             return self._rows(con, runs, plan), None
 
     def _rows(self, con: Any, runs: Iterator[Sequence[Any]], plan: Plan) -> Sequence[Any]:
+        import pyarrow as pa
+
         columns = dict(zip(dict.fromkeys([*self.fields, *self.of]), (f"c{n}" for n in range(99999)), strict=False))
         table = staged(con, runs, list(columns), "groupby", memory_of(plan))
         if table.schema is None:
             return []
         keys = [columns[name] for name in self.fields]
-        query = aggregated(con, table, keys, self.how, [columns[name] for name in self.of])
+        of = [columns[name] for name in self.of]
+        store = SampleStore(memory_of(plan))
+        groups = IntegerGroups.of(table, keys)
+        if groups is not None and (found := groups.aggregated(self.how, of, self.frequent_first)) is not None:
+            store.add(self._result_rows(found, table, keys, of))
+            return store.items()
+        query = aggregated(con, table, keys, self.how, of)
         frequent = "r0 desc, " if self.frequent_first else ""
         query += f" order by {frequent}{ordering(table, keys, [False] * len(keys))}"
-        store = SampleStore(memory_of(plan))
         for batch in con.sql(query).to_arrow_reader(_RESULT_ROWS):
-            store.add(self._result_rows(batch, table, keys, [columns[name] for name in self.of]))
+            store.add(self._result_rows(pa.Table.from_batches([batch]), table, keys, of))
         return store.items()
 
-    def _result_rows(self, batch: Any, table: StagedTable, keys: Sequence[str], of: Sequence[str]) -> Sequence[Any]:
+    def _result_rows(self, found: Any, table: StagedTable, keys: Sequence[str], of: Sequence[str]) -> Sequence[Any]:
         import pyarrow as pa
 
-        found = pa.Table.from_batches([batch])
         named = {name: table.decoded(found.column(key), key) for name, key in zip(self.fields, keys, strict=True)}
         if self.how == "count":
             named["count"] = found.column("r0")
@@ -84,10 +91,12 @@ class Aggregated:
         if table.schema is None:
             return []
         keys = [f"c{n}" for n in range(len(self.fields))]
+        items = samples.items() if samples.has_spilled else gathered([samples.items()])
+        if (groups := IntegerGroups.of(table, keys)) is not None:
+            return ListRows(self.fields, self.of, items, groups.order, groups.edges)
         sorted_by = ordering(table, keys, [False] * len(keys))
         order = numbers_of(con, f"select position from samples order by {sorted_by}, position")
         counts = numbers_of(con, f"select count(*) from samples group by {', '.join(keys)} order by {sorted_by}")
-        items = samples.items() if samples.has_spilled else gathered([samples.items()])
         return ListRows(self.fields, self.of, items, order, np.concatenate([[0], np.cumsum(counts)]))
 
     def typed(self, features: dict[str, Any]) -> dict[str, Any]:

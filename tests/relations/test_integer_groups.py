@@ -1,0 +1,98 @@
+"""Groups of integers that numpy sorts have the results of DuckDB, to the last bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.relations.integer_groups import IntegerGroups
+
+ROWS = 6000
+
+
+def _table(**columns: Any) -> pa.Table:
+    rng = np.random.default_rng(3)
+    keys = rng.integers(-900, 900, ROWS)
+    return pa.table({"k": keys, "n": rng.integers(-(10**9), 10**9, ROWS), "x": rng.normal(size=ROWS), **columns})
+
+
+def _both(monkeypatch: pytest.MonkeyPatch, rows: Any) -> tuple[list[Any], list[Any]]:
+    """Return the rows by numpy and by DuckDB, as text, in which NaN equals NaN and floats keep all bits."""
+    used: list[IntegerGroups] = []
+    inner = IntegerGroups.of
+
+    def noted(*args: Any) -> Any:
+        groups = inner(*args)
+        used.append(groups) if groups is not None else None
+        return groups
+
+    monkeypatch.setattr(IntegerGroups, "of", noted)
+    by_numpy = list(map(repr, rows()))
+    assert used
+    monkeypatch.setattr(IntegerGroups, "of", lambda *args: None)
+    return by_numpy, list(map(repr, rows()))
+
+
+@pytest.mark.parametrize("how", ["sum", "mean", "min", "max", "std", "list"])
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 3e7], ids=str)
+def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, scale: float) -> None:
+    values = np.random.default_rng(4).normal(size=ROWS) * scale + (1e9 if scale > 1e6 else 0)
+    ds = ps.from_arrow(_table(x=values))
+    found, expected = _both(monkeypatch, lambda: getattr(ds.groupby("k"), how)("x", "n"))
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [*np.full(ROWS - 3, 0.5), np.nan, np.inf, -np.inf],
+        [None, *np.full(ROWS - 1, 0.25)],
+        [1e-200, *np.full(ROWS - 1, 1e200)],
+        np.zeros(ROWS),
+        np.full(ROWS, 2**62),
+        np.linspace(0, 9, ROWS, dtype=np.float32),
+        np.arange(ROWS) % 200 - 7,
+    ],
+    ids=["not finite", "missing", "far apart", "zeros", "beyond 64 bits", "float32", "integers"],
+)
+@pytest.mark.parametrize("how", ["sum", "mean", "std", "min", "max"])
+def test_unusual_values_are_aggregated_as_by_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, values: Any) -> None:
+    ds = ps.from_arrow(_table(x=values))
+    found, expected = _both(monkeypatch, lambda: getattr(ds.groupby("k"), how)("x"))
+    assert found == expected
+
+
+def test_counts_and_distinct_values_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
+    ds = ps.from_arrow(_table())
+    for rows in (
+        lambda: ds.groupby("k").count(),
+        lambda: ds.value_counts("k"),
+        lambda: ds.distinct("k"),
+        lambda: ds.unique("k"),
+    ):
+        with monkeypatch.context() as patched:
+            found, expected = _both(patched, rows)
+        assert found == expected
+
+
+@pytest.mark.parametrize("keys", ["narrow", "wide"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_a_sort_by_integers_keeps_the_order_of_equal_ones(keys: str, descending: bool) -> None:
+    rng = np.random.default_rng(5)
+    ends = np.array([-(2**63), 2**63 - 1, 0, 1])
+    numbers = rng.integers(-5, 5, ROWS) if keys == "narrow" else ends[rng.integers(0, 4, ROWS)]
+    ds = ps.from_arrow(pa.table({"k": numbers, "at": np.arange(ROWS)}))
+    found = [row["at"] for row in ds.sort("k", descending=descending)]
+    sign = -1 if descending else 1
+    assert found == sorted(range(ROWS), key=lambda at: sign * int(numbers[at]))
+
+
+def test_times_are_grouped_as_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = pa.array(np.arange(ROWS) % 2999 * 1_000_000, pa.timestamp("us", "UTC"))
+    ds = ps.from_arrow(pa.table({"t": times, "x": np.arange(ROWS)}))
+    found, expected = _both(monkeypatch, lambda: ds.groupby("t").max("x"))
+    assert found == expected
