@@ -49,10 +49,14 @@ def _sorted(keys: I64) -> tuple[I64, I64]:
     if (high - low) >> (63 - bits):
         order = np.argsort(keys, kind="stable")
         return order, keys[order]
-    packed = (keys - low) << bits
+    packed = keys - low
+    packed <<= bits  # in place, as elsewhere: a new array costs more than the arithmetic
     packed |= np.arange(len(keys))
     packed.sort()
-    return packed & ((1 << bits) - 1), (packed >> bits) + low
+    order = packed & ((1 << bits) - 1)
+    packed >>= bits
+    packed += low
+    return order, packed
 
 
 class IntegerGroups:
@@ -126,10 +130,16 @@ class IntegerGroups:
         """Return the sums of the values times ``2**exponent``, rounded to integers, divided by it again."""
         if int(self._counts.max()) > _MAX_ROWS:
             return None
-        scaled = np.rint(np.ldexp(values, exponent))
-        upper = np.floor(scaled * math.ldexp(1.0, -_LOW_BITS))
-        lower = scaled - upper * math.ldexp(1.0, _LOW_BITS)
-        high, low = (np.add.reduceat(part.astype(np.int64), self._begins) for part in (upper, lower))
+        half = exponent // 2  # a power of two may be beyond the range of a float
+        lower = values * math.ldexp(1.0, half)
+        lower *= math.ldexp(1.0, exponent - half)
+        np.rint(lower, out=lower)
+        upper = lower * math.ldexp(1.0, -_LOW_BITS)
+        np.floor(upper, out=upper)
+        high = np.add.reduceat(upper.astype(np.int64), self._begins)
+        upper *= math.ldexp(1.0, _LOW_BITS)
+        lower -= upper
+        low = np.add.reduceat(lower.astype(np.int64), self._begins)
         high += low >> _LOW_BITS
         words = (high << _LOW_BITS) | (low & ((1 << _LOW_BITS) - 1))
         high >>= 64 - _LOW_BITS
@@ -144,7 +154,8 @@ class IntegerGroups:
         if not np.isfinite(spread).all():
             return None
         divisors = np.where(spread > 0, spread, 1.0)
-        values = (values - np.repeat(means, self._counts)) / np.repeat(divisors, self._counts)
+        values -= np.repeat(means, self._counts)
+        values /= np.repeat(divisors, self._counts)
         values *= values
         squares = self._scaled_totals(values, SQUARE_BITS)
         if squares is None:
