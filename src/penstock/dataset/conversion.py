@@ -23,7 +23,7 @@ from penstock.formats.rows.tfrecord import TFRECORD_SUFFIXES
 from penstock.formats.tables.source import ARROW_SUFFIXES as ARROW
 from penstock.formats.tables.source import PARQUET_SUFFIXES
 from penstock.formats.tar.shard_names import TAR_SUFFIXES
-from penstock.landing import Mode, Packed, Target, check_mode
+from penstock.landing import MODES, Mode, Packed, Target
 from penstock.packing import pack
 from penstock.packing.packer import check_flag, check_path
 from penstock.plan import Drop, MapFn, Resources, check_choice
@@ -100,7 +100,7 @@ def convert(
         StorageError: The source does not exist, or the target cannot be written.
     """
     read, write = check_path("source", source), check_path("target", target)
-    check_mode(mode)
+    check_choice("mode", mode, MODES)
     check_flag("tiles", tiles)
     source_format = format_of(read, storage)
     target_format = format or _format_by_name(write) or ("parquet" if source_format == "tar" else "tar")

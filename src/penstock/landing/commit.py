@@ -15,19 +15,14 @@ import json
 import logging
 import os
 import re
-import shutil
-import stat
-import tempfile
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Protocol
 
 from penstock.blobs.draft import put_file
 from penstock.engines import Program
-from penstock.engines.progress import Progress
 from penstock.errors import PlanError, StateError, StorageError
 from penstock.formats.manifest import (
     Manifest,
@@ -38,18 +33,15 @@ from penstock.formats.manifest import (
     write_manifest_at,
 )
 from penstock.formats.tar.index import INDEX_SUFFIX
-from penstock.landing.fingerprint import RunFingerprint, fingerprint_of
+from penstock.landing.fingerprint import RunFingerprint
 from penstock.landing.journal import JOURNAL, Journal
-from penstock.landing.lock import LOCK, OWNER, is_running, work_lock
-from penstock.landing.position import Position, Positions, ResumableRun
-from penstock.plan import check_choice
+from penstock.landing.lock import LOCK, OWNER, is_running, temporary_folder, work_lock
+from penstock.landing.position import Position, Positions
 from penstock.storage import Storage, local_path, open_storage, redacted
 from penstock.storage.protocol import exists, scheme
 
 Mode = Literal["new", "replace", "append"]
 MODES: tuple[Mode, ...] = ("new", "replace", "append")
-_LONG_RUN_S = 10.0  # from which a run is worth an advice
-_LIMIT_SHARE = 0.5  # of its time
 _UPLOADS = 4  # at the same time, when drafts are committed
 _OLD_JOURNALS = (".penstock-{0}/journal.json", ".penstock-{0}/names.json", ".rows.{0}.partial", ".{1}.partial")
 _OLD_TAR_JOURNAL = ".penstock-pack.json"
@@ -282,21 +274,17 @@ class Landing:
 
     @property
     def adds(self) -> bool:
-        """Whether the files are added to those in the folder."""
         return self._mode == "append"
 
     @property
     def may_be_empty(self) -> bool:
-        """Whether no file is written if there are no samples."""
         return False
 
     def tar_names(self, compress: str | None) -> tuple[str, int]:
-        """Return the path or URL of the shards, as ``ShardWriter`` takes it, and the number of the next one."""
         folder = self.drafts if self.target.on_disk else self.target.folder
         return f"{folder}/{self.target.label}" if self.target.label else folder, self.first + len(self.entries)
 
     def number_text(self, number: int) -> str:
-        """Return the key of a sample that has none, from its number among the samples of the run."""
         return f"{self.first_sample + number:09d}"
 
     @property
@@ -315,7 +303,9 @@ class Landing:
         """
         target = self.target
         storage = None if target.on_disk else target.storage
-        with work_lock(target.work, storage, kind) as self._check_lock, _drafts_of(target) as self.drafts:
+        # Later runs on this machine find the temporary folder of a remote target again.
+        drafts = nullcontext(target.work) if target.on_disk else temporary_folder(target.work)
+        with work_lock(target.work, storage, kind) as self._check_lock, drafts as self.drafts:
             _check_old_journals(target)
             self._journal = Journal(target.work, storage)
             with closing(self._journal):
@@ -591,120 +581,6 @@ def _check_old_journals(target: Target) -> None:
                 f"{redacted(target.folder)} holds {name}, the journal of an unfinished run of another version of "
                 "Penstock; finish the run with that version, or remove it"
             )
-
-
-@contextmanager
-def _drafts_of(target: Target) -> Iterator[str]:
-    """Provide the local folder for drafts: the work folder, or a temporary one that later runs on this machine find."""
-    if target.on_disk:
-        yield target.work
-        return
-    with temporary_folder(target.work) as folder:
-        yield folder
-
-
-@contextmanager
-def temporary_folder(key: str, *, keep: bool = True) -> Iterator[str]:
-    """Provide a temporary folder that belongs to the holder of a lock; an earlier one of the same key is found again.
-
-    Args:
-        key: What the lock is on.
-        keep: Whether files in the folder outlive the context, so that the next holder finds them; a folder that a
-            killed process left is emptied otherwise.
-    """
-    prefix = f"penstock-{hashlib.sha256(key.encode()).hexdigest()[:16]}-"
-    parent, mine = tempfile.gettempdir(), []
-    for name in os.listdir(parent):
-        if name.startswith(prefix):
-            status = os.lstat(os.path.join(parent, name))
-            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
-                mine.append(os.path.join(parent, name))
-    for path in mine[keep:]:
-        shutil.rmtree(path, ignore_errors=True)
-    folder = mine[0] if mine and keep else tempfile.mkdtemp(prefix=prefix)
-    try:
-        yield folder
-    finally:
-        if not keep or not os.listdir(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def land(
-    program: Program,
-    epoch: int,
-    target: Target,
-    sink: Sink,
-    options: Mapping[str, Any],
-    *,
-    mode: Mode = "new",
-    kind: str = "run",
-    title: str = "writing",
-    progress: bool | None = False,
-    classes: Sequence[str] | None = None,
-) -> Packed:
-    """Run a program and write its samples to a target, once: what an interrupted run has written is not written again.
-
-    Args:
-        program: Yields the samples, in an exact order.
-        epoch: The epoch to run.
-        target: Where the files land.
-        sink: Writes them.
-        options: What else determines the files, for the comparison with an interrupted or complete run.
-        mode: What to do if the target holds files.
-        kind: What kind of run it is, for the error of one that finds the target in use.
-        title: The title of the progress bar.
-        progress: Whether to show the progress bar; None: if standard error is a terminal.
-        classes: The class names, for the manifest.
-
-    Raises:
-        DataError: A sample cannot be read or stored.
-        PlanError: The target holds files or an unfinished run of another plan, or another run is writing there.
-        StorageError: The target cannot be written.
-    """
-    check_mode(mode)
-    with storage_errors(target.folder):
-        landing = Landing(target, fingerprint_of(program, epoch), options, mode)
-        with landing.opened(kind):
-            if (finished := landing.begin()) is not None:
-                return finished
-            done = sum(entry.samples for entry in landing.entries.values())
-            try:
-                samples = ResumableRun(program, epoch, landing.position, done)
-            except StateError as exc:
-                raise PlanError(f"{exc}; mode='replace' starts over") from exc
-            remaining = None if samples.total is None else max(0, samples.total - done)
-            begun, writing_s = time.monotonic(), 0.0
-            with closing(samples), Progress(title, remaining, shown=progress) as bar:
-                sink.open(landing, samples)
-                try:
-                    for items in samples:
-                        since = time.monotonic()
-                        sink.add(items)
-                        writing_s += time.monotonic() - since
-                        bar.add(len(items))
-                    sink.close()
-                finally:
-                    sink.drop()
-            if program.plan.engine.name == "ray":
-                _warn_if_limit(writing_s, time.monotonic() - begun)
-            return landing.commit(samples.skipped, classes)
-
-
-def _warn_if_limit(writing_s: float, whole_s: float) -> None:
-    """Say that writing in this process was the limit of a run on a cluster, if it was."""
-    if whole_s > _LONG_RUN_S and writing_s > _LIMIT_SHARE * whole_s:
-        share = 100 * writing_s / whole_s
-        advice = "shards=n lets the cluster write n files in parallel, and no samples pass through this process"
-        logging.getLogger("penstock").warning("this process spent %.0f%% of the run on writing; %s", share, advice)
-
-
-def check_mode(mode: Any) -> None:
-    """Check the argument ``mode``.
-
-    Raises:
-        PlanError: There is no such mode.
-    """
-    check_choice("mode", mode, MODES)
 
 
 @contextmanager

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
+import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -214,3 +218,29 @@ def _process_start_time(pid: int) -> str:
         return ""
     state, start_time = stat[0], stat[19]
     return "" if state in "ZX" else start_time
+
+
+@contextmanager
+def temporary_folder(key: str, *, keep: bool = True) -> Iterator[str]:
+    """Provide a temporary folder that belongs to the holder of a lock; an earlier one of the same key is found again.
+
+    Args:
+        key: What the lock is on.
+        keep: Whether files in the folder outlive the context, so that the next holder finds them; a folder that a
+            killed process left is emptied otherwise.
+    """
+    prefix = f"penstock-{hashlib.sha256(key.encode()).hexdigest()[:16]}-"
+    parent, mine = tempfile.gettempdir(), []
+    for name in os.listdir(parent):
+        if name.startswith(prefix):
+            status = os.lstat(os.path.join(parent, name))
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                mine.append(os.path.join(parent, name))
+    for path in mine[keep:]:
+        shutil.rmtree(path, ignore_errors=True)
+    folder = mine[0] if mine and keep else tempfile.mkdtemp(prefix=prefix)
+    try:
+        yield folder
+    finally:
+        if not keep or not os.listdir(folder):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -22,9 +22,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.errors import PlanError, StateError, StorageError
-from penstock.landing.commit import temporary_folder
 from penstock.landing.journal import Journal
-from penstock.landing.lock import work_lock
+from penstock.landing.lock import temporary_folder, work_lock
 from penstock.storage import Storage, redacted
 
 JOB_FOLDER = ".penstock-job"  # in the output folder, for the lock, the journal and the drafts

@@ -14,6 +14,7 @@ import os
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
@@ -23,28 +24,29 @@ from typing import Any
 from penstock.blobs.draft import put_file
 from penstock.engines import ConsumerHost, ConsumerLost, Lanes, Program
 from penstock.engines.progress import Progress
-from penstock.errors import EngineError, PlanError, StorageError
+from penstock.errors import EngineError, PlanError, StateError, StorageError
 from penstock.formats.manifest import ShardEntry
 from penstock.formats.tar.index import INDEX_SUFFIX
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, parse_target
 from penstock.landing.commit import (
+    MODES,
     Landing,
     Mode,
     Packed,
     RunProgress,
     Sink,
     Target,
-    check_mode,
-    land,
     storage_errors,
-    temporary_folder,
 )
 from penstock.landing.fingerprint import RunFingerprint, fingerprint_of
-from penstock.landing.position import Position
-from penstock.plan import Cut
+from penstock.landing.lock import temporary_folder
+from penstock.landing.position import Position, ResumableRun
+from penstock.plan import Cut, check_choice
 from penstock.storage import redacted
 
 _ATTEMPTS = 6  # of a range whose writer or node is lost, over half a minute
+_LONG_RUN_S = 10.0  # from which a run is worth an advice
+_LIMIT_SHARE = 0.5  # of its time
 _ATTEMPT_FOLDER = "range-"  # in the work folder: what one writer has not completed yet
 log = logging.getLogger("penstock")
 
@@ -286,7 +288,19 @@ def write_set(
     progress: bool | None = False,
     classes: Sequence[str] | None = None,
 ) -> Packed:
-    """Run a program and write its samples to a target, by one sink or range by range; see ``land`` for the arguments.
+    """Run a program and write its samples to a target, once: what an interrupted run has written is not written again.
+
+    Args:
+        program: Yields the samples, in an exact order.
+        epoch: The epoch to run.
+        target: Where the files land.
+        sinks: What writes them.
+        options: What else determines the files, for the comparison with an interrupted or complete run.
+        mode: What to do if the target holds files.
+        kind: What kind of run it is, for the error of one that finds the target in use.
+        title: The title of the progress bar.
+        progress: Whether to show the progress bar; None: if standard error is a terminal.
+        classes: The class names, for the manifest.
 
     Raises:
         DataError: A sample cannot be read or stored.
@@ -294,25 +308,58 @@ def write_set(
         PlanError: The target holds files or an unfinished run of another plan, or another run is writing there.
         StorageError: The target cannot be written.
     """
-    if sinks.shards is None:
-        shown: dict[str, Any] = {"kind": kind, "title": title, "progress": progress, "classes": classes}
-        return land(program, epoch, target, sinks.make(), options, mode=mode, **shown)
-    check_mode(mode)
-    if target.label and ("%" not in target.label or target.format != "tar"):
-        file = redacted(target.url(target.label))
-        raise PlanError(f"{file}: shards={sinks.shards} writes several files; give a folder")
-    with storage_errors(target.folder):
+    check_choice("mode", mode, MODES)
+    if sinks.shards is not None:
+        if target.label and ("%" not in target.label or target.format != "tar"):
+            file = redacted(target.url(target.label))
+            raise PlanError(f"{file}: shards={sinks.shards} writes several files; give a folder")
         options = {**options, "shards": sinks.shards}
-        landing = RangeLanding(target, fingerprint_of(program, epoch), options, mode)
+    with storage_errors(target.folder):
+        make = Landing if sinks.shards is None else RangeLanding
+        landing = make(target, fingerprint_of(program, epoch), options, mode)
         with landing.opened(kind):
             if (finished := landing.begin()) is not None:
                 return finished
-            total = program.length(Cut(0, 1))
             done = sum(entry.samples for entry in landing.entries.values())
+            total = None if program.stream is not None else program.length(program.plan.cut or Cut(0, 1))
             remaining = None if total is None else max(0, total - done)
             with Progress(title, remaining, shown=progress) as bar:
-                _RangeRuns(program, epoch, landing, sinks, sinks.shards, bar).write()
-            return landing.commit_ranges(classes)
+                if isinstance(landing, RangeLanding) and sinks.shards is not None:
+                    _RangeRuns(program, epoch, landing, sinks, sinks.shards, bar).write()
+                    return landing.commit_ranges(classes)
+                skipped = _write_samples(program, epoch, landing, sinks.make(), bar, done)
+            return landing.commit(skipped, classes)
+
+
+def _write_samples(program: Program, epoch: int, landing: Landing, sink: Sink, bar: Progress, done: int) -> int:
+    """Write the samples after the first ``done`` by one sink, and return how many of them were skipped."""
+    try:
+        samples = ResumableRun(program, epoch, landing.position, done)
+    except StateError as exc:
+        raise PlanError(f"{exc}; mode='replace' starts over") from exc
+    begun, writing_s = time.monotonic(), 0.0
+    with closing(samples):
+        sink.open(landing, samples)
+        try:
+            for items in samples:
+                since = time.monotonic()
+                sink.add(items)
+                writing_s += time.monotonic() - since
+                bar.add(len(items))
+            sink.close()
+        finally:
+            sink.drop()
+    if program.plan.engine.name == "ray":
+        _warn_if_limit(writing_s, time.monotonic() - begun)
+    return samples.skipped
+
+
+def _warn_if_limit(writing_s: float, whole_s: float) -> None:
+    """Say that writing in this process was the limit of a run on a cluster, if it was."""
+    if whole_s > _LONG_RUN_S and writing_s > _LIMIT_SHARE * whole_s:
+        share = 100 * writing_s / whole_s
+        advice = "shards=n lets the cluster write n files in parallel, and no samples pass through this process"
+        log.warning("this process spent %.0f%% of the run on writing; %s", share, advice)
 
 
 @dataclass(slots=True, eq=False)

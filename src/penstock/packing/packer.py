@@ -11,6 +11,7 @@ from penstock.blobs.compression import COMPRESSION_SUFFIXES
 from penstock.engines import engine_options
 from penstock.errors import PlanError
 from penstock.landing import (
+    MODES,
     Mode,
     Packed,
     ParquetSink,
@@ -19,7 +20,6 @@ from penstock.landing import (
     TableOptions,
     Target,
     TarSink,
-    check_mode,
     exact_program,
     parquet_target,
     storage_errors,
@@ -113,7 +113,7 @@ def pack(
     folder, is_parquet = check_path("url", url), format == "parquet"
     for name, flag in {"shuffle": shuffle, "dry_run": dry_run, "tiles": tiles}.items():
         check_flag(name, flag)
-    check_mode(mode)
+    check_choice("mode", mode, MODES)
     check_choice("image", image, ("png", "jpg"))
     if images is not None and not isinstance(images, Store):
         raise PlanError(f"images={images!r}: give vision.Store(max_side=...)")
