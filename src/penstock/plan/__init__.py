@@ -9,6 +9,7 @@ from penstock.lazy import lazy
 if TYPE_CHECKING:
     from penstock.plan.arrangement import Arrangement as Arrangement
     from penstock.plan.arrangement import BranchStage as BranchStage
+    from penstock.plan.arrangement import PartStage as PartStage
     from penstock.plan.arrangement import PlacedStage as PlacedStage
     from penstock.plan.arrangement import Row as Row
     from penstock.plan.arrangement import arrange as arrange

@@ -126,8 +126,8 @@ def _flatten_branches(
 
 
 @dataclass(frozen=True)
-class BranchStage(Stage):
-    """A stage of a branch: it processes the items of the branch's sources and passes the others through."""
+class PartStage(Stage):
+    """A stage that runs another one on some items of some sources, and passes the others through."""
 
     inner: Stage
     leaves: range
@@ -145,9 +145,6 @@ class BranchStage(Stage):
     def wants_rng(self) -> bool:
         return self.inner.wants_rng
 
-    def for_leaf(self, leaf: int) -> Stage | None:
-        return self.inner if leaf in self.leaves else None
-
     def prepare(self, ctx: Context) -> None:
         self.inner.prepare(ctx)
 
@@ -159,6 +156,13 @@ class BranchStage(Stage):
 
     def finish(self, ctx: Context) -> None:
         self.inner.finish(ctx)
+
+
+class BranchStage(PartStage):
+    """A stage of a branch: it processes the items of the branch's sources."""
+
+    def for_leaf(self, leaf: int) -> Stage | None:
+        return self.inner if leaf in self.leaves else None
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Run the stage on the branch's own items, and merge the result with the other items in order."""

@@ -25,6 +25,7 @@ from penstock.plan import (
     Combination,
     Context,
     Lineage,
+    PartStage,
     Place,
     PlacedStage,
     Plan,
@@ -169,37 +170,8 @@ def cached_body(arrangement: Arrangement) -> list[PlacedStage]:
     return body
 
 
-@dataclass(frozen=True)
-class OnMisses(Stage):
+class OnMisses(PartStage):
     """A stage whose results are cached: it processes the samples that are not, and passes on the others."""
-
-    inner: Stage
-    leaves: range
-    slot: int
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def group_size(self) -> int | None:
-        return self.inner.group_size
-
-    @property
-    def wants_rng(self) -> bool:
-        return self.inner.wants_rng
-
-    def prepare(self, ctx: Context) -> None:
-        self.inner.prepare(ctx)
-
-    def describe(self) -> str:
-        return self.inner.describe()
-
-    def failure(self, exc: Exception, place: Place) -> Exception:
-        return self.inner.failure(exc, place)
-
-    def finish(self, ctx: Context) -> None:
-        self.inner.finish(ctx)
 
     def run(self, block: Block, ctx: Context) -> Block:
         """Run the stage on the misses, and merge its outputs with the other items in order."""

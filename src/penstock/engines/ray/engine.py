@@ -52,16 +52,7 @@ def run(
     ordered: bool = True,
     pools: PooledRun | None = None,
 ) -> Iterator[Block]:
-    """Run a plan from ``start``, and return its finished blocks; a plan that only reads runs here, without Ray.
-
-    Args:
-        program: The plan with its sources open.
-        order: The order of the epoch; None for a stream.
-        epoch: The number of the epoch.
-        start: Where the run begins.
-        meters: What the run measures about itself.
-        ordered: Blocks are delivered in order, not as they are finished.
-        pools: The run whose pools this one uses, from ``shared_actor_pools``; by default it has its own.
+    """Run a plan as ``local.run`` does, with ``pools`` from ``shared_actor_pools``; one that only reads, without Ray.
 
     Raises:
         EngineError: The cluster lacks the resources that a stage requests, or a function cannot be sent to it.
