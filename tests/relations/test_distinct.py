@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,3 +39,19 @@ def test_distinct_without_names_needs_samples_with_the_same_fields() -> None:
     with pytest.raises(DataError, match="samples differ in their fields"):
         ps.from_items([{"a": 1}, {"b": 1}]).distinct().take_all()
     assert ps.from_items([{"a": 1, "__key__": "x"}, {"a": 1, "__key__": "y"}]).distinct().count() == 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [3, None, 3, 1, None],
+        ["b", "a", None, "b"],
+        [True, None, True],
+        [b"x", b"", b"x"],
+        [0.5, math.nan, 0.5, math.nan],
+    ],
+    ids=["integers", "text", "booleans", "bytes", "floats"],
+)
+def test_the_first_sample_of_each_value_is_kept_whatever_its_type(values: list[Any]) -> None:
+    found = [row["at"] for row in ps.from_items([{"v": v, "at": at} for at, v in enumerate(values)]).distinct("v")]
+    assert found == [at for at, value in enumerate(values) if repr(value) not in map(repr, values[:at])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,6 @@ from penstock.order import I64
 from penstock.plan import Columns, Plan, pick_rows
 from penstock.relations.database import StagedTable, database, memory_of
 from penstock.relations.groups import numbers_of
-from penstock.relations.integer_groups import IntegerGroups
 from penstock.relations.keys import chunks, gathered, key_table, values_at
 from penstock.relations.source import Rows
 from penstock.relations.store import SampleStore
@@ -76,10 +76,15 @@ def _firsts_of_chunk(con: Any, items: Sequence[Any], fields: Sequence[str], verb
 
 def _firsts(con: Any, table: StagedTable) -> I64:
     """Return the position of the first row of each value, ascending."""
+    import pyarrow as pa
+
     columns = [name for name in table.schema.names if name != "position"]
-    groups = IntegerGroups.of(table, columns)
-    if groups is not None:
-        return np.sort(groups.firsts())
+    if len(columns) == 1 and table.rows is not None and not pa.types.is_floating(table.rows.schema.field(0).type):
+        with suppress(pa.ArrowNotImplementedError):  # of lists and other nested values
+            found = table.rows.column(0).dictionary_encode("encode")
+            # Codes are given in the order of first occurrence: a value is new where they reach a new maximum.
+            codes = np.concatenate([np.zeros(0, np.int64), *(chunk.indices.to_numpy() for chunk in found.chunks)])
+            return np.flatnonzero(np.diff(np.maximum.accumulate(codes), prepend=-1))
     return np.sort(numbers_of(con, f"select min(position) from {table.name} group by {', '.join(columns)}"))
 
 

@@ -77,11 +77,6 @@ class IntegerGroups:
             return None
         return IntegerGroups(table, columns[0], *_sorted(keys))
 
-    def firsts(self) -> I64:
-        """Return the number of the first row of each group."""
-        firsts: I64 = self.order[self._begins]
-        return firsts
-
     def aggregated(self, how: str, columns: Sequence[str], frequent_first: bool) -> Any:
         """Return the table of the query that ``aggregated`` of ``aggregates`` returns, sorted by the key.
 
