@@ -400,13 +400,8 @@ class PooledRun:
         current = threading.current_thread()
         owned = self.pools if self.host is None else self.host.pools
         if self.driver is not current and not any(pool.owns(current) for pool in owned):
-            threads = [] if self.driver is None else [self.driver]
-            join_all([*threads, *self._monitor_threads()], self.pools)
-
-    def _monitor_threads(self) -> list[threading.Thread]:
-        """Return the monitor's thread if it has to be joined."""
-        thread = self.monitor.thread if self.monitor is not None else None
-        return [] if thread is None or thread is threading.current_thread() else [thread]
+            threads = (self.driver, None if self.monitor is None else self.monitor.thread)
+            join_all([thread for thread in threads if thread not in (None, current)], self.pools)
 
     def _pooled(self, blocks: Iterator[Block], segment: Segment) -> Iterator[Block]:
         """Run a segment on the blocks in its pool, or in the driver if it needs no pool."""
