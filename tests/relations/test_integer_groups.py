@@ -14,9 +14,9 @@ from penstock.relations.integer_groups import IntegerGroups
 ROWS = 6000
 
 
-def _table(**columns: Any) -> pa.Table:
+def _table(spread: int = 1, **columns: Any) -> pa.Table:
     rng = np.random.default_rng(3)
-    keys = rng.integers(-900, 900, ROWS)
+    keys = rng.integers(-900, 900, ROWS) * spread
     return pa.table({"k": keys, "n": rng.integers(-(10**9), 10**9, ROWS), "x": rng.normal(size=ROWS), **columns})
 
 
@@ -38,10 +38,12 @@ def _both(monkeypatch: pytest.MonkeyPatch, rows: Any) -> tuple[list[Any], list[A
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "min", "max", "std", "list"])
+@pytest.mark.parametrize("groups", [5, 1800])
 @pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 3e7], ids=str)
-def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, scale: float) -> None:
+def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, groups: int, scale: float) -> None:
     values = np.random.default_rng(4).normal(size=ROWS) * scale + (1e9 if scale > 1e6 else 0)
-    ds = ps.from_arrow(_table(x=values))
+    table = _table(x=values)
+    ds = ps.from_arrow(table.set_column(0, "k", pa.array(table["k"].to_numpy() % groups)))
     found, expected = _both(monkeypatch, lambda: getattr(ds.groupby("k"), how)("x", "n"))
     assert found == expected
 
@@ -66,8 +68,9 @@ def test_unusual_values_are_aggregated_as_by_duckdb(monkeypatch: pytest.MonkeyPa
     assert found == expected
 
 
-def test_counts_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
-    ds = ps.from_arrow(_table())
+@pytest.mark.parametrize("spread", [1, 1 << 40, 1 << 53], ids=["narrow", "wide", "widest"])
+def test_counts_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, spread: int) -> None:
+    ds = ps.from_arrow(_table(spread))
     for rows in (lambda: ds.groupby("k").count(), lambda: ds.value_counts("k")):
         with monkeypatch.context() as patched:
             found, expected = _both(patched, rows)

@@ -1,4 +1,4 @@
-"""Many groups of one column of integers, in memory: sorted once and aggregated by numpy, faster than by a hash table.
+"""Groups of one column of integers, in memory: sorted once and aggregated by numpy, faster than by a hash table.
 
 The results are those of the queries of ``aggregates``, to the last bit.
 """
@@ -17,9 +17,9 @@ from penstock.relations.aggregates import SQUARE_BITS, magnitude_bands
 from penstock.relations.database import StagedTable
 
 F64 = npt.NDArray[np.float64]
-_SAMPLED, _LEAST_DISTINCT = 1024, 256  # with fewer distinct values among the sampled rows, the groups are few
-_LOW_BITS = 47  # of the lower part of an integer of 93 bits; with 46 of the upper one, 2**15 rows fit into 62 bits
-_MAX_ROWS = 1 << 15  # of a group
+_NARROW = 1 << 16  # a range of integers that numpy sorts digit by digit
+_SAMPLED, _LEAST_DISTINCT = 1024, 256  # with fewer distinct values among the sampled rows, a hash table is faster
+_LIMB_BITS = 31  # three limbs hold an integer of 93 bits; the sum of 2**32 of them fits into 63 bits
 
 
 def sorted_integers(table: StagedTable, column: str, descending: bool = False) -> tuple[I64, I64] | None:
@@ -46,8 +46,9 @@ def _integers(table: StagedTable, column: str) -> I64 | None:
 def _sorted(keys: I64) -> tuple[I64, I64]:
     """Sort integers together with their positions, as single integers if both fit into 63 bits."""
     low, high, bits = int(keys.min()), int(keys.max()), len(keys).bit_length()
-    if (high - low) >> (63 - bits):
-        order = np.argsort(keys, kind="stable")
+    narrow = high - low < _NARROW
+    if narrow or (high - low) >> (63 - bits):
+        order = np.argsort((keys - low).astype(np.uint16) if narrow else keys, kind="stable")
         return order, keys[order]
     packed = keys - low
     packed <<= bits  # in place, as elsewhere: a new array costs more than the arithmetic
@@ -60,7 +61,7 @@ def _sorted(keys: I64) -> tuple[I64, I64]:
 
 
 class IntegerGroups:
-    """The rows of a table, sorted by a column of integers that has many different values."""
+    """The rows of a table, sorted by a column of integers."""
 
     def __init__(self, table: StagedTable, column: str, order: I64, keys: I64) -> None:
         self.order = order
@@ -73,7 +74,10 @@ class IntegerGroups:
     def of(table: StagedTable, columns: Sequence[str]) -> IntegerGroups | None:
         """Sort the rows; ``None`` if DuckDB is to group them."""
         keys = _integers(table, columns[0]) if len(columns) == 1 else None
-        if keys is None or len(np.unique(keys[:: max(1, len(keys) // _SAMPLED)])) < _LEAST_DISTINCT:
+        if keys is None:
+            return None
+        sampled = keys[:: max(1, len(keys) // _SAMPLED)]
+        if int(keys.max()) - int(keys.min()) >= _NARROW and len(np.unique(sampled)) < _LEAST_DISTINCT:
             return None
         return IntegerGroups(table, columns[0], *_sorted(keys))
 
@@ -121,23 +125,23 @@ class IntegerGroups:
         found = magnitude_bands(float(np.min(sizes, where=sizes > 0, initial=math.inf)), largest or 1.0)
         return self._scaled_totals(values, found[0][2]) if len(found) == 1 else None
 
-    def _scaled_totals(self, values: F64, exponent: int) -> F64 | None:
+    def _scaled_totals(self, values: F64, exponent: int) -> F64:
         """Return the sums of the values times ``2**exponent``, rounded to integers, divided by it again."""
-        if int(self._counts.max()) > _MAX_ROWS:
-            return None
         half = exponent // 2  # a power of two may be beyond the range of a float
-        lower = values * math.ldexp(1.0, half)
-        lower *= math.ldexp(1.0, exponent - half)
-        np.rint(lower, out=lower)
-        upper = lower * math.ldexp(1.0, -_LOW_BITS)
-        np.floor(upper, out=upper)
-        high = np.add.reduceat(upper.astype(np.int64), self._begins)
-        upper *= math.ldexp(1.0, _LOW_BITS)
-        lower -= upper
-        low = np.add.reduceat(lower.astype(np.int64), self._begins)
-        high += low >> _LOW_BITS
-        words = (high << _LOW_BITS) | (low & ((1 << _LOW_BITS) - 1))
-        high >>= 64 - _LOW_BITS
+        rest = values * math.ldexp(1.0, half)
+        rest *= math.ldexp(1.0, exponent - half)
+        np.rint(rest, out=rest)
+        limb, sums = np.empty_like(rest), []
+        for bits in (2 * _LIMB_BITS, _LIMB_BITS, 0):
+            np.floor(np.multiply(rest, math.ldexp(1.0, -bits), out=limb), out=limb)
+            sums.append(np.add.reduceat(limb.astype(np.int64), self._begins))
+            rest -= np.multiply(limb, math.ldexp(1.0, bits), out=limb)
+        high, middle, low = sums
+        middle += low >> _LIMB_BITS
+        high += middle >> _LIMB_BITS
+        mask = (1 << _LIMB_BITS) - 1
+        words = (high << 2 * _LIMB_BITS) | ((middle & mask) << _LIMB_BITS) | (low & mask)
+        high >>= 64 - 2 * _LIMB_BITS
         # As DuckDB rounds a 128-bit integer: the words one by one.
         rounded = words.view(np.uint64).astype(np.float64) + high * 2.0**64
         negative = -(~words).view(np.uint64).astype(np.float64) - 1.0
@@ -153,8 +157,6 @@ class IntegerGroups:
         values /= np.repeat(divisors, self._counts)
         values *= values
         squares = self._scaled_totals(values, SQUARE_BITS)
-        if squares is None:
-            return None
         alone = self._counts == 1
         deviations = np.sqrt(squares / np.where(alone, 1, self._counts - 1)) * spread
         return np.where(alone, math.nan, deviations)
