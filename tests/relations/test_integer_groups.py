@@ -22,6 +22,7 @@ def _table(spread: int = 1, **columns: Any) -> pa.Table:
 
 def _both(monkeypatch: pytest.MonkeyPatch, rows: Any) -> tuple[list[Any], list[Any]]:
     """Return the rows by numpy and by DuckDB, as text, in which NaN equals NaN and floats keep all bits."""
+    monkeypatch.setattr("penstock.relations.integer_groups._SLICE", 700)
     used: list[IntegerGroups] = []
     inner = IntegerGroups.of
 

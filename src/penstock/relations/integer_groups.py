@@ -19,6 +19,7 @@ from penstock.relations.database import StagedTable
 F64 = npt.NDArray[np.float64]
 _NARROW = 1 << 16  # a range of integers that numpy sorts digit by digit
 _SAMPLED, _LEAST_DISTINCT = 1024, 256  # with fewer distinct values among the sampled rows, a hash table is faster
+_SLICE = 1 << 16  # rows that are added at a time, in arrays that fit into the cache
 _LIMB_BITS = 31  # three limbs hold an integer of 93 bits; the sum of 2**32 of them fits into 63 bits
 
 
@@ -111,7 +112,7 @@ class IntegerGroups:
         if totals is None or how == "sum":
             return totals
         means = totals.astype(np.float64) / self._counts
-        return means if how == "mean" else self._deviations(values.astype(np.float64), means)
+        return means if how == "mean" else self._deviations(values.astype(np.float64, copy=False), means)
 
     def _totals(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         largest = max(-float(values.min()), float(values.max()))
@@ -125,17 +126,31 @@ class IntegerGroups:
         found = magnitude_bands(float(np.min(sizes, where=sizes > 0, initial=math.inf)), largest or 1.0)
         return self._scaled_totals(values, found[0][2]) if len(found) == 1 else None
 
-    def _scaled_totals(self, values: F64, exponent: int) -> F64:
-        """Return the sums of the values times ``2**exponent``, rounded to integers, divided by it again."""
+    def _scaled_totals(self, values: F64, exponent: int, centre: F64 | None = None, scale: F64 | None = None) -> F64:
+        """Return the sums of the values times ``2**exponent``, rounded to integers, divided by it again.
+
+        With ``centre`` and ``scale`` of each group, the squares of the scaled differences to the centre are added.
+        """
         half = exponent // 2  # a power of two may be beyond the range of a float
-        rest = values * math.ldexp(1.0, half)
-        rest *= math.ldexp(1.0, exponent - half)
-        np.rint(rest, out=rest)
-        limb, sums = np.empty_like(rest), []
-        for bits in (2 * _LIMB_BITS, _LIMB_BITS, 0):
-            np.floor(np.multiply(rest, math.ldexp(1.0, -bits), out=limb), out=limb)
-            sums.append(np.add.reduceat(limb.astype(np.int64), self._begins))
-            rest -= np.multiply(limb, math.ldexp(1.0, bits), out=limb)
+        sums = np.zeros((3, len(self._begins)), np.int64)
+        for begin in range(0, len(values), _SLICE):
+            rest = values[begin : begin + _SLICE]
+            end = begin + len(rest)
+            first, until = np.searchsorted(self.edges, begin, "right") - 1, np.searchsorted(self.edges, end)
+            bounds = np.clip(self.edges[first : until + 1], begin, end) - begin
+            if centre is not None and scale is not None:
+                counts = np.diff(bounds)
+                rest = rest - np.repeat(centre[first:until], counts)
+                rest /= np.repeat(scale[first:until], counts)
+                rest *= rest
+            rest = rest * math.ldexp(1.0, half)
+            rest *= math.ldexp(1.0, exponent - half)
+            np.rint(rest, out=rest)
+            limb = np.empty_like(rest)
+            for total, bits in zip(sums, (2 * _LIMB_BITS, _LIMB_BITS, 0), strict=True):
+                np.floor(np.multiply(rest, math.ldexp(1.0, -bits), out=limb), out=limb)
+                total[first:until] += np.add.reduceat(limb.astype(np.int64), bounds[:-1])
+                rest -= np.multiply(limb, math.ldexp(1.0, bits), out=limb)
         high, middle, low = sums
         middle += low >> _LIMB_BITS
         high += middle >> _LIMB_BITS
@@ -153,10 +168,7 @@ class IntegerGroups:
         if not np.isfinite(spread).all():
             return None
         divisors = np.where(spread > 0, spread, 1.0)
-        values -= np.repeat(means, self._counts)
-        values /= np.repeat(divisors, self._counts)
-        values *= values
-        squares = self._scaled_totals(values, SQUARE_BITS)
+        squares = self._scaled_totals(values, SQUARE_BITS, means, divisors)
         alone = self._counts == 1
         deviations = np.sqrt(squares / np.where(alone, 1, self._counts - 1)) * spread
         return np.where(alone, math.nan, deviations)
