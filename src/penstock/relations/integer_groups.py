@@ -16,7 +16,7 @@ from penstock.order import I64
 from penstock.relations.aggregates import SQUARE_BITS, magnitude_bands
 from penstock.relations.database import StagedTable
 
-F64 = npt.NDArray[np.float64]
+_Floats = npt.NDArray[np.float64]
 _NARROW = 1 << 16  # a range of integers that numpy sorts digit by digit
 _SAMPLED, _LEAST_DISTINCT = 1024, 256  # with fewer distinct values among the sampled rows, a hash table is faster
 _SLICE = 1 << 16  # rows that are added at a time, in arrays that fit into the cache
@@ -126,7 +126,9 @@ class IntegerGroups:
         found = magnitude_bands(float(np.min(sizes, where=sizes > 0, initial=math.inf)), largest or 1.0)
         return self._scaled_totals(values, found[0][2]) if len(found) == 1 else None
 
-    def _scaled_totals(self, values: F64, exponent: int, centre: F64 | None = None, scale: F64 | None = None) -> F64:
+    def _scaled_totals(
+        self, values: _Floats, exponent: int, centre: _Floats | None = None, scale: _Floats | None = None
+    ) -> _Floats:
         """Return the sums of the values times ``2**exponent``, rounded to integers, divided by it again.
 
         With ``centre`` and ``scale`` of each group, the squares of the scaled differences to the centre are added.
@@ -162,7 +164,7 @@ class IntegerGroups:
         negative = -(~words).view(np.uint64).astype(np.float64) - 1.0
         return np.ldexp(np.where(high == -1, negative, rounded), -exponent)
 
-    def _deviations(self, values: F64, means: F64) -> F64 | None:
+    def _deviations(self, values: _Floats, means: _Floats) -> _Floats | None:
         lowest, highest = (pick.reduceat(values, self._begins) for pick in (np.minimum, np.maximum))
         spread = np.maximum(highest - means, means - lowest)
         if not np.isfinite(spread).all():
