@@ -42,7 +42,7 @@ class Lanes:
 
             cores = max(2, cluster_cores(options.get("address")))
         else:
-            cores = options.get("cpus") or available_cores()
+            cores = 2 * (options.get("cpus") or available_cores())  # half of them wait for the disk to take a file
         self.count = max(1, min(most, cores, _MAX_LANES))
         self._meters = Meters(engine=options.name, observer=options.get("observer"))
         self._pools = start_pools(program, self._meters, keep_remote=consumers)
