@@ -17,6 +17,7 @@ import pytest
 
 import penstock as ps
 from penstock.storage import Info
+from penstock.storage.cache_policy import belady_hits, recency_hits
 from penstock.storage.cache_uses import USES_SUFFIX
 from tests.storage.conftest import RemoteFolder
 
@@ -85,6 +86,38 @@ def test_a_cache_for_a_part_of_the_shards_serves_that_part_of_every_epoch(
     # Of a half, least recently used first, it would be none in one order, and some 15% reshuffled. The whole part is
     # best; the indexes need some space, and a few shards are read before the first plan is known.
     assert all(count >= SHARDS * quarters // 4 - 4 for count in served[2:]), served
+
+
+if FULL:
+
+    @pytest.mark.parametrize("reshuffled", [True, False])
+    @pytest.mark.parametrize("quarters", [1, 2, 3])
+    def test_the_traffic_is_within_2_percent_of_the_data_of_the_best(
+        tmp_path: Path, quarters: int, reshuffled: bool, record_property: Callable[[str, object], None]
+    ) -> None:
+        (tmp_path / "remote").mkdir()
+        rng = np.random.default_rng(0)
+        items = [{"__key__": f"{n:04}", "bin": rng.bytes(100_000)} for n in range(800)]
+        ps.from_items(items).write_tar(str(tmp_path / "remote"), max_samples=4)
+        (tmp_path / "remote" / "manifest.json").unlink()
+        names = sorted(path.name for path in (tmp_path / "remote").glob("*.tar"))
+        sizes = [(tmp_path / "remote" / name).stat().st_size for name in names]
+        remote, limit = RemoteFolder(str(tmp_path / "remote")), sum(sizes) * quarters // 4
+        cache = ps.Cache(tmp_path / "cache", max_bytes=limit)
+        ds = ps.read_tar([f"remote://host/{name}" for name in names], storage=remote, cache=cache)
+        ds = (ds.shuffle(shards=1) if reshuffled else ds).batched(4)
+        epochs, served = [], []
+        for _ in range(8):
+            epochs.append([int(batch["__key__"][0]) // 4 for batch in ds])
+            reads = [line.split() for line in remote.requests("read shard") if ".index" not in line]
+            served.append(sum(sizes) - sum(int(stop) - int(start) for _, _, start, stop in reads))
+            Path(remote.folder, "requests.log").unlink()
+        own, best, recent = (
+            sum(hits[1:-1]) / sum(sizes) / 6
+            for hits in (served, belady_hits(epochs, sizes, limit), recency_hits(epochs, sizes, limit))
+        )
+        record_property("served, best, least recently used", [round(share, 3) for share in (own, best, recent)])
+        assert own >= best - 0.02 > recent
 
 
 def test_shards_are_fetched_ahead_of_a_slow_consumer(shards: Path, tmp_path: Path) -> None:
