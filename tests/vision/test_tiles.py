@@ -246,7 +246,7 @@ np.save(sys.argv[3], np.asarray(image))
         (tmp_path / "photos" / "fox").mkdir(parents=True)
         (tmp_path / "photos" / "fox" / "0.jpg").write_bytes(vision.tile_jpeg(data))
         target = tmp_path / "packages"
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", target]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
         subprocess.run([*pip, "torchvision==0.28.0"], check=True)
         paths = [target, tmp_path / "photos", tmp_path / "pixels.npy"]
         subprocess.run([sys.executable, "-W", "ignore", "-c", TORCHVISION, *paths], check=True)

@@ -1,4 +1,4 @@
-"""Files and objects that become visible whole or not at all.
+"""Drafts: files and objects that are written under a hidden name and published whole or not at all.
 
 A local file is written under a hidden ``.partial`` name in its folder and renamed when it is complete. A process that
 is killed leaves such a file behind: readers ignore it, and it can be deleted at any time. Remote storages keep the

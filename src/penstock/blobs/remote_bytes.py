@@ -1,4 +1,4 @@
-"""Bytes that are read while they arrive: the promise, and a stream that is kept in a temporary file."""
+"""Remote bytes that are read while they arrive: the interface, and a stream that is kept in a temporary file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Types of command-line arguments, for ``type=`` of argparse, an option of several commands, and usage errors."""
+"""Types of command-line arguments for argparse, options that several commands share, and usage errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock info``: summarise shards or tables."""
+"""``penstock info``: print a summary of shards or tables."""
 
 from __future__ import annotations
 

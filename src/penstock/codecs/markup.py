@@ -1,4 +1,4 @@
-"""HTML as values, for the pages of ``penstock view`` and for notebooks: everything from data is escaped."""
+"""HTML that previews of fields are built from, for ``penstock view`` and notebooks; text from data is escaped."""
 
 from __future__ import annotations
 

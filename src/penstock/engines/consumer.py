@@ -1,4 +1,4 @@
-"""What takes the items of a run: where it is made, and what happens when its process is lost."""
+"""Consumers of a run's items: where one is created, and how a lost one is replaced."""
 
 from __future__ import annotations
 

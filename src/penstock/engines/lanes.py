@@ -1,4 +1,4 @@
-"""Several runs of one program at a time that share one set of workers, and consumers next to their blocks."""
+"""Lanes: runs of one program side by side that share its workers, each with a consumer placed next to its blocks."""
 
 from __future__ import annotations
 

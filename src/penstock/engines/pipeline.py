@@ -1,4 +1,4 @@
-"""One plan that several consumers draw from: their runs share one set of pools and one memory bound.
+"""A pipeline: one plan for several consumers, whose runs share one set of pools and one memory limit.
 
 The contract:
 - a pipeline keeps nothing about a consumer: what it yields is a function of (plan, epoch, start, part), so any

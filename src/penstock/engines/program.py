@@ -1,4 +1,4 @@
-"""A program: a plan with its sources open, the orders of its epochs, and its stages fused into segments and levels."""
+"""A program: a plan ready to run, with open sources, the orders of its epochs, and stages fused into segments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From where a loader is to a state, and back: checks that states fit, merges them, and cuts what is left again."""
+"""A loader's progress as a state, and back: checks that states fit, merges them, and cuts the rest among the ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets of torch's own class."""
+"""A dataset as a torch ``IterableDataset``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulate a cache for a dataset: which share of the bytes it serves, beside the best possible and the usual policy."""
+"""Simulates a cache of remote shards: the share of bytes it serves, compared with the optimal policy and with LRU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Summarise shards: the sizes of their fields, and the number of samples of each class."""
+"""The summary behind ``penstock info``: the sizes of fields, and the number of samples of each class."""
 
 from __future__ import annotations
 

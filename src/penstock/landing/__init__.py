@@ -1,4 +1,4 @@
-"""Every kind of work that writes and may be killed: one lock, one journal, one codec of positions, one commit."""
+"""Crash-safe writing: a run that is killed at any moment resumes, and its output is complete or absent."""
 
 from __future__ import annotations
 

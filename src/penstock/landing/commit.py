@@ -1,4 +1,4 @@
-"""One way to land: lock, journal, drafts, checkpoints, commit; what is replaced goes when its replacement is visible.
+"""Commits the files of a run: lock, journal, drafts, checkpoints; old files are deleted when the new ones are visible.
 
 A set of files lands in a folder, on a disk or an object store. What belongs to a run that is not complete is in a
 hidden work folder inside that folder: the lock, the journal and, on a disk, the drafts of the files. The drafts of a

@@ -1,4 +1,4 @@
-"""The journal of a run: lines of JSON, each durable before what follows from it, on a disk or in objects.
+"""The journal of a run: JSON lines on disk or in objects, each durable before the step that depends on it.
 
 The first line is a header with the version of the format. A last line that is incomplete is dropped: its writer was
 killed. Objects on remote storage cannot be appended to, so that a remote journal is a local temporary file whose new

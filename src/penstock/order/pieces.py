@@ -1,4 +1,4 @@
-"""Pieces: the positions still to be delivered, as a short list of arithmetic progressions.
+"""Pieces: the positions that a rank still has to deliver, cut by rank and resumed, as arithmetic progressions.
 
 A piece is ``[start, stop, step, sub]``: the positions ``start, start + step, ...`` below ``stop``, where ``sub``
 outputs of the *first* position have already been delivered. No function here modifies its arguments.

@@ -1,4 +1,4 @@
-"""The small values in a plan (scopes, resources, fields, cuts, error policy, engine options) and argument checks."""
+"""Small values of a plan: scopes, resources, fields, rank cuts, error policy, engine options; and argument checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups, sorting, distinct values and joins: by DuckDB and Arrow on columns of keys; samples stay where they lie."""
+"""Group, sort, distinct and join, by DuckDB and Arrow: only columns of keys are loaded, samples are not moved."""
 
 from __future__ import annotations
 

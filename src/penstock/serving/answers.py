@@ -1,4 +1,4 @@
-"""What a server knows about its plan, as answers in JSON: nothing that it reads is chosen by the consumer."""
+"""JSON answers about a server's plan: its identity, length and schema; a consumer cannot choose what is read."""
 
 from __future__ import annotations
 

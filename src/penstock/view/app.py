@@ -1,4 +1,4 @@
-"""The web application of ``penstock view``: who may ask, what is answered, and for how long an answer may take.
+"""The web application of ``penstock view``: access checks, routes and time limits.
 
 A request needs the token, from the printed address or from the cookie that it is exchanged for, and the host of this
 page. No path, URL or code comes from the browser: only positions, keys, conditions and seeds.

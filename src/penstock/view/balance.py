@@ -1,4 +1,4 @@
-"""Balance: how many samples each label has, and how large pictures, texts, sounds and fields are."""
+"""The balance page: samples per label, and the distribution of the sizes of images, texts, sounds and fields."""
 
 from __future__ import annotations
 

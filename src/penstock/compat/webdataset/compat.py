@@ -1,4 +1,4 @@
-"""The fluent interface, and the datasets and loaders that have it."""
+"""WebDataset's fluent classes: ``WebDataset``, ``WebLoader``, and the methods that they share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turn a pipeline of known stages into a ``ps.Dataset`` with the same samples."""
+"""Translates a pipeline of known stages into a ``ps.Dataset`` with the same samples, for exact order and resuming."""
 
 from __future__ import annotations
 

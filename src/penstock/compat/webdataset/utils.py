@@ -1,4 +1,4 @@
-"""Ranks and workers, repetition, and what is trusted."""
+"""Detection of ranks and workers, repeated iteration, and the switches for untrusted data."""
 
 from __future__ import annotations
 

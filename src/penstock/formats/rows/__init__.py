@@ -1,1 +1,1 @@
-"""Files of rows: text, CSV, JSON lines and TFRecord."""
+"""Files of rows, which are found by byte offset: text, CSV, JSON lines and TFRecord."""

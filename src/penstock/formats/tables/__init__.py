@@ -1,4 +1,4 @@
-"""Tables as samples (Parquet and Arrow files, Hugging Face and Ray datasets), and samples as Parquet files."""
+"""Columnar tables, which are found by row group: Parquet, Arrow, Hugging Face and Ray datasets; and Parquet writing."""
 
 from __future__ import annotations
 
