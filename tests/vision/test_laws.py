@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from penstock import vision
 from penstock.testing import fingerprint
 from penstock.vision.planes import encode_planes
 
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 CROP = vision.RandomResizedCrop(16, flip=True)
 TRANSFORMS: dict[str, Any] = {
     "random resized crop": CROP,
@@ -125,6 +127,6 @@ def test_tiles_and_planes_yield_the_same_batches_on_threads_and_processes(way: s
 
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.xdist_group("ray")
-@pytest.mark.parametrize("way", ["tiles", "planes"])
+@pytest.mark.parametrize("way", ["tiles", "planes"] if FULL else ["tiles"])
 def test_tiles_and_planes_yield_the_same_batches_on_ray(way: str) -> None:
     check_engines(way, augmented(way, 2).on("ray"), augmented(way, 2))

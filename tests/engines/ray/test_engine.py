@@ -38,7 +38,7 @@ from penstock.testing import (
 )
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
-SAMPLED_CASES = 8  # of the laws, unless FULL
+SAMPLED_CASES = 4  # of the laws, unless FULL
 
 pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.xdist_group("ray")]
 
@@ -391,7 +391,9 @@ def test_relative_paths_begin_at_the_working_directory_of_the_run(
     assert ds.to_ray().take_all() == want
 
 
-@pytest.mark.parametrize("options", [["--max-samples", "10"], ["--shards", "3"]], ids=lambda options: options[0])
+@pytest.mark.parametrize(
+    "options", [["--shards", "3"], *([["--max-samples", "10"]] if FULL else [])], ids=lambda options: options[0]
+)
 def test_pack_and_convert_write_the_same_files_on_ray(options: list[str], photo_shards: Path, tmp_path: Path) -> None:
     for engine in ("ray", "local"):
         packed, converted = (str(tmp_path / engine / name) for name in ("packed", "converted"))
