@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.compat.webdataset import exact
+from penstock.compat.webdataset import exact, tariterators
 from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset
 from penstock.compat.webdataset.utils import PipelineStage
 from penstock.errors import StateError
@@ -54,10 +54,13 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
 
     def iterator1(self) -> Iterator[Any]:
         """Run the stages once."""
-        source: Iterator[Any] = self.invoke(self.pipeline[0])
-        for step in self.pipeline[1:]:
-            source = self.invoke(step, source)
-        return source
+        source, steps = self.invoke(self.pipeline[0]), self.pipeline[1:]
+        while steps:
+            both = tariterators.fused(*steps[:2]) if len(steps) > 1 else None
+            source = self.invoke(steps[0] if both is None else both, source)
+            steps = steps[1 if both is None else 2 :]
+        result: Iterator[Any] = source
+        return result
 
     def iterator(self) -> Iterator[Any]:
         """Run the stages as often as ``repetitions`` says, or until they yield nothing."""

@@ -1,7 +1,8 @@
 """From shards to samples: open each shard, walk over its members, and group them by key.
 
 Penstock's walker reads the members, in place where the shard is a local file. The three steps are functions over
-iterators, as in WebDataset, and are looked up here when they are used, so that a program may replace any of them.
+iterators, as in WebDataset, and are looked up here when they are used, so that a program may replace any of them. While
+the last two are the original ones, they run as one loop.
 """
 
 from __future__ import annotations
@@ -50,10 +51,6 @@ def base_plus_ext(path: str) -> tuple[str, str] | tuple[None, None]:
     >>> base_plus_ext("a.d/b.seg.jpg")
     ('a.d/b', 'seg.jpg')
     """
-    slash = path.rfind("/") + 1
-    dot = path.find(".", slash)
-    if dot > slash:  # nearly always
-        return path[:dot], path[dot + 1 :]
     match = _NAME.match(path)
     return (match[1], match[2]) if match else (None, None)
 
@@ -125,55 +122,20 @@ def _open_buffer(stream: Any) -> tuple[ArchiveBuffer, bool]:
     return ArchiveBuffer(b"", archive_chunks(stream)), False
 
 
-def _members(
-    source: Sample, handler: Handler, select_files: Chosen, rename_files: Renamed, losses: list[ShardError], meta: bool
-) -> Generator[Sample, None, bool]:
-    """Yield the members of one opened shard; return whether the handler ends the stage."""
-    buffer, mapped = _open_buffer(source["stream"])
-    data, url = buffer.data, source["url"]
-    extra = {} if url is None else {"__url__": url}
-    if source.get("local_path") is not None:
-        extra["__local_path__"] = source["local_path"]
-
-    def chosen(name: str) -> str | None:
-        """Return the new name of a member, or None if it is left out."""
-        try:
-            if not meta and name[:2] == "__" and re.match(_META, name):
-                return None
-            name = name if rename_files is None else rename_files(name)
-            return name if select_files is None or select_files(name) else None
-        except Exception as exn:
-            if handler(exn):
-                return None
-            raise
+def _member_runs(stream: Any, url: str) -> Iterator[tuple[list[str], list[Any], Callable[[Any], bytes]] | ShardError]:
+    """Yield names of members, what stands for their data, and the function that reads it; or what is damaged."""
+    buffer, mapped = _open_buffer(stream)
 
     def copied(name: bytes, span: MemberSpan) -> bytes:
         return bytes(buffer.data[span[1] - buffer.base : span[1] - buffer.base + span[2]])
 
-    choosing = select_files is not None or rename_files is not None
+    data = buffer.data
     read: Callable[[Any], bytes] = (lambda span: data[span[1] : span[1] + span[2]]) if mapped else bytes
-    shard = str(getattr(source["stream"], "name", source["stream"])) if url is None else url
-    for run in ArchiveWalker[Any](shard, buffer, None if mapped else copied, grouper=_Ungrouped()).runs():
+    for run in ArchiveWalker[Any](url, buffer, None if mapped else copied, grouper=_Ungrouped()).runs():
         if isinstance(run, DataError):
-            loss = ShardError(run.problem, shard, run.key)
-            loss.args = (*loss.args, source["stream"], shard)
-            stopped = not handler(loss)
-            losses.append(loss)
-            if stopped:
-                return True
-            continue
-        for name, value in zip(run[0], run[2], strict=True):
-            fname = chosen(name) if choosing or name[:2] == "__" else name
-            if fname is not None:
-                yield {"fname": fname, "data": read(value), **extra}
-    return False
-
-
-def _report(losses: list[ShardError]) -> None:
-    """Say at the end of an iteration how much damage the handlers let pass."""
-    if losses:
-        first = f"the first: {losses[0].problem} (shard: {losses[0].shard})"
-        warnings.warn(f"{len(losses)} damaged places in shards were skipped; {first}", RuntimeWarning, stacklevel=3)
+            yield ShardError(run.problem, url, run.key)
+        else:
+            yield run[0], run[2], read
 
 
 def tar_file_iterator(
@@ -185,10 +147,17 @@ def tar_file_iterator(
 ) -> Iterator[Sample]:
     """Yield ``dict(fname=..., data=...)`` for each file of an archive; ``ShardError`` where it is damaged."""
     losses: list[ShardError] = []
-    source = {"stream": fileobj, "url": None}
-    stopped = yield from _members(source, handler, select_files, rename_files, losses, skip_meta is None)
-    if stopped:
-        raise losses[-1]
+    choose = _name_filter(handler, select_files, rename_files)
+    for run in _member_runs(fileobj, str(getattr(fileobj, "name", fileobj))):
+        if isinstance(run, ShardError):
+            losses.append(run)
+            if not handler(run):
+                raise run
+            continue
+        for name, value in zip(run[0], run[1], strict=True):
+            fname = name if skip_meta is None and not choose.always else choose(name)
+            if fname is not None:
+                yield {"fname": fname, "data": run[2](value)}
     _report(losses)
 
 
@@ -200,23 +169,28 @@ def tar_file_expander(
     eof_value: Any = {},  # noqa: B006  # WebDataset's mark of a shard's end; it is never changed
 ) -> Iterator[Sample]:
     """Yield the members of each opened shard, and ``eof_value`` after its last: samples end with their shard."""
-    losses: list[ShardError] = []
-    try:
-        for source in data:
-            try:
-                stopped = yield from _members(source, handler, select_files, rename_files, losses, False)
-            except Exception as exn:
-                exn.args = (*exn.args, source.get("stream"), source.get("url"))
-                stopped = not handler(exn)
-            finally:
-                with contextlib.suppress(Exception):  # a command may fail when it is closed before its end
-                    getattr(source.get("stream"), "close", bool)()
-            if stopped:
-                return
+    for source in data:
+        try:
+            extra = {"__url__": source["url"]}
+            if source.get("local_path") is not None:
+                extra["__local_path__"] = source["local_path"]
+            chosen = {"select_files": select_files, "rename_files": rename_files}
+            for member in tar_file_iterator(source["stream"], handler=handler, **chosen):  # type: ignore[arg-type]
+                member.update(extra)
+                yield member
             if eof_value is not None:
                 yield eof_value
-    finally:
-        _report(losses)
+        except Exception as exn:
+            exn.args = (*exn.args, source.get("stream"), source.get("url"))
+            if not handler(exn):
+                return
+        finally:
+            _close(source)
+
+
+def _close(source: Sample) -> None:
+    with contextlib.suppress(Exception):  # a command may fail when it is closed early; what it wrote was read
+        getattr(source.get("stream"), "close", bool)()
 
 
 def group_by_keys(
@@ -230,7 +204,7 @@ def group_by_keys(
     sample: Sample = {}
     for member in data:
         try:
-            if not member:
+            if member == {}:
                 if valid_sample(sample):
                     yield sample
                 sample = {}
@@ -244,18 +218,139 @@ def group_by_keys(
                 if valid_sample(sample):
                     yield sample
                 sample = {"__key__": key, "__url__": member["__url__"]}
-                if member.get("__local_path__") is not None:
-                    sample["__local_path__"] = member["__local_path__"]
             if suffix in sample:
-                raise ValueError(f"{fname}: duplicate file name in tar file {suffix} {list(sample)}")
+                raise _duplicate(fname, suffix, sample)
             if suffixes is None or suffix in suffixes:
                 sample[suffix] = member["data"]
+            if member.get("__local_path__") is not None:
+                sample["__local_path__"] = member["__local_path__"]
         except Exception as exn:
-            exn.args = (*exn.args, member.get("__url__"))
-            if not handler(exn):
+            if not _handled(exn, handler, member.get("__url__")):
                 break
     if valid_sample(sample):
         yield sample
+
+
+def _duplicate(fname: str, suffix: str, sample: Sample) -> ValueError:
+    return ValueError(f"{fname}: duplicate file name in tar file {suffix} {list(sample)}")
+
+
+def _handled(error: Exception, handler: Handler, url: Any) -> bool:
+    error.args = (*error.args, url)
+    return handler(error)
+
+
+def grouped_samples(
+    data: Iterable[Sample],
+    handler: Handler = reraise_exception,
+    select_files: Chosen = None,
+    rename_files: Renamed = None,
+    group_handler: Handler = reraise_exception,
+) -> Iterator[Sample]:
+    """Do what ``tar_file_expander`` and ``group_by_keys`` do, in one loop."""
+    losses: list[ShardError] = []
+    choose = _name_filter(handler, select_files, rename_files)
+    try:
+        for source in data:
+            try:
+                stopped = yield from _shard_samples(source, handler, group_handler, choose, losses)
+            except Exception as exn:
+                exn.args = (*exn.args, source.get("stream"), source.get("url"))
+                stopped = not handler(exn)
+            finally:
+                _close(source)
+            if stopped:
+                return
+    finally:
+        _report(losses)
+
+
+def _report(losses: list[ShardError]) -> None:
+    """Say at the end of an iteration how much damage the handlers let pass."""
+    if losses:
+        first = f"the first: {losses[0].problem} (shard: {losses[0].shard})"
+        warnings.warn(f"{len(losses)} damaged places in shards were skipped; {first}", RuntimeWarning, stacklevel=3)
+
+
+def _name_filter(handler: Handler, select_files: Chosen, rename_files: Renamed) -> Any:
+    """Return a function from the name of a member to its new name, or to None if it is left out."""
+
+    def choose(name: str) -> str | None:
+        try:
+            if name[:2] == "__" and re.match(_META, name):
+                return None
+            name = name if rename_files is None else rename_files(name)
+            return name if select_files is None or select_files(name) else None
+        except Exception as exn:
+            if handler(exn):
+                return None
+            raise
+
+    choose.always = select_files is not None or rename_files is not None  # type: ignore[attr-defined]
+    return choose
+
+
+def _shard_samples(
+    source: Sample, handler: Handler, group_handler: Handler, choose: Any, losses: list[ShardError]
+) -> Generator[Sample, None, bool]:
+    """Yield the samples of one opened shard; return whether a handler ends the stage."""
+    url, always = source["url"], choose.always
+    empty: Sample = {"__key__": None, "__url__": url}
+    if source.get("local_path") is not None:
+        empty["__local_path__"] = source["local_path"]
+    sample: Sample = {}
+    key, stopped = None, False
+    for run in _member_runs(source["stream"], url):
+        if isinstance(run, ShardError):
+            run.args = (*run.args, source["stream"])
+            stopped = not _handled(run, handler, url)
+            losses.append(run)
+            if stopped:
+                break
+            continue
+        names, values, read = run
+        for name, value in zip(names, values, strict=True):
+            if always or name[:2] == "__":
+                name = choose(name)
+                if name is None:
+                    continue
+            slash = name.rfind("/") + 1
+            dot = name.find(".", slash)
+            if dot > slash:  # nearly always
+                found, suffix = name[:dot], name[dot + 1 :].lower()
+            elif (match := _NAME.match(name)) is not None:
+                found, suffix = match[1], match[2].lower()
+            else:
+                continue
+            if found != key:
+                if sample and not sample.get("__bad__"):
+                    yield sample
+                sample, key = empty.copy(), found
+                sample["__key__"] = found
+            if suffix not in sample:
+                sample[suffix] = read(value)
+            elif not _handled(_duplicate(name, suffix, sample), group_handler, url):
+                stopped = True
+                break
+        if stopped:
+            break
+    if sample and not sample.get("__bad__"):
+        yield sample
+    return stopped
+
+
+_EXPANDER, _GROUPER = tar_file_expander, group_by_keys
+
+
+def fused(expander: Any, grouper: Any) -> Any:
+    """Return one stage for two neighbouring ones, if they are the original expander and grouper; else None."""
+    if getattr(expander, "f", None) is not _EXPANDER or getattr(grouper, "f", None) is not _GROUPER:
+        return None
+    names = {"handler", "select_files", "rename_files"}
+    if expander.args or grouper.args or not set(expander.kw) <= names or not set(grouper.kw) <= {"handler"}:
+        return None
+    group_handler = grouper.kw.get("handler", reraise_exception)
+    return filters.FilterFunction(grouped_samples, group_handler=group_handler, **expander.kw)
 
 
 def tarfile_samples(
@@ -266,6 +361,8 @@ def tarfile_samples(
 ) -> Iterator[Sample]:
     """Yield the samples of a stream of ``dict(url=...)``."""
     streams = url_opener(src, handler=handler)
+    if tar_file_expander is _EXPANDER and group_by_keys is _GROUPER:
+        return grouped_samples(streams, handler, select_files, rename_files, handler)
     files = tar_file_expander(streams, handler=handler, select_files=select_files, rename_files=rename_files)
     return group_by_keys(files, handler=handler)
 
