@@ -109,7 +109,7 @@ def augmented(way: str, workers: int, on: Any = "threads") -> ps.Dataset:
 
 
 def check_engines(way: str, *plans: ps.Dataset) -> None:
-    """Compare each plan, and each that goes on with the state of the one before it, with the serial engine."""
+    """Compare each plan, and each that continues from the state of the one before it, with the serial engine."""
     want = stream(augmented(way, 1).on("serial"))
     for plan, other in zip(plans, (*plans[1:], plans[0]), strict=True):
         assert stream(plan) == want
