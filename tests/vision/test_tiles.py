@@ -53,7 +53,7 @@ def photo(seed: int, height: int = 0, width: int = 0) -> Pixels:
 
 @cache
 def found_photos() -> list[bytes]:
-    """Return JPEGs that nobody prepared, of many programs: the pictures in Debian's package of OpenCV's manual."""
+    """Return JPEGs as many programs wrote them: the pictures in Debian's package of OpenCV's manual."""
     folder = Path(tempfile.gettempdir()) / "penstock-opencv-doc"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
