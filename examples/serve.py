@@ -59,6 +59,7 @@ def train(folder: Path, epochs: int, servers: list[str], victim: int, kill_at: i
     dist.barrier()  # now every rank has written its ledger
     if dist.get_rank() == 0:
         print(ps.ledger(folder / "ledger").verify())
+    del model  # first: the last one to let go of a process group waits for its threads, and a model holds Python's lock
     dist.destroy_process_group()
 
 
