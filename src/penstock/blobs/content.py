@@ -7,8 +7,8 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -113,7 +113,9 @@ def temporary_copy(chunks: Iterable[bytes], url: str, size: int | None) -> Itera
         StorageError: The temporary folder has no room for that many bytes, or cannot be written.
     """
     limit = room_for(size, url)
-    with tempfile.TemporaryFile(prefix="penstock-") as file:
+    with tempfile.TemporaryFile(prefix="penstock-") as file, ExitStack() as connection:
+        if isinstance(chunks, Generator):
+            connection.callback(chunks.close)
         done = 0
         for chunk in chunks:
             done += len(chunk)
