@@ -83,12 +83,12 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 KINDS = {
-    "inline": "",
     "decoded by two workers": ".shuffle().map(lambda s: np.frombuffer(s['bin'], np.uint8).repeat(4), workers=2)",
     "late shuffle": ".flat_map(lambda s: [s['bin'][i:] for i in range(3)]).shuffle(20)",
 }
 if FULL:
     KINDS |= {
+        "inline": "",
         "shuffled": ".shuffle()",
         "batched": ".shuffle().map(lambda s: s['bin'], workers=2).batched(16, collate=list)",
     }

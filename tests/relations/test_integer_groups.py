@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock.relations.integer_groups import IntegerGroups
 
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 ROWS = 6000
 
 
@@ -39,8 +41,8 @@ def _both(monkeypatch: pytest.MonkeyPatch, rows: Any) -> tuple[list[Any], list[A
 
 
 @pytest.mark.parametrize("how", ["sum", "mean", "min", "max", "std", "list"])
-@pytest.mark.parametrize("groups", [5, 1800])
-@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 3e7], ids=str)
+@pytest.mark.parametrize("groups", [5, 1800] if FULL else [1800])
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 3e7] if FULL else [1e-300, 3e7], ids=str)
 def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, groups: int, scale: float) -> None:
     values = np.random.default_rng(4).normal(size=ROWS) * scale + (1e9 if scale > 1e6 else 0)
     table = _table(x=values)

@@ -60,60 +60,6 @@ def _processes_of(folder: Path) -> list[str]:
     return found
 
 
-def test_a_node_that_dies_in_the_middle_of_an_epoch_does_not_change_the_stream(short_folder: Path) -> None:
-    done = run(
-        """
-        import hashlib
-        import time
-
-        import ray
-        from ray.cluster_utils import Cluster
-
-        import penstock as ps
-        from penstock.testing import numbers, outputs
-
-
-        def add_bytes(sample, rng):
-            time.sleep(0.001)
-            node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
-            return {**sample, "large": rng.bytes(8000), "node": node}  # large enough for the object store of a node
-
-
-        def hash_bytes(sample):
-            return {**sample, "large": hashlib.md5(sample["large"]).hexdigest()}
-
-
-        def without_node(sample):
-            return {name: value for name, value in sample.items() if name != "node"}
-
-
-        if __name__ == "__main__":
-            node = {"num_cpus": 1, "object_store_memory": 80_000_000}
-            cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-            nodes = [cluster.add_node(**node) for _ in range(2)]
-            ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
-            ds = numbers((700, 800, 900)).shuffle().map(add_bytes, workers=3).map(hash_bytes, workers=2, memory=1000)
-            got, killed = [], None
-            for row in ds.on("ray").epoch(0):
-                got.append(row)
-                busy = [node for node in nodes if node.node_id == row["node"]]
-                if killed is None and len(got) > 300 and busy:
-                    cluster.remove_node(busy[0], allow_graceful=False)
-                    killed = row["node"]
-            want = numbers((700, 800, 900)).shuffle().map(add_bytes).map(hash_bytes).on("serial").epoch(0)
-            assert outputs(map(without_node, got)) == outputs(map(without_node, want))
-            ray.shutdown()
-            cluster.shutdown()
-            served = [row["node"] for row in got]
-            print("killed", killed in served, killed in served[-300:], len(set(served)) > 1)
-        """,
-        short_folder,
-    )
-    assert done.stdout.splitlines()[-1] == "killed True False True", (
-        "the node worked until it was killed; others worked too"
-    )
-
-
 def test_a_script_without_a_cluster_starts_ray_with_a_warning_and_leaves_nothing_behind(short_folder: Path) -> None:
     done = run(
         """
@@ -338,6 +284,60 @@ if __name__ == "__main__":
 """
 
 if FULL:  # they start clusters of three nodes, and many workers
+
+    def test_a_node_that_dies_in_the_middle_of_an_epoch_does_not_change_the_stream(short_folder: Path) -> None:
+        done = run(
+            """
+            import hashlib
+            import time
+
+            import ray
+            from ray.cluster_utils import Cluster
+
+            import penstock as ps
+            from penstock.testing import numbers, outputs
+
+
+            def add_bytes(sample, rng):
+                time.sleep(0.001)
+                node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else None
+                return {**sample, "large": rng.bytes(8000), "node": node}  # large enough for the object store of a node
+
+
+            def hash_bytes(sample):
+                return {**sample, "large": hashlib.md5(sample["large"]).hexdigest()}
+
+
+            def without_node(sample):
+                return {name: value for name, value in sample.items() if name != "node"}
+
+
+            if __name__ == "__main__":
+                node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+                cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+                nodes = [cluster.add_node(**node) for _ in range(2)]
+                ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+                ds = numbers((700, 800, 900)).shuffle().map(add_bytes, workers=3)
+                ds = ds.map(hash_bytes, workers=2, memory=1000)
+                got, killed = [], None
+                for row in ds.on("ray").epoch(0):
+                    got.append(row)
+                    busy = [node for node in nodes if node.node_id == row["node"]]
+                    if killed is None and len(got) > 300 and busy:
+                        cluster.remove_node(busy[0], allow_graceful=False)
+                        killed = row["node"]
+                want = numbers((700, 800, 900)).shuffle().map(add_bytes).map(hash_bytes).on("serial").epoch(0)
+                assert outputs(map(without_node, got)) == outputs(map(without_node, want))
+                ray.shutdown()
+                cluster.shutdown()
+                served = [row["node"] for row in got]
+                print("killed", killed in served, killed in served[-300:], len(set(served)) > 1)
+            """,
+            short_folder,
+        )
+        assert done.stdout.splitlines()[-1] == "killed True False True", (
+            "the node worked until it was killed; others worked too"
+        )
 
     @pytest.mark.timeout(1200)
     def test_every_engine_and_any_number_of_nodes_write_the_same_files(short_folder: Path) -> None:
