@@ -247,17 +247,17 @@ def test_an_object_that_is_changed_in_mid_read(server: Server) -> None:
         os.replace(server.folder / "a.tar", path)
 
     server.proxy.rule(lambda request: request.headers.get("Range", "").startswith("bytes=17"), before=change)
-    seen: list[str] = []
+    seen: list[dict[str, Any]] = []
 
     def read() -> None:
-        for sample in server.read(server.url("changed/a.tar")):
-            assert sample["bin"] == random.Random(f"a.tar {sample['__key__']}").randbytes(300_000)
-            seen.append(sample["__key__"])
+        seen.extend(server.read(server.url("changed/a.tar")))
 
-    # This S3 server may answer with the tag of the old object and the bytes of the new one: then a header is damaged.
     with pytest.raises((StorageError, DataError), match=r"changed|has .* bytes|damaged header .*a\.tar"):
         read()
-    assert seen == numbered(80)[: len(seen)]
+    if server.kind == "http":  # this S3 server may answer with the tag of the old object and bytes of the new one
+        assert [sample["__key__"] for sample in seen] == numbered(80)[: len(seen)]
+        for sample in seen:
+            assert sample["bin"] == random.Random(f"a.tar {sample['__key__']}").randbytes(300_000)
 
 
 def test_a_connection_that_breaks_resumes(server: Server) -> None:
