@@ -35,6 +35,8 @@ from penstock.view import View, view_app
 
 DEADLINE_S = 120.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's number in the protocol
+SETTLED = """return location.pathname !== "/samples" || /[?&]n=/.test(location.search)
+    || document.querySelectorAll("#grid .card").length !== 40"""
 
 
 class Chromium:
@@ -62,7 +64,9 @@ class Chromium:
             raise AssertionError(f"{method} {path}: {exc.read().decode()[:1000]}") from None
 
     def open(self, address: str) -> None:
+        """Open an address; samples without ``n=`` in it are opened twice by the page, once it knows how many fit."""
         self._call("POST", "/url", {"url": address})
+        self.wait(lambda: self.run(SETTLED))
 
     @property
     def address(self) -> str:
