@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from penstock.plan import (
     Lineage,
     Place,
     Scope,
+    Skipped,
     Slot,
     Stage,
     StreamLimit,
@@ -168,6 +169,16 @@ def test_a_stream_limit_passes_the_first_items_only() -> None:
     assert [list(stage.pass_on(_block([1, 2, 3]), seen).items) for seen in (0, 3, 4, 9)] == [[1, 2, 3], [1, 2], [1], []]
     assert [stage.finished(seen) for seen in (4, 5, 6)] == [False, True, True]
     assert [stage.length(items) for items in (3, 9)] == [3, 5]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_stream_limit_reaches_nothing_after_its_last_item(n: int) -> None:
+    block = _block([1, 2, 3])
+    skips = [Skipped(number, Place("s.tar", str(number)), "read", "no") for number in (0, n - 1)]
+    block.lineage = replace(block.lineage.with_skips(*skips), error=ValueError("the item after them failed"))
+    passed = StreamLimit(n).pass_on(block, 0)
+    assert (list(passed.items), passed.lineage.skips, passed.lineage.error) == ([1, 2, 3][:n], (skips[0],), None)
+    assert StreamLimit(n + 2).pass_on(block, 0).lineage == block.lineage
 
 
 def test_a_stream_skip_drops_the_first_items_only() -> None:

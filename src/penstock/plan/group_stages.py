@@ -167,7 +167,8 @@ class StreamLimit(StreamStage):
 
     def pass_on(self, block: Block, seen: int) -> Block:
         remaining = max(0, self.n - seen)
-        return block if len(block) <= remaining else block.first(remaining)
+        # Even if all items pass: what failed after the last one is not reached.
+        return block if len(block) < remaining else block.first(remaining)
 
     def finished(self, seen: int) -> bool:
         return seen >= self.n
