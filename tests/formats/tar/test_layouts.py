@@ -11,7 +11,8 @@ import tarfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -130,6 +131,16 @@ def test_a_large_shard_delivers_its_first_sample_at_once_and_reads_every_byte_on
     path = server.folder / "bucket/large/a.tar"
     keys = numbered(LARGE_BYTES // (300_000 + 2048))
     write_shard(path, keys, 300_000)
+    with ExitStack() as stack:
+        if (
+            server.kind == "s3"
+        ):  # it reads the whole object at each request for the ETag, which others have at hand
+            port = stack.enter_context(s3_server(server.folder, True, "--etag-hash", ""))
+            server = replace(server, proxy=stack.enter_context(Proxy("127.0.0.1", port)))
+        check_large_shard(server, keys, record_property)
+
+
+def check_large_shard(server: Server, keys: list[str], record_property: Callable[[str, object], None]) -> None:
     server.proxy.rule(times=None, latency=0.05)
     ds = server.read(server.url("large/a.tar"))
     begun = time.monotonic()
