@@ -132,9 +132,7 @@ def test_a_large_shard_delivers_its_first_sample_at_once_and_reads_every_byte_on
     keys = numbered(LARGE_BYTES // (300_000 + 2048))
     write_shard(path, keys, 300_000)
     with ExitStack() as stack:
-        if (
-            server.kind == "s3"
-        ):  # it reads the whole object at each request for the ETag, which others have at hand
+        if server.kind == "s3":  # it reads the whole object at each request for the ETag, which others have at hand
             port = stack.enter_context(s3_server(server.folder, True, "--etag-hash", ""))
             server = replace(server, proxy=stack.enter_context(Proxy("127.0.0.1", port)))
         check_large_shard(server, keys, record_property)
