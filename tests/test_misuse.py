@@ -337,6 +337,6 @@ for iterator in iterators:
 """
 
 
-def test_iterators_that_are_open_at_the_end_of_a_program_print_nothing(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", OPEN_AT_EXIT], capture_output=True, text=True, cwd=tmp_path)
+def test_iterators_that_are_open_at_the_end_of_a_program_print_nothing(tmp_path: Path, warm_python: str) -> None:
+    done = subprocess.run([warm_python, "-c", OPEN_AT_EXIT], capture_output=True, text=True, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

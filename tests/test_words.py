@@ -102,9 +102,10 @@ def _pages() -> Iterator[Path]:
     yield from sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "examples" / "README.md"})
 
 
-def _parts(name: str) -> set[str]:
+@functools.cache
+def _parts(name: str) -> frozenset[str]:
     """The words of a name: of ``AwayHand`` and ``away_hand``, ``away`` and ``hand``."""
-    return {part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+    return frozenset(part.lower() for part in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name))
 
 
 def _definitions(path: Path) -> Iterator[str]:

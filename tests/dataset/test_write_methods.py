@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,10 +52,10 @@ else:
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
-def test_a_rerun_of_killed_inference_predicts_only_missing_samples(kind: str, tmp_path: Path) -> None:
+def test_a_rerun_of_killed_inference_predicts_only_missing_samples(kind: str, tmp_path: Path, warm_python: str) -> None:
     def run(kill: str) -> list[str]:
         log = tmp_path / f"{kill}.log"
-        call = [sys.executable, "-c", INFERENCE, str(tmp_path / kind), str(log), kill]
+        call = [warm_python, "-c", INFERENCE, str(tmp_path / kind), str(log), kill]
         assert (subprocess.run(call).returncode == 0) is (kill == "no")
         return log.read_text().split()
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -93,9 +92,9 @@ def test_a_monitor_that_is_not_a_folder_is_refused(monitor: object) -> None:
         ps.from_items([1]).on("local", monitor=monitor)  # type: ignore[arg-type]
 
 
-def test_a_killed_rank_is_lost_and_the_others_are_not(tmp_path: Path) -> None:
+def test_a_killed_rank_is_lost_and_the_others_are_not(tmp_path: Path, warm_python: str) -> None:
     ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path), str(rank)], stdout=subprocess.PIPE)
+        subprocess.Popen([warm_python, "-c", RANK, str(tmp_path), str(rank)], stdout=subprocess.PIPE)
         for rank in range(4)
     ]
     try:

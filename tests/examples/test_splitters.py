@@ -40,18 +40,18 @@ def _cluster(nodes: int) -> Iterator[list[str]]:
         cluster.shutdown()
 
 
-def _run(program: str, folder: Path, nodes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(python: str, program: str, folder: Path, nodes: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     warnings = () if nodes else ("-W", "error")
     with _cluster(nodes) as options:
-        call = [sys.executable, *warnings, str(EXAMPLES / program), "--folder", "x", *options, *arguments]
+        call = [python, *warnings, str(EXAMPLES / program), "--folder", "x", *options, *arguments]
         done = subprocess.run(call, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done
 
 
 @pytest.mark.parametrize("nodes", NODES)
-def test_every_part_of_every_word_is_in_the_table_in_order(nodes: int, tmp_path: Path) -> None:
-    done = _run("word_splitter.py", tmp_path, nodes)
+def test_every_part_of_every_word_is_in_the_table_in_order(nodes: int, tmp_path: Path, warm_python: str) -> None:
+    done = _run(warm_python, "word_splitter.py", tmp_path, nodes)
     assert done.stdout.splitlines()[0] == "one word: ['sim', 'imp', 'mpl', 'ple']"
     assert done.stdout.splitlines()[-1] == "27 parts of 4 words; 0 words processed again"
     rows = ps.read_parquet(str(tmp_path / "x" / "metadata.parquet")).take_all()
@@ -70,8 +70,8 @@ def test_every_part_of_every_word_is_in_the_table_in_order(nodes: int, tmp_path:
 
 
 @pytest.mark.parametrize("nodes", NODES)
-def test_windows_with_annotations_are_kept_with_their_labels(nodes: int, tmp_path: Path) -> None:
-    done = _run("audio_splitter.py", tmp_path, nodes, "--count", "4", "--workers", "2")
+def test_windows_with_annotations_are_kept_with_their_labels(nodes: int, tmp_path: Path, warm_python: str) -> None:
+    done = _run(warm_python, "audio_splitter.py", tmp_path, nodes, "--count", "4", "--workers", "2")
     assert "003.wav has no annotations; skipped" in done.stderr or nodes  # on a cluster it is in Ray's log
     assert done.stdout.splitlines()[-1].endswith("windows of 4 recordings, 4 recordings split now")
     rows = ps.read_csv(str(tmp_path / "x" / "windows.csv")).take_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,8 @@ FULL = os.environ.get("PENSTOCK_FULL") == "1"
 # On Ray it starts a cluster, ranks and actors, which takes a minute. tests/feed tests the parts.
 @pytest.mark.parametrize("engine", ["local", "ray"] if FULL else ["local"])
 @pytest.mark.timeout(600)
-def test_a_fine_tuned_model_classifies_new_pictures(engine: str, tmp_path: Path) -> None:
-    call = [sys.executable, str(EXAMPLE), "--engine", engine, "--images", "160", "--folder", str(tmp_path)]
+def test_a_fine_tuned_model_classifies_new_pictures(engine: str, tmp_path: Path, warm_python: str) -> None:
+    call = [warm_python, str(EXAMPLE), "--engine", engine, "--images", "160", "--folder", str(tmp_path)]
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(call, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text = done.stdout.decode()

@@ -42,7 +42,7 @@ def _both(monkeypatch: pytest.MonkeyPatch, rows: Any) -> tuple[list[Any], list[A
 
 @pytest.mark.parametrize("how", ["sum", "mean", "min", "max", "std", "list"])
 @pytest.mark.parametrize("groups", [5, 1800] if FULL else [1800])
-@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 3e7] if FULL else [1e-300, 3e7], ids=str)
+@pytest.mark.parametrize("scale", [1.0, 1e-300, 1e300, 3e7] if FULL else [3e7], ids=str)
 def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, groups: int, scale: float) -> None:
     values = np.random.default_rng(4).normal(size=ROWS) * scale + (1e9 if scale > 1e6 else 0)
     table = _table(x=values)
@@ -64,7 +64,7 @@ def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: st
     ],
     ids=["not finite", "missing", "far apart", "zeros", "beyond 64 bits", "float32", "integers"],
 )
-@pytest.mark.parametrize("how", ["sum", "mean", "std", "min", "max"])
+@pytest.mark.parametrize("how", ["sum", "mean", "std", "min", "max"] if FULL else ["std", "min"])
 def test_unusual_values_are_aggregated_as_by_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, values: Any) -> None:
     ds = ps.from_arrow(_table(x=values))
     found, expected = _both(monkeypatch, lambda: getattr(ds.groupby("k"), how)("x"))

@@ -9,7 +9,6 @@ import base64
 import io
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -270,10 +269,10 @@ def test_stages_show_what_training_gets(data: Path, tmp_path: Path, view_command
 
 
 @pytest.fixture
-def live_ranks(data: Path, tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+def live_ranks(data: Path, tmp_path: Path, warm_python: str) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Four ranks that have delivered a batch each; they run in ``tmp_path``."""
     (tmp_path / "program.py").write_text(PROGRAM.format(shards=str(data / "tar")))
-    command = [sys.executable, "-c", RANK, str(tmp_path)]
+    command = [warm_python, "-c", RANK, str(tmp_path)]
     ranks = [subprocess.Popen([*command, str(rank), STEP_S], cwd=tmp_path, stdout=subprocess.PIPE) for rank in range(4)]
     try:
         for process in ranks:

@@ -52,7 +52,7 @@ def program(folder: str) -> None:
     dist.destroy_process_group()
 
 
-def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path) -> None:
+def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path, warm_python: str) -> None:
     ranks = []
     for rank in range(WORLD):
         environment = {
@@ -61,7 +61,7 @@ def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path) -> N
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(_port()),
         }
-        command = [sys.executable, __file__, str(tmp_path)]
+        command = [warm_python, __file__, str(tmp_path)]
         ranks.append(subprocess.Popen(command, env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}))
     assert [process.wait(500) for process in ranks] == [0] * WORLD
     for name in PLANS:
