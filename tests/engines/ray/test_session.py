@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from penstock.engines.ray import session
-from penstock.engines.ray.session import connect_ray, import_ray
+from penstock.engines.ray.session import connect_ray, import_ray, kill_actor
 from penstock.errors import EngineError, MissingExtra
+
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 
 pytestmark = pytest.mark.xdist_group("ray")
 
@@ -97,3 +101,31 @@ def test_an_address_may_be_repeated_although_ray_reports_another(monkeypatch: py
             with pytest.raises(EngineError, match=f"is already connected to the Ray at {address}"):
                 connect_ray(other)
     assert connected == [True]
+
+
+def test_an_actor_is_killed_only_while_ray_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[str] = []  # by the real Ray, a call after its shutdown starts it again
+    for runs in (True, False):
+        ray = SimpleNamespace(is_initialized=lambda runs=runs: runs, kill=killed.append)
+        monkeypatch.setattr(session, "import_ray", lambda ray=ray: ray)
+        kill_actor(f"{runs}")
+    assert killed == ["True"]
+
+
+SHUT_DOWN_FIRST = """
+import ray
+import penstock as ps
+
+ray.init(address="local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000)
+run = iter(ps.from_items(range(100)).map(lambda x: x, workers=1).on("ray"))
+assert next(run) == 0
+ray.shutdown()
+run.close()
+assert not ray.is_initialized()
+"""
+
+if FULL:  # it starts a Ray of its own
+
+    def test_a_run_that_is_closed_after_ray_does_not_start_it_again(warm_python: str) -> None:
+        done = subprocess.run([warm_python, "-c", SHUT_DOWN_FIRST], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr

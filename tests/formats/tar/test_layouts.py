@@ -58,19 +58,20 @@ class Server:
     kind: str
     folder: Path
     proxy: Proxy
+    port: int  # the proxy's, or the server's own
 
     @property
     def storage(self) -> Any:
         if self.kind == "http":
             return HTTP(retry=QUICK)
-        endpoint = f"http://127.0.0.1:{self.proxy.port}"
+        endpoint = f"http://127.0.0.1:{self.port}"
         if self.kind == "anonymous":
             return S3(endpoint, anonymous=True, retry=QUICK)
         return S3(endpoint, ACCESS_KEY, SECRET_KEY, retry=QUICK)
 
     def url(self, path: str) -> str:
         if self.kind == "http":
-            return f"http://127.0.0.1:{self.proxy.port}/bucket/{quote(path, safe='/{}.,')}"
+            return f"http://127.0.0.1:{self.port}/bucket/{quote(path, safe='/{}.,')}"
         return f"s3://bucket/{path}"
 
     def urls(self, folder: str) -> list[str]:
@@ -93,13 +94,13 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
 def server(request: pytest.FixtureRequest, roots: dict[str, tuple[Path, int]]) -> Iterator[Server]:
     folder, port = roots[request.param]
     with Proxy("127.0.0.1", port) as proxy:
-        yield Server(request.param, folder, proxy)
+        yield Server(request.param, folder, proxy, proxy.port)
     for path in (folder / "bucket").iterdir():
         shutil.rmtree(path)
 
 
 @contextmanager
-def quick_to_look_up(server: Server) -> Iterator[Server]:
+def quick_to_look_up(server: Server, *, proxied: bool) -> Iterator[Server]:
     """A server of the same folder that neither lists the folder nor hashes the object at every request."""
     start = (
         http_server(server.folder, "--dir-cache-time", "5m")
@@ -107,7 +108,7 @@ def quick_to_look_up(server: Server) -> Iterator[Server]:
         else (s3_server(server.folder, True, "--etag-hash", ""))
     )
     with start as port, Proxy("127.0.0.1", port) as proxy:
-        yield replace(server, proxy=proxy)
+        yield replace(server, proxy=proxy, port=proxy.port if proxied else port)
 
 
 @pytest.fixture(autouse=True)
@@ -143,7 +144,7 @@ def test_a_large_shard_delivers_its_first_sample_at_once_and_reads_every_byte_on
     path = server.folder / "bucket/large/a.tar"
     keys = numbered(LARGE_BYTES // (300_000 + 2048))
     write_shard(path, keys, 300_000)
-    with quick_to_look_up(server) as server:
+    with quick_to_look_up(server, proxied=True) as server:
         check_large_shard(server, keys, record_property)
 
 
@@ -173,7 +174,7 @@ def test_many_small_shards(server: Server) -> None:
         else:  # the same file under another name: 50 GB are sent, but not stored
             path.hardlink_to(server.folder / f"bucket/many/{number % 20:06}.tar")
     pattern = f"{{000000..{count - 1:06}}}.tar"
-    with quick_to_look_up(server) as server:
+    with quick_to_look_up(server, proxied=False) as server:
         read = server.read(server.url(f"many/{pattern}")).select("__url__")
         got = [(sample["__url__"][-10:], sample["__key__"]) for sample in read]
     assert got == [(f"{number:06}.tar", key) for number in range(count) for key in numbered(4)]
@@ -185,7 +186,7 @@ def test_a_server_without_ranges(server: Server, shuffled: bool) -> None:
         write_shard(server.folder / f"bucket/whole/{number}.tar", numbered(60))
     if server.kind == "s3":  # the signature covers the Range header, so that a proxy cannot remove it
         with s3_server(server.folder, False) as port, Proxy("127.0.0.1", port) as proxy:
-            check_without_ranges(Server("anonymous", server.folder, proxy), shuffled)
+            check_without_ranges(Server("anonymous", server.folder, proxy, proxy.port), shuffled)
     else:
         check_without_ranges(server, shuffled)
 

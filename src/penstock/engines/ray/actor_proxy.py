@@ -30,7 +30,7 @@ from penstock.engines.program import Segment
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
 from penstock.engines.ray.origin_codec import encode_origin
 from penstock.engines.ray.placement import Need, Node, describe_free, grant_workers
-from penstock.engines.ray.session import import_ray
+from penstock.engines.ray.session import import_ray, kill_actor
 from penstock.engines.read_stage import Finder, Span
 from penstock.plan import Block, Context, JoinableItems, Origin, PlacedStage, join_columns
 
@@ -371,6 +371,8 @@ class Actor:
         timeout_s = self._payload.timeout_s
         if timeout_s is not None and seconds > timeout_s:
             return WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
+        if not self._ray.is_initialized():
+            return WorkerDied(f"Ray was shut down {when}")
         alive = self._living_nodes()
         if self._nodes_at_start - alive if self._node is None else self._node not in alive:
             return NodeLost(f"its cluster node died {when}")
@@ -381,20 +383,22 @@ class Actor:
         return {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
 
     def kill(self) -> None:
-        with suppress(Exception):  # the actor is gone, or Ray is
-            if self._payload.shared is not None:  # others use it
+        if self._payload.shared is None:
+            kill_actor(self._actor)
+        elif self._ray.is_initialized():
+            with suppress(Exception):  # it is gone; if not, others use it
                 self._actor.stop.remote(self._user)
-            else:
-                self._ray.kill(self._actor)
 
     def close(self) -> None:
         """Let the actor clean up, then keep it briefly for another run; kill it if that fails."""
+        if not self._ray.is_initialized():  # it ended with Ray, which would start again for the call
+            return
         try:
             stopped = self._actor.stop.remote(self._user)
             if self._payload.shared is None:
                 self._ray.get(stopped, timeout=ABORT_TIMEOUT_S)
                 self._payload.keep_idle(self._actor)
-        except Exception:  # the actor is gone or busy, or Ray is gone
+        except Exception:  # it is gone or busy
             self.kill()
 
 
@@ -427,8 +431,7 @@ class _IdleActors:
             unusable = [entry for entry, use in zip(self._actors, usable, strict=True) if not use]
             self._actors = [entry for entry, use in zip(self._actors, usable, strict=True) if use]
         for *_, actor in unusable:
-            with suppress(Exception):  # it has ended by itself
-                import_ray().kill(actor)
+            kill_actor(actor)
 
 
 _idle_actors = _IdleActors()

@@ -23,7 +23,7 @@ from penstock.engines.consumer import Consumer, ConsumerLost
 from penstock.engines.local.block_codec import decode_error, encode_error
 from penstock.engines.local.transport import PackedBytes, dumps, pack_object, unpack_object
 from penstock.engines.ray.actor_proxy import StoredItems
-from penstock.engines.ray.session import import_ray
+from penstock.engines.ray.session import import_ray, kill_actor
 from penstock.plan import join_columns
 
 log = logging.getLogger("penstock")
@@ -104,8 +104,7 @@ class ActorHost:
         """Kill the actor."""
         actor, self._actor = self._actor, None
         if actor is not None:
-            with suppress(Exception):  # it is gone, or Ray is
-                import_ray().kill(actor)
+            kill_actor(actor)
 
 
 class RemoteConsumer:
@@ -173,9 +172,9 @@ class RemoteConsumer:
     def drop(self) -> None:
         """End without finishing."""
         self._pending.clear()
-        if self._open:
+        if self._open and self._ray.is_initialized():  # else Ray would start again for the call
             self._open = False
-            with suppress(Exception):  # the actor is gone, or Ray is
+            with suppress(Exception):  # the actor is gone
                 self._ray.get(self._actor.drop.remote(), timeout=5.0)
 
     def _take(self) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 from penstock.errors import EngineError, MissingExtra
@@ -61,6 +62,14 @@ def import_ray() -> Any:
     except ImportError as exc:
         raise MissingExtra("the Ray engine", "ray") from exc
     return ray
+
+
+def kill_actor(actor: Any) -> None:
+    """Kill an actor, unless it is gone, or Ray was shut down: Ray would start again for the call."""
+    ray = import_ray()
+    with suppress(Exception):
+        if ray.is_initialized():
+            ray.kill(actor)
 
 
 def _check_address(ray: Any, address: str | None) -> None:
