@@ -106,6 +106,8 @@ def restore(
         _check_plan(program, state)
     states = [_with_known_positions(state, find_epoch_start(state.epoch)[1]) for state in states]
     own = next((state for state in states if (state.rank, state.world) == (cut.rank, cut.world)), None)
+    if own is not None and own.cut != cut.kind and len({state.epoch for state in states}) > 1:
+        own = None  # the ranks are at both sides of an epoch's end: they would cut the next epoch in two ways
     states = states if own is not None else _in_one_epoch(program, states)
     epoch, order, first = find_epoch_start(states[0].epoch if own is None else own.epoch)
     if program.plan.epoch not in (None, epoch):

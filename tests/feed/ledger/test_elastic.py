@@ -76,10 +76,16 @@ def run_and_crash(
 
 
 def finish(ds: Dataset, world: int, how: How, folder: Path, states: list[Any]) -> None:
-    for rank in range(world):
-        loader = ds.loader(rank, world, cut=how, uneven="keep", ledger=folder)
+    """Run a world from its states to the end of the last epoch that a rank has begun, before or after the restart."""
+    loaders = [ds.loader(rank, world, cut=how, uneven="keep", ledger=folder) for rank in range(world)]
+    for loader in loaders:
         loader.load_state_dict(states=states)
-        list(loader)
+    behind = loaders
+    while behind:
+        for loader in behind:
+            list(loader)
+        last = max(epoch.epoch for epoch in ps.ledger(folder).verify().epochs)
+        behind = [loader for loader in loaders if loader.epoch <= last]
 
 
 @pytest.mark.parametrize("name", COUNTED)

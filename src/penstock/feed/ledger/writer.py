@@ -39,12 +39,14 @@ class ResumePoint:
             that had delivered nothing of the epoch has none.
         left: The positions that were still to come in the loaded states.
         within_group: A loaded state is within a group, whose samples are neither all delivered nor all to come.
+        cut: How the epoch was cut for a state at its start; None: as the loader cuts it.
     """
 
     how: Literal["fresh", "own", "recut"] = "fresh"
     parents: tuple[tuple[str, int] | None, ...] = ()
     left: tuple[Piece, ...] = ()
     within_group: bool = False
+    cut: str | None = None
 
     @property
     def step(self) -> int:
@@ -96,7 +98,7 @@ def resume_point(states: Sequence[State], own: State | None) -> ResumePoint:
     used = list(states) if own is None else [own]
     begun = [state for state in used if (state.counted or {}).get("ledger") != []]
     if own is not None and not begun:
-        return ResumePoint()
+        return ResumePoint(cut=own.cut)
     return ResumePoint(
         "recut" if own is None else "own",
         tuple(map(_parent, begun)),
@@ -174,7 +176,7 @@ class LedgerWriter:
             "epoch": epoch,
             "rank": cut.rank,
             "world": cut.world,
-            "cut": cut.kind,
+            "cut": resumed.cut or cut.kind,
             "how": resumed.how,
             "parents": resumed.parents,
             "left": resumed.left,
