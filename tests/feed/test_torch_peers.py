@@ -91,7 +91,9 @@ def test_a_stateful_dataloader_resumes_exactly_where_it_stopped(
         state = copy.deepcopy(before.state_dict())
         after = loader()
         after.load_state_dict(state)
-        if not (wrap == "loader" and workers == 0 and count == len(second)):  # an epoch ends with its last batch
+        # An epoch of a loader ends with its last batch; one that torch batches, when torch finds a short batch.
+        ended = wrap == "loader" and workers == 0 and count == len(second) and batch_size is None
+        if not ended:
             assert _rows(after) == second[count:]
         assert _rows(after) == third
         assert _is_small_json(state)
