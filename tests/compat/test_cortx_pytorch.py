@@ -67,7 +67,7 @@ def test_every_sample_arrives_once_per_epoch_through_workers(client: Any, start:
         .batched(64)
     )
     slow_start = start == "spawn"
-    workers = 1 if slow_start and not FULL else 3
+    workers = 3 if FULL else 1 if slow_start else 2
     loader = torch.utils.data.DataLoader(
         dataset, num_workers=workers, batch_size=None, multiprocessing_context=start, persistent_workers=slow_start
     )

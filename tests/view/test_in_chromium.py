@@ -28,6 +28,7 @@ from penstock.view import View, open_target
 Serve = Callable[[View], Any]
 Command = Callable[..., Any]
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
 TAKE_PICTURES = os.environ.get("PENSTOCK_PICTURES") == "1"
 MAX_PICTURE_BYTES = 200_000
 SHAPES = ("circle", "square", "triangle")
@@ -245,7 +246,7 @@ def test_hostile_samples_run_nothing(hostile: View, serve: Serve, chromium: Any)
     with serve(hostile) as (address, token):
         chromium.open(f"{address}/?token={token}")
         chromium.wait_for("Page 1")
-        for path in ("/samples?n=25", "/balance", *(f"/sample/{number}" for number in range(25))):
+        for path in ("/samples?n=25", "/balance", *(f"/sample/{number}" for number in range(0, 25, 1 if FULL else 3))):
             chromium.open(address + path)
             chromium.wait_for_pictures()
             assert chromium.run("return document.title").endswith("penstock view"), path
