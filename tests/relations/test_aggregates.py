@@ -106,3 +106,9 @@ def test_sums_of_floats_do_not_depend_on_threads(cpus: int) -> None:
     assert [row["x_sum"] for row in sums[3:]] == pytest.approx(want, rel=1e-15)
     assert [str(row["x_sum"]) for row in sums[:3]] == ["inf", "-inf", "nan"]
     assert sums[3:] == ps.from_arrow(table).groupby("k").sum("x").take_all()[3:]
+
+
+@pytest.mark.parametrize("key", [0.5, "a", 1, None, float("nan")], ids=str)
+def test_deviations_by_keys_of_any_type(key: Any) -> None:
+    groups = ps.from_items([{"k": key, "x": 0}, {"k": key, "x": 2}]).groupby("k")
+    assert [row["x_std"] for row in groups.std("x")] == [2**0.5]

@@ -122,7 +122,11 @@ def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequ
         _check("std", kind, table.field_name(column))
         mean = f"({total_of(con, table.name, column, kind)})::double / count({column})"
         means += [f"{mean} as m{number}", f"min({column})::double as l{number}", f"max({column})::double as h{number}"]
-    same = " and ".join(f"{table.name}.{key} is not distinct from means.{key}" for key in keys) or "true"
+    # Other names for the keys: what comes after the query names them without a table.
+    renamed = [f"{key} as k{number}" for number, key in enumerate(keys)]
+    same = " and ".join(f"{key} is not distinct from k{number}" for number, key in enumerate(keys)) or "true"
+    by_key = f" group by {', '.join(keys)}" if keys else ""
+    groups = f"select {', '.join([*renamed, *means])} from {table.name}{by_key}"
     found = []
     for number, column in enumerate(columns):
         mean, count = f"m{number}", f"count({column})"
@@ -134,9 +138,4 @@ def _deviations(con: Any, table: StagedTable, keys: Sequence[str], columns: Sequ
             f"sqrt({total}::double * {_sql(math.ldexp(1.0, -SQUARE_BITS))} / ({count} - 1)) * any_value({spread})"
         )
         found.append(f"case when {count} > 1 then {deviation} when {count} > 0 then 'nan'::double end as r{number}")
-    named = [f"{table.name}.{key} as {key}" for key in keys]
-    group = f" group by {', '.join(f'{table.name}.{key}' for key in keys)}" if keys else ""
-    return (
-        f"select {', '.join([*named, *found])} from {table.name} "
-        f"join ({_grouped(table.name, keys, means)}) means on {same}{group}"
-    )
+    return f"select {', '.join([*keys, *found])} from {table.name} join ({groups}) on {same}{by_key}"
