@@ -10,10 +10,11 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
+from queue import SimpleQueue
 from typing import Any
 
 from penstock.errors import StorageError
@@ -376,6 +377,7 @@ class S3Upload(Upload):
         self._pool: ThreadPoolExecutor | None = None
         self._parts: list[Future[str]] = []
         self._running: set[Future[str]] = set()
+        self._uploaded: SimpleQueue[Future[str]] = SimpleQueue()  # Ctrl-C in futures.wait() may leave a future locked
 
     def _write(self, data: bytes | bytearray | memoryview) -> None:
         rest = memoryview(data).cast("B")
@@ -422,13 +424,14 @@ class S3Upload(Upload):
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_CONCURRENT_PARTS, "penstock-upload")
         if len(self._running) == _CONCURRENT_PARTS:
-            done, self._running = wait(self._running, return_when=FIRST_COMPLETED)
-            for part in done:
-                part.result()  # raises here, not only at commit, if a part failed
+            part = self._uploaded.get()
+            self._running.remove(part)
+            part.result()  # raises here, not only at commit, if a part failed
         data, self._buffer = bytes(self._buffer), bytearray()
         part = self._pool.submit(self._upload, len(self._parts) + 1, data)
         self._parts.append(part)
         self._running.add(part)
+        part.add_done_callback(self._uploaded.put)
 
     def _upload(self, number: int, data: bytes) -> str:
         tag: str = self._call("upload_part", UploadId=self._upload_id, PartNumber=number, Body=data)["ETag"]

@@ -10,8 +10,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from penstock.errors import PenstockError, PlanError, StorageError
@@ -93,6 +94,7 @@ def run_jobs(jobs: list[ShardJob], start: StartJob, parallel: int, *, fresh: boo
     """
     counts, manifests = JobCounts(), _Manifests()
     running: dict[Future[ShardEntry], ShardJob] = {}
+    ended: SimpleQueue[Future[ShardEntry]] = SimpleQueue()  # Ctrl-C in futures.wait() may leave a future locked
     waiting = iter(jobs)
     try:
         while True:
@@ -101,12 +103,13 @@ def run_jobs(jobs: list[ShardJob], start: StartJob, parallel: int, *, fresh: boo
                     counts.existing += 1
                     manifests.add_existing(job.target)
                 else:
-                    running[start(job)] = job
+                    future = start(job)
+                    running[future] = job
+                    future.add_done_callback(ended.put)
             if not running:
                 break
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                _finish_job(future, running.pop(future), counts, manifests)
+            future = ended.get()
+            _finish_job(future, running.pop(future), counts, manifests)
             manifests.write_if_due()
     finally:
         for future in running:

@@ -20,9 +20,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
 from weakref import WeakSet
@@ -130,26 +131,28 @@ def run_on_each(
     """
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="penstock-proc")
     pending: deque[Future[CommandResult]] = deque()
+    ended: SimpleQueue[Future[CommandResult]] = SimpleQueue()  # Ctrl-C in futures.wait() may leave a future locked
+
+    def pop_next() -> Future[CommandResult]:
+        if ordered:
+            return pending.popleft()
+        future = ended.get()
+        pending.remove(future)
+        return future
+
     try:
         for number, raw in enumerate(samples):
             pending.append(pool.submit(runner.run, number, raw))
+            if not ordered:
+                pending[-1].add_done_callback(ended.put)
             # Twice as many as run at a time, so that a slow sample at the front does not leave threads idle.
             while len(pending) >= parallel * 2 or (pending and pending[0].done()):
-                yield _pop_next(pending, ordered).result()
+                yield pop_next().result()
         while pending:
-            yield _pop_next(pending, ordered).result()
+            yield pop_next().result()
     finally:
         runner.stop()  # a consumer that leaves early does not wait for commands
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _pop_next(pending: deque[Future[CommandResult]], ordered: bool) -> Future[CommandResult]:
-    if ordered:
-        return pending.popleft()
-    done, _ = wait(pending, return_when=FIRST_COMPLETED)
-    chosen = next(iter(done))
-    pending.remove(chosen)
-    return chosen
 
 
 class CommandRunner:
