@@ -10,7 +10,7 @@ import pytest
 
 from penstock.engines.local.transport import dumps, pack_object
 from penstock.engines.local.worker_proxy import WorkerDied, WorkerLost
-from penstock.engines.ray import actor_proxy, consumer
+from penstock.engines.ray import actor_proxy, consumer, session
 from penstock.engines.ray.actor_proxy import LazyObjectRef, StoredItems, StoredObject, fetch_items, is_unread
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S
 from penstock.engines.ray.origin_codec import DeferredSamples
@@ -35,6 +35,10 @@ class FakeRay:
         self.killed: list[Any] = []
         self.now, self.placed_at = 0.0, 0.0
         self.dead: set[str] = set()
+        self.runs = True
+
+    def is_initialized(self) -> bool:
+        return self.runs
 
     def put(self, value: Any) -> int:
         self.store[len(self.store)] = value
@@ -61,7 +65,8 @@ class FakeRay:
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     fake = FakeRay()
-    monkeypatch.setattr(actor_proxy, "import_ray", lambda: fake)
+    for module in (actor_proxy, session):
+        monkeypatch.setattr(module, "import_ray", lambda: fake)
     return fake
 
 
@@ -221,3 +226,11 @@ def test_idle_actors_that_cannot_be_used_are_killed(ray: FakeRay) -> None:
     idle.release([(KIND, 2.0)])
     assert ray.killed == ["too large", "of another kind"]
     assert idle.take(KIND, 2.0) == "usable"
+
+
+def test_idle_actors_end_with_ray(ray: FakeRay) -> None:
+    idle = actor_proxy._IdleActors()
+    idle.put(OTHER_KIND, 1.0, "of another kind")
+    ray.runs = False  # a call would start it again
+    idle.release([(KIND, 2.0)])
+    assert ray.killed == []
