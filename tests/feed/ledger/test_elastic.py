@@ -123,6 +123,29 @@ def test_the_number_of_ranks_may_change_at_every_restart(name: str, tmp_path: Pa
         assert proof.finished
 
 
+@pytest.mark.parametrize(
+    "delivered",
+    [(6, 2), (6, 0), (2, 0)],
+    ids=["both sides of an end", "one at its end", "one untouched"],
+)
+def test_the_cut_may_change_at_a_restart(delivered: tuple[int, int], tmp_path: Path) -> None:
+    ds = numbers((12,)).shuffle()
+    before = [ds.loader(rank, 2, cut="range", uneven="keep", ledger=tmp_path) for rank in range(2)]
+    for loader, count in zip(before, delivered, strict=True):
+        take(loader, count)
+    states = [loader.state_dict() for loader in before]
+    crash(before)
+    after = [ds.loader(rank, 2, cut="step", uneven="keep", ledger=tmp_path) for rank in range(2)]
+    for loader in after:
+        loader.load_state_dict(states=states)
+    first, second = ([len(list(loader)) for loader in after] for _ in range(2))
+    assert sum(first) == 12 - sum(delivered)  # all ranks are in the epoch that is not at its end
+    assert second == [6, 6]
+    proof = ps.ledger(tmp_path).verify()
+    assert proof.ok, proof
+    assert [epoch.delivered for epoch in proof.epochs] == [12, 12]
+
+
 @pytest.mark.parametrize("name", ["shuffle", "filter", "late shuffle"])
 def test_what_counts_is_what_an_uninterrupted_run_delivers(name: str, tmp_path: Path) -> None:
     ds = CORPUS[name]().batched(4)

@@ -172,8 +172,8 @@ class RemoteConsumer:
     def drop(self) -> None:
         """End without finishing."""
         self._pending.clear()
-        if self._open and self._ray.is_initialized():  # else Ray would start again for the call
-            self._open = False
+        was_open, self._open = self._open, False
+        if was_open and self._ray.is_initialized():  # else Ray would start again for the call
             with suppress(Exception):  # the actor is gone
                 self._ray.get(self._actor.drop.remote(), timeout=5.0)
 
