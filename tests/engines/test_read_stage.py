@@ -24,7 +24,7 @@ def first_positions(ds: Dataset, count: int) -> tuple[Program, Refs]:
 def span_of(ds: Dataset, count: int, *, padding: bool = False) -> Span:
     program, refs = first_positions(ds, count)
     runs = (PieceRows(0, 0, 2, 99, padding),)
-    return Span(np.arange(10, 10 + count), runs, refs, program.readers, program.locate(refs))
+    return Span(np.arange(10, 10 + count), runs, refs, program.readers, program.finder.locate(refs))
 
 
 def block_of(span: Span) -> Block:
@@ -34,7 +34,7 @@ def block_of(span: Span) -> Block:
 def test_samples_of_several_sources_are_read_in_the_order_of_their_positions() -> None:
     ds = numbers((3,), name="a").union(numbers((4,), name="b", bad=[2])).shuffle(all=True)
     program, refs = first_positions(ds, 7)
-    located = program.locate(refs)
+    located = program.finder.locate(refs)
     items, bad = located.read()
     assert [(leaf, item["x"]) for leaf, item in zip(refs.leaf.tolist(), items, strict=True)] == list(
         zip(refs.leaf.tolist(), refs.index.tolist(), strict=True)
@@ -52,7 +52,7 @@ def test_samples_of_several_sources_are_read_in_the_order_of_their_positions() -
 def test_the_operands_of_a_zip_are_read_side_by_side_and_the_left_error_wins() -> None:
     ds = numbers((5,), name="a", bad=[1]).zip(numbers((5,), name="b", bad=[1, 3]), suffix="_b")
     program, refs = first_positions(ds, 5)
-    items, bad = program.locate(refs).take(slice(1, 4)).read()
+    items, bad = program.finder.locate(refs).take(slice(1, 4)).read()
     assert [[value["x"] for value in item.values] for item in items] == [[1, 1], [2, 2], [3, 3]]
     assert {number: error and error.shard for number, error in bad.items()} == {0: "a-0000", 2: "b-0000"}
 

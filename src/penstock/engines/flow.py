@@ -32,7 +32,7 @@ from penstock.engines.lineage import (
 )
 from penstock.engines.meter import Meter, Meters
 from penstock.engines.program import Program, Segment
-from penstock.engines.read_stage import BufferedSamples, PieceRows, Span
+from penstock.engines.read_stage import BufferedSamples, Finder, PieceRows, Span
 from penstock.order import GROUP_STRIDE, I64, Order, Piece, Refs, UncountedOrder, fold_into
 from penstock.order.orders import doubling_sizes
 from penstock.plan import (
@@ -145,7 +145,7 @@ def flow(
         each: Runs the blocks of a segment.
         sizer: Decides how large blocks are.
         meters: Receives a meter for every stage that is the head of a level.
-        locate: Replaces ``program.locate``, if the workers that read the samples also locate them.
+        locate: Replaces the program's finder, if the workers that read the samples also locate them.
         join_bytes: The most bytes that are held back to give a stage the number of rows that it asks for.
 
     Raises:
@@ -306,14 +306,14 @@ def walk(
     """Yield the positions of a start as blocks of samples that are located but not read."""
     parts = start.parts()
     padding = start.padded_from()
-    readers = program.readers
+    readers, finder = program.readers, program.finder.for_one_run()
     checked = False
     passed = _Passed(program, order)
     for part, start_part in enumerate(parts):
         for number, piece in enumerate(start_part.pieces):
             sub = piece[3]
             padded = part == len(parts) - 1 and number >= padding
-            for (positions, refs, after), located in _located_chunks(program, order, piece, locate):
+            for (positions, refs, after), located in _located_chunks(program, finder, order, piece, locate):
                 checked = checked or program.check_fields(refs)
                 for low, high in sizer.cuts(located.nbytes):
                     cut = slice(low, high)
@@ -347,18 +347,18 @@ class _Passed:
 
 
 def _located_chunks(
-    program: Program, order: Order, piece: Piece, locate: Locate | None
+    program: Program, finder: Finder, order: Order, piece: Piece, locate: Locate | None
 ) -> Iterator[tuple[tuple[I64, Refs, int], Located]]:
     """Return the chunks of a piece with their samples located; of remote sources, the next chunk in advance."""
     if locate is not None:
         return ((chunk, locate(chunk[1])) for chunk in order.walk(piece))
     if not program.remote:
         sizes = doubling_sizes(COLUMN_BLOCK_ROWS) if program.columnar else None
-        return ((chunk, program.locate(chunk[1])) for chunk in order.walk(piece, sizes))
+        return ((chunk, finder.locate(chunk[1])) for chunk in order.walk(piece, sizes))
     sizer = _ChunkSizer()
 
     def locate_and_learn(chunk: tuple[I64, Refs, int]) -> Located:
-        located = program.locate(chunk[1])
+        located = finder.locate(chunk[1])
         sizer.learn(located.nbytes)
         return located
 

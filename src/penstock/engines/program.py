@@ -27,7 +27,6 @@ from penstock.plan import (
     Cut,
     Fields,
     Identity,
-    Located,
     PlacedStage,
     Plan,
     Reader,
@@ -359,10 +358,6 @@ class Program:
             refs = order.at(np.arange(start, stop, step, dtype=np.int64))
             for leaf, shard, index in zip(refs.leaf.tolist(), refs.shard.tolist(), refs.index.tolist(), strict=True):
                 yield Identity(leaf, self.readers[leaf].names[shard], index)
-
-    def locate(self, refs: Refs) -> Located:
-        """Locate samples by reference, for every operand of a zip."""
-        return self.finder.locate(refs)
 
     def check_fields(self, refs: Refs) -> bool:
         """Check that the fields which stages name exist, as far as that is known before the stages run; return True.

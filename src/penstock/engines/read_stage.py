@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -221,6 +222,13 @@ class Finder:
     fields: list[Fields]
     slots: int
     caches: Mapping[int, LeafCache] = field(default_factory=dict)
+
+    def for_one_run(self) -> Finder:
+        """Return the finder for a run that begins now: its caches find what was added to them before."""
+        if not self.caches:
+            return self
+        begun = time.monotonic()
+        return replace(self, caches={leaf: replace(cache, begun=begun) for leaf, cache in self.caches.items()})
 
     def locate(self, refs: Refs) -> Located:
         """Locate samples by reference, for every operand of a zip."""

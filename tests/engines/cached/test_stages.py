@@ -17,6 +17,7 @@ import pytest
 import penstock as ps
 from penstock.dataset import Dataset
 from penstock.engines import CacheResults
+from penstock.engines.cached import record_store
 from penstock.errors import PlanError, StageError
 from penstock.landing.fingerprint import result_digest
 from penstock.plan import Combination, Plan, Resources, Scope, Stage, Zip
@@ -258,7 +259,8 @@ def test_a_damaged_record_is_computed_again(tmp_path: Path) -> None:
     assert outputs(ds) == want
 
 
-def test_a_stage_in_processes_keeps_results(tmp_path: Path) -> None:
+def test_a_stage_in_processes_keeps_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_store, "_REFRESH_PAUSE", 1e9)  # a run looks for results of earlier ones nevertheless
     log = tmp_path / "calls"
     ds = numbers(BASE).map(_counting(log), workers=2, on="processes").cache(tmp_path / "results")
     first = outputs(ds)

@@ -22,7 +22,7 @@ def zipped() -> Dataset:
 def span(program: Program) -> Span:
     order = program.order(0)
     positions, refs, after = max(order.walk([0, order.size, 1, 0]), key=lambda chunk: len(chunk[0]))
-    return Span(positions, (PieceRows(0, 0, 0, after),), refs, program.readers, program.locate(refs))
+    return Span(positions, (PieceRows(0, 0, 0, after),), refs, program.readers, program.finder.locate(refs))
 
 
 @pytest.mark.parametrize("has_sources", [True, False], ids=["by number", "by name"])
@@ -47,7 +47,7 @@ def test_deferred_samples_are_read_as_located_ones_are() -> None:
     program = Program(zipped().plan)
     origin = span(program)
     deferred = DeferredSamples(origin.refs, program.finder, np.zeros(len(origin.refs), np.int64)).take(slice(5, 12))
-    assert repr(deferred.read()) == repr(program.locate(origin.refs.take(slice(5, 12))).read())
+    assert repr(deferred.read()) == repr(program.finder.locate(origin.refs.take(slice(5, 12))).read())
 
 
 def test_a_sample_without_a_partner_has_no_place() -> None:

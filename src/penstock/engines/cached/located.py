@@ -68,6 +68,7 @@ class LeafCache:
         variants: How many variants of random stages are kept: epoch e has variant e modulo this. None: one for each
             epoch. 0: no stage draws random numbers.
         names: The hashes of the names of its shards.
+        begun: When the run began, by this machine's monotonic clock: records that were added before are found.
     """
 
     folder: str
@@ -75,6 +76,7 @@ class LeafCache:
     seed: int
     variants: int | None
     names: U64
+    begun: float = 0
 
     def locate(self, refs: Refs, reader: Reader, fields: Fields) -> list[tuple[I64, Located]]:
         """Return the samples in the cache and those in the source, each with their indices in ``refs``.
@@ -104,7 +106,7 @@ class LeafCache:
         if self.variants != 0:
             keys = fold_into(shard_keys(self.names, self.leaf, self.seed, variant)[shard], index)
         samples = _Samples(self.leaf, store, shard, index, keys, reader, fields)
-        entries = record_store(store).find(samples.numbers())
+        entries = record_store(store).find(samples.numbers(), self.begun)
         absent = entries.file < 0
         out: list[tuple[I64, Located]] = []
         if (hits := np.flatnonzero(~absent)).size:

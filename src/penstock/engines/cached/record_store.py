@@ -69,15 +69,17 @@ class RecordStore:
         self._recent: dict[int, tuple[int, int, int, int]] = {}  # entries that are not in the arrays yet
         self._readable: dict[int, int] = {}  # descriptors by file
         self._damaged: set[tuple[int, int]] = set()  # (file, offset)
+        self._looked = 0.0  # the latest ``since`` that a look for records of other processes answered
         self._refresh_from = 0.0
         self._writer: _Writer | None = None
         self._writable = True
 
-    def find(self, numbers: NDArray[np.uint64]) -> Entries:
-        """Return the entry of each record."""
+    def find(self, numbers: NDArray[np.uint64], since: float = 0) -> Entries:
+        """Return the entry of each record; what other processes added after the time ``since`` may be missing."""
         with self._lock:
             found = self._lookup(numbers)
-            if (found.file < 0).any() and self._refresh_from <= time.monotonic():
+            if (found.file < 0).any() and (self._looked < since or self._refresh_from <= time.monotonic()):
+                self._looked = max(since, self._looked)
                 self._refresh()
                 found = self._lookup(numbers)
         return found

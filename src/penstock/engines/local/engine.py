@@ -279,7 +279,7 @@ class PooledRun:
         )
     )
     first_block_samples: int = FIRST_BLOCK_SAMPLES
-    locate: Locate | None = None  # replaces ``program.locate``, if workers locate the samples they read
+    locate: Locate | None = None  # replaces the program's finder, if workers locate the samples they read
     channel: Channel = field(default_factory=lambda: Channel(lambda: MAX_READY_BLOCKS))
     driver: threading.Thread | None = None
     monitor: Monitor | None = None
