@@ -165,6 +165,7 @@ def check_large_shard(server: Server, keys: list[str], record_property: Callable
     assert len(ranges) == len(set(ranges))
 
 
+@pytest.mark.timeout(3600 if FULL else 60)  # 50 GB of each server
 def test_many_small_shards(server: Server) -> None:
     count, size = SHARDS
     for number in range(count):
