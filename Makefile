@@ -40,7 +40,7 @@ test-all: check ## the same with the full counts; takes long
 check: $(STAMP) ## lint, format, types and floors
 	@$(call quietly,$(BIN)/ruff check .)
 	@$(call quietly,$(BIN)/ruff format --check .)
-	@$(call quietly,$(BIN)/mypy --num-workers 2)
+	@$(call quietly,$(BIN)/mypy)
 	@$(call quietly,$(BIN)/basedpyright --pythonpath $(BIN)/python)
 	@$(call quietly,$(BIN)/lint-imports --no-logo)
 

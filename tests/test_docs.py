@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 RUN_BY_TORCHRUN = {"from-webdataset-ddp.md"}  # here with one process
+PAGES_WITH_CODE = [page for page in PAGES if re.search(r"(`{3}|~{3})\s*(python|console|sh)\b", page.read_text())]
 PAGES_WITH_LINKS = sorted({*PAGES, *ROOT.glob("*.md")})
 
 FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+-]*)")
@@ -51,8 +51,10 @@ class Fenced:
     reason: str
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_examples_of_a_page_run(page: Path, photo_shards: Path, tmp_path: Path, run_script: RunScript) -> None:
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_examples_of_a_page_run(
+    page: Path, photo_shards: Path, tmp_path: Path, run_script: RunScript, warm_python: str
+) -> None:
     folder = tmp_path / "work"
     if page.name in ("README.md", "first-steps.md"):  # they make their own data
         folder.mkdir()
@@ -60,7 +62,7 @@ def test_the_examples_of_a_page_run(page: Path, photo_shards: Path, tmp_path: Pa
         shutil.copytree(photo_shards, folder)
     script = tmp_path / f"the-page-{page.stem}.py"  # a script named torch.py would hide the library
     script.write_text(_script(page.read_text()))
-    environment = _environment(tmp_path / "bin")
+    environment = _environment(tmp_path / "bin", warm_python)
     if page.name in RUN_BY_TORCHRUN:
         environment |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     status, output = run_script(script, folder=folder, env=environment)
@@ -197,11 +199,11 @@ def _prose(text: str) -> Iterator[tuple[int, str]]:
             yield number, line
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """Return the environment with a ``penstock`` command first in the path that uses this interpreter."""
+def _environment(folder: Path, python: str) -> dict[str, str]:
+    """Return the environment with a ``penstock`` command first in the path that uses an interpreter."""
     folder.mkdir()
     command = folder / "penstock"
-    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m penstock "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec "{python}" -m penstock "$@"\n')
     command.chmod(0o755)
     path = os.pathsep.join([str(folder), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, "PATH": path, "PYTHONWARNINGS": "error"}
+    return {**os.environ, "PATH": path, "PYTHONWARNINGS": "error", "PENSTOCK_WARM_END": "quick"}

@@ -25,7 +25,7 @@ def run(run_script: RunScript, warm_python: str) -> RunExample:
     """Runs an example with its results in ``folder`` and returns its output; ranks are warm processes, too."""
     torchrun_variables = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     inherited = {name: value for name, value in os.environ.items() if name not in torchrun_variables}
-    env = inherited | {"OMP_NUM_THREADS": "1", "PENSTOCK_WARM_EXECUTABLE": warm_python}
+    env = inherited | {"OMP_NUM_THREADS": "1", "PENSTOCK_WARM_EXECUTABLE": warm_python, "PENSTOCK_WARM_END": "quick"}
 
     def run_example(*call: str, folder: Path, code: int = 0) -> str:
         status, text = run_script(*call, "--folder", folder, folder=EXAMPLES, env=env)

@@ -2,11 +2,13 @@
 
 ``python warm_python.py SOCKET`` listens on a socket, and imports the libraries on the first request. A program runs as
 with ``python ARGUMENTS`` (see warm_client.py): with its own folder, environment and streams, and it ends as an
-interpreter ends. When the client disconnects, the program and its child processes are killed.
+interpreter ends. With the variable ``PENSTOCK_WARM_END=quick`` a program that succeeds does not free its objects at the
+end, which takes longer than many programs. When the client disconnects, the program and its child processes are killed.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -14,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from importlib import import_module
@@ -96,7 +99,20 @@ def _run_request(request: dict[str, Any]) -> None:
     for action in actions:
         warnings.simplefilter(action)  # type: ignore[arg-type]
     main = sys.modules["__main__"] = ModuleType("__main__")
-    exec(_program(main, arguments), main.__dict__)
+    status = 0
+    try:
+        exec(_program(main, arguments), main.__dict__)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):  # a message
+            raise
+        status = end.code or 0
+    if os.environ.get("PENSTOCK_WARM_END") != "quick":
+        sys.exit(status)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _program(main: ModuleType, arguments: list[str]) -> CodeType:

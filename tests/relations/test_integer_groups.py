@@ -14,6 +14,15 @@ from penstock.relations.integer_groups import IntegerGroups
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
 ROWS = 6000
+UNUSUAL: dict[str, Any] = {
+    "not finite": [*np.full(ROWS - 3, 0.5), np.nan, np.inf, -np.inf],
+    "missing": [None, *np.full(ROWS - 1, 0.25)],
+    "far apart": [1e-200, *np.full(ROWS - 1, 1e200)],
+    "zeros": np.zeros(ROWS),
+    "beyond 64 bits": np.full(ROWS, 2**62),
+    "float32": np.linspace(0, 9, ROWS, dtype=np.float32),
+    "integers": np.arange(ROWS) % 200 - 7,
+}
 
 
 def _table(spread: int = 1, **columns: Any) -> pa.Table:
@@ -51,19 +60,7 @@ def test_aggregates_are_those_of_duckdb(monkeypatch: pytest.MonkeyPatch, how: st
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [*np.full(ROWS - 3, 0.5), np.nan, np.inf, -np.inf],
-        [None, *np.full(ROWS - 1, 0.25)],
-        [1e-200, *np.full(ROWS - 1, 1e200)],
-        np.zeros(ROWS),
-        np.full(ROWS, 2**62),
-        np.linspace(0, 9, ROWS, dtype=np.float32),
-        np.arange(ROWS) % 200 - 7,
-    ],
-    ids=["not finite", "missing", "far apart", "zeros", "beyond 64 bits", "float32", "integers"],
-)
+@pytest.mark.parametrize("values", UNUSUAL.values(), ids=UNUSUAL)
 @pytest.mark.parametrize("how", ["sum", "mean", "std", "min", "max"] if FULL else ["std", "min"])
 def test_unusual_values_are_aggregated_as_by_duckdb(monkeypatch: pytest.MonkeyPatch, how: str, values: Any) -> None:
     ds = ps.from_arrow(_table(x=values))

@@ -142,9 +142,49 @@ def test_anonymous_urls_are_not_signed(tmp_path: Path) -> None:
     (tmp_path / "open" / "a.bin").write_bytes(DATA)
     with s3_server(tmp_path, keys=False) as port, Proxy("127.0.0.1", port) as proxy:
         storage = S3(f"http://127.0.0.1:{proxy.port}", retry=QUICK)
-        assert storage.read("s3://anonymous@open/a.bin", 1, 9) == DATA[1:9]
+        for _ in range(3):
+            assert storage.read("s3://anonymous@open/a.bin", 1, 9) == DATA[1:9]
         assert [entry.url for entry in storage.list("s3://anonymous@open")] == ["s3://anonymous@open/a.bin"]
         assert not any("Authorization" in request.headers for request in proxy.requests)
+
+
+def test_objects_of_a_known_bucket_are_requested_without_botocore(port: int, root: str) -> None:
+    names = ["first", "a b", "ü~", "50%+c=d&e", "f/(g)*!'#?:@,;$.h"]
+    for name in names:
+        write(_storage(port), f"{root}/{name}", name.encode())
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = _storage(proxy.port)
+
+        def botocores() -> list[str]:
+            agents = [request.headers.get("User-Agent", "") for request in proxy.requests]
+            proxy.requests.clear()
+            return ["botocore" if "Botocore" in agent else "own" for agent in agents]
+
+        for name in names:
+            size = len(name.encode())
+            assert storage.read(f"{root}/{name}", 1, size) == name.encode()[1:], name
+        assert botocores() == ["botocore", *["own"] * (len(names) - 1)]
+        assert not exists(storage, f"{root}/missing")
+        assert storage.info(f"{root}/first").size == 5
+        assert botocores() == ["own", "own"]
+        proxy.rule("first", times=1, status=403)
+        assert storage.read(f"{root}/first", 0, 5) == b"first"  # botocore's request succeeds
+        assert botocores() == ["own", "botocore"]
+        proxy.rule("first", times=None, status=403)
+        with pytest.raises(StorageError, match="access denied"):
+            storage.read(f"{root}/first", 0, 5)
+        proxy.clear()
+        proxy.rule("first", times=1, status=503)
+        assert storage.read(f"{root}/first", 0, 5) == b"first"
+
+
+def test_the_token_of_temporary_keys_is_in_every_request(port: int, root: str) -> None:
+    write(_storage(port), f"{root}/a", DATA)
+    with Proxy("127.0.0.1", port) as proxy:
+        storage = S3(f"http://127.0.0.1:{proxy.port}", ACCESS_KEY, SECRET_KEY, session_token="T0KEN", retry=QUICK)
+        for _ in range(3):
+            assert storage.read(f"{root}/a", 1, 9) == DATA[1:9]
+        assert [request.headers["X-Amz-Security-Token"] for request in proxy.requests] == ["T0KEN"] * 3
 
 
 def test_keys_come_from_the_environment(port: int, root: str, monkeypatch: pytest.MonkeyPatch) -> None:

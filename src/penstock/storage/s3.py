@@ -1,6 +1,8 @@
 """Objects in S3 and compatible stores.
 
-botocore finds the credentials, signs requests and parses responses; ``http_client`` sends the requests.
+botocore finds the credentials, makes and signs requests and parses responses; ``http_client`` sends the requests. What
+botocore does for a request takes a millisecond. So the objects of a bucket are requested as it requested the first one,
+with its signatures but without the rest; unless that succeeds, botocore repeats the request and explains the error.
 """
 
 from __future__ import annotations
@@ -8,14 +10,16 @@ from __future__ import annotations
 import builtins
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import quote
 
 from penstock.errors import StorageError
 from penstock.storage.http_client import (
@@ -66,6 +70,8 @@ _EXPLANATIONS = {
     "InvalidObjectState": "the object is archived and must be restored first",
 }
 _PARAMETERS = {"Range": "Range", "If-Match": "IfMatch"}  # headers, and botocore's names for them
+_SIGNATURE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/([^/,]+)/s3/aws4_request,")  # its group is the region
+_GOT = (200, 206, 416)  # statuses that HttpObject expects
 _NOT_FOUND_CODES = frozenset({"NoSuchKey", "404", "NotFound"})
 _TRANSIENT_CODES = frozenset(
     {"SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling", "OperationAborted"}
@@ -208,28 +214,34 @@ class S3:
             StorageError: The operation failed for good.
             TransientError: A retry may succeed.
         """
-        exceptions = import_extra("botocore.exceptions", "s3:// URLs", "s3")
+        with _explained(url):
+            return getattr(self._access(url).client, operation)(**params)
+
+    def _access(self, url: str) -> _Access:
         storage = replace(self, anonymous=True) if _split_url(url)[2] else self
-        try:
-            with quiet_loggers():
-                client = per_process((storage, *map(os.environ.get, _CLIENT_VARIABLES)), storage._client)
-                return getattr(client, operation)(**params)
-        except exceptions.ClientError as error:
-            raise _server_error(error.response, url) from None
-        except exceptions.BotoCoreError as error:
-            raise _client_error(error, url) from None
+        return per_process((storage, *map(os.environ.get, _CLIENT_VARIABLES)), storage._new_access)
 
     def _object(self, url: str) -> HttpObject:
         return HttpObject(url, partial(self._get, url), self.retry)
 
     def _get(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        target = _object_params(url)
+        with _explained(url):
+            access = self._access(url)
+            request = access.request(target["Bucket"], target["Key"], headers)
+        if request is not None:
+            response = send_request("GET", *request, self.retry)
+            if response.status in _GOT:
+                return response
+            _close_failed(response, url)
         params = {_PARAMETERS[name]: value for name, value in headers.items()}
         with suppress(_RangeNotSatisfiable):  # HttpObject expects the response
-            self.call_once("get_object", url, {**_object_params(url), **params})
-        response: HttpResponse = _last.response
-        return response
+            self.call_once("get_object", url, {**target, **params})
+        access.learn(target["Bucket"], target["Key"], _last.request)
+        received: HttpResponse = _last.response
+        return received
 
-    def _client(self) -> Any:
+    def _new_access(self) -> _Access:
         session = import_extra("botocore.session", "s3:// URLs", "s3").Session(profile=self.profile)
         config = import_extra("botocore.config", "s3:// URLs", "s3").Config
         unsigned = import_extra("botocore", "s3:// URLs", "s3").UNSIGNED
@@ -252,10 +264,71 @@ class S3:
             ),
         )
         client.meta.events.register("before-send.s3", _Sender(self.retry))
-        return client
+        return _Access(client, None if self.anonymous else session.get_credentials())
 
 
-_last = threading.local()  # its "response" is the last one that the thread received
+_last = threading.local()  # its "request" and "response" are the last ones that botocore made in the thread
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """botocore's client, and how it requests the objects of each bucket.
+
+    Attributes:
+        client: The client.
+        credentials: Those that it signs with; None if requests are not signed.
+        buckets: The URL that the keys of a bucket are appended to, and the region in its signatures.
+    """
+
+    client: Any
+    credentials: Any
+    buckets: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def learn(self, bucket: str, key: str, request: Any) -> None:
+        """Keep how an object was requested, if others can be requested in the same way."""
+        path = quote(key)
+        signature = _SIGNATURE.match(_text(request.headers.get("Authorization", "")))
+        if request.url.endswith("/" + path) and (signature or self.credentials is None):
+            self.buckets[bucket] = request.url[: -len(path)], signature[1] if signature else ""
+
+    def request(self, bucket: str, key: str, headers: Mapping[str, str]) -> tuple[str, Mapping[str, str]] | None:
+        """Return the URL and headers of a request for an object; None if it is not known how they are made."""
+        if bucket not in self.buckets:
+            return None
+        root, region = self.buckets[bucket]
+        if self.credentials is None:
+            return root + quote(key), headers
+        auth = import_extra("botocore.auth", "s3:// URLs", "s3").S3SigV4Auth
+        request = import_extra("botocore.awsrequest", "s3:// URLs", "s3").AWSRequest("GET", root + quote(key), headers)
+        auth(self.credentials.get_frozen_credentials(), "s3", region).add_auth(request)
+        return request.url, {name: _text(value) for name, value in request.headers.items()}
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Turn the exceptions of botocore into those of storages."""
+    exceptions = import_extra("botocore.exceptions", "s3:// URLs", "s3")
+    try:
+        with quiet_loggers():
+            yield
+    except exceptions.ClientError as error:
+        raise _server_error(error.response, url) from None
+    except exceptions.BotoCoreError as error:
+        raise _client_error(error, url) from None
+
+
+def _close_failed(response: HttpResponse, url: str) -> None:
+    """Close a response that is not an object, and return if botocore should make the request again.
+
+    Raises:
+        NotFound: There is no such object.
+        TransientError: A retry may succeed.
+    """
+    body = response.read() if response.status == 404 else b""
+    response.close()
+    raise_if_transient(response.status, response.headers)
+    if b"<Code>NoSuchKey</Code>" in body:
+        raise NotFound("there is no such object", redacted(url))
 
 
 @cache
@@ -276,7 +349,7 @@ class _Sender:
         body = request.body.read() if hasattr(request.body, "read") else request.body
         slow = request.method not in ("GET", "HEAD") or "list-type=" in request.url
         response: HttpResponse = send_request(request.method, request.url, headers, self.retry, body, slow)
-        _last.response = response
+        _last.request, _last.response = request, response
         aws_response = import_extra("botocore.awsrequest", "s3:// URLs", "s3").AWSResponse
         return aws_response(request.url, response.status, dict(response.headers), response)
 
