@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import io
@@ -44,6 +45,7 @@ PHOTO_SIZE = (48, 32)
 THREAD_GRACE_S = 60.0
 
 WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py; the command beside it is "python"
+COMPILED = "PENSTOCK_COMPILED"  # the variable with a file that exists when the tests are compiled
 COLD = "PENSTOCK_COLD_PYTHON"  # the variable with the interpreter for options that the command does not know
 
 settings.register_profile("penstock", derandomize=True, deadline=None, max_examples=1000 if FULL else EXAMPLES)
@@ -76,6 +78,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
     if not hasattr(config, "workerinput"):  # all workers share one interpreter
         config.stash[_warm] = _start_warm_python(Path(config.stash[_cache].name))
+        os.environ[COMPILED] = str(Path(config.stash[_cache].name) / "compiled")
+    elif config.workerinput["workerid"] != "gw0":
+        _wait_until_compiled()
+
+
+def _wait_until_compiled() -> None:
+    """Wait until the first worker has compiled and collected the tests: the others would do the same work beside it."""
+    deadline = time.monotonic() + 120
+    while not os.path.exists(os.environ[COMPILED]) and time.monotonic() < deadline:
+        time.sleep(0.1)
 
 
 def _start_warm_python(folder: Path) -> subprocess.Popen[bytes]:
@@ -101,7 +113,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Kill the interpreter, and remove the cache."""
-    gc.unfreeze()  # extension modules complain of what is left at the exit
+    atexit.register(gc.unfreeze)  # extension modules complain of what is left at the exit
     if _warm in config.stash:
         config.stash[_warm].kill()
         config.stash[_warm].wait()
@@ -144,6 +156,7 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but never look at the imported libraries: that takes half a second each time."""
     gc.freeze()
     gc.enable()
+    Path(os.environ[COMPILED]).touch()
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,18 +76,18 @@ def mend(data: bytes, at: int, by: bytes) -> bytes:
     return data[:at] + by + data[at + len(by) :]
 
 
-SHAPES = {
-    "ordinary": archive(400),
-    "PAX and unicode": archive(300, format=tarfile.PAX_FORMAT, name="ü é/{:06}"),
-    "long names": archive(200, name="a" * 90 + "/" + "b" * 60 + "{:06}"),
-    "tiny": archive(3000, size=1),
-    "members larger than a request": archive(8, size=700_000),
-    "damaged header": mend(archive(400), 512 * 601, b"garbage" * 70),
-    "truncated": archive(300)[:500_123],
-    "empty": b"",
-    "not an archive": b"<html>" * 1000,
-    "concatenated": archive(20) + archive(20),
-    "without an end marker": archive(100)[:-10240].rstrip(b"\0") + bytes(512),
+SHAPES: dict[str, Callable[[], bytes]] = {
+    "ordinary": lambda: archive(400),
+    "PAX and unicode": lambda: archive(300, format=tarfile.PAX_FORMAT, name="ü é/{:06}"),
+    "long names": lambda: archive(200, name="a" * 90 + "/" + "b" * 60 + "{:06}"),
+    "tiny": lambda: archive(3000, size=1),
+    "members larger than a request": lambda: archive(8, size=700_000),
+    "damaged header": lambda: mend(archive(400), 512 * 601, b"garbage" * 70),
+    "truncated": lambda: archive(300)[:500_123],
+    "empty": lambda: b"",
+    "not an archive": lambda: b"<html>" * 1000,
+    "concatenated": lambda: archive(20) + archive(20),
+    "without an end marker": lambda: archive(100)[:-10240].rstrip(b"\0") + bytes(512),
 }
 
 
@@ -102,7 +103,7 @@ def test_an_unindexed_shard_has_the_samples_and_losses_of_a_local_one(
 ) -> None:
     monkeypatch.setattr(prefetch, "CHUNK", 1 << 17)
     monkeypatch.setattr(prefetch, "_FIRST", 1 << 14)
-    data, done = SHAPES[shape], list[Index]()
+    data, done = SHAPES[shape](), list[Index]()
     if streamed:
         chunks = (data[at : at + 9_999] for at in range(0, len(data), 9_999))
         shard = open_shard(StreamedBytes(chunks, "x", 1 << 30), done)
