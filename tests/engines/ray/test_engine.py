@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import penstock as ps
 from penstock.cli import main
@@ -99,6 +98,8 @@ def test_decoded_and_augmented_samples_equal_those_of_the_local_engine(tiny_shar
 
 
 def test_tensors_objects_and_missing_fields_arrive_unchanged() -> None:
+    import torch  # here, since the workers of all tests import this module
+
     sent = [{"x": i, "t": torch.arange(i), "s": {i}, **({"odd": None} if i % 2 else {})} for i in range(9)]
     got = list(from_items(sent).map(lambda s: {**s, "half": s["t"].to(torch.bfloat16)}, workers=1).on("ray"))
     assert [list(sample) for sample in got] == [[*sample, "half"] for sample in sent]
@@ -428,7 +429,9 @@ if FULL:  # actors take long to start
 
 
 def test_a_worker_of_a_data_loader_cannot_run_a_plan_on_ray() -> None:
-    loader = torch.utils.data.DataLoader(numbers(BASE).map(dict).on("ray").to_torch(), num_workers=1, batch_size=None)
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(numbers(BASE).map(dict).on("ray").to_torch(), num_workers=1, batch_size=None)
     with pytest.raises(EngineError, match="forked process cannot use"):
         list(loader)
 
