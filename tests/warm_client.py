@@ -38,7 +38,8 @@ def run(address: str, arguments: Sequence[str], folder: str, env: dict[str, str]
 
 def _pass_signals_on(pid: int) -> None:
     def send(number: int, _: Any) -> None:
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     for number in PASSED_ON:
         signal.signal(number, send)

@@ -88,21 +88,24 @@ def test_the_command_alone_lists_the_commands(capsys: pytest.CaptureFixture[str]
     assert "\n    pack " in capsys.readouterr().err
 
 
-def test_an_interrupt_within_an_import_exits_with_130(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("sent", "code", "said"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_within_an_import_ends_the_command_as_any_other(
+    sent: signal.Signals, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def imports(_: argparse.Namespace) -> int:
         try:
-            signal.raise_signal(signal.SIGINT)
-        except KeyboardInterrupt:
+            signal.raise_signal(sent)
+        except BaseException:
             raise ImportError("could not import module") from None  # as compiled modules do
         return 0
 
     monkeypatch.setattr(demo, "run", imports)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # libraries of other tests may replace it
     try:
-        assert main(["demo"]) == 130
-        assert capsys.readouterr().err == "penstock: interrupted\n"
+        assert main(["demo"]) == code
+        assert capsys.readouterr().err == f"penstock: {said}\n"
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)

@@ -181,7 +181,7 @@ def test_a_worker_stuck_in_a_function_is_named_and_does_not_block_the_close(
 def test_a_driver_stuck_in_a_collate_function_is_named_too(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.engines.local.pool.WORKER_JOIN_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("penstock.engines.local.pool.WORKER_JOIN_TIMEOUT_S", 2.0)
     resume, inside = threading.Event(), threading.Event()
 
     def stuck(samples: list[Any]) -> list[Any]:

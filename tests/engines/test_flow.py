@@ -246,9 +246,15 @@ def lookahead_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "penstock lookahead"]
 
 
+def lookahead_ends() -> bool:
+    for thread in lookahead_threads():
+        thread.join(60)
+    return not lookahead_threads()
+
+
 def test_lookahead_yields_every_pair_in_order() -> None:
     assert list(look_ahead(range(100), str)) == [(i, str(i)) for i in range(100)]
-    assert not lookahead_threads()
+    assert lookahead_ends()
 
 
 def test_exactly_one_pair_is_computed_in_advance() -> None:
@@ -262,7 +268,7 @@ def test_exactly_one_pair_is_computed_in_advance() -> None:
         time.sleep(0.01)
         assert len(found) == taken + 2
     pairs.close()  # type: ignore[attr-defined]
-    assert not lookahead_threads()
+    assert lookahead_ends()
 
 
 def test_a_failure_during_lookahead_is_raised_in_its_place() -> None:
@@ -273,7 +279,7 @@ def test_a_failure_during_lookahead_is_raised_in_its_place() -> None:
     assert [next(pairs)[0] for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ZeroDivisionError):
         next(pairs)
-    assert not lookahead_threads()
+    assert lookahead_ends()
 
 
 def test_values_that_fail_do_not_end_lookahead_silently() -> None:
@@ -301,9 +307,7 @@ def test_closing_does_not_wait_for_a_stuck_lookahead() -> None:
     pairs.close()  # type: ignore[attr-defined]
     assert time.monotonic() - started_at < 30
     stuck.set()
-    for thread in lookahead_threads():
-        thread.join(60)
-    assert not lookahead_threads()
+    assert lookahead_ends()
 
 
 def test_closing_cancels_the_reads_of_a_lookahead() -> None:

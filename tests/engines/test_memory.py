@@ -172,13 +172,16 @@ def test_only_few_large_samples_are_created_ahead() -> None:
 
 def test_the_first_sample_of_a_slow_function_does_not_wait_for_a_large_block() -> None:
     called: list[int] = []
+    resume = threading.Event()
 
     def slow(number: int) -> int:
         called.append(number)
-        time.sleep(0.05)
+        if number:
+            assert resume.wait(60)
         return number
 
     run = iter(from_items(list(range(1000))).map(slow, workers=1))
     assert next(run) == 0
     assert len(called) <= 2  # the first block has one sample; the worker may be at the next
+    resume.set()
     run.close()  # type: ignore[attr-defined]

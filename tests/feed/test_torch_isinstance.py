@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import pickle
@@ -87,10 +88,11 @@ def test_the_epoch_count_is_shared_with_forks_once_torch_has_seen_the_class() ->
 
 def test_isinstance_opens_no_files() -> None:
     datasets = [ps.from_items([1]) for _ in range(20)]
+    gc.collect()  # what earlier tests left open
     before = len(os.listdir("/dev/fd"))
     assert not any(isinstance(ds, dict) for ds in datasets)
     assert all(isinstance(ds, IterableDataset) for ds in datasets)
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before
 
 
 def test_without_torch_a_dataset_has_its_own_class(monkeypatch: pytest.MonkeyPatch) -> None:

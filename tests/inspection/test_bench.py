@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 
@@ -10,14 +11,17 @@ from penstock.errors import PlanError
 from penstock.inspection.bench import BenchReport, BenchResult, _rate, bench
 
 
-def test_a_rate_is_the_sum_of_counts_per_second() -> None:
+def test_a_rate_is_the_sum_of_counts_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
     def counts() -> Iterator[int]:
         while True:
-            time.sleep(0.01)
+            now[0] += 0.01
             yield 5
 
-    assert 100 < _rate(counts(), 0.1) <= 500
-    assert _rate(iter([3]), 0.1) > 0
+    assert 450 < _rate(counts(), 0.1) <= 500.1
+    assert _rate(islice(counts(), 1), 0.1) == pytest.approx(500)
 
 
 def test_the_slowest_step_is_the_bottleneck_and_results_are_found_by_name() -> None:

@@ -214,33 +214,31 @@ class _Terminated(BaseException):
 def _unwind_on_signals() -> Iterator[None]:
     """Make SIGTERM unwind the stack as Ctrl-C does, so that no partial file is left behind.
 
+    Both do so within the import of a compiled module, too, which then fails with an ImportError that does not say so.
+
     Raises:
-        KeyboardInterrupt: Ctrl-C arrived, also within the import of a compiled module, which then fails with an
-            ImportError that does not say so.
+        KeyboardInterrupt: Ctrl-C arrived.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    interrupted = False
+    raised: type[BaseException] | None = None
 
-    def interrupt(*_: object) -> None:
-        nonlocal interrupted
-        interrupted = True
-        raise KeyboardInterrupt
+    def unwind(number: int, _: object) -> None:
+        nonlocal raised
+        raised = _Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        raise raised
 
-    def terminate(*_: object) -> None:
-        raise _Terminated
-
-    previous = signal.signal(signal.SIGTERM, terminate)
+    previous = signal.signal(signal.SIGTERM, unwind)
     replaced = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if replaced:
-        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGINT, unwind)
     try:
         with _periodic_wakeup():
             yield
     except ImportError:
-        if interrupted:
-            raise KeyboardInterrupt from None
+        if raised is not None:
+            raise raised from None
         raise
     finally:
         signal.signal(signal.SIGTERM, previous)

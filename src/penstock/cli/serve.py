@@ -8,6 +8,8 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import counted
@@ -75,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
         dataset = dataset()
     if not isinstance(dataset, Dataset):
         raise PlanError(f"{args.dataset} is a {type(dataset).__name__}, not a dataset or a function that returns one")
-    ended = threading.Event()
+    ended: SimpleQueue[None] = SimpleQueue()  # unlike an event, it may be set while this thread waits for it
     in_main_thread = threading.current_thread() is threading.main_thread()
-    previous = signal.signal(signal.SIGTERM, lambda *_: ended.set()) if in_main_thread else None
+    previous = signal.signal(signal.SIGTERM, lambda *_: ended.put(None)) if in_main_thread else None
     try:
         with serve(
             dataset,
@@ -107,20 +109,23 @@ def _announce(server: Server) -> None:
     sys.stdout.flush()
 
 
-def _show_until(ended: threading.Event, server: Server, *, quiet: bool) -> None:
+def _show_until(ended: SimpleQueue[None], server: Server, *, quiet: bool) -> None:
     """Wait for the end; meanwhile, in a terminal, show the rates of the consumers and of the stages."""
     if quiet or not sys.stderr.isatty():
-        ended.wait()
+        ended.get()
         return
     try:
         from rich.console import Console
         from rich.live import Live
     except ImportError:
-        ended.wait()
+        ended.get()
         return
     rates = ConsumerRates()
     with Live(console=Console(stderr=True), auto_refresh=False) as live:
-        while not ended.wait(_REFRESH_S):
+        while True:
+            with suppress(Empty):
+                ended.get(timeout=_REFRESH_S)
+                return
             live.update(serving_table(server, rates), refresh=True)
 
 

@@ -431,9 +431,12 @@ def _locked_folder(parent: str) -> tuple[str, int]:
     """
     while True:
         folder = tempfile.mkdtemp(prefix=_RUN_FOLDER, dir=parent)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # another run has removed it, as it was not locked
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if os.path.isdir(folder):  # another run may have removed it before it was locked
+        if os.path.isdir(folder):  # it may also have been removed since
             return folder, lock
         os.close(lock)
 

@@ -13,9 +13,11 @@ import pytest
 Proc = Callable[..., tuple[dict[str, dict[str, bytes]], str]]
 
 
-def test_samples_are_written_in_order_unless_unordered(small_shard: str, proc: Proc) -> None:
-    slow_first = '[ "$PENSTOCK_NUMBER" != 0 ] || sleep 0.6'
+def test_samples_are_written_in_order_unless_unordered(small_shard: str, tmp_path: Path, proc: Proc) -> None:
+    done = tmp_path / "done"  # the first sample waits for the fifth one, which begins when another one has ended
+    slow_first = f'case "$PENSTOCK_NUMBER" in 0) until [ -e "{done}" ]; do sleep 0.01; done;; 4) : > "{done}";; esac'
     assert next(iter(proc("-p", "4", "-c", slow_first, small_shard)[0])) == "d/k0"
+    done.unlink()
     keys = list(proc("-p", "4", "--unordered", "-c", slow_first, small_shard)[0])
     assert sorted(keys) == [f"d/k{number}" for number in range(8)]
     assert keys[0] != "d/k0"
@@ -71,16 +73,24 @@ def test_a_terminated_run_leaves_no_partial_file(small_shard: str, tmp_path: Pat
 
 # Sets the flag of the signal without sending one, which would end the wait of the main thread.
 SIGTERM_BEFORE_A_WAIT = """
-import _thread, signal, sys, threading
+import _thread, glob, signal, sys, threading, time
 from penstock.cli import main
-threading.Timer(0.5, _thread.interrupt_main, [signal.SIGTERM]).start()
-sys.exit(main(sys.argv[1:]))
+
+def interrupt():
+    while not glob.glob(sys.argv[1] + "/*/_*/sample.txt"):
+        time.sleep(0.01)
+    time.sleep(0.2)
+    _thread.interrupt_main(signal.SIGTERM)
+
+threading.Thread(target=interrupt, daemon=True).start()
+sys.exit(main(sys.argv[2:]))
 """
 
 
 def test_sigterm_just_before_a_wait_is_handled(small_shard: str, tmp_path: Path) -> None:
-    words = ["proc", "-c", "sleep 20", small_shard, "-o", str(tmp_path / "out.tar")]
-    script = [sys.executable, "-c", SIGTERM_BEFORE_A_WAIT, *words]
+    folder = str(tmp_path / "w")
+    words = ["proc", "-c", "sleep 20", small_shard, "-w", folder, "-o", str(tmp_path / "out.tar")]
+    script = [sys.executable, "-c", SIGTERM_BEFORE_A_WAIT, folder, *words]
     done = subprocess.run(script, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (143, b"penstock: terminated\n")
     assert not (tmp_path / "out.tar").exists()

@@ -52,7 +52,8 @@ def test_each_sample_has_its_own_folder_which_is_removed(small_shard: str, tmp_p
     ],
 )
 def test_the_mistake_of_a_command_is_named(script: str, message: str, small_shard: str, proc: Proc) -> None:
-    _, error = proc("--timeout", "0.3", "--count", "1", "-c", script, small_shard, code=1)
+    timeout_s = "0.3" if script == "sleep 50" else "60"
+    _, error = proc("--timeout", timeout_s, "--count", "1", "-c", script, small_shard, code=1)
     assert message in error
     assert "key: d/k0" in error
 

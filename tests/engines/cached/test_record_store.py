@@ -78,9 +78,12 @@ def test_a_process_killed_at_any_moment_leaves_whole_records_and_nothing_else(tm
     for round_number in range(3):
         pid = os.fork()
         if not pid:
-            store = RecordStore(str(tmp_path))
-            for number in range(1_000_000):
-                store.add([(round_number << 32 | number, b"%d" % number * 100)])
+            try:
+                store = RecordStore(str(tmp_path))
+                for number in range(1_000_000):
+                    store.add([(round_number << 32 | number, b"%d" % number * 100)])
+            finally:
+                os._exit(1)
         while not (tmp_path / "0000.index").exists() or (tmp_path / "0000.index").stat().st_size < 500 * round_number:
             os.sched_yield()
         os.kill(pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ import cloudpickle
 import pytest
 
 from penstock.dataset import from_items
+from penstock.engines.local.tuner import TICK_S
 from penstock.engines.meter import Event
 from penstock.errors import StageError
 from penstock.plan.values import WorkerKind
@@ -87,7 +88,7 @@ def test_an_observer_receives_ticks() -> None:
     seen: list[Event] = []
     assert len(list(from_items(list(range(40))).map(waits, workers=2).on("local", observer=seen.append))) == 40
     ticks = [event for event in seen if event.kind == "tick"]
-    assert 1 <= len(ticks) <= 20
+    assert 1 <= len(ticks) <= max(event.seconds for event in seen) / TICK_S + 1
 
 
 @pytest.mark.parametrize("action", ["raise", "skip"])
@@ -113,7 +114,9 @@ def test_a_thread_that_hangs_ends_the_run_and_is_named_in_the_log(
     assert caught.value.key == "5"
     assert got == list(range(len(got)))
     assert len(got) <= 5
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
+    while len(left := [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]) > 1:
+        assert time.monotonic() - before < 60
+        time.sleep(0.01)
     assert len(left) == 1
     assert left[0].daemon
     assert left[0].name in caplog.text
@@ -122,6 +125,6 @@ def test_a_thread_that_hangs_ends_the_run_and_is_named_in_the_log(
 
 
 def test_a_time_limit_that_is_not_exceeded_changes_nothing() -> None:
-    ds = from_items(list(range(60))).map(waits, workers=4, timeout_s=0.3).map(identity, workers=1, timeout_s=9)
+    ds = from_items(list(range(60))).map(waits, workers=4, timeout_s=30).map(identity, workers=1, timeout_s=9)
     assert list(ds) == list(range(60))
     assert [segment.timeouts for segment in ds.stats().segments] == [0, 0]

@@ -334,7 +334,7 @@ def test_a_pool_counts_what_it_does() -> None:
     assert len(numbers_of(map_ordered(map(block, range(10)), pool, lambda: 2))) == 10
     meter = pool.meter
     assert (meter.blocks, meter.inputs, meter.items) == (10, 10, 10)
-    assert 0.015 < meter.busy < 1
+    assert 0.015 < meter.busy < 60
     assert meter.busy <= pool.busy() + 1e-3
     assert ends(pool)
 
@@ -441,7 +441,7 @@ def test_a_thread_that_does_not_end_is_named_in_the_log(
     driver = threading.Thread(target=resume.wait, name="penstock driver")
     driver.start()
     idle = pool_of(lambda job: job)
-    idle.stop()
+    assert ends(idle)
     with caplog.at_level(logging.WARNING):
         join_all([driver], [idle])
     assert "threads left behind, still inside a user's function: penstock driver" in caplog.text

@@ -37,7 +37,8 @@ def program(folder: str) -> None:
     """Run an epoch of each plan; except for the first plan, with a restart from a state before the last steps."""
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     for uneven in ("drop", "pad"):
         for number, (name, make) in enumerate(PLANS.items()):
             where = f"{folder}/{uneven} {name}"
@@ -55,12 +56,7 @@ def program(folder: str) -> None:
 def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path, warm_python: str) -> None:
     ranks = []
     for rank in range(WORLD):
-        environment = {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(WORLD),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(_port()),
-        }
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
         command = [warm_python, __file__, str(tmp_path)]
         ranks.append(subprocess.Popen(command, env={**os.environ, **environment, "GLOO_SOCKET_IFNAME": "lo"}))
     assert [process.wait(500) for process in ranks] == [0] * WORLD
@@ -78,20 +74,6 @@ def test_what_ranks_agree_to_drop_or_repeat_is_in_the_proof(tmp_path: Path, warm
             steps = [step for step in ps.ledger(tmp_path / f"{uneven} {name}") if step.epoch == 0]
             assert [step.step for step in steps] == list(range(len(steps)))
             assert all(len(step.ranks) == WORLD for step in steps)
-
-
-_PORTS: list[int] = []
-
-
-def _port() -> int:
-    """Return a free port, the same for all ranks."""
-    import socket
-
-    if not _PORTS:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            _PORTS.append(probe.getsockname()[1])
-    return _PORTS[0]
 
 
 if __name__ == "__main__":
