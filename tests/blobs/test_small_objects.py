@@ -108,7 +108,10 @@ def test_stopping_ends_the_threads_and_a_pickled_fetcher_holds_nothing() -> None
     storage.may_answer.set()
     fetcher = ObjectFetcher(storage)
     fetcher.announce([f"x://{n}" for n in range(50)])
+    threads = list(fetcher._threads)
     fetcher.stop()
+    for thread in threads:
+        thread.join(60)
     assert not fetcher._threads
     assert pickle.loads(pickle.dumps(ObjectFetcher())).read
 

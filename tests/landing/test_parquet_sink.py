@@ -176,7 +176,7 @@ import numpy as np
 
 def row(s):
     if {slow}:
-        time.sleep(0.002)
+        time.sleep(0.02)
     return {{"id": s["id"], "data": np.random.default_rng(s["id"]).bytes(100)}}
 
 ds = ps.from_items([{{"id": i}} for i in range(900)]).shuffle().map(row, workers=2).epoch(0)

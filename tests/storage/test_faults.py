@@ -227,14 +227,14 @@ def test_retry_after_is_honoured_up_to_most_s(proxy: Proxy, kind: str, url: str)
 
 
 def test_a_hedged_request_overtakes_a_silent_one(proxy: Proxy, kind: str, url: str) -> None:
-    storage = _storage(kind, proxy.port, replace(QUICK, stall_s=12.0, hedge=0.4))
+    storage = _storage(kind, proxy.port, replace(QUICK, stall_s=60.0, hedge=0.4))
     storage.info(url)
-    for fault in ({"hang": True}, {"latency": 10.0}, {"stall_after": 0}):
+    for fault in ({"hang": True}, {"latency": 60.0}, {"stall_after": 0}):
         proxy.clear()
         proxy.rule("GET", **fault)
         begin = time.monotonic()
         assert storage.read(url, *RANGE) == DATA[slice(*RANGE)]
-        assert time.monotonic() - begin < 9
+        assert time.monotonic() - begin < 50
         assert len(proxy.requests) == 2
 
 

@@ -17,7 +17,7 @@ from penstock.testing.proxy import Proxy
 from penstock.testing.servers import http_server, plain_server
 from penstock.testing.storages import DATA
 
-QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
+QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=20.0, connect_s=20.0)
 STORAGE = HTTP(retry=QUICK)
 
 

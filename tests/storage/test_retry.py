@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -169,12 +170,16 @@ def test_a_closed_reader_closes_the_body() -> None:
 
 def test_the_slower_of_two_hedged_requests_is_closed() -> None:
     opened: list[_Body] = []
+    overtaken = threading.Event()
 
     def begin(start: int, stop: int | None, tag: str | None) -> _Body:
         opened.append(_Body(start, None, "tag"))
         body = opened[-1]
         if len(opened) == 1:
+            assert overtaken.wait(60)
             time.sleep(0.3)
+        else:
+            overtaken.set()
         return body
 
     assert assemble(fetch(begin, "a", Retry(hedge=0.05)), 0, None) == b"0123456789"

@@ -25,7 +25,7 @@ from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
 from penstock.testing.storages import DATA, StorageTests, write
 
-QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=1.0, connect_s=1.0)
+QUICK = Retry(tries=3, base_s=0.02, most_s=0.1, stall_s=20.0, connect_s=20.0)
 SHARDS = 5_000  # five pages of a listing
 LARGE = 20 * 2**20 + 12_345  # three parts of an upload
 

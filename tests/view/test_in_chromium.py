@@ -274,7 +274,11 @@ def live_ranks(data: Path, tmp_path: Path, warm_python: str) -> Iterator[list[su
     """Four ranks that have delivered a batch each; they run in ``tmp_path``."""
     (tmp_path / "program.py").write_text(PROGRAM.format(shards=str(data / "tar")))
     command = [warm_python, "-c", RANK, str(tmp_path)]
-    ranks = [subprocess.Popen([*command, str(rank), STEP_S], cwd=tmp_path, stdout=subprocess.PIPE) for rank in range(4)]
+    steps_s = [STEP_S, STEP_S, "30", STEP_S]  # the one that is killed must not end before
+    ranks = [
+        subprocess.Popen([*command, str(rank), step_s], cwd=tmp_path, stdout=subprocess.PIPE)
+        for rank, step_s in enumerate(steps_s)
+    ]
     try:
         for process in ranks:
             assert process.stdout is not None

@@ -123,7 +123,10 @@ def test_stages_show_removed_samples_several_outputs_and_failures() -> None:
     assert len(shown) == 2
 
 
-def test_balance_counts_labels_and_sizes(tiny_shards: list[Path], tmp_path: Path) -> None:
+def test_balance_counts_labels_and_sizes(
+    tiny_shards: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.view.balance._SECONDS", 60)
     browser = Browser(ps.read_tar([str(path) for path in tiny_shards]))  # a new one: no other page has counted shards
     shown = text_of(balance_page(browser, measure_balance(browser)))
     assert "and 100 of 100 samples" in shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -114,5 +115,6 @@ class ObjectFetcher:
             self._futures.clear()
             threads = list(self._threads)
             self._has_room.notify_all()
+        deadline = time.monotonic() + 0.5
         for thread in threads:
-            thread.join(0.5 / len(threads))
+            thread.join(max(0.0, deadline - time.monotonic()))

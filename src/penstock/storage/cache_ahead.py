@@ -104,10 +104,9 @@ class _FetchAhead(threading.Thread):
         rows = [(use_key(storage.url_key(url)), row) for row, urls in enumerate(self._cache.urls) for url in urls]
         keys, order = np.unique(np.array([key for key, _ in rows], np.uint64), return_index=True)
         shards = np.array([row for _, row in rows], np.int64)[order]
-        published = storage.publish(Uses(keys, *(column[shards] for column in found)))
-        if published is not None:
-            published.advance(self._done)
-        self.published = published
+        self.published = storage.publish(Uses(keys, *(column[shards] for column in found)))
+        if self.published is not None:
+            self.published.advance(self._done)
 
     def _fetch(self, published: PublishedUses) -> None:
         """Fetch shards in the order of their use, as long as nothing has to be evicted for them."""

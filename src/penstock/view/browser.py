@@ -344,10 +344,11 @@ class Browser:
             PlanError: The text is not a condition.
         """
         condition = TextExpression(text)
-        deadline = time.monotonic() + seconds
+        deadline: float | None = None  # from the first result on, so that a slow server is not left without any
         positions: list[int] = []
         searched, from_index = 0, True
         for run in self._searched_runs(condition, after):
+            deadline = deadline or time.monotonic() + seconds
             from_index &= run.indexed
             for row in run.matches:
                 positions.append(run.begin + row)

@@ -15,7 +15,7 @@ from penstock.storage import HTTP, S3, Retry
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, http_server, s3_server
 
-QUICK = Retry(tries=3, base_s=0.01, most_s=0.3, stall_s=1.0, connect_s=1.0)
+QUICK = Retry(tries=6, base_s=0.01, most_s=0.3, stall_s=20.0, connect_s=20.0)
 ROWS = 3000
 
 
