@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
@@ -17,6 +18,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.flight as arrow_flight
 import pytest
 
@@ -81,6 +83,8 @@ def _malformed(random: Random) -> bytes:
 
 def _memory() -> int:
     gc.collect()
+    pa.default_memory_pool().release_unused()
+    ctypes.CDLL(None).malloc_trim(0)  # what other tests freed is not counted
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 

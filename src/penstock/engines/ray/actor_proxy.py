@@ -30,8 +30,9 @@ from penstock.engines.program import Segment
 from penstock.engines.ray.actor_worker import IDLE_TIMEOUT_S, ActorWorker
 from penstock.engines.ray.origin_codec import encode_origin
 from penstock.engines.ray.placement import Need, Node, describe_free, grant_workers
-from penstock.engines.ray.session import import_ray, kill_actor
+from penstock.engines.ray.session import call_actor, import_ray, kill_actor, running_ray
 from penstock.engines.read_stage import Finder, Span
+from penstock.errors import EngineError
 from penstock.plan import Block, Context, JoinableItems, Origin, PlacedStage, join_columns
 
 log = logging.getLogger("penstock")
@@ -70,7 +71,7 @@ class StoredObject:
             CannotSend: The items cannot be unpickled here.
         """
         if self._items is None:
-            data = import_ray().get(self.ref) if self.data is None else self.data
+            data = running_ray().get(self.ref) if self.data is None else self.data
             self._items, self.data = unpack_object(data), None
         return self._items
 
@@ -142,7 +143,7 @@ class LazyObjectRef:
         """Return the reference of the object in the store."""
         with self._lock:
             if self._ref is None:
-                self._ref = import_ray().put(self._make())
+                self._ref = running_ray().put(self._make())
             return self._ref
 
 
@@ -236,8 +237,9 @@ class ActorPayload:
 
     def new_actor(self, number: int) -> Any:
         """Return a new actor, which may have to wait for resources of the cluster; a shared one may be running."""
+        ray = running_ray()
         if self._actor_class is None:
-            self._actor_class = import_ray().remote(ActorWorker)
+            self._actor_class = ray.remote(ActorWorker)
         resources: dict[str, Any] = {"num_cpus": self.cpus, "num_gpus": self.need.gpus}
         resources["memory"] = self.need.memory or None
         if self.shared is not None:  # it outlives the process that started it, and ends after its last user
@@ -262,19 +264,26 @@ class ActorPayload:
         """Make an actor construct its functions; return the reference of its reply."""
         objects = [self._stored] if self.sources is None else [self._stored, self.sources.stored]
         refs, shared = [lazy.ref() for lazy in objects], self.shared is not None
-        return actor.load.remote(refs, sys.path, os.getcwd(), self.timeout_s, user, shared)
+        return call_actor(actor.load, refs, sys.path, os.getcwd(), self.timeout_s, user, shared)
 
 
 class Actor:
     """One actor; a ``RemoteWorker``."""
 
     def __init__(self, payload: ActorPayload, number: int) -> None:
-        """Take an idle actor, or request a new one."""
+        """Take an idle actor, or request a new one.
+
+        Raises:
+            EngineError: Ray was shut down.
+        """
         self._ray = import_ray()
         self._payload, self._number = payload, number
         self._user = token_hex(8)  # tells the users of a shared actor apart
         self._node: str | None = None
-        self._nodes_at_start = self._living_nodes()
+        try:
+            self._nodes_at_start = self._living_nodes()
+        except self._ray.exceptions.RaySystemError as exc:
+            raise EngineError("Ray was shut down in the middle of the run") from exc
         self.cpu_s = 0.0
         self.retried = 0
         idle = payload.take_idle()
@@ -302,14 +311,14 @@ class Actor:
         ready = self._payload.load_into(self._actor, self._user)
         need = self._payload.need
         for check in count(1):
-            if self._ray.wait([ready], timeout=_CHECK_S)[0]:
+            if running_ray().wait([ready], timeout=_CHECK_S)[0]:
                 break
             grant_workers([need], self._payload.nodes(), 1.0)
             if check >= _CHECKS_BEFORE_WARNING and (check - _CHECKS_BEFORE_WARNING) % _CHECKS_PER_MINUTE == 0:
-                free = describe_free(self._ray.available_resources())
+                free = describe_free(running_ray().available_resources())
                 waited = "%s: a worker has been waiting for %d s to start with %s on the cluster, where %s"
                 log.warning(waited, need.name, check * _CHECK_S, need.describe(), free)
-        reply: tuple[str, Any] = self._ray.get(ready)
+        reply: tuple[str, Any] = running_ray().get(ready)
         return reply
 
     def request(self, origin: Origin, *message: Any) -> tuple[tuple[Any, ...], bool]:
@@ -319,7 +328,7 @@ class Actor:
         while True:
             try:
                 reply, ref = self._send(origin, kind, number, encoded, items)
-                return self._decode_reply(self._ray.get(reply), ref)
+                return self._decode_reply(running_ray().get(reply), ref)
             except self._ray.exceptions.ObjectLostError:
                 items = items.recomputed() if isinstance(items, StoredItems) else None
                 if items is None:
@@ -332,7 +341,7 @@ class Actor:
         call = self._actor.work.options(num_returns=2)
         key = (self._user, number)
         if encoded is None:
-            reply, ref = call.remote(kind, key, None, [])
+            reply, ref = call_actor(call, kind, key, None, [])
             return reply, ref
         _, keys, inputs, *rest = encoded
         sources = self._payload.sources
@@ -342,7 +351,7 @@ class Actor:
             packed, slices = [part[0].ref for part in items.parts], [part[1:] for part in items.parts]
         elif not is_unread(origin, items):
             packed, slices = [pack_object(items)], [(0, len(items))]
-        reply, ref = call.remote(kind, key, dumps((encoded_origin, (keys, inputs, *rest))), slices, *packed)
+        reply, ref = call_actor(call, kind, key, dumps((encoded_origin, (keys, inputs, *rest))), slices, *packed)
         return reply, ref
 
     def _decode_reply(self, reply: bytes, ref: Any) -> tuple[tuple[Any, ...], bool]:
@@ -352,7 +361,7 @@ class Actor:
         if kind == "unreadable":
             raise CannotSend(fields[0])
         encoded, more_parts, (self.cpu_s, self.retried), length, nbytes = fields
-        data = self._ray.get(ref) if self._payload.is_last else None
+        data = running_ray().get(ref) if self._payload.is_last else None
         return (StoredItems.of(StoredObject(ref, length, nbytes, data)), *encoded), more_parts
 
     def current_stage(self) -> int | None:
@@ -371,32 +380,31 @@ class Actor:
         timeout_s = self._payload.timeout_s
         if timeout_s is not None and seconds > timeout_s:
             return WorkerStuck(f"it took longer than timeout_s={timeout_s:g} and was killed")
-        if not self._ray.is_initialized():
+        try:
+            alive = self._living_nodes()
+        except self._ray.exceptions.RayError:
             return WorkerDied(f"Ray was shut down {when}")
-        alive = self._living_nodes()
         if self._nodes_at_start - alive if self._node is None else self._node not in alive:
             return NodeLost(f"its cluster node died {when}")
         reason = " ".join(str(exc).split())
         return WorkerDied(f"its worker process ended {when}: {reason}")
 
     def _living_nodes(self) -> set[str]:
-        return {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+        return {node["NodeID"] for node in running_ray().nodes() if node["Alive"]}
 
     def kill(self) -> None:
         if self._payload.shared is None:
             kill_actor(self._actor)
-        elif self._ray.is_initialized():
+        else:
             with suppress(Exception):  # it is gone; if not, others use it
-                self._actor.stop.remote(self._user)
+                call_actor(self._actor.stop, self._user)
 
     def close(self) -> None:
         """Let the actor clean up, then keep it briefly for another run; kill it if that fails."""
-        if not self._ray.is_initialized():  # it ended with Ray, which would start again for the call
-            return
         try:
-            stopped = self._actor.stop.remote(self._user)
+            stopped = call_actor(self._actor.stop, self._user)
             if self._payload.shared is None:
-                self._ray.get(stopped, timeout=ABORT_TIMEOUT_S)
+                running_ray().get(stopped, timeout=ABORT_TIMEOUT_S)
                 self._payload.keep_idle(self._actor)
         except Exception:  # it is gone or busy
             self.kill()

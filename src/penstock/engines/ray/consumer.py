@@ -23,7 +23,7 @@ from penstock.engines.consumer import Consumer, ConsumerLost
 from penstock.engines.local.block_codec import decode_error, encode_error
 from penstock.engines.local.transport import PackedBytes, dumps, pack_object, unpack_object
 from penstock.engines.ray.actor_proxy import StoredItems
-from penstock.engines.ray.session import import_ray, kill_actor
+from penstock.engines.ray.session import call_actor, import_ray, kill_actor, running_ray
 from penstock.plan import join_columns
 
 log = logging.getLogger("penstock")
@@ -116,7 +116,7 @@ class RemoteConsumer:
     """
 
     def __init__(self, actor: Any, on_loss: Callable[[], None]) -> None:
-        self._ray, self._actor, self._on_loss = import_ray(), actor, on_loss
+        self._actor, self._on_loss = actor, on_loss
         self._pending: deque[tuple[Any, Any]] = deque()  # replies, and the items that must be kept until then
         self._open = False
 
@@ -126,10 +126,10 @@ class RemoteConsumer:
         Raises:
             ConsumerLost: The actor ended before that.
         """
-        reply = self._actor.make.remote(dumps(make), sys.path, os.getcwd())
+        reply = call_actor(self._actor.make, dumps(make), sys.path, os.getcwd())
         for minute in count():
             with self._losses():
-                if self._ray.wait([reply], timeout=_CHECK_S * (1 + (minute > 0)))[0]:
+                if running_ray().wait([reply], timeout=_CHECK_S * (1 + (minute > 0)))[0]:
                     break
             log.warning(
                 "a writer is still waiting for a process on the cluster, after %d s", _CHECK_S * (1 + 2 * minute)
@@ -149,8 +149,8 @@ class RemoteConsumer:
                 refs = [stored.ref for stored, _, _ in items.parts]
                 slices = [(low, high) for _, low, high in items.parts]
             else:
-                refs, slices = [self._ray.put(pack_object(items))], [(0, len(items))]
-            self._pending.append((self._actor.add.remote(slices, *refs), items))
+                refs, slices = [running_ray().put(pack_object(items))], [(0, len(items))]
+            self._pending.append((call_actor(self._actor.add, slices, *refs), items))
         while len(self._pending) >= _PENDING_ADDS:
             self._take()
 
@@ -164,7 +164,7 @@ class RemoteConsumer:
         while self._pending:
             self._take()
         with self._losses():
-            reply = self._actor.close.remote()
+            reply = call_actor(self._actor.close)
         result = self._result(reply)
         self._open = False
         return result
@@ -173,9 +173,9 @@ class RemoteConsumer:
         """End without finishing."""
         self._pending.clear()
         was_open, self._open = self._open, False
-        if was_open and self._ray.is_initialized():  # else Ray would start again for the call
+        if was_open:
             with suppress(Exception):  # the actor is gone
-                self._ray.get(self._actor.drop.remote(), timeout=5.0)
+                running_ray().get(call_actor(self._actor.drop), timeout=5.0)
 
     def _take(self) -> None:
         reply, items = self._pending.popleft()
@@ -184,7 +184,7 @@ class RemoteConsumer:
 
     def _result(self, reply: Any) -> Any:
         with self._losses():
-            kind, value = pickle.loads(self._ray.get(reply))
+            kind, value = pickle.loads(running_ray().get(reply))
         if kind == "raise":
             raise decode_error(value)
         return value

@@ -64,12 +64,32 @@ def import_ray() -> Any:
     return ray
 
 
-def kill_actor(actor: Any) -> None:
-    """Kill an actor, unless it is gone, or Ray was shut down: Ray would start again for the call."""
+def running_ray() -> Any:
+    """Return ``ray`` for a call in the middle of a run: where Ray was shut down, the call would start it again.
+
+    Raises:
+        RaySystemError: Ray was shut down.
+    """
     ray = import_ray()
+    if not ray.is_initialized():
+        raise ray.exceptions.RaySystemError("Ray was shut down")
+    return ray
+
+
+def call_actor(method: Any, *args: Any) -> Any:
+    """Call a method of an actor in the middle of a run; return the reference of its result.
+
+    Raises:
+        RaySystemError: Ray was shut down.
+    """
+    running_ray()
+    return method.remote(*args)
+
+
+def kill_actor(actor: Any) -> None:
+    """Kill an actor, unless it is gone, or Ray was shut down."""
     with suppress(Exception):
-        if ray.is_initialized():
-            ray.kill(actor)
+        running_ray().kill(actor)
 
 
 def _check_address(ray: Any, address: str | None) -> None:
