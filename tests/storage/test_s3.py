@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from penstock.cli import main
 from penstock.errors import MissingExtra, StorageError
 from penstock.formats.manifest import write_manifest
 from penstock.storage import S3, Retry, Storage, exists, expand
+from penstock.storage.protocol import Forbidden, NotFound
 from penstock.storage.s3 import part_size
 from penstock.testing.proxy import Proxy
 from penstock.testing.servers import ACCESS_KEY, SECRET_KEY, s3_server
@@ -176,6 +178,36 @@ def test_objects_of_a_known_bucket_are_requested_without_botocore(port: int, roo
         proxy.clear()
         proxy.rule("first", times=1, status=503)
         assert storage.read(f"{root}/first", 0, 5) == b"first"
+
+
+@pytest.mark.parametrize(("status", "code"), [(404, "NoSuchKey"), (403, "AccessDenied")])
+def test_a_final_answer_of_the_server_is_not_asked_for_again(status: int, code: str) -> None:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            known = self.path.endswith("known")
+            body = b"known" if known else f"<Error><Code>{code}</Code></Error>".encode()
+            self.send_response(200 if known else status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    asked: list[str] = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever)
+    serving.start()
+    storage = _storage(server.server_port)
+    try:
+        assert b"".join(storage.stream("s3://bucket/known")) == b"known"
+        with pytest.raises(NotFound if status == 404 else Forbidden):
+            storage.read("s3://bucket/missing", 0, 1)
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()
+    assert asked == ["/bucket/known", "/bucket/missing"]
 
 
 def test_the_token_of_temporary_keys_is_in_every_request(port: int, root: str) -> None:

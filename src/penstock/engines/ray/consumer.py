@@ -126,7 +126,8 @@ class RemoteConsumer:
         Raises:
             ConsumerLost: The actor ended before that.
         """
-        reply = call_actor(self._actor.make, dumps(make), sys.path, os.getcwd())
+        with self._losses():
+            reply = call_actor(self._actor.make, dumps(make), sys.path, os.getcwd())
         for minute in count():
             with self._losses():
                 if running_ray().wait([reply], timeout=_CHECK_S * (1 + (minute > 0)))[0]:
