@@ -71,7 +71,6 @@ _EXPLANATIONS = {
 }
 _PARAMETERS = {"Range": "Range", "If-Match": "IfMatch"}  # headers, and botocore's names for them
 _SIGNATURE = re.compile(r"AWS4-HMAC-SHA256 Credential=[^,]*/([^/,]+)/s3/aws4_request,")  # its group is the region
-_FINAL_CODE = re.compile(rb"<Code>(NoSuchKey|AccessDenied)</Code>")
 _GOT = (200, 206, 416)  # statuses that HttpObject expects
 _NOT_FOUND_CODES = frozenset({"NoSuchKey", "404", "NotFound"})
 _TRANSIENT_CODES = frozenset(
@@ -323,15 +322,13 @@ def _close_failed(response: HttpResponse, url: str) -> None:
 
     Raises:
         NotFound: There is no such object.
-        Forbidden: The keys lack the permission, which is also an answer for a missing object.
         TransientError: A retry may succeed.
     """
-    body = response.read() if response.status in (403, 404) else b""
+    body = response.read() if response.status == 404 else b""
     response.close()
     raise_if_transient(response.status, response.headers)
-    if final := _FINAL_CODE.search(body):
-        metadata = {"HTTPStatusCode": response.status, "HTTPHeaders": response.headers}
-        raise _server_error({"Error": {"Code": final[1].decode()}, "ResponseMetadata": metadata}, url)
+    if b"<Code>NoSuchKey</Code>" in body:
+        raise NotFound("there is no such object", redacted(url))
 
 
 @cache
