@@ -128,10 +128,22 @@ def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests that use Ray first, so that one process runs them all and starts one Ray."""
+    """Let one process run all tests that use Ray, one all that use the browser, one most of those that run programs.
+
+    Each process begins with an equal part of the list, and takes tests from the ends of the others when it is done.
+    """
     if not FULL:
         items[:] = _sample_laws(items)
-    items.sort(key=lambda item: not _on_ray(item))
+    together = ("shared_ray", "chromium_process", "run_script")
+    firsts: list[list[pytest.Item]] = [[item for item in items if _uses(item, name)] for name in together]
+    rest = [item for item in items if not any(_uses(item, name) for name in together)]
+    part = len(items) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) + 1
+    items.clear()
+    for first in firsts:
+        filling = max(0, part - len(first))
+        items += first + rest[:filling]
+        rest = rest[filling:]
+    items += rest
 
 
 def _sample_laws(items: list[pytest.Item]) -> list[pytest.Item]:
@@ -164,14 +176,14 @@ def shared_ray() -> None:
     """Ray with two cores and two fake devices, shared by all tests that use it; see the hooks below."""
 
 
-def _on_ray(item: pytest.Item | None) -> bool:
-    return "shared_ray" in getattr(item, "fixturenames", ())
+def _uses(item: pytest.Item | None, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Start Ray before the first test that uses it, and before ``_no_thread_left`` records its threads."""
-    if not _on_ray(item):
+    if not _uses(item, "shared_ray"):
         return
     import ray
 
@@ -190,7 +202,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Stop Ray after the last test that uses it, since an idle Ray takes a third of a core."""
-    if _on_ray(item) and not _on_ray(nextitem):
+    if _uses(item, "shared_ray") and not _uses(nextitem, "shared_ray"):
         import ray
 
         ray.shutdown()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # Run by every interpreter at its start, worker processes included: macOS has none of these functions.
 WITHOUT_LINUX = """
@@ -46,8 +43,3 @@ def test_a_run_without_the_functions_of_linux(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "exactly once" in done.stdout
-
-
-def test_the_sources_are_python_of_the_oldest_version() -> None:
-    for path in sorted((ROOT / "src").rglob("*.py")):
-        ast.parse(path.read_text(), path.name, feature_version=(3, 11))

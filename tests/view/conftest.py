@@ -35,8 +35,20 @@ from penstock.view import View, view_app
 
 DEADLINE_S = 120.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's number in the protocol
-SETTLED = """return location.pathname !== "/samples" || /[?&]n=/.test(location.search)
-    || document.querySelectorAll("#grid .card").length !== 40"""
+SETTLED = """return document.readyState === "complete" && (location.pathname !== "/samples"
+    || /[?&]n=/.test(location.search) || document.querySelectorAll("#grid .card").length !== 40)"""
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",  # with the others below: no work and no requests of its own
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-extensions",
+    "--disable-sync",
+)
 
 
 class Chromium:
@@ -45,10 +57,7 @@ class Chromium:
     def __init__(self, port: int) -> None:
         self._base = f"http://127.0.0.1:{port}"
         self._session = ""
-        options = {
-            "args": ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"],
-            "binary": shutil.which("chromium") or "",
-        }
+        options = {"args": OPTIONS, "binary": shutil.which("chromium") or ""}
         capabilities = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         created = self._call("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self._session = f"/session/{created['sessionId']}"
