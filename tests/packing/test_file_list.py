@@ -65,15 +65,16 @@ def test_an_empty_or_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
 
 
 def test_the_identity_depends_on_names_labels_and_stamps_but_not_on_the_folder(tmp_path: Path) -> None:
-    one, two = (list_folder(str(write_files(tmp_path / name, "cat/a.jpg", "dog/b.jpg"))) for name in ("one", "two"))
-    for name in ("one", "two"):
+    def identity(name: str, *paths: str, time_ns: int = 5) -> str:
+        write_files(tmp_path / name, *paths)
         for path in (tmp_path / name).rglob("*.jpg"):
-            os.utime(path, ns=(5, 5))
-    assert one.identity() == two.identity()
-    os.utime(tmp_path / "two" / "cat" / "a.jpg", ns=(6, 6))
-    assert one.identity() != two.identity()
-    other = list_folder(str(write_files(tmp_path / "three", "cat/a.jpg", "dog/c.jpg")))
-    assert one.identity() != other.identity()
+            os.utime(path, ns=(time_ns, time_ns))
+        return list_folder(str(tmp_path / name)).identity()
+
+    one = identity("one", "cat/a.jpg", "dog/b.jpg")
+    assert one == identity("two", "cat/a.jpg", "dog/b.jpg")
+    assert one != identity("two", time_ns=6)
+    assert one != identity("three", "cat/a.jpg", "dog/c.jpg")
 
 
 def write_text(path: Path, text: str) -> str:

@@ -33,7 +33,7 @@ _PATH_COLUMNS = ("path", "file", "filename", "file_name", "filepath", "image", "
 _LABEL_COLUMNS = ("label", "cls", "class", "target", "labels")
 _TEXT_COLUMNS = ("text", "txt", "caption")
 _REMOTE_FILE_BYTES = 64 << 10  # assumed for a remote file of unknown size
-_READ_BYTES = 1 << 16  # smaller files are read without a call for their size, which takes longer than finding the end
+_READ_BYTES = 1 << 20  # of a file whose size is not known
 _UNSAFE_IN_KEY = re.compile(r"[^A-Za-z0-9_-]+")
 _SAFE_IN_KEY = re.compile(r"[A-Za-z0-9_-]*")
 _MAX_STEM_CHARS = 60  # so that a key fits a plain tar header
@@ -45,8 +45,8 @@ class FileEntry(NamedTuple):
     path: str | None
     fields: dict[str, bytes]
     line: int = 0  # in the list, from 1; 0 for a file of a folder
-    tag: str | None = None  # of a remote object, as far as a listing tells it
-    size: int | None = None  # the same
+    tag: str | int | None = None  # changes with the content: the time of a file, the tag of an object; None if unknown
+    size: int | None = None  # None if unknown
 
     @property
     def remote_path(self) -> str | None:
@@ -98,23 +98,21 @@ class FileList(Source):
         root = os.path.dirname(self.origin) if self.entries and self.entries[0].line else self.origin
         known: dict[int, str] = {}  # entries share dicts of fields
         digest = hashlib.sha256()
-        for entry in self.entries:
-            fields = entry.fields
+        for path, fields, _, tag, size in self.entries:
             text = known.get(id(fields)) or known.setdefault(id(fields), repr(sorted(fields.items())))
-            name = "" if entry.path is None else entry.path.removeprefix(root)
-            digest.update(f"{name}\0{text}\0{_stamp(entry)}\0".encode("utf-8", "surrogateescape"))
+            name = "" if path is None else path.removeprefix(root)
+            digest.update(f"{name}\0{text}\0{size} {tag}\0".encode("utf-8", "surrogateescape"))
         digest.update(repr(self.classes).encode())
         return f"files {digest.hexdigest()}"
 
 
-def _stamp(entry: FileEntry) -> str:
-    if entry.remote_path is not None:
-        return f"{entry.size} {entry.tag}"
+def file_entry(path: str | None, fields: dict[str, bytes], line: int = 0) -> FileEntry:
+    """Return the entry of a file, with its size and time if it is on this machine."""
     try:
-        status = None if entry.path is None else os.stat(entry.path)
+        status = os.stat(path) if path is not None and scheme(path) == "file" else None
     except OSError:  # a missing file is an error of its sample
         status = None
-    return "" if status is None else f"{status.st_size} {status.st_mtime_ns}"
+    return FileEntry(path, fields, line, *((status.st_mtime_ns, status.st_size) if status is not None else ()))
 
 
 class FileListReader(Reader):
@@ -198,15 +196,13 @@ class LocatedEntries:
         if entry.path is None:
             return {"__key__": "", **entry.fields}
         stem, field = _split_name(entry.path)
-        data = _read_file(entry.path) if entry.remote_path is None else self.fetcher.read(entry.path)
+        data = _read_file(entry.path, entry.size) if entry.remote_path is None else self.fetcher.read(entry.path)
         return {"__key__": safe_stem(stem), field: data, **entry.fields}
 
     def _field_sizes(self, entry: FileEntry) -> list[int]:
         sizes = [len(value) for value in entry.fields.values()]
         if entry.path is None:
             return sizes
-        if entry.remote_path is None:
-            return [os.stat(entry.path).st_size, *sizes]
         size = entry.size
         if size is None:
             size = open_storage(entry.path, self.source.storage).info(entry.path).size
@@ -220,16 +216,14 @@ def _split_name(path: str) -> tuple[str, str]:
     return stem or suffix, EXTENSION_ALIASES.get(field, field)
 
 
-def _read_file(path: str) -> bytes:
+def _read_file(path: str, size: int | None) -> bytes:
     """Read a file with as few system calls as possible: they take most of the time for small files."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = os.read(handle, _READ_BYTES)
-        more = os.read(handle, 1)
-        if not more:
-            return data
-        parts = [data, more, os.read(handle, max(os.fstat(handle).st_size - len(data), 1))]
-        while parts[-1]:  # one call reads at most 2 GiB, and a pipe does not know its size
+        parts = [os.read(handle, _READ_BYTES if size is None else size + 1)]
+        if len(parts[0]) == size:
+            return parts[0]
+        while parts[-1]:  # one call reads at most 2 GiB, a pipe has no size, and a file may have grown
             parts.append(os.read(handle, _READ_BYTES))
         return b"".join(parts)
     finally:
@@ -253,13 +247,13 @@ def list_folder(folder: str, workers: Workers = None) -> FileList:
         classes = tuple(entry.name for entry in top if entry.is_dir())
         loose = [entry.path for entry in top if entry.is_file()]
         if not classes:
-            return _check_not_empty(FileList(folder, [FileEntry(path, {}) for path in loose], None, workers))
+            return _check_not_empty(FileList(folder, [file_entry(path, {}) for path in loose], None, workers))
         if images := [path for path in loose if path.lower().endswith(IMAGE_SUFFIXES)]:
             raise _beside_classes(images[0])
         entries = []
         for number, name in enumerate(classes):
             label = {"cls": b"%d" % number}
-            entries += [FileEntry(path, label) for path in _find_files(os.path.join(folder, name))]
+            entries += [file_entry(path, label) for path in _find_files(os.path.join(folder, name))]
     return _check_not_empty(FileList(folder, entries, classes, workers))
 
 
@@ -360,7 +354,7 @@ def read_list(path: str, workers: Workers = None, storage: Storage | None = None
             fields["txt"] = str(row[text_column]).encode()
         if rest := {name: value for name, value in row.items() if name not in (path_column, label, text_column)}:
             fields["json"] = json.dumps(rest, sort_keys=True).encode()
-        entries.append(FileEntry(_file_path(folder, file) if file else None, fields, line))
+        entries.append(file_entry(_file_path(folder, file) if file else None, fields, line))
     return FileList(path, entries, classes, workers, storage=storage)
 
 

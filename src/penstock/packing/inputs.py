@@ -17,7 +17,15 @@ from penstock.formats.manifest import MANIFEST, read_manifest_at
 from penstock.formats.tables.huggingface import HuggingFaceSource, is_huggingface_dataset
 from penstock.formats.tar.shard_names import TAR_SUFFIXES, on_disk
 from penstock.formats.tar.source import TarSource
-from penstock.packing.file_list import LIST_SUFFIXES, FileEntry, FileList, list_folder, list_remote_folder, read_list
+from penstock.packing.file_list import (
+    LIST_SUFFIXES,
+    FileEntry,
+    FileList,
+    file_entry,
+    list_folder,
+    list_remote_folder,
+    read_list,
+)
 from penstock.packing.item_fields import EncodeItem, GetItem
 from penstock.plan import ByObject, LateShuffle, Plan, Resources, Shuffle
 from penstock.plan.values import Workers
@@ -212,7 +220,7 @@ def _underlying_files(dataset: Any) -> list[FileEntry] | None:
     if not (has_labels and os.path.isfile(rows[0][0]) and _is_unchanged(dataset[0], rows[0])):
         return None
     labels = {label: {"cls": b"%d" % label} for _, label in rows}
-    return [FileEntry(path, labels[label]) for path, label in rows]
+    return [file_entry(path, labels[label]) for path, label in rows]
 
 
 def _is_unchanged(item: Any, row: tuple[str, int]) -> bool:
