@@ -110,15 +110,13 @@ class TarSink:
     def _published(self, entry: ShardEntry, position: Position | None) -> None:
         self._landing.checkpoint(entry, position)
 
-    def _position(self) -> Position | None:
-        return self._samples.position(self._done)
-
     def add(self, items: Sequence[Any]) -> None:
         """Write samples."""
         assert self._writer is not None
-        for sample in items:
-            self._writer.write(self._with_key(sample, self._landing.number_text(self._done)), self._position)
-            self._done += 1
+        first, number_text = self._done, self._landing.number_text
+        keyed = [self._with_key(sample, number_text(number)) for number, sample in enumerate(items, first)]
+        self._writer.write_all(keyed, lambda number: self._samples.position(first + number))
+        self._done += len(keyed)
 
     def _with_key(self, sample: dict[str, Any], number: str) -> dict[str, Any]:
         if not self._numbered_keys:
@@ -129,7 +127,7 @@ class TarSink:
     def close(self) -> None:
         """Complete the last shard."""
         assert self._writer is not None
-        self._writer.close(self._position)
+        self._writer.close(lambda: self._samples.position(self._done))
 
     def drop(self) -> None:
         """Discard the shard that is being written; complete ones still get their checkpoint."""

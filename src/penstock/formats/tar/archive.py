@@ -352,13 +352,18 @@ _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _PLAIN_FIELD = re.compile(r"[a-z0-9_-]+")
 
 
+def is_plain_key(key: Any) -> bool:
+    """Return whether a key has only letters, digits, dashes and underscores, as nearly all keys."""
+    return isinstance(key, str) and _PLAIN_KEY.fullmatch(key) is not None
+
+
 def check_key(key: Any) -> None:
     """Refuse keys that would be read back as another key, or that lead out of a folder.
 
     Raises:
         DataError: The key is one of those, or is not text.
     """
-    if isinstance(key, str) and _PLAIN_KEY.fullmatch(key):  # nearly always
+    if is_plain_key(key):
         return
     if not isinstance(key, str):
         raise DataError(f"a key must be text, not {type(key).__name__}", key=repr(key))

@@ -64,23 +64,17 @@ class ValueCollector:
 
     def add(self, row: int, encoded: EncodedSamples) -> None:
         """Add the sample of number ``row``, or several that follow each other."""
-        names = encoded.field_names
-        if len(encoded.pieces) != _PIECES * len(names):
-            self._leave_out(*names)
-            return
-        for number, (name, size) in enumerate(zip(names, encoded.sizes, strict=True)):
+        names, step = encoded.field_names, len(encoded.field_names)
+        are_members = len(encoded.pieces) == _PIECES * len(encoded.sizes)
+        for number, name in enumerate(names):
             if name in self._left_out:
                 continue
-            data = encoded.pieces[_PIECES * number + 1]
-            if size > MAX_VALUE_BYTES or type(data) is not bytes:
-                self._leave_out(name)
+            values = encoded.pieces[_PIECES * number + 1 :: _PIECES * step] if are_members else ()
+            if values and max(encoded.sizes[number::step]) <= MAX_VALUE_BYTES and type(values[0]) is bytes:
+                self._fields.setdefault(name, {}).update(enumerate(values, row))
             else:
-                self._fields.setdefault(name, {})[row] = data
-
-    def _leave_out(self, *names: str) -> None:
-        self._left_out.update(names)
-        for name in names:
-            self._fields.pop(name, None)
+                self._left_out.add(name)
+                self._fields.pop(name, None)
 
     def values(self, samples: int) -> dict[str, FieldValues]:
         """Return the values by field, for a shard of ``samples`` samples."""

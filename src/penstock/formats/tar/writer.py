@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.blobs.background import BackgroundThread, Submit, run_now
 from penstock.blobs.compression import COMPRESSION_SUFFIXES, compressor
@@ -32,6 +33,7 @@ from penstock.formats.tar.archive import (
     check_key,
     encode_value,
     field_bytes,
+    is_plain_key,
     member_header,
 )
 from penstock.formats.tar.index import INDEX_SUFFIX, Index, IndexBuilder, write_beside
@@ -386,6 +388,21 @@ class ShardWriter:
             raise ValueError("the writer is closed")
         self.write_encoded((self._open or self._begin()).encode(sample), note)
 
+    def write_all(self, samples: Sequence[Mapping[str, Any]], note: Callable[[int], Any]) -> None:
+        """Add samples as :meth:`write` does, faster if they are alike; ``note`` gets the number of one among them.
+
+        Raises:
+            DataError: A sample cannot be stored; those before it may be written.
+            OSError: The folder cannot be written.
+            ValueError: The writer is closed.
+        """
+        alike = _encode_alike(samples) if self._encode is None and self.fits(len(samples), 0) else None
+        if alike is not None and self.fits(len(samples), alike.nbytes):
+            self.write_encoded(alike)
+            return
+        for number, sample in enumerate(samples):
+            self.write(sample, partial(note, number))
+
     def write_encoded(self, encoded: EncodedSamples, note: Callable[[], Any] | None = None) -> None:
         """Add encoded samples, all to one shard, as :meth:`write` does.
 
@@ -491,3 +508,45 @@ class ShardWriter:
 def _ending(field: str, key: str) -> bytes:
     field_bytes(b"", field, key)
     return f".{field}".encode("utf-8", "surrogateescape")
+
+
+_PLAIN = np.frombuffer(member_header(b"", 0), np.uint8)  # of which only the name, the size and the checksum differ
+_PLAIN_SUM = int(bytes(_PLAIN[148:154]), 8)
+
+
+def _encode_alike(samples: Sequence[Mapping[str, Any]]) -> EncodedSamples | None:
+    """Encode samples at once; None unless they have the same fields, of bytes, and names that plain headers hold."""
+    keys: list[Any] = [sample.get("__key__") for sample in samples]
+    names = {tuple(sample) for sample in samples}
+    if len(names) != 1 or len({*keys}) < len(keys) or not all(map(is_plain_key, keys)):
+        return None
+    fields = sorted(field for field in names.pop() if not field[:2] == "__" == field[-2:])
+    values = [sample[field] for sample in samples for field in fields]
+    if {*map(type, values)} != {bytes}:
+        return None
+    endings = [_ending(field, keys[0]) for field in fields]
+    members = [key.encode() + ending for key in keys for ending in endings]
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    if max(map(len, members)) > 100 or not b"".join(endings).isascii() or sizes.max() >= 8**11:
+        return None
+    padding = -sizes % BLOCK
+    ends = np.cumsum(BLOCK + sizes + padding)
+    parts = zip(_plain_headers(members, sizes), values, padding.tolist(), strict=True)
+    pieces = [piece for header, value, zeros in parts for piece in (header, value, ZEROS[:zeros])]
+    starts = (ends - sizes - padding).tolist()
+    return EncodedSamples(keys, tuple(fields), pieces, starts, sizes.tolist(), int(ends[-1]))
+
+
+def _plain_headers(names: list[bytes], sizes: npt.NDArray[np.int64]) -> list[bytes]:
+    """Return what ``member_header`` returns for each name and size."""
+    rows, digits = np.tile(_PLAIN, (len(names), 1)), _octal(sizes, 11)
+    rows[:, :100] = np.array(names, "S100").view(np.uint8).reshape(-1, 100)
+    rows[:, 124:135] += digits
+    sums = _PLAIN_SUM + rows[:, :100].sum(1, np.int64) + digits.sum(1, np.int64)
+    rows[:, 148:154] = _octal(sums, 6) + ord("0")
+    data = rows.tobytes()
+    return [data[at : at + BLOCK] for at in range(0, len(data), BLOCK)]
+
+
+def _octal(numbers: npt.NDArray[np.int64], digits: int) -> npt.NDArray[np.uint8]:
+    return (numbers[:, None] >> np.arange(3 * digits - 3, -1, -3) & 7).astype(np.uint8)
