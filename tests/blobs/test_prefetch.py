@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -37,6 +37,7 @@ class SlowStorage:
 
     latency_s: float = 0.0
     requests: list[tuple[int, int]] = field(default_factory=list)
+    urls: list[tuple[str, int]] = field(default_factory=list)
     damaged: int = 0  # the next requests that return a wrong byte
     broken: int = 0  # the next requests that fail
     in_flight: int = 0
@@ -46,6 +47,7 @@ class SlowStorage:
     def read(self, url: str, start: int, stop: int, *, into: memoryview, tag: str | None = None) -> memoryview:
         with self.lock:
             self.requests.append((start, stop))
+            self.urls.append((url, start))
             self.in_flight += 1
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
             is_damaged, is_broken = self.damaged > 0, self.broken > 0
@@ -128,6 +130,33 @@ def test_a_pass_from_front_to_back_fetches_every_byte_once() -> None:
         for start, stop in ranges[begin : begin + 100]:
             assert bytes_[start:stop] == BYTES[start:stop]
     assert sum(stop - start for start, stop in storage.requests) == SIZE
+
+
+def test_objects_are_fetched_in_the_order_in_which_they_will_be_read() -> None:
+    fetcher, storage = Fetcher(connections=1), SlowStorage()
+    first, second = fetcher.next_priority(), fetcher.next_priority()
+    info = Info(SIZE, "tag", True)
+    later = PrefetchedBytes(fetcher, cast(Any, storage), "x://b", "x://b", info, priority=second)
+    sooner = PrefetchedBytes(fetcher, cast(Any, storage), "x://a", "x://a", info, priority=first)
+    with fetcher.lock:  # nothing is fetched before both are queued
+        fetcher.enqueue(later._cover(0, SIZE), second)
+        fetcher.enqueue(sooner._cover(0, SIZE), first)
+    assert later[SIZE - 9 :] == BYTES[-9:]  # a reader waits for it: it comes before all others
+    assert sooner[SIZE - 9 :] == BYTES[-9:]
+    assert later[:9] == BYTES[:9]
+    assert later[CHUNK : CHUNK + 9] == BYTES[CHUNK : CHUNK + 9]
+    order = [url for url, start in storage.urls if (url, start) != ("x://b", 2 * CHUNK)]
+    assert order == ["x://a"] * 3 + ["x://b"] * 2
+    fetcher.stop()
+
+
+def test_a_whole_object_is_fetched_once_while_others_are_read() -> None:
+    fetcher, storage = Fetcher(max_bytes=2 * CHUNK), SlowStorage(latency_s=0.001)
+    info = Info(SIZE, "tag", True)
+    both = [read_whole(cast(Any, storage), url, url, info, fetcher) for url in ("x://a", "x://b")]
+    heads = [next(chunks) for chunks in both]
+    assert [head + b"".join(chunks) for head, chunks in zip(heads, both, strict=True)] == [BYTES, BYTES]
+    assert sum(stop - start for start, stop in storage.requests) == 2 * SIZE
 
 
 def test_the_memory_budget_is_not_exceeded() -> None:
@@ -278,6 +307,6 @@ def test_the_size_of_an_object_allocates_nothing() -> None:
     whole.announce(np.array([5]), np.array([10**18]), ascending=False)
     assert len(whole._chunks) <= fetcher.max_bytes // CHUNK + 2
     chunks = read_whole(storage, "u", "u", info, fetcher)  # type: ignore[arg-type]
-    assert len(next(chunks)) == CHUNK
+    assert 0 < len(next(chunks)) <= CHUNK
     chunks.close()  # type: ignore[attr-defined]
     fetcher.stop()

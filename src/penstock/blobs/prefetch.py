@@ -1,21 +1,23 @@
 """Byte ranges of remote objects, prefetched in background threads before they are read.
 
 A reader announces the ranges it will read. Threads fetch them in that order over several connections: close ranges as
-one request, long ones as several, plus some read-ahead. Memory is bounded: ranges that were read are dropped first,
+one request, long ones as several, plus some read-ahead. Objects that are read as they arrive are fetched one after the
+other, in the order in which they will be read. Memory is bounded: ranges that were read are dropped first,
 and prefetching pauses while the reader does. Reading a range that was not announced, or was dropped, fetches it at
 once. Ranges are verified by the checksums that an index holds.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 import os
 import threading
 import time
 from bisect import bisect_right, insort
-from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,6 +52,7 @@ class _Chunk:
     owner: PrefetchedBytes
     start: int
     stop: int
+    priority: int = 0  # the lowest is fetched first
     state: int = _QUEUED
     data: mmap.mmap | None = None  # its bytes, at the beginning of a buffer that is reused after it
     reserved: bool = False  # it was fetched ahead of a reader that has not come so far: it is not dropped
@@ -81,7 +84,8 @@ class Fetcher:
         self._work_arrived = threading.Condition(self.lock)  # fetching threads wait for it: a chunk wakes one of them
         self.stopped = False
         self._connections = connections
-        self._queue: deque[_Chunk] = deque()
+        self._queue: list[_Chunk] = []  # by priority and start
+        self._priorities = itertools.count(1)
         self._held: set[_Chunk] = set()  # in flight or arrived: these count towards the budget
         self._bytes = 0
         self._threads: set[threading.Thread] = set()
@@ -90,12 +94,15 @@ class Fetcher:
         # one is a bytes object.
         self._buffers: list[mmap.mmap] = []
 
-    def enqueue(self, chunks: Sequence[_Chunk], *, first: bool = False) -> None:
-        """Queue chunks, at the front with ``first``, and start the threads they need; call with the lock held."""
-        if first:
-            self._queue.extendleft(reversed(chunks))
-        else:
-            self._queue.extend(chunks)
+    def next_priority(self) -> int:
+        """Return a priority below all before it."""
+        return next(self._priorities)
+
+    def enqueue(self, chunks: Sequence[_Chunk], priority: int) -> None:
+        """Queue chunks of one object, and start the threads they need; call with the lock held."""
+        for chunk in chunks:
+            chunk.priority = priority
+            insort(self._queue, chunk, key=lambda queued: (queued.priority, queued.start))
         while self._idle < len(self._queue) and len(self._threads) < self._connections:
             thread = threading.Thread(target=self._work, name="penstock fetch", daemon=True)
             self._threads.add(thread)
@@ -149,7 +156,7 @@ class Fetcher:
             for chunk in list(self._queue):
                 if not chunk.urgent:
                     self.drop(chunk)
-            self._queue = deque(chunk for chunk in self._queue if chunk.urgent)
+            self._queue = [chunk for chunk in self._queue if chunk.urgent]
             for chunk in [chunk for chunk in self._held if chunk.state == _ARRIVED]:
                 self.drop(chunk)
             threads = list(self._threads)
@@ -184,8 +191,6 @@ class Fetcher:
 
     def _next_fitting(self) -> _Chunk | None:
         """Take the next chunk that fits into the budget off the queue, urgent ones first."""
-        while self._queue and self._queue[0].state != _QUEUED:
-            self._queue.popleft()
         if not self._queue:
             return None
         urgent = next((chunk for chunk in self._queue if chunk.urgent), None)
@@ -232,9 +237,13 @@ class Fetcher:
 
 
 def _new_buffer(size: int) -> mmap.mmap:
-    """Return memory of this process alone, where the system has it: shared memory takes longer to fault in."""
+    """Return memory of this process alone, in large pages, where the system has them: both fault in faster."""
     private = getattr(mmap, "MAP_PRIVATE", None)
-    return mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
+    buffer = mmap.mmap(-1, size) if private is None else mmap.mmap(-1, size, flags=private | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without large pages
+            buffer.madvise(mmap.MADV_HUGEPAGE)
+    return buffer
 
 
 def _machine_memory() -> int:
@@ -252,6 +261,7 @@ class PrefetchedBytes(RemoteBytes):
         url: The URL without credentials, for errors and logs.
         info: The size and tag of the object.
         checksums: The CRC-32 of every MiB; empty where they are unknown.
+        priority: Of what is fetched ahead of ``window``.
     """
 
     fetcher: Fetcher
@@ -260,6 +270,7 @@ class PrefetchedBytes(RemoteBytes):
     url: str
     info: Info
     checksums: U32 = field(default_factory=lambda: np.zeros(0, np.uint32))
+    priority: int = 0
     _chunks: list[_Chunk] = field(default_factory=list)  # by start; they do not overlap
     _end: int = 0  # of the last announced range: if the next one begins there, more is read ahead
     _last: _Chunk | None = None  # the chunk read last: the next read is likely to be in it too
@@ -304,7 +315,7 @@ class PrefetchedBytes(RemoteBytes):
                 ahead = min(len(self), last + min(READ_AHEAD, max(CHUNK, last - first)))
                 added += self._cover(last, ahead) if last < ahead else []
             self._end = last
-            self.fetcher.enqueue(added)
+            self.fetcher.enqueue(added, self.fetcher.next_priority())
 
     def _cover(self, start: int, stop: int) -> list[_Chunk]:
         """Add and return chunks for the parts of a range that no chunk covers yet."""
@@ -413,11 +424,10 @@ class PrefetchedBytes(RemoteBytes):
             if self.fetcher.stopped or not wanted():
                 return
             added = self._cover(0, _FIRST) if not offset else []
-            added += self._cover(offset, min(len(self), -(-(offset + READ_AHEAD) // CHUNK) * CHUNK))
+            added += self._cover(offset, min(len(self), -(-(offset + SEQUENTIAL_BYTES) // CHUNK) * CHUNK))
             for chunk in added:
                 chunk.reserved = True
-            # An object whose beginning was read is being read now: it comes before those that are only opened ahead.
-            self.fetcher.enqueue(added, first=offset > 0)
+            self.fetcher.enqueue(added, self.priority)
 
     def pass_over(self, offset: int) -> None:
         """Note that what is wanted of the bytes before ``offset`` was announced: the rest need not be held."""
@@ -445,7 +455,7 @@ class PrefetchedBytes(RemoteBytes):
             if not wanted():
                 raise StorageError("the read was cancelled: nothing waits for it any more", self.url)
             if not found:
-                self.fetcher.enqueue(self._cover(start, min(stop, start + READ_AHEAD)), first=True)
+                self.fetcher.enqueue(self._cover(start, min(stop, start + READ_AHEAD)), 0)
                 continue
             chunk = found[0]
             if chunk.state == _ARRIVED:
@@ -502,7 +512,9 @@ class PrefetchedBytes(RemoteBytes):
                     self.fetcher.drop(chunk)
 
 
-def read_whole(storage: Storage, full_url: str, url: str, info: Info, fetcher: Fetcher) -> Iterator[bytes]:
+def read_whole(
+    storage: Storage, full_url: str, url: str, info: Info, fetcher: Fetcher, priority: int | None = None
+) -> Iterator[bytes]:
     """Read all bytes of an object in order, over several connections where the storage can read ranges.
 
     Args:
@@ -511,6 +523,7 @@ def read_whole(storage: Storage, full_url: str, url: str, info: Info, fetcher: F
         url: The URL without credentials, for errors and logs.
         info: The size and tag of the object.
         fetcher: Fetches the ranges.
+        priority: From ``fetcher.next_priority``; by default after all objects so far.
 
     Raises:
         StorageError: The object cannot be read, or has changed.
@@ -518,12 +531,14 @@ def read_whole(storage: Storage, full_url: str, url: str, info: Info, fetcher: F
     if not info.ranges or info.size is None:
         yield from storage.stream(full_url)
         return
-    whole = PrefetchedBytes(fetcher, storage, full_url, url, info)
+    priority = fetcher.next_priority() if priority is None else priority
+    whole = PrefetchedBytes(fetcher, storage, full_url, url, info, priority=priority)
     try:
-        for first in range(0, len(whole), READ_AHEAD):
-            last = min(first + READ_AHEAD, len(whole))
-            whole.announce(np.array([first]), np.array([last]), ascending=True)
-            for at in range(first, last, CHUNK):
-                yield whole[at : min(at + CHUNK, last)]
+        at = 0
+        while at < len(whole):
+            start, stop, data = whole.window(at)
+            yield data[at - start : stop - start]
+            whole.pass_over(stop)
+            at = stop
     finally:
         whole.close()

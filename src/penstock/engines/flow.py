@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -83,12 +84,11 @@ class BlockSizer:
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
         """Cut samples of these sizes into blocks; yield the start and stop of each."""
-        ends = np.cumsum(sizes)
+        ends = np.cumsum(sizes).tolist()
         low = 0
-        while low < len(sizes):
-            budget = (int(ends[low - 1]) if low else 0) + self.max_stored_bytes
-            fits = int(np.searchsorted(ends, budget, "right"))
-            high = min(low + max(self.count, self.min_samples), max(fits, low + 1), len(sizes))
+        while low < len(ends):
+            fits = bisect_right(ends, (ends[low - 1] if low else 0) + self.max_stored_bytes, low)
+            high = min(low + max(self.count, self.min_samples), max(fits, low + 1), len(ends))
             yield low, high
             low = high
             self.count = min(self.max_samples, self.count * 2)

@@ -90,20 +90,21 @@ class RemoteStream(io.RawIOBase):
     """An object of a storage, front to back over several connections; fetching begins at once, in the background."""
 
     def __init__(self, url: str) -> None:
-        self._chunks = self._fetched(url)
+        fetcher = per_process("wds", Fetcher)
+        self._chunks = self._fetched(url, fetcher, fetcher.next_priority())
         self._head: bytes | Exception = b""
         self._first = threading.Thread(target=self._load_first, name="penstock open", daemon=True)
         self._first.start()
 
     @staticmethod
-    def _fetched(url: str) -> Generator[bytes]:
+    def _fetched(url: str, fetcher: Fetcher, priority: int) -> Generator[bytes]:
         storage = open_storage(url)
         if (path := storage.local_path(url)) is not None:
             with open(path, "rb") as file:
                 while chunk := file.read(1 << 20):
                     yield chunk
             return
-        yield from read_whole(storage, url, redacted(url), storage.info(url), per_process("wds", Fetcher))
+        yield from read_whole(storage, url, redacted(url), storage.info(url), fetcher, priority)
 
     def _load_first(self) -> None:
         try:

@@ -16,6 +16,7 @@ import re
 import stat
 import tarfile
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from penstock.compat.webdataset import filters, gopen
 from penstock.compat.webdataset.handlers import Handler, reraise_exception
 from penstock.errors import DataError
 from penstock.formats.tar.archive import BLOCK, compression_of
-from penstock.formats.tar.grouper import Grouper, SampleEntry
+from penstock.formats.tar.members import Ungrouped, file_members
 from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
 from penstock.storage import expand_braces
 
@@ -36,6 +37,7 @@ Renamed = Callable[[str], str] | None
 
 _NAME = re.compile(r"((?:.*/|)[^.]+)\.([^/]*)\Z")
 _META = r"__[^/]*__($|/)"
+_SHARDS_AHEAD = 2  # remote shards that are fetched behind the one that is read, as far as memory allows
 
 
 class ShardError(DataError, tarfile.ReadError):
@@ -75,67 +77,52 @@ def url_opener(data: Iterable[Sample], handler: Handler = reraise_exception, **o
 
 def open_each(data: Iterable[Any], open_url: Callable[[str], tuple[Any, Any]], handler: Handler) -> Iterator[Sample]:
     """Yield each shard with its stream; ``open_url`` returns the stream and the local path, if there is one."""
-    fetching: list[Sample] = []  # at most one: a remote shard, which is yielded when the next one has been opened
+    fetching: deque[Sample] = deque()  # remote shards, which are yielded when enough others are being fetched
     for item in data:
         sample = item if isinstance(item, dict) else {"url": item}
         try:
             stream, path = open_url(sample["url"])
         except Exception as exn:
-            yield from fetching
-            fetching = []
+            while fetching:
+                yield fetching.popleft()
             exn.args = (*exn.args, sample.get("url"))
             if handler(exn):
                 continue
             return
         sample.update({"stream": stream} if path is None else {"stream": stream, "local_path": path})
-        yield from fetching
-        fetching = [sample]
-        if not isinstance(stream, gopen.RemoteStream):
-            fetching = []
-            yield sample
-    yield from fetching
+        fetching.append(sample)
+        while len(fetching) > (_SHARDS_AHEAD if isinstance(stream, gopen.RemoteStream) else 0):
+            yield fetching.popleft()
+    while fetching:
+        yield fetching.popleft()
 
 
-class _Ungrouped(Grouper[Any]):
-    """Passes every member on as it is: WebDataset's rules for keys are not ours."""
-
-    def push(self, name: bytes, value: Any, problem: str | None = None) -> list[SampleEntry[Any]]:
-        return [(name, (), [value], problem, False)] if name or problem else []
-
-    def push_run(self, names: list[bytes], values: Any, at: int) -> Any:
-        return names[at:], (), values[at:]
-
-    def finish(self) -> list[SampleEntry[Any]]:
-        return []
-
-
-def _open_buffer(stream: Any) -> tuple[ArchiveBuffer, bool]:
-    """Return the archive in a stream, and whether it is mapped whole, so that members can be read later."""
-    if isinstance(stream, gopen.RemoteStream) and compression_of(stream.head()[:BLOCK]) is None:
-        return ArchiveBuffer(b"", stream.chunks()), False
-    if isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO):
-        status = os.fstat(stream.fileno())
-        if stat.S_ISREG(status.st_mode) and status.st_size and not stream.tell():
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-            if compression_of(mapped[:BLOCK]) is None:
-                return ArchiveBuffer(mapped), True
-    return ArchiveBuffer(b"", archive_chunks(stream)), False
+def _mapped_file(stream: Any) -> mmap.mmap | None:
+    """Map a local file that is read from its beginning and is not compressed; None for any other stream."""
+    if not (isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)) or stream.tell():
+        return None
+    status = os.fstat(stream.fileno())
+    if not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return None
+    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped if compression_of(mapped[:BLOCK]) is None else None
 
 
 def _member_runs(stream: Any, url: str) -> Iterator[tuple[list[str], list[Any], Callable[[Any], bytes]] | ShardError]:
     """Yield names of members, what stands for their data, and the function that reads it; or what is damaged."""
-    buffer, mapped = _open_buffer(stream)
+    mapped = _mapped_file(stream)
+    if mapped is not None:
+        for run in file_members(mapped, stream):
+            yield ShardError(run.problem, url, run.key) if isinstance(run, DataError) else (*run, mapped.__getitem__)
+        return
+    remote = isinstance(stream, gopen.RemoteStream) and compression_of(stream.head()[:BLOCK]) is None
+    buffer = ArchiveBuffer(b"", stream.chunks() if remote else archive_chunks(stream))
 
     def copied(name: bytes, span: MemberSpan) -> bytes:
         return bytes(buffer.data[span[1] - buffer.base : span[1] - buffer.base + span[2]])
 
-    data = buffer.data
-    read: Callable[[Any], bytes] = (lambda span: data[span[1] : span[1] + span[2]]) if mapped else bytes
-    for run in ArchiveWalker[Any](url, buffer, None if mapped else copied, grouper=_Ungrouped()).runs():
-        if isinstance(run, DataError):
-            yield ShardError(run.problem, url, run.key)
-        else:
-            yield run[0], run[2], read
+    for found in ArchiveWalker[Any](url, buffer, copied, grouper=Ungrouped()).runs():
+        yield ShardError(found.problem, url, found.key) if isinstance(found, DataError) else (found[0], found[2], bytes)
 
 
 def tar_file_iterator(

@@ -175,15 +175,19 @@ class LocatedTar:
 
     def _cut(self, width: int, slots: list[int]) -> list[list[bytes]]:
         """Read all fields of samples that arrive, shard by shard: the values of each field, by place."""
-        rows = self._first[:, None] + np.arange(width)
+        low, high = int(self._first[0]), int(self._first[-1]) + width
+        neighbours = self._ascending and high - low == width * len(slots)
+        rows: slice | I64 = slice(low, high) if neighbours else (self._first[:, None] + np.arange(width)).ravel()
         starts, stops = self._start[rows], self._stop[rows]
+        used = list(dict.fromkeys(slots))
+        if len(used) == 1:
+            values = self._shards[used[0]].content.cut(starts.tolist(), stops.tolist())
+            return [values[number::width] for number in range(width)]
         columns: list[list[bytes]] = [[b""] * len(slots) for _ in range(width)]
-        for slot in dict.fromkeys(slots):
+        for slot in used:
             places = np.flatnonzero(self._slot == slot)
-            content = self._shards[slot].content
-            values = content.cut(starts[places].ravel().tolist(), stops[places].ravel().tolist())
-            if len(places) == len(slots):
-                return [values[number::width] for number in range(width)]
+            spans = (edges.reshape(-1, width)[places].ravel().tolist() for edges in (starts, stops))
+            values = self._shards[slot].content.cut(*spans)
             for number, column in enumerate(columns):
                 for place, value in zip(places.tolist(), values[number::width], strict=True):
                     column[place] = value

@@ -8,9 +8,9 @@ import shlex
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -160,21 +160,18 @@ class TarReader(Reader):
             self._opening.update((shard, Future()) for shard in new)
             fetcher = self._fetcher
         for shard in new:
-            prepare = self._count_ahead if whole else self._open_ahead
-            threading.Thread(target=prepare, args=(shard, fetcher), name="penstock open", daemon=True).start()
+            prepare = partial(self._prepare, shard, fetcher, None if whole else fetcher.next_priority())
+            threading.Thread(target=prepare, name="penstock open", daemon=True).start()
 
-    def _count_ahead(self, shard: int, fetcher: Fetcher) -> None:
-        self._prepare(shard, fetcher, lambda: self._remember(shard, self._load(shard, mapped=False)))
-
-    def _open_ahead(self, shard: int, fetcher: Fetcher) -> None:
-        self._prepare(shard, fetcher, lambda: self._load_in_order(shard))
-
-    def _prepare(self, shard: int, fetcher: Fetcher, prepare: Callable[[], object]) -> None:
-        """Run a preparation; if it fails, the shard is opened again where it is read, and fails there."""
+    def _prepare(self, shard: int, fetcher: Fetcher, priority: int | None) -> None:
+        """Open a shard, or without a priority count it; if that fails, it is opened again where it is read."""
         future = self._opening[shard]
         try:
             with while_wanted(lambda: not fetcher.stopped):
-                prepare()
+                if priority is None:
+                    self._remember(shard, self._load(shard, mapped=False))
+                else:
+                    self._load_in_order(shard, priority)
         except Exception as exc:
             log.debug("%s was not opened ahead: %s", self._urls[shard], exc)
         finally:
@@ -195,11 +192,11 @@ class TarReader(Reader):
             found = self._open.get(shard)
             if found is not None:
                 self._open.move_to_end(shard)
-        return found or self._load_in_order(shard)
+        return found or self._load_in_order(shard, self._fetcher.next_priority())
 
-    def _load_in_order(self, shard: int) -> OpenShard | UnindexedShard:
+    def _load_in_order(self, shard: int, priority: int) -> OpenShard | UnindexedShard:
         path = self._paths[shard]
-        loaded = open_in_order(path, open_storage(path, self._storage), self._fetcher, limits=self._limits)
+        loaded = open_in_order(path, open_storage(path, self._storage), self._fetcher, priority, limits=self._limits)
         if isinstance(loaded, UnindexedShard):
             return self._keep_open(shard, loaded)
         opened = self._remember(shard, loaded)

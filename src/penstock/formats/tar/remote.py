@@ -84,7 +84,7 @@ def open_remote(
 
 
 def open_in_order(
-    url: str, storage: Storage, fetcher: Fetcher, *, limits: ArchiveLimits = LIMITS
+    url: str, storage: Storage, fetcher: Fetcher, priority: int, *, limits: ArchiveLimits = LIMITS
 ) -> tuple[Index, Content] | UnindexedShard:
     """Open a remote shard whose samples are needed in order: its index and content, or without an index as it arrives.
 
@@ -92,6 +92,7 @@ def open_in_order(
         url: The shard.
         storage: Its storage.
         fetcher: Fetches its bytes.
+        priority: Of its bytes, where they are fetched ahead; shards that are read earlier have lower ones.
         limits: How large a compressed shard may become.
 
     Raises:
@@ -104,7 +105,7 @@ def open_in_order(
         return index, Content(PrefetchedBytes(fetcher, storage, url, redacted(url), info, index.checksums))
     if info.ranges and info.size is not None and info.size > MAX_SHARD:
         raise StorageError(f"the server declares {info.size:,} bytes, more than a shard can have", redacted(url))
-    content = _bytes_in_order(url, storage, fetcher, info, limits)
+    content = _bytes_in_order(url, storage, fetcher, priority, info, limits)
 
     def completed(found: Index) -> Index:
         stamped = found.stamped(Stamp(info.size or found.content_size))
@@ -115,12 +116,12 @@ def open_in_order(
 
 
 def _bytes_in_order(
-    url: str, storage: Storage, fetcher: Fetcher, info: Info, limits: ArchiveLimits
+    url: str, storage: Storage, fetcher: Fetcher, priority: int, info: Info, limits: ArchiveLimits
 ) -> PrefetchedBytes | StreamedBytes:
     """Return the bytes of a shard as they arrive: by ranges, or in a temporary file if it has to be decompressed."""
     packed = suffix_compression(without_query(url)) is not None
     if info.ranges and info.size and not packed:
-        ranges = PrefetchedBytes(fetcher, storage, url, redacted(url), info)
+        ranges = PrefetchedBytes(fetcher, storage, url, redacted(url), info, priority=priority)
         if compression_of(bytes(ranges.window(0).data[:BLOCK])) is None:
             return ranges
         ranges.close()

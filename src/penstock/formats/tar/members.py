@@ -1,0 +1,102 @@
+"""The members of an archive as they are, for readers with rules of their own for what a sample is.
+
+The table of a local file's members is kept in the user's cache, so that its headers are parsed only once.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.blobs.stamp import Stamp, cached_path, write_cached
+from penstock.errors import DataError
+from penstock.formats.tar.grouper import Grouper, SampleEntry
+from penstock.formats.tar.index import I64
+from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker
+
+MemberRun = tuple[list[str], list[slice]]
+"""The names of some members, and where their data is in the archive."""
+
+_CACHE_FAMILY = "members"
+_MAGIC = b"PSTKMB01"
+_RUN = 512  # members that are yielded together
+
+
+class Ungrouped(Grouper[Any]):
+    """Passes every member on as a sample of its own."""
+
+    def push(self, name: bytes, value: Any, problem: str | None = None) -> list[SampleEntry[Any]]:
+        return [(name, (), [value], problem, False)] if name or problem else []
+
+    def push_run(self, names: list[bytes], values: Any, at: int) -> Any:
+        return names[at:], (), values[at:]
+
+    def finish(self) -> list[SampleEntry[Any]]:
+        return []
+
+
+def file_members(content: mmap.mmap, file: io.BufferedReader) -> Iterator[MemberRun | DataError]:
+    """Yield the members of a local archive in order; an error in place of each damaged part.
+
+    Args:
+        content: The archive, mapped.
+        file: The file that was mapped.
+    """
+    stamp, buffer = Stamp.of(os.fstat(file.fileno())), ArchiveBuffer(content)
+    table = _cached_table(file.name, stamp)
+    if table is not None:
+        names, starts, stops = table
+        for low in range(0, len(names), _RUN):
+            run = slice(low, low + _RUN)
+            yield names[run], list(map(slice, starts[run].tolist(), stops[run].tolist()))
+            buffer.begin = buffer.offset = int(stops[run][-1])
+            buffer.release()
+        return
+    found: list[str] = []
+    slices: list[slice] = []
+    damaged = False
+    walker = ArchiveWalker[slice](
+        str(file.name), buffer, lambda _, span: slice(span[1], span[1] + span[2]), grouper=Ungrouped()
+    )
+    for walked in walker.runs():
+        if isinstance(walked, DataError):
+            damaged = True
+            yield walked
+        else:
+            found += walked[0]
+            slices += walked[2]
+            yield walked[0], walked[2]
+    if not damaged:
+        _cache_table(file.name, stamp, found, slices)
+
+
+def _cache_table(path: Any, stamp: Stamp, names: list[str], slices: list[slice]) -> None:
+    if not isinstance(path, str):
+        return
+    numbers = [stamp.size, stamp.mtime_ns, stamp.inode, len(names)]
+    numbers += [each.start for each in slices] + [each.stop for each in slices]
+    text = "\0".join(names).encode("utf-8", "surrogateescape")
+    body = _MAGIC + np.array(numbers, "<i8").tobytes() + text
+    write_cached(_CACHE_FAMILY, os.path.abspath(path), body + zlib.crc32(body).to_bytes(4, "little"))
+
+
+def _cached_table(path: Any, stamp: Stamp) -> tuple[list[str], I64, I64] | None:
+    """Return names, starts and stops of the members of a file; None if they are not cached, or it has changed since."""
+    try:
+        data = cached_path(_CACHE_FAMILY, os.path.abspath(path)).read_bytes()
+    except (OSError, RuntimeError, TypeError):
+        return None
+    if data[:8] != _MAGIC or zlib.crc32(data[:-4]) != int.from_bytes(data[-4:], "little"):
+        return None
+    size, mtime_ns, inode, count = np.frombuffer(data, "<i8", 4, 8).tolist()
+    if Stamp(size, mtime_ns, inode) != stamp:
+        return None
+    starts, stops = np.frombuffer(data, "<i8", 2 * count, 40).reshape(2, count)
+    names = data[40 + 16 * count : -4].decode("utf-8", "surrogateescape").split("\0") if count else []
+    return (names, starts, stops) if len(names) == count else None
