@@ -84,11 +84,12 @@ class BlockSizer:
 
     def cuts(self, sizes: I64) -> Iterator[tuple[int, int]]:
         """Cut samples of these sizes into blocks; yield the start and stop of each."""
-        ends = np.cumsum(sizes).tolist()
+        ends = np.cumsum(sizes)
         low = 0
-        while low < len(ends):
-            fits = bisect_right(ends, (ends[low - 1] if low else 0) + self.max_stored_bytes, low)
-            high = min(low + max(self.count, self.min_samples), max(fits, low + 1), len(ends))
+        while low < len(sizes):
+            budget = (int(ends[low - 1]) if low else 0) + self.max_stored_bytes
+            fits = bisect_right(ends, budget, low)  # numpy's search would let go of the interpreter for each block
+            high = min(low + max(self.count, self.min_samples), max(fits, low + 1), len(sizes))
             yield low, high
             low = high
             self.count = min(self.max_samples, self.count * 2)

@@ -46,7 +46,7 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
     del pyarrow
     cores = threads or int(plan.engine.get("cpus") or available_cores())
     with _spill_folder() as folder:
-        settings: dict[str, str | bool | int | float | list[str]] = {
+        settings = {
             "memory_limit": f"{max(memory_of(plan), _LEAST_MEMORY) // 1000}KB",
             "threads": max(1, cores),
             "temp_directory": folder,
@@ -54,10 +54,8 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
             "autoinstall_known_extensions": False,
             "python_enable_replacements": False,  # a query does not see the variables of the program
         }
-        con = duckdb.connect(":memory:", config=settings)
+        con = _Connection(settings)
         try:
-            con.execute("set enable_external_access = false").fetchall()
-            con.execute("set lock_configuration = true").fetchall()
             yield con
         except duckdb.OutOfMemoryException as exc:
             raise PlanError(f"{purpose} needs more memory: raise on('local', memory=...) ({_first_line(exc)})") from exc
@@ -66,6 +64,36 @@ def database(plan: Plan, purpose: str, threads: int | None = None) -> Iterator[A
             raise StorageError(problem, tempfile.gettempdir()) from exc
         finally:
             con.close()
+
+
+class _Connection:
+    """A connection that is opened by its first query: groups and sorts of integers may need none."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._tables: dict[str, Any] = {}  # registered before it is open
+        self._opened: Any = None
+
+    def register(self, name: str, table: Any) -> None:
+        if self._opened is None:
+            self._tables[name] = table
+        else:
+            self._opened.register(name, table)
+
+    def __getattr__(self, name: str) -> Any:
+        if self._opened is None:
+            import duckdb
+
+            self._opened = duckdb.connect(":memory:", config=self._settings)
+            self._opened.execute("set enable_external_access = false").fetchall()
+            self._opened.execute("set lock_configuration = true").fetchall()
+            for table in self._tables.items():
+                self._opened.register(*table)
+        return getattr(self._opened, name)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
 
 
 def _first_line(exc: Exception) -> str:
