@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import random
 import resource
@@ -141,16 +142,17 @@ def _urls(stored: StoredData, url: str) -> list[str]:
     return [f"{url}/{os.path.basename(shard)}" for shard in stored.shards]
 
 
-def _ranges(connections: int) -> Measure:
+def _ranges(connections: int, into_samples: bool = False) -> Measure:
     """Measure the limit: ranges of 8 MiB, each connection with one buffer, nothing done with the bytes.
 
-    Uses the client of the standard library, since urllib3 on top of it copies the bytes once more.
+    With ``into_samples``, each range is cut into dicts of bytes at places that are known beforehand: the least that a
+    reader of samples does. Uses the client of the standard library, since urllib3 on top of it copies the bytes again.
     """
 
     def cut(size: int) -> list[tuple[int, int]]:
         return [(start, min(start + RANGE_BYTES, size)) for start in range(0, size, RANGE_BYTES)]
 
-    return _fetch_ranges(cut, connections)
+    return _fetch_ranges(cut, connections, into_samples)
 
 
 def _whole_shards(task: Task) -> Result:
@@ -158,13 +160,14 @@ def _whole_shards(task: Task) -> Result:
     return _fetch_ranges(lambda size: [(0, size)], 1)(task)
 
 
-def _fetch_ranges(cut: Callable[[int], list[tuple[int, int]]], connections: int) -> Measure:
+def _fetch_ranges(cut: Callable[[int], list[tuple[int, int]]], connections: int, into_samples: bool = False) -> Measure:
     def measure(task: Task) -> Result:
         stored = shards(task.sizes)
-        jobs: SimpleQueue[tuple[str, int, int]] = SimpleQueue()
+        jobs: SimpleQueue[Range] = SimpleQueue()
         for shard in stored.shards:
+            fields = _fields(shard) if into_samples else None
             for start, stop in cut(os.path.getsize(shard)):
-                jobs.put((f"/{os.path.basename(shard)}", start, stop))
+                jobs.put((f"/{os.path.basename(shard)}", start, stop, fields and fields(start, stop)))
         with serving(stored.folder) as url:
             host = urlsplit(url).netloc
             started_at, cpu_at_start = time.perf_counter(), _cpu_s()
@@ -180,11 +183,35 @@ def _fetch_ranges(cut: Callable[[int], list[tuple[int, int]]], connections: int)
     return measure
 
 
-def _fetch(host: str, jobs: SimpleQueue[tuple[str, int, int]]) -> None:
-    connection, buffer = HTTPConnection(host), memoryview(bytearray(RANGE_BYTES))
+Range = tuple[str, int, int, list[tuple[str, list[slice]]] | None]  # path, start, stop, and the samples inside of it
+
+
+def _fields(shard: str) -> Callable[[int, int], list[tuple[str, list[slice]]]]:
+    """Return a function that lists the samples inside of a range of a shard, with the places of their fields."""
+    from penstock.formats.tar.scan import load_index
+
+    index = load_index(shard)
+    samples = [
+        (key, index.start[first : first + 3].tolist(), index.size[first : first + 3].tolist())
+        for key, first in zip(index.keys(), index.first.tolist(), strict=True)
+    ]
+
+    def inside(low: int, high: int) -> list[tuple[str, list[slice]]]:
+        return [
+            (key, [slice(start - low, start - low + size) for start, size in zip(starts, sizes, strict=True)])
+            for key, starts, sizes in samples
+            if low <= starts[0] and starts[-1] + sizes[-1] <= high
+        ]
+
+    return inside
+
+
+def _fetch(host: str, jobs: SimpleQueue[Range]) -> None:
+    connection, buffer = HTTPConnection(host), mmap.mmap(-1, RANGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = memoryview(buffer)
     while True:
         try:
-            path, start, stop = jobs.get_nowait()
+            path, start, stop, fields = jobs.get_nowait()
         except Empty:
             connection.close()
             return
@@ -192,10 +219,13 @@ def _fetch(host: str, jobs: SimpleQueue[tuple[str, int, int]]) -> None:
         with connection.getresponse() as response:
             remaining = stop - start
             while remaining:
-                received = response.readinto(buffer[: min(remaining, RANGE_BYTES)])
+                received = response.readinto(view[stop - start - remaining : stop - start])
                 if not received:
                     raise OSError(f"the response for {path} ended early")
                 remaining -= received
+        for key, places in fields or ():
+            a, b, c = map(buffer.__getitem__, places)
+            {"__key__": key, "__url__": path, "jpg": a, "cls": b, "json": c}  # noqa: B018 - a sample, not used
 
 
 def _penstock(*, shuffled: bool = False) -> OpenRemote:
@@ -494,6 +524,7 @@ def _samples(folder: Path) -> Iterator[Sample]:
 
 
 LIMIT = "limit: ranges by 8 connections"
+CUT_LIMIT = "limit: ranges by 8 connections, cut into samples"
 OBJECT_LIMIT = "limit: requests by 64 connections"
 WEBDATASET = {  # "its curl" is webdataset's default; the workers of a loader read several shards at the same time
     "webdataset, its curl": _webdataset("{url}"),
@@ -513,6 +544,7 @@ CASES = {
         (
             Row(LIMIT, _ranges(8)),
             Row("limit: ranges by 16 connections", _ranges(16)),
+            Row(CUT_LIMIT, _ranges(8, into_samples=True)),
             Row("one stream", _whole_shards),
             *(Row(name, _remote_pass(shards, open_stream)) for name, open_stream in WEBDATASET.items()),
             Row(COMPAT, _remote_pass(shards, _webdataset("{url}", library=COMPAT))),
