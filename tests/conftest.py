@@ -13,6 +13,7 @@ import random
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -45,6 +46,18 @@ PHOTO_SIZE = (48, 32)
 THREAD_GRACE_S = 60.0
 
 WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py; the command beside it is "python"
+WARM_LIBRARIES = (
+    *("numpy", "pandas", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute"),
+    *("penstock.cli", "penstock.dataset.dataset", "penstock.dataset.table_sources", "penstock.engines.pipeline"),
+    *("penstock.engines.local.process_worker", "penstock.landing.tar_sink", "penstock.landing.parquet_sink"),
+    *(
+        "penstock.packing.packer",
+        "penstock.inspection.info",
+        "penstock.storage.local",
+        "penstock.testing.number_source",
+    ),
+)
+LARGE_LIBRARIES = ("torch._dynamo", "transformers.trainer")
 COMPILED = "PENSTOCK_COMPILED"  # the variable with a file that exists when the tests are compiled
 COLD = "PENSTOCK_COLD_PYTHON"  # the variable with the interpreter for options that the command does not know
 
@@ -57,11 +70,11 @@ collect_ignore = [] if HAS_JPEGTRAN else ["vision/test_tiles.py"]
 collect_ignore += [] if HAS_CHROMIUM else ["view/test_in_chromium.py"]
 
 _cache = pytest.StashKey[tempfile.TemporaryDirectory[str]]()
-_warm = pytest.StashKey[subprocess.Popen[bytes]]()
+_warm = pytest.StashKey[list[subprocess.Popen[bytes]]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use a temporary cache instead of the user's, and start the interpreter of ``run_script``.
+    """Use a temporary cache instead of the user's, and start the interpreters of ``run_script``.
 
     A fixture would not apply to the doctests, which are outside of this folder.
     """
@@ -76,7 +89,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     config.stash[_cache] = tempfile.TemporaryDirectory(prefix="penstock-cache-")
     os.environ["PENSTOCK_CACHE"] = config.stash[_cache].name
-    if not hasattr(config, "workerinput"):  # all workers share one interpreter
+    if not hasattr(config, "workerinput"):  # all workers share the interpreters
         config.stash[_warm] = _start_warm_python(Path(config.stash[_cache].name))
         os.environ[COMPILED] = str(Path(config.stash[_cache].name) / "compiled")
     elif config.workerinput["workerid"] != "gw0":
@@ -90,15 +103,24 @@ def _wait_until_compiled() -> None:
         time.sleep(0.1)
 
 
-def _start_warm_python(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the interpreter of warm_python.py, and write a command ``python`` that runs programs in it."""
+def _start_warm_python(folder: Path) -> list[subprocess.Popen[bytes]]:
+    """Start the interpreters of warm_python.py, and write a command ``python`` that runs programs in them."""
     os.environ |= {WARM: str(folder / "warm"), COLD: sys.executable}
     client = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("warm_client.py")), os.environ[WARM]])
     command = folder / "python"
     command.write_text(f'#!/bin/sh\nexec {client} "$@"\n')
     command.chmod(0o755)
-    call = [sys.executable, str(Path(__file__).with_name("warm_python.py")), os.environ[WARM]]
-    return subprocess.Popen(call, stdin=subprocess.DEVNULL)
+    call = [sys.executable, str(Path(__file__).with_name("warm_python.py"))]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # programs run beside each other
+    started = []
+    for address, libraries in (("warm", WARM_LIBRARIES), ("warm-large", (*LARGE_LIBRARIES, *WARM_LIBRARIES))):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(folder / address))
+            listener.listen(64)
+            fd = listener.fileno()
+            command_line = [*call, str(fd), *libraries]
+            started.append(subprocess.Popen(command_line, stdin=subprocess.DEVNULL, pass_fds=[fd], env=env))
+    return started
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -112,11 +134,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Kill the interpreter, and remove the cache."""
+    """Kill the interpreters, and remove the cache."""
     atexit.register(gc.unfreeze)  # extension modules complain of what is left at the exit
-    if _warm in config.stash:
-        config.stash[_warm].kill()
-        config.stash[_warm].wait()
+    for process in config.stash.get(_warm, []):
+        process.kill()
+        process.wait()
     if _cache in config.stash:
         config.stash[_cache].cleanup()
 
@@ -260,7 +282,10 @@ def interrupt_at() -> Callable[[int], AbstractContextManager[list[int]]]:
 
 @pytest.fixture(scope="session")
 def warm_python() -> str:
-    """A command like ``python`` whose processes have large libraries imported already; see warm_python.py."""
+    """A command like ``python`` whose processes have large libraries imported already; see warm_python.py.
+
+    To kill a program, send SIGRTMIN: the end of a process that gets SIGKILL may be seen before that of its program.
+    """
     return str(Path(os.environ[WARM]).with_name("python"))
 
 

@@ -1,9 +1,10 @@
 """An interpreter that has imported libraries that are slow to import, and forks a new process for every program.
 
-``python warm_python.py SOCKET`` listens on a socket, and imports the libraries on the first request. A program runs as
-with ``python ARGUMENTS`` (see warm_client.py): with its own folder, environment and streams, and it ends as an
-interpreter ends. With the variable ``PENSTOCK_WARM_END=quick`` a program that succeeds does not free its objects at the
-end, which takes longer than many programs. When the client disconnects, the program and its child processes are killed.
+``python warm_python.py DESCRIPTOR LIBRARY...`` accepts requests on a socket that listens already, and imports the
+libraries on the first one. A program runs as with ``python ARGUMENTS`` (see warm_client.py): with its own folder,
+environment and streams, and it ends as an interpreter ends. With the variable ``PENSTOCK_WARM_END=quick`` a program
+that succeeds does not free its objects at the end, which takes longer than many programs. When the client disconnects,
+the program and its child processes are killed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -25,66 +27,82 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-PRELOADED = ("numpy", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute", "torch._dynamo", "transformers.trainer")
 EXECUTABLE = "PENSTOCK_WARM_EXECUTABLE"  # the variable with what a program has as sys.executable
 
 
-def serve(address: str) -> None:
-    """Accept requests until killed; returns only in a process that has run a program."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the processes that serve requests need no wait
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen(64)
-        warm = False
-        while True:
-            connection, _ = listener.accept()
-            if not warm:
-                with warnings.catch_warnings(action="ignore"):
-                    for name in PRELOADED:
-                        import_module(name)
-                gc.freeze()
-                warm = True
-            if os.fork() == 0:
-                listener.close()
-                _serve_request(connection)
-                return
-            connection.close()
+def serve(listener: socket.socket, libraries: Sequence[str]) -> None:
+    """Run programs until killed; returns only in a process that has run one."""
+    clients: dict[int, tuple[socket.socket, int]] = {}  # by its descriptor: the client of a program, and the program
+    endings: dict[int, int] = {}  # by a descriptor that is readable when a program has ended: that of its client
+    ready = select.poll()
+    ready.register(listener, select.POLLIN)
+    while True:
+        for descriptor, _ in ready.poll():  # the listener first: a descriptor that is closed is not used again here
+            if descriptor == listener.fileno():
+                _import_all(libraries)
+                libraries = ()
+                client, _ = listener.accept()
+                request, streams = _receive(client)
+                if request is None:
+                    client.close()
+                    continue
+                pid = os.fork()
+                if pid == 0:
+                    for each in (listener, client, *(other for other, _ in clients.values())):
+                        each.close()
+                    _run_request(request, streams)
+                    return
+                for stream in streams:
+                    os.close(stream)
+                with suppress(OSError):
+                    client.sendall(b"%d\n" % pid)
+                clients[client.fileno()] = client, pid
+                endings[ending := os.pidfd_open(pid)] = client.fileno()
+                ready.register(client, select.POLLIN)
+                ready.register(ending, select.POLLIN)
+            elif descriptor in endings:
+                client, pid = clients.pop(endings.pop(descriptor))
+                _, status = os.waitpid(pid, 0)
+                for done in (descriptor, client.fileno()):
+                    with suppress(KeyError):  # it has disconnected before
+                        ready.unregister(done)
+                with suppress(OSError):
+                    client.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
+                os.close(descriptor)
+                client.close()
+            elif descriptor in clients:  # a client sends nothing more, so it has disconnected
+                ready.unregister(descriptor)
+                for kill in (os.killpg, os.kill):  # it may not lead its group yet
+                    with suppress(ProcessLookupError):
+                        kill(clients[descriptor][1], signal.SIGKILL)
 
 
-def _serve_request(connection: socket.socket) -> None:
-    """Run one program in a new process and send its pid and status; returns only in that process."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    size, streams, _, _ = socket.recv_fds(connection, 4, 3)
-    with connection.makefile("rb") as file:
-        request = json.loads(file.read(int.from_bytes(size, "big")))
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        connection.close()
-        for number, stream in enumerate(streams):
-            os.dup2(stream, number)
-            os.close(stream)
-        _run_request(request)
-        return
+def _import_all(libraries: Sequence[str]) -> None:
+    """Import the libraries, and keep the garbage collector from writing to, and so copying, what programs share."""
+    with warnings.catch_warnings(action="ignore"):
+        for name in libraries:
+            import_module(name)
+    gc.freeze()
+
+
+def _receive(client: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return what a client asks for, and the streams of its program; None if it has ended before."""
+    size, streams, _, _ = socket.recv_fds(client, 4, 3)
+    with client.makefile("rb") as file:
+        request = file.read(int.from_bytes(size, "big"))
+    if size and len(request) == int.from_bytes(size, "big"):
+        return json.loads(request), streams
     for stream in streams:
         os.close(stream)
-    with suppress(OSError):
-        connection.sendall(b"%d\n" % pid)
-    status = None
-    while status is None:
-        ended_pid, wait_status = os.waitpid(pid, os.WNOHANG)
-        if ended_pid:
-            status = os.waitstatus_to_exitcode(wait_status)
-        elif select.select([connection], [], [], 0.02)[0]:  # a client sends nothing more, so it has disconnected
-            with suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
-    with suppress(OSError):
-        connection.sendall(b"%d\n" % status)
-    os._exit(0)
+    return None, []
 
 
-def _run_request(request: dict[str, Any]) -> None:
-    """Run the program as ``python ARGUMENTS`` would."""
+def _run_request(request: dict[str, Any], streams: Sequence[int]) -> None:
+    """Run the program as ``python ARGUMENTS`` would, as the leader of a new session."""
+    os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
@@ -137,4 +155,4 @@ def _program(main: ModuleType, arguments: list[str]) -> CodeType:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
