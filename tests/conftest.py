@@ -57,7 +57,7 @@ WARM_LIBRARIES = (
         "penstock.testing.number_source",
     ),
 )
-LARGE_LIBRARIES = ("torch._dynamo", "transformers.trainer")
+LARGE_LIBRARIES = ("torch._dynamo", "transformers.trainer", "datasets", "webdataset")
 COMPILED = "PENSTOCK_COMPILED"  # the variable with a file that exists when the tests are compiled
 COLD = "PENSTOCK_COLD_PYTHON"  # the variable with the interpreter for options that the command does not know
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -302,10 +301,10 @@ def test_a_failing_sample_shows_the_users_frames_and_one_of_ours(consume: Callab
     assert any(frame.name == "_results" for frame in traceback.extract_tb(cause.__traceback__))
 
 
-def test_the_users_frames_in_a_process_are_in_a_note(tmp_path: Path) -> None:
+def test_the_users_frames_in_a_process_are_in_a_note(tmp_path: Path, warm_python: str) -> None:
     script = tmp_path / "script.py"
     script.write_text(FAILS_IN_A_PROCESS)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    done = subprocess.run([warm_python, str(script)], capture_output=True, text=True)
     complete, _, short = done.stderr.partition("The above exception was the direct cause")
     assert "in _results" in complete
     assert "in _results" not in short

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-LARGE = ("torch", "transformers", "lightning", "accelerate", "keras", "jax")
+LARGE = ("torch", "transformers", "lightning", "accelerate", "keras", "jax", "webdataset", "datasets")
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGRTMIN)
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,12 +166,12 @@ def test_without_pillow_the_extra_is_named(run: Demo, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def started(tmp_path: Path, warm_python: str) -> Iterator[subprocess.Popen[str]]:
     """The command in its own process, long enough to be interrupted, to keep its shards in ``kept``."""
     (tmp_path / "temporary").mkdir()
     options = ["--samples", "1000", "--epochs", "500", "--folder", str(tmp_path / "kept")]
     with subprocess.Popen(
-        [sys.executable, "-m", "penstock", "demo", *options],
+        [warm_python, "-m", "penstock", "demo", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -193,14 +193,14 @@ def test_the_old_names_are_installed() -> None:
 
 
 @pytest.mark.parametrize("words", [["cat"], ["sort"], ["split"]])
-def test_ctrl_c_leaves_no_partial_file(words: list[str], tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_partial_file(words: list[str], tmp_path: Path, warm_python: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     fifo = tmp_path / "in.tar"
     os.mkfifo(fifo)
     shard = subprocess.run(["tar", "-cf", "-", "-C", str(ROOT), "README.md"], stdout=subprocess.PIPE, check=True).stdout
     run = subprocess.Popen(
-        [sys.executable, "-m", "penstock", *words, str(fifo), "-o", str(out / "x.tar")], stderr=subprocess.PIPE
+        [warm_python, "-m", "penstock", *words, str(fifo), "-o", str(out / "x.tar")], stderr=subprocess.PIPE
     )
     with open(fifo, "wb") as file:
         file.write(shard[:-5120])
@@ -212,11 +212,11 @@ def test_ctrl_c_leaves_no_partial_file(words: list[str], tmp_path: Path) -> None
     assert list(out.iterdir()) == []
 
 
-def test_an_archive_is_neither_written_to_a_terminal_nor_read_from_one(tmp_path: Path) -> None:
+def test_an_archive_is_neither_written_to_a_terminal_nor_read_from_one(tmp_path: Path, warm_python: str) -> None:
     script = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
     for words in (["cat", "x.tar"], ["cat"]):
         done = subprocess.run(
-            [sys.executable, "-c", script, sys.executable, "-m", "penstock", *words],
+            [sys.executable, "-c", script, warm_python, "-m", "penstock", *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -71,11 +70,11 @@ def test_unreadable_samples_are_skipped_on_request(tmp_path: Path, capsys: pytes
     assert "1 skipped" in capsys.readouterr().out
 
 
-def test_ctrl_c_exits_with_130_and_the_next_call_resumes(tmp_path: Path) -> None:
+def test_ctrl_c_exits_with_130_and_the_next_call_resumes(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "src" / "a").mkdir(parents=True)
     for number in range(800):
         (tmp_path / "src" / "a" / f"{number}.txt").write_bytes(b"x" * 900)
-    call = [sys.executable, "-m", "penstock", "pack", str(tmp_path / "src"), str(tmp_path / "out"), "--max-samples=5"]
+    call = [warm_python, "-m", "penstock", "pack", str(tmp_path / "src"), str(tmp_path / "out"), "--max-samples=5"]
     with subprocess.Popen(call, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         deadline = time.monotonic() + 120
         while not (tmp_path / "out" / "shard-000003.tar").exists() and time.monotonic() < deadline:

@@ -112,11 +112,11 @@ def test_a_name_that_is_not_a_function_is_refused(name: str, problem: str) -> No
         load_function(name)
 
 
-def test_ctrl_c_exits_with_130_and_leaves_no_partial_files() -> None:
+def test_ctrl_c_exits_with_130_and_leaves_no_partial_files(warm_python: str) -> None:
     Path("slow.py").write_text("import time\ndef slow(path, out):\n    with open(out.path(path.name), 'w') as f:\n")
     with open("slow.py", "a") as file:
         file.write("        f.write('half')\n        f.flush()\n        time.sleep(0.0 if path.stem == '0' else 30)\n")
-    call = [sys.executable, "-m", "penstock", "process", "slow.py:slow", "in", "--workers", "2"]
+    call = [warm_python, "-m", "penstock", "process", "slow.py:slow", "in", "--workers", "2"]
     with subprocess.Popen(call, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         deadline = time.monotonic() + 120
         while not os.path.exists("outputs/0.txt") and time.monotonic() < deadline:

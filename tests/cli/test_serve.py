@@ -27,12 +27,12 @@ other = 7
 """
 
 
-def test_a_program_is_served_until_sigterm(tmp_path: Path) -> None:
+def test_a_program_is_served_until_sigterm(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     token = tmp_path / "token"
     token.write_text("a-token-of-enough-characters\n")
     token.chmod(0o600)
-    command = [sys.executable, "-m", "penstock", "serve", "program.py:make", "--listen", "127.0.0.1:0"]
+    command = [warm_python, "-m", "penstock", "serve", "program.py:make", "--listen", "127.0.0.1:0"]
     command += ["--token-file", str(token), "--health", "127.0.0.1:0"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

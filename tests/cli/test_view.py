@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ import pytest
 from penstock.cli import main
 
 
-def test_the_address_opens_the_page(tiny_shards: list[Path]) -> None:
-    call = [sys.executable, "-m", "penstock", "view", str(tiny_shards[0]), "--no-browser"]
+def test_the_address_opens_the_page(tiny_shards: list[Path], warm_python: str) -> None:
+    call = [warm_python, "-m", "penstock", "view", str(tiny_shards[0]), "--no-browser"]
     with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -85,20 +84,20 @@ def test_workers_read_the_same_samples(tiny_shards: list[Path]) -> None:
     assert list(ps.read_tar(urls, workers=2)) == list(ps.read_tar(urls))
 
 
-def _piped(path: str, code: str) -> str:
+def _piped(python: str, path: str, code: str) -> str:
     script = f"import penstock as ps\nds = ps.read_tar('-')\n{code}"
     with open(path, "rb") as stdin:
-        done = subprocess.run([sys.executable, "-c", script], stdin=stdin, capture_output=True, text=True, check=False)
+        done = subprocess.run([python, "-c", script], stdin=stdin, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
 
-def test_standard_input_is_read_front_to_back(tmp_path: Path) -> None:
+def test_standard_input_is_read_front_to_back(tmp_path: Path, warm_python: str) -> None:
     path = _tar(tmp_path / "a.tar", *(f"{i}.cls" for i in range(6)))
     code = "print([s['__key__'] for s in ds.skip(1).limit(3).map(dict).filter(lambda s: s['cls'] != b'2')])"
-    assert _piped(path, code) == "['1', '3']\n"
+    assert _piped(warm_python, path, code) == "['1', '3']\n"
 
 
-def test_a_stream_has_no_length_positions_or_state(tmp_path: Path) -> None:
+def test_a_stream_has_no_length_positions_or_state(tmp_path: Path, warm_python: str) -> None:
     path = _tar(tmp_path / "a.tar", "1.cls")
     code = """
 cut = lambda d: list(d.shard(0, 2))
@@ -108,12 +107,12 @@ for ask in (len, lambda d: list(d.shuffle()), cut, lambda d: list(d.loader()), l
     except Exception as exc:
         print(type(exc).__name__, exc)
 """
-    lines = _piped(path, code).splitlines()
+    lines = _piped(warm_python, path, code).splitlines()
     assert [line.split()[0] for line in lines] == ["TypeError", *["PlanError"] * 4]
     assert "count()" in lines[0]
 
 
-def test_a_failure_in_a_stream_names_the_key(tmp_path: Path) -> None:
+def test_a_failure_in_a_stream_names_the_key(tmp_path: Path, warm_python: str) -> None:
     path = _tar(tmp_path / "a.tar", *(f"{i}.cls" for i in range(6)))
     code = """
 def fail(s):
@@ -122,7 +121,7 @@ def fail(s):
     return s["__key__"]
 print(list(ds.map(fail)))
 """
-    assert "StageError: ValueError: three (stage: map(fail), key: 3)" in _piped(path, code)
+    assert "StageError: ValueError: three (stage: map(fail), key: 3)" in _piped(warm_python, path, code)
 
 
 def test_names_of_the_package_are_loaded_on_first_use() -> None:

@@ -370,13 +370,11 @@ def test_a_generator_that_fails_midway_is_retried_from_its_beginning(engine: Eng
 # Tests that need a separate process.
 
 
-def start(script: str) -> subprocess.Popen[str]:
+def start(python: str, script: str) -> subprocess.Popen[str]:
     head = "import os, sys, threading, time\nimport penstock as ps\nfrom penstock.dataset import from_items\n"
     env = {**os.environ, "PYTHONPATH": SOURCE}
     code = head + textwrap.dedent(script)
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
-    )
+    return subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 
 def finish(process: subprocess.Popen[str], within_s: float = 120) -> tuple[int, str, str, float]:
@@ -392,21 +390,22 @@ def finish(process: subprocess.Popen[str], within_s: float = 120) -> tuple[int, 
 
 
 @pytest.mark.parametrize("work_s", [0.0, 0.2])
-def test_ctrl_c_ends_the_iteration_quickly(work_s: float) -> None:
+def test_ctrl_c_ends_the_iteration_quickly(work_s: float, warm_python: str) -> None:
     process = start(
+        warm_python,
         f"""
         def work(item):
             time.sleep({work_s})
             return item
 
         try:
-            for item in from_items(list(range(10_000_000))).map(work, workers=2):
+            for item in from_items(range(10_000_000)).map(work, workers=2):
                 if item == 1:
                     print("going", flush=True)
         except KeyboardInterrupt:
             print("left", [t.name for t in threading.enumerate() if t.name.startswith("penstock")])
             raise
-        """
+        """,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "going\n"
@@ -419,17 +418,18 @@ def test_ctrl_c_ends_the_iteration_quickly(work_s: float) -> None:
     assert took_s < 30  # millions of items are left
 
 
-def test_an_open_iterator_does_not_delay_the_exit_of_the_program() -> None:
+def test_an_open_iterator_does_not_delay_the_exit_of_the_program(warm_python: str) -> None:
     process = start(
+        warm_python,
         """
         def work(item):
             time.sleep(0.001)
             return item
 
-        run = iter(from_items(list(range(10_000_000))).map(work, workers=2).map(work, workers=1))
+        run = iter(from_items(range(10_000_000)).map(work, workers=2).map(work, workers=1))
         next(run)
         print("end", flush=True)
-        """
+        """,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "end\n"
@@ -438,8 +438,9 @@ def test_an_open_iterator_does_not_delay_the_exit_of_the_program() -> None:
     assert took_s < 30  # millions of items are left
 
 
-def test_a_forked_child_can_iterate_after_its_parent() -> None:
+def test_a_forked_child_can_iterate_after_its_parent(warm_python: str) -> None:
     process = start(
+        warm_python,
         """
         ds = from_items(list(range(1000))).map(lambda x: x + 1, workers=2)
         want = list(ds)
@@ -455,7 +456,7 @@ def test_a_forked_child_can_iterate_after_its_parent() -> None:
             sys.exit(7)  # a regular exit, while the parent's iterator exists
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
         assert list(live) == want[1:]
-        """
+        """,
     )
     code, out, err, _ = finish(process)
     assert (code, err) == (0, "")

@@ -43,12 +43,12 @@ class Point:
         self.x = x
 
 
-def script(text: str, folder: Path, **env: str) -> str:
+def script(python: str, text: str, folder: Path, **env: str) -> str:
     """Run a script as a user would, and return what it prints."""
     path = folder / "script.py"
     path.write_text("import penstock as ps\nfrom penstock.dataset import from_items\n" + textwrap.dedent(text))
     done = subprocess.run(
-        [sys.executable, str(path)],
+        [python, str(path)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -62,8 +62,9 @@ def script(text: str, folder: Path, **env: str) -> str:
 # What can be sent to a worker.
 
 
-def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path) -> None:
+def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path, warm_python: str) -> None:
     out = script(
+        warm_python,
         """
         import functools, os
         print("main runs")
@@ -95,11 +96,12 @@ def test_a_script_needs_no_main_guard_and_is_not_run_again(tmp_path: Path) -> No
     assert out == "main runs\n"
 
 
-def test_functions_of_modules_on_the_path_of_the_run_can_be_sent(tmp_path: Path) -> None:
+def test_functions_of_modules_on_the_path_of_the_run_can_be_sent(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "beside_script.py").write_text("import os\ndef pid(x): return os.getpid()\n")
     (tmp_path / "on_path").mkdir()
     (tmp_path / "on_path" / "appended.py").write_text("def double(x): return 2 * x\n")
     out = script(
+        warm_python,
         f"""
         import os, sys
         import beside_script
@@ -325,8 +327,9 @@ def test_several_threads_may_have_runs_on_processes() -> None:
     assert got == [list(range(1, 41))] * 3
 
 
-def test_a_forked_child_can_have_a_run_on_processes_after_its_parent(tmp_path: Path) -> None:
+def test_a_forked_child_can_have_a_run_on_processes_after_its_parent(tmp_path: Path, warm_python: str) -> None:
     out = script(
+        warm_python,
         """
         import os, sys
         ds = from_items(range(200)).map(lambda x: x + 1, on="processes", workers=1).map(lambda x: x, workers=2)

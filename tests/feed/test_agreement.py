@@ -204,10 +204,10 @@ def main(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+def ranks(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> dict[int, list[dict[str, Any]]]:
     """The results of the ranks, by world."""
     folder = tmp_path_factory.mktemp("ranks")
-    process = subprocess.run([sys.executable, __file__, str(folder)], capture_output=True, text=True, timeout=500)
+    process = subprocess.run([warm_python, __file__, str(folder)], capture_output=True, text=True, timeout=500)
     assert process.returncode == 0, process.stderr
     return {
         world: [json.loads((folder / f"done-{world}-{rank}.json").read_text()) for rank in range(world)]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -130,8 +129,8 @@ print("done")
 """
 
 
-def test_jax_arrays_come_with_state_ranks_and_ledger(tmp_path: Path) -> None:
-    ran = subprocess.run([sys.executable, "-c", JAX], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+def test_jax_arrays_come_with_state_ranks_and_ledger(tmp_path: Path, warm_python: str) -> None:
+    ran = subprocess.run([warm_python, "-c", JAX], cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert ran.stdout.strip() == "done", ran.stderr
 
 

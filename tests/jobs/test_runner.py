@@ -550,22 +550,22 @@ JOB = """
 """
 
 
-def test_a_job_that_is_killed_twice_ends_as_if_it_had_never_been_killed() -> None:
+def test_a_job_that_is_killed_twice_ends_as_if_it_had_never_been_killed(warm_python: str) -> None:
     count = 10_000 if FULL else 240
     _write_inputs(count)
     Path("job.py").write_text(textwrap.dedent(JOB).replace("LAST", str(count * 9 // 10)))
     journal = Path(f"out/{JOB_FOLDER}/journal.jsonl")
     for share in (0.3, 0.6):
-        process = subprocess.Popen([sys.executable, "job.py", str(count)], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen([warm_python, "job.py", str(count)], stderr=subprocess.DEVNULL)
         while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < share * count):
             time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(signal.SIGRTMIN)
         assert process.wait() == -signal.SIGKILL
         assert not os.path.exists("m.parquet")
         assert all(text == f"{name.split('/')[1].split('-')[0]}{'-' * 5000}" for name, text in _outputs().items())
     before = journal.read_bytes().count(b'"done": true')
     Path("go").touch()
-    done = subprocess.run([sys.executable, "job.py", str(count)], capture_output=True, text=True, check=True)
+    done = subprocess.run([warm_python, "job.py", str(count)], capture_output=True, text=True, check=True)
     good = [number for number in range(count) if number % 20 != 7]
     parts = [(n, part) for n in good for part in range(1 + n % 2)]
     rows = [{"input": f"in/{n}.txt", "number": n, "part": part} for n, part in parts]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -184,23 +183,23 @@ print(ds.write_parquet(sys.argv[1], max_bytes=12_000).samples)
 """
 
 
-def test_a_killed_run_is_resumed_and_gives_the_same_files(tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed_and_gives_the_same_files(tmp_path: Path, warm_python: str) -> None:
     # One script for all runs, so that they write the same dataset: an argument makes the first one slow.
     script = tmp_path / "write.py"
     script.write_text(textwrap.dedent(SCRIPT.format(slow="len(sys.argv) > 2")))
-    victim = subprocess.Popen([sys.executable, str(script), str(tmp_path / "out"), "slow"])
+    victim = subprocess.Popen([warm_python, str(script), str(tmp_path / "out"), "slow"])
     journal = tmp_path / "out/.penstock-parquet/journal.jsonl"
     until = time.monotonic() + 120
     while not (journal.exists() and b"entry" in journal.read_bytes()) and time.monotonic() < until:
         time.sleep(0.01)
-    victim.send_signal(signal.SIGKILL)
+    victim.send_signal(signal.SIGRTMIN)
     victim.wait()
     assert not [name for name in os.listdir(tmp_path / "out") if name.endswith(".parquet")]
     first = journal.parent / "00000.parquet"
     stamp = first.stat()
     os.utime(first, ns=(1, 1))
     for folder in ("out", "whole"):
-        done = subprocess.run([sys.executable, str(script), str(tmp_path / folder)], capture_output=True, text=True)
+        done = subprocess.run([warm_python, str(script), str(tmp_path / folder)], capture_output=True, text=True)
         assert done.stdout.strip() == "900", done.stderr
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
     assert min(path.stat().st_mtime_ns for path in visible(tmp_path / "out")) == 1 < stamp.st_mtime_ns

@@ -9,7 +9,6 @@ import re
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -244,9 +243,11 @@ ps.pack(source, sys.argv[2], max_samples=6)
 
 
 @pytest.mark.parametrize("kind", ["folder", "dataset"])
-def test_a_run_that_is_killed_repeatedly_gives_the_same_bytes(photos: Path, tmp_path: Path, kind: str) -> None:
+def test_a_run_that_is_killed_repeatedly_gives_the_same_bytes(
+    photos: Path, tmp_path: Path, kind: str, warm_python: str
+) -> None:
     more = ["dataset"] if kind == "dataset" else []
-    script, out = [sys.executable, "-c", PACKING, str(photos)], tmp_path / "out"
+    script, out = [warm_python, "-c", PACKING, str(photos)], tmp_path / "out"
     started = time.monotonic()
     subprocess.run([*script, str(tmp_path / "want"), *more], check=True, stdout=subprocess.DEVNULL)
     want, rng = content(tmp_path / "want"), random.Random(5)
@@ -256,7 +257,7 @@ def test_a_run_that_is_killed_repeatedly_gives_the_same_bytes(photos: Path, tmp_
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(rng.random() * took_s)
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGRTMIN)
         seen = {path.name for path in out.iterdir() if not path.name.startswith(".")} if out.exists() else set()
         assert {name: data for name, data in content(out).items() if name in seen}.items() <= want.items()
     subprocess.run([*script, str(out), *more], check=True, stdout=subprocess.DEVNULL)
@@ -275,7 +276,7 @@ ps.pack(source, sys.argv[1], max_bytes="40MB", shuffle=False, storage=S3(sys.arg
 """
 
 
-def test_a_run_into_a_bucket_that_was_killed_and_resumed_leaves_no_uploads(tmp_path: Path) -> None:
+def test_a_run_into_a_bucket_that_was_killed_and_resumed_leaves_no_uploads(tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "buckets" / "bucket").mkdir(parents=True)
     with s3_server(tmp_path / "buckets") as port:
         storage = S3(f"http://127.0.0.1:{port}", ACCESS_KEY, SECRET_KEY)
@@ -287,12 +288,12 @@ def test_a_run_into_a_bucket_that_was_killed_and_resumed_leaves_no_uploads(tmp_p
                 return []
             return [one["Key"] for one in found.get("Uploads", ())]
 
-        call = [sys.executable, "-c", UPLOADING, "s3://bucket/out", str(storage.endpoint), ACCESS_KEY, SECRET_KEY]
+        call = [warm_python, "-c", UPLOADING, "s3://bucket/out", str(storage.endpoint), ACCESS_KEY, SECRET_KEY]
         with subprocess.Popen(call) as process:
             deadline = time.monotonic() + 120
             while not pending() and time.monotonic() < deadline:
                 time.sleep(0.02)
-            process.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGRTMIN)
         assert pending() == ["out/shard-000000.tar"]
         subprocess.run(call, check=True)
         assert pending() == []

@@ -153,8 +153,10 @@ def test_media_of_shards_and_of_decoded_samples_are_embedded(photos: Path, tmp_p
     assert found.features["cls"].names == ["cat", "dog"]
 
 
-def test_a_killed_run_is_resumed_with_other_workers_and_gives_the_same_bytes(photos: Path, tmp_path: Path) -> None:
-    call = [sys.executable, "-c", KILLED, str(photos), str(tmp_path / "out")]
+def test_a_killed_run_is_resumed_with_other_workers_and_gives_the_same_bytes(
+    photos: Path, tmp_path: Path, warm_python: str
+) -> None:
+    call = [warm_python, "-c", KILLED, str(photos), str(tmp_path / "out")]
     assert subprocess.run(call, timeout=300, check=False).returncode == -9
     drafts = tmp_path / "out" / ".penstock-parquet"
     assert len(list(drafts.glob("*.parquet"))) >= 3

@@ -79,17 +79,18 @@ import penstock as ps
 from penstock.relations.database import database
 plan = ps.from_items([{"k": 1}]).on("local", memory="64MB").plan
 with database(plan, "test") as con:
-    con.execute("create table t as select range as k, repeat('x', 100) || range as s from range(2000000)").fetchall()
+    con.execute("create table t as select range as k, repeat('x', 100) || range as s from range(1000000)").fetchall()
     print("spilled", flush=True)
     time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_on_the_disk(signum: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_nothing_is_left_on_the_disk(
+    signum: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: str
+) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", GROUPING],
+        [warm_python, "-c", GROUPING],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -99,7 +100,7 @@ def test_nothing_is_left_on_the_disk(signum: signal.Signals, tmp_path: Path, mon
         process.stdout.readline()
         (folder,) = tmp_path.iterdir()
         assert sum(file.stat().st_size for file in folder.iterdir()) > 1_000_000
-        process.send_signal(signum)
+        process.send_signal(signal.SIGRTMIN if signum == signal.SIGKILL else signum)
     assert process.returncode != 0
     assert folder.exists() == (signum == signal.SIGKILL)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

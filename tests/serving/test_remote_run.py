@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -47,20 +46,21 @@ def _program(folder: Path, samples: int, stages: str = "") -> str:
 class ServerProcess:
     """``penstock serve`` in a process that can be killed and started again at the same address."""
 
-    def __init__(self, program: str, port: int = 0) -> None:
-        self._program = program
+    def __init__(self, python: str, program: str) -> None:
+        self._python, self._program = python, program
         self.address = ""
-        self.start(port)
+        self.start(0)
 
     def start(self, port: int) -> None:
-        command = [sys.executable, "-m", "penstock", "serve", self._program, "--listen", f"127.0.0.1:{port}"]
+        command = [self._python, "-m", "penstock", "serve", self._program, "--listen", f"127.0.0.1:{port}"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         found = re.search(r"serving at (\S+:(\d+)),", self.process.stdout.readline())
         assert found is not None
         self.address, self.port = found[1], int(found[2])
 
-    def end(self, kind: signal.Signals = signal.SIGKILL) -> int:
+    def end(self, kind: signal.Signals = signal.SIGRTMIN) -> int:
+        """Send a signal, and wait for the end; SIGRTMIN kills."""
         self.process.send_signal(kind)
         code = self.process.wait(60)
         if self.process.stdout is not None:
@@ -69,10 +69,10 @@ class ServerProcess:
 
 
 @contextmanager
-def processes(program: str, count: int) -> Iterator[list[ServerProcess]]:
+def processes(python: str, program: str, count: int) -> Iterator[list[ServerProcess]]:
     servers: list[ServerProcess] = []
     try:
-        servers += [ServerProcess(program) for _ in range(count)]
+        servers += [ServerProcess(python, program) for _ in range(count)]
         yield servers
     finally:
         for server in servers:
@@ -140,11 +140,13 @@ def _check_ledger(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("stages", ["", ".filter(lambda sample: True)"] if FULL else [""])
-def test_servers_killed_at_random_moments_lose_and_repeat_nothing(stages: str, tmp_path: Path) -> None:
+def test_servers_killed_at_random_moments_lose_and_repeat_nothing(
+    stages: str, tmp_path: Path, warm_python: str
+) -> None:
     program = _program(tmp_path, SAMPLES, stages)
     random = Random(len(stages))
     moments = sorted(random.sample(range(5, SAMPLES // 5 - 5), KILLS))
-    with processes(program, 2) as servers:
+    with processes(warm_python, program, 2) as servers:
         feed = ps.connect([server.address for server in servers], ledger=tmp_path / "ledger")
         want = list(numbers((SAMPLES,)).shuffle().epoch(0))
 
@@ -159,10 +161,10 @@ def test_servers_killed_at_random_moments_lose_and_repeat_nothing(stages: str, t
 
 
 def test_all_servers_killed_and_restarted_while_the_consumer_says_what_it_waits_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, warm_python: str
 ) -> None:
     monkeypatch.setattr("penstock.serving.servers.SAY_S", 0.2)
-    with processes(_program(tmp_path, 3000), 2) as servers, caplog.at_level(logging.WARNING, "penstock"):
+    with processes(warm_python, _program(tmp_path, 3000), 2) as servers, caplog.at_level(logging.WARNING, "penstock"):
         feed = ps.connect([server.address for server in servers], ledger=tmp_path / "ledger")
         restarts: list[threading.Thread] = []
 
@@ -226,8 +228,8 @@ def test_a_partition_is_survived(seconds: float, cut_off: int, tmp_path: Path) -
     _check_ledger(tmp_path)
 
 
-def test_a_server_that_ends_in_order_passes_its_consumers_on(tmp_path: Path) -> None:
-    with processes(_program(tmp_path, 400), 2) as servers:
+def test_a_server_that_ends_in_order_passes_its_consumers_on(tmp_path: Path, warm_python: str) -> None:
+    with processes(warm_python, _program(tmp_path, 400), 2) as servers:
         feed = ps.connect([server.address for server in servers], ledger=tmp_path / "ledger")
         codes: list[int] = []
         seen = _consume(feed, {10: lambda: codes.append(servers[0].end(signal.SIGTERM))})

@@ -7,7 +7,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -167,10 +166,10 @@ def test_forked_processes_fetch_a_chunk_once(remote: RemoteFolder, cache_dir: Pa
     assert remote.fetch_counts() == [1, 1, 1, 1]
 
 
-def test_unrelated_processes_fetch_a_chunk_once(remote: RemoteFolder, cache_dir: Path) -> None:
+def test_unrelated_processes_fetch_a_chunk_once(remote: RemoteFolder, cache_dir: Path, warm_python: str) -> None:
     data = pickle.dumps(Cache(cache_dir).wrap(replace(remote, delay_s=0.05)))
     script = f"import pickle; from {__name__} import read_in_threads; read_in_threads(pickle.loads({data!r}))"
-    children = [subprocess.Popen([sys.executable, "-c", script], cwd=ROOT) for _ in range(2)]
+    children = [subprocess.Popen([warm_python, "-c", script], cwd=ROOT) for _ in range(2)]
     assert [child.wait(300) for child in children] == [0, 0]
     assert remote.fetch_counts() == [1, 1, 1, 1]
 

@@ -78,9 +78,9 @@ finally:
 """
 
 
-def test_shards_are_written_to_and_read_from_google_cloud_storage(tmp_path: Path) -> None:
+def test_shards_are_written_to_and_read_from_google_cloud_storage(tmp_path: Path, warm_python: str) -> None:
     """In a process of its own, because gcsfs keeps threads; without calls by gRPC, which the server does not know."""
     env = {**os.environ, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-    call = [sys.executable, "-c", GOOGLE]
+    call = [warm_python, "-c", GOOGLE]
     done = subprocess.run(call, capture_output=True, text=True, check=False, env=env, cwd=tmp_path, timeout=300)
     assert done.stdout == "50 True\n", done.stderr

@@ -13,7 +13,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,6 +21,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -208,9 +208,9 @@ def serve() -> Callable[[View], Any]:
 
 
 @contextmanager
-def command(*arguments: str) -> Iterator[str]:
+def command(python: str, *arguments: str) -> Iterator[str]:
     """Run ``penstock view`` and yield the address that it prints."""
-    call = [sys.executable, "-m", "penstock", "view", *arguments, "--no-browser"]
+    call = [python, "-m", "penstock", "view", *arguments, "--no-browser"]
     process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -223,9 +223,9 @@ def command(*arguments: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def view_command() -> Callable[..., Any]:
+def view_command(warm_python: str) -> Callable[..., Any]:
     """Runs ``penstock view`` while a ``with`` block runs; yields the address that it prints."""
-    return command
+    return partial(command, warm_python)
 
 
 def _bomb(kind: str) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
@@ -136,7 +135,7 @@ def test_a_position_is_digits(text: str) -> None:
 
 
 @pytest.fixture
-def remote(tmp_path: Path) -> Iterator[tuple[str, str, Proxy]]:
+def remote(tmp_path: Path, warm_python: str) -> Iterator[tuple[str, str, Proxy]]:
     """The address and the cookie of a page over shards on an S3 server with 50 ms latency, and the proxy before it."""
     root = tmp_path / "s3"
     root.mkdir()
@@ -148,7 +147,7 @@ def remote(tmp_path: Path) -> Iterator[tuple[str, str, Proxy]]:
         proxy.rule(times=None, latency=LATENCY_S)
         env = {**os.environ, "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
         env |= {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{proxy.port}", "AWS_DEFAULT_REGION": "us-east-1"}
-        command = [sys.executable, "-m", "penstock", "view", "s3://bucket/", "--no-browser"]
+        command = [warm_python, "-m", "penstock", "view", "s3://bucket/", "--no-browser"]
         process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert process.stdout is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import subprocess
-import sys
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -97,11 +96,11 @@ def samples_of() -> Callable[[bytes], Samples]:
 
 
 @pytest.fixture
-def pipe() -> Callable[..., bytes]:
+def pipe(warm_python: str) -> Callable[..., bytes]:
     """Pipe data into ``penstock WORDS`` in a separate process; return its standard output."""
 
     def run(data: bytes, *words: str) -> bytes:
-        command = [sys.executable, "-m", "penstock", *words]
+        command = [warm_python, "-m", "penstock", *words]
         done = subprocess.run(command, input=data, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout

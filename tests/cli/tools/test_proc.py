@@ -54,11 +54,11 @@ def test_a_script_may_have_another_interpreter(small_shard: str, tmp_path: Path,
     assert error == "penstock: cannot start the command: No such file or directory (url: /no/shell)\n"
 
 
-def test_a_terminated_run_leaves_no_partial_file(small_shard: str, tmp_path: Path) -> None:
+def test_a_terminated_run_leaves_no_partial_file(small_shard: str, tmp_path: Path, warm_python: str) -> None:
     out = tmp_path / "out"
     out.mkdir()
     words = ["proc", "-c", "echo here; sleep 60", small_shard, "-w", str(tmp_path / "w"), "-o", str(out / "x.tar")]
-    run = subprocess.Popen([sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE)
+    run = subprocess.Popen([warm_python, "-m", "penstock", *words], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("w/*/_*/sample.txt")) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -87,10 +87,10 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
-def test_sigterm_just_before_a_wait_is_handled(small_shard: str, tmp_path: Path) -> None:
+def test_sigterm_just_before_a_wait_is_handled(small_shard: str, tmp_path: Path, warm_python: str) -> None:
     folder = str(tmp_path / "w")
     words = ["proc", "-c", "sleep 20", small_shard, "-w", folder, "-o", str(tmp_path / "out.tar")]
-    script = [sys.executable, "-c", SIGTERM_BEFORE_A_WAIT, folder, *words]
+    script = [warm_python, "-c", SIGTERM_BEFORE_A_WAIT, folder, *words]
     done = subprocess.run(script, capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (143, b"penstock: terminated\n")
     assert not (tmp_path / "out.tar").exists()

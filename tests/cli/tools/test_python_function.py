@@ -80,12 +80,12 @@ def test_a_name_that_is_not_a_function_is_refused(name: str, message: str, modul
         import_function(name.format(module))
 
 
-def test_a_function_gets_decoded_samples_in_processes(small_shard: str, tmp_path: Path) -> None:
+def test_a_function_gets_decoded_samples_in_processes(small_shard: str, tmp_path: Path, warm_python: str) -> None:
     (tmp_path / "functions9.py").write_text(
         "import os\n\ndef plus(sample):\n"
         "    return {**sample, 'n.txt': str(sample['cls'] + 1), 'p.txt': str(os.getpid())}\n"
     )
-    words = [sys.executable, "-m", "penstock", "proc", "--python", "functions9:plus", "--decode", "rgb8", "-p", "2"]
+    words = [warm_python, "-m", "penstock", "proc", "--python", "functions9:plus", "--decode", "rgb8", "-p", "2"]
     subprocess.run([*words, small_shard, "-o", "out.tar"], cwd=tmp_path, check=True)
     rows = ps.read_tar(str(tmp_path / "out.tar")).take_all()
     assert [row["n.txt"] for row in rows] == [b"%d" % (number + 1) for number in range(8)]

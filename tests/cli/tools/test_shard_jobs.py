@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,8 +60,10 @@ def test_existing_output_shards_are_not_written_again(
     assert main(["verify", str(out)]) == 0
 
 
-def test_a_killed_run_resumes_and_writes_the_same_bytes(write_shards: WriteShards, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "penstock", "proc", "-c", COMMAND, write_shards(count=6), "--jobs", "2", "-o"]
+def test_a_killed_run_resumes_and_writes_the_same_bytes(
+    write_shards: WriteShards, tmp_path: Path, warm_python: str
+) -> None:
+    words = [warm_python, "-m", "penstock", "proc", "-c", COMMAND, write_shards(count=6), "--jobs", "2", "-o"]
     subprocess.run([*words, str(tmp_path / "expected" / "{}.tar")], check=True, stderr=subprocess.DEVNULL)
     out = tmp_path / "out"
     slow = {**os.environ, "PENSTOCK_TEST_SLEEP": "0.1"}
@@ -71,7 +72,7 @@ def test_a_killed_run_resumes_and_writes_the_same_bytes(write_shards: WriteShard
         before, deadline = len(list(out.glob("*.tar"))), time.monotonic() + 120
         while len(list(out.glob("*.tar"))) <= before and time.monotonic() < deadline:
             time.sleep(0.01)
-        run.send_signal(sent)
+        run.send_signal(signal.SIGRTMIN if sent == signal.SIGKILL else sent)
         _, error = run.communicate(timeout=120)
         assert run.returncode == (-9 if sent == signal.SIGKILL else 130), error
         if sent == signal.SIGINT:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def test_shards_are_split_by_count_and_size_with_index_and_manifest(
 @pytest.mark.parametrize("source_kind", ["file", "pipe", "gz"])
 @pytest.mark.parametrize("limits", [{"max_bytes": 60_000}, {"max_bytes": 90_000, "max_samples": 25}])
 def test_shards_equal_those_of_a_writer_that_gets_samples_one_by_one(
-    source_kind: str, limits: dict[str, Any], tmp_path: Path
+    source_kind: str, limits: dict[str, Any], tmp_path: Path, warm_python: str
 ) -> None:
     rows = [{"__key__": f"k{n:03}", "cls": b"%d" % n, "txt": b"x" * (n * 37 % 1500)} for n in range(70)]
     source = tmp_path / ("in.tar.gz" if source_kind == "gz" else "in.tar")
@@ -50,7 +49,7 @@ def test_shards_equal_those_of_a_writer_that_gets_samples_one_by_one(
     words = ["split", *options, "-o", f"{tmp_path}/two/"]
     if source_kind == "pipe":
         with open(source, "rb") as file:
-            subprocess.run([sys.executable, "-m", "penstock", *words], stdin=file, check=True)
+            subprocess.run([warm_python, "-m", "penstock", *words], stdin=file, check=True)
     else:
         assert main([*words, str(source)]) == 0
     names = sorted(path.name for path in (tmp_path / "one").glob("*.tar"))

@@ -65,7 +65,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(words: list[str], tmp_path: 
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_a_pipe_that_is_closed_early_is_not_an_error(tmp_path: Path) -> None:
+def test_a_pipe_that_is_closed_early_is_not_an_error(tmp_path: Path, warm_python: str) -> None:
     with ps.TarWriter(tmp_path / "big.tar") as writer:
         for number in range(300):
             writer.write({"__key__": f"{number}", "bin": os.urandom(20_000)})
@@ -73,7 +73,7 @@ def test_a_pipe_that_is_closed_early_is_not_an_error(tmp_path: Path) -> None:
     "$1" -m penstock cat "$2" | head -c 10000 > /dev/null
     cat "$2" | "$1" -m penstock cat -c 2 > "$3" || test $? = 141
     "$1" -m penstock tsv --json -f bin "$2" | head -n 1 > /dev/null"""
-    words = ["bash", "-c", script, "bash", sys.executable, str(tmp_path / "big.tar"), str(tmp_path / "two.tar")]
+    words = ["bash", "-c", script, "bash", warm_python, str(tmp_path / "big.tar"), str(tmp_path / "two.tar")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(ps.read_tar(str(tmp_path / "two.tar"))) == 2

@@ -42,13 +42,13 @@ sys.exit(old_name())
 
 
 @pytest.fixture
-def shell(tmp_path: Path, photo_shards: Path) -> Any:
+def shell(tmp_path: Path, photo_shards: Path, warm_python: str) -> Any:
     """A shell in a folder with shards; the old names are commands, gm and gsutil are small substitutes."""
     folder = tmp_path / "bin"
     folder.mkdir()
     scripts = dict.fromkeys(OLD_NAMES, OLD_NAME) | {"gm": GM, "gsutil": '#!/bin/sh\ncat "${{2#gs://lpr-imagenet/}}"\n'}
     for name, text in scripts.items():
-        (folder / name).write_text(text.format(python=sys.executable))
+        (folder / name).write_text(text.format(python=warm_python))
         (folder / name).chmod(0o755)
     with open(tmp_path / "imagenet_train-0000.tgz", "wb") as file:
         subprocess.run(["gzip", "-c", photo_shards / "train-0000.tar"], stdout=file, check=True)
@@ -95,11 +95,11 @@ def test_the_documented_command_lines_work(shell: Any, tmp_path: Path) -> None:
     assert all(max(row["jpg"].size) == 16 for row in after)
 
 
-def test_the_documented_job_over_many_shards_works(shell: Any, tmp_path: Path) -> None:
+def test_the_documented_job_over_many_shards_works(shell: Any, tmp_path: Path, warm_python: str) -> None:
     for number in range(2):
         shell(f"tarcat mdata/train-000{number}.tar -c 4 > scanned-000{number}.tar")
         shell(f"tarproc -p 16 -q -c 'wc -c *.png' scanned-000{number}.tar -o one-000{number}.tar")
-    penstock = f"{shlex.quote(sys.executable)} -m penstock"
+    penstock = f"{shlex.quote(warm_python)} -m penstock"
     shell(f"{penstock} proc -p 16 -q -c 'wc -c *.png' 'scanned-{{0000..0001}}.tar' -o 'ocr-{{}}.tar' --jobs 16")
     for number in range(2):
         assert (tmp_path / f"one-000{number}.tar").read_bytes() == (tmp_path / f"ocr-000{number}.tar").read_bytes()

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,8 @@ for number, batch in enumerate(loader):
 """
 
 
-def test_a_killed_process_has_written_every_step(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", _KILLED, str(tmp_path)], timeout=300, check=False)
+def test_a_killed_process_has_written_every_step(tmp_path: Path, warm_python: str) -> None:
+    ended = subprocess.run([warm_python, "-c", _KILLED, str(tmp_path)], timeout=300, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert [step.step for step in ps.ledger(tmp_path)] == list(range(8))
     proof = ps.ledger(tmp_path).verify()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -136,7 +135,7 @@ def test_a_member_too_large_for_memory_is_refused_and_the_others_are_read(monkey
     assert found[17][1].key == "k17"
 
 
-def test_standard_input_of_a_process_is_read(tmp_path: Path) -> None:
+def test_standard_input_of_a_process_is_read(tmp_path: Path, warm_python: str) -> None:
     with ShardWriter(tmp_path / "a.tar.gz") as writer:
         for row in ROWS:
             writer.write(row)
@@ -146,5 +145,5 @@ def test_standard_input_of_a_process_is_read(tmp_path: Path) -> None:
         "sys.stdout.write(' '.join(row['__key__'] for row, _ in iter_samples(sys.stdin.buffer, '-', All())))"
     )
     with open(tmp_path / "a.tar.gz", "rb") as file:
-        done = subprocess.run([sys.executable, "-c", program], stdin=file, capture_output=True, check=True, text=True)
+        done = subprocess.run([warm_python, "-c", program], stdin=file, capture_output=True, check=True, text=True)
     assert done.stdout.split() == [row["__key__"] for row in ROWS]
