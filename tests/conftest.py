@@ -26,6 +26,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -208,8 +209,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not _uses(item, "shared_ray"):
         return
     import ray
+    from ray._private.node import Node
 
-    if not ray.is_initialized():
+    if ray.is_initialized():
+        return
+    # The tests neither read logs nor open the dashboard, whose processes take time to start and while they wait.
+    with patch.object(Node, "start_log_monitor"), patch.object(Node, "start_api_server"):
         ray.init(
             address="local",
             num_cpus=2,

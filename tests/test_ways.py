@@ -11,6 +11,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,8 +40,6 @@ def test_a_program_gets_shorter(page: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # Ray's own
 @pytest.mark.usefixtures("shared_ray")
 def test_the_program_for_ray_data_runs(photo_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray
-
     shutil.copytree(photo_shards / "photos", tmp_path / "photos")
     monkeypatch.chdir(tmp_path)
     before, after = _blocks(ROOT / "docs" / "ways" / "from-ray-data.md")
@@ -49,7 +48,7 @@ def test_the_program_for_ray_data_runs(photo_shards: Path, tmp_path: Path, monke
     predictions: list[dict[str, int]] = []
     for code, folder in ((before, "ray"), (after, "predictions")):
         exec(compile(code, "from-ray-data.md", "exec"), {"__name__": "__main__"})
-        rows = ray.data.read_parquet(str(tmp_path / folder)).take_all()
+        rows = pq.read_table(tmp_path / folder).to_pylist()
         predictions.append({Path(row["path"]).name + Path(row["path"]).parent.name: row["prediction"] for row in rows})
     assert predictions[0] == predictions[1]
 
@@ -119,7 +118,10 @@ def _terminal() -> ModuleType:
     return module
 
 
-def test_the_picture_of_the_terminal_shows_what_the_commands_print() -> None:
+def test_the_picture_of_the_terminal_shows_what_the_commands_print(
+    warm_python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python)
     terminal = _terminal()
     drawn = (ROOT / "docs" / "pictures" / "terminal.svg").read_text()
     without_figures = re.compile(r"[\d,]{4,}")  # sizes of JPEGs differ between versions of libjpeg

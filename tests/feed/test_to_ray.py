@@ -61,6 +61,15 @@ def test_a_rank_of_a_table_becomes_columns_without_rows(tmp_path: Path) -> None:
     assert [row["n"] for row in made.iter_rows()] == list(range(350, 700))
 
 
+def test_relative_paths_begin_at_the_working_directory_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # Ray was started in another folder
+    ps.from_items([{"__key__": f"{i}", "x.json": i} for i in range(9)]).write_tar("part-%02d.tar", max_samples=5)
+    ds = ps.read_tar("part-{00..01}.tar").decode().map(lambda s: {"x": s["x.json"], "folder": os.getcwd()})
+    assert ds.to_ray().take_all() == [{"x": i, "folder": str(tmp_path)} for i in range(9)]
+
+
 def test_an_error_in_a_task_names_stage_and_sample() -> None:
     def broken(sample: dict[str, Any]) -> Any:
         return 1 / (sample["n"] - 7)

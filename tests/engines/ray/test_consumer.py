@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,9 @@ pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.xdist_group("ra
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
 
 Sample = dict[str, Any]
+FULL = os.environ.get("PENSTOCK_FULL") == "1"
+# A pool of its own, as a device has; a worker that has a device imports torch.
+ON_A_DEVICE: dict[str, Any] = {"workers": 1, **({"gpus": 1} if FULL else {"memory": 1000})}
 
 
 def row(sample: Sample, rng: np.random.Generator) -> Sample:
@@ -36,8 +40,9 @@ class Device:
 
 
 def samples() -> ps.Dataset:
-    ds = numbers((200, 100, 300)).shuffle().filter(lambda sample: sample["x"] % 5 != 2).map(row)
-    return ds.map_batches(Device, 20, workers=1, gpus=1)
+    workers = None if FULL else 1
+    ds = numbers((200, 100, 300)).shuffle().filter(lambda sample: sample["x"] % 5 != 2, workers=workers)
+    return ds.map(row, workers=workers).map_batches(Device, 20, **ON_A_DEVICE)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -93,10 +98,11 @@ def fail(sample: Sample) -> Sample:
 
 
 def test_errors_of_writers_and_stages_are_raised_as_they_are(tmp_path: Path) -> None:
+    same = numbers((40,)).map(repeat_key, workers=1).select("__key__", "x").rename(cls="x")
     with pytest.raises(DataError, match="the key was written before"):
-        numbers((40,)).map(repeat_key).select("__key__", "x").rename(cls="x").on("ray").write_tar(tmp_path, shards=2)
+        same.on("ray").write_tar(tmp_path, shards=2)
     with pytest.raises(StageError, match="sample"):
-        numbers((40,)).map(fail).on("ray").write_tar(tmp_path, shards=2)
+        numbers((40,)).map(fail, workers=1).on("ray").write_tar(tmp_path, shards=2)
     assert [path.name for path in tmp_path.iterdir()] == []
 
 

@@ -20,6 +20,8 @@ from penstock.engines.ray.actor_proxy import NAMESPACE
 from penstock.testing import numbers
 
 FULL = os.environ.get("PENSTOCK_FULL") == "1"
+# A pool of its own, as a device has; a worker that has a device imports torch.
+ON_A_DEVICE: dict[str, Any] = {"workers": 1, **({"gpus": 2} if FULL else {"memory": 1000})}
 
 pytestmark = [pytest.mark.usefixtures("shared_ray"), pytest.mark.xdist_group("ray")]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker cannot import a test
@@ -57,7 +59,7 @@ class SlowModel(Model):
 
 
 def dataset(log: Path) -> ps.Dataset:
-    return numbers((90, 70)).shuffle().map_batches(Model, 8, fn_args=(str(log),), workers=1, gpus=2)
+    return numbers((90, 70)).shuffle().map_batches(Model, 8, fn_args=(str(log),), **ON_A_DEVICE)
 
 
 class Trainer:
@@ -123,7 +125,7 @@ def test_every_part_says_that_the_shared_worker_ended_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = tmp_path / "log"
-    ds = numbers((400, 400)).shuffle().map_batches(SlowModel, 8, fn_args=(str(log),), workers=1, gpus=2)
+    ds = numbers((400, 400)).shuffle().map_batches(SlowModel, 8, fn_args=(str(log),), **ON_A_DEVICE)
     runs = [iter(part.epoch(0)) for part in ds.on("ray").split(2)]
     rows = [[next(run)["x"]] for run in runs]
     os.kill(int(log.read_text()), signal.SIGKILL)
