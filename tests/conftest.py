@@ -47,18 +47,6 @@ PHOTO_SIZE = (48, 32)
 THREAD_GRACE_S = 60.0
 
 WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py; the command beside it is "python"
-WARM_LIBRARIES = (
-    *("numpy", "pandas", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute"),
-    *("penstock.cli", "penstock.dataset.dataset", "penstock.dataset.table_sources", "penstock.engines.pipeline"),
-    *("penstock.engines.local.process_worker", "penstock.landing.tar_sink", "penstock.landing.parquet_sink"),
-    *(
-        "penstock.packing.packer",
-        "penstock.inspection.info",
-        "penstock.storage.local",
-        "penstock.testing.number_source",
-    ),
-)
-LARGE_LIBRARIES = ("torch._dynamo", "transformers.trainer", "datasets", "webdataset")
 COMPILED = "PENSTOCK_COMPILED"  # the variable with a file that exists when the tests are compiled
 COLD = "PENSTOCK_COLD_PYTHON"  # the variable with the interpreter for options that the command does not know
 
@@ -114,13 +102,12 @@ def _start_warm_python(folder: Path) -> list[subprocess.Popen[bytes]]:
     call = [sys.executable, str(Path(__file__).with_name("warm_python.py"))]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # programs run beside each other
     started = []
-    for address, libraries in (("warm", WARM_LIBRARIES), ("warm-large", (*LARGE_LIBRARIES, *WARM_LIBRARIES))):
+    for address, large in (("warm", []), ("warm-large", ["large"])):
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(folder / address))
             listener.listen(64)
             fd = listener.fileno()
-            command_line = [*call, str(fd), *libraries]
-            started.append(subprocess.Popen(command_line, stdin=subprocess.DEVNULL, pass_fds=[fd], env=env))
+            started.append(subprocess.Popen([*call, str(fd), *large], stdin=subprocess.DEVNULL, pass_fds=[fd], env=env))
     return started
 
 

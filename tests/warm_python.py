@@ -1,10 +1,10 @@
 """An interpreter that has imported libraries that are slow to import, and forks a new process for every program.
 
-``python warm_python.py DESCRIPTOR LIBRARY...`` accepts requests on a socket that listens already, and imports the
-libraries on the first one. A program runs as with ``python ARGUMENTS`` (see warm_client.py): with its own folder,
-environment and streams, and it ends as an interpreter ends. With the variable ``PENSTOCK_WARM_END=quick`` a program
-that succeeds does not free its objects at the end, which takes longer than many programs. When the client disconnects,
-the program and its child processes are killed.
+``python warm_python.py DESCRIPTOR [large]`` accepts requests on a socket that listens already, and imports the
+libraries on the first one; with ``large`` those that take seconds, too. A program runs as with ``python ARGUMENTS`` (see
+warm_client.py): with its own folder, environment and streams, and it ends as an interpreter ends. With the variable
+``PENSTOCK_WARM_END=quick`` a program that succeeds does not free its objects at the end, which takes longer than many
+programs. When the client disconnects, the program and its child processes are killed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+LIBRARIES = (
+    *("numpy", "pandas", "PIL.Image", "cv2", "pyarrow.parquet", "pyarrow.compute"),
+    *("penstock.cli", "penstock.dataset.dataset", "penstock.dataset.table_sources", "penstock.engines.pipeline"),
+    *("penstock.engines.local.process_worker", "penstock.landing.tar_sink", "penstock.landing.parquet_sink"),
+    *("penstock.packing.packer", "penstock.inspection.info", "penstock.storage.local"),
+    "penstock.testing.number_source",
+)
+LARGE = ("torch._dynamo", "transformers.trainer", "datasets", "webdataset")
 EXECUTABLE = "PENSTOCK_WARM_EXECUTABLE"  # the variable with what a program has as sys.executable
 
 
@@ -155,4 +163,4 @@ def _program(main: ModuleType, arguments: list[str]) -> CodeType:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    serve(socket.socket(fileno=int(sys.argv[1])), (*LARGE, *LIBRARIES) if sys.argv[2:] else LIBRARIES)
