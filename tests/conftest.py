@@ -43,8 +43,8 @@ CLASSES = ("cat", "dog", "fox")
 PHOTOS_PER_CLASS = 8
 PHOTO_SIZE = (48, 32)
 
-# How long a thread may take to end after the test.
-THREAD_GRACE_S = 60.0
+# How long a thread may take to end after the test, and how long before garbage is collected, which takes long.
+THREAD_GRACE_S, THREAD_SOON_S = 60.0, 0.5
 
 WARM = "PENSTOCK_WARM_PYTHON"  # the variable with the socket of warm_python.py; the command beside it is "python"
 COMPILED = "PENSTOCK_COMPILED"  # the variable with a file that exists when the tests are compiled
@@ -215,11 +215,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stop Ray after the last test that uses it, since an idle Ray takes a third of a core."""
+    """Stop Ray after the last test that uses it, since an idle Ray takes a third of a core.
+
+    What stays after the last test of a module is not looked at again by collections of garbage.
+    """
     if _uses(item, "shared_ray") and not _uses(nextitem, "shared_ray"):
         import ray
 
         ray.shutdown()
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -227,18 +233,18 @@ def _no_thread_left() -> Iterator[None]:
     """Fail a test that leaves a thread behind, and name the thread."""
     before = set(threading.enumerate())
     yield
-    left = _threads_since(before)
-    if left:
+    if _threads_left(before, THREAD_SOON_S):
         gc.collect()  # an unfinished iteration ends when it is collected
-        deadline = time.monotonic() + THREAD_GRACE_S
-        for thread in left:
+        if left := _threads_left(before, THREAD_GRACE_S):
+            pytest.fail(f"threads left behind: {', '.join(sorted(thread.name for thread in left))}")
+
+
+def _threads_left(before: set[threading.Thread], within_s: float) -> list[threading.Thread]:
+    """Wait for the threads that were started since; return those that have not ended."""
+    deadline = time.monotonic() + within_s
+    for thread in threading.enumerate():
+        if thread not in before:
             thread.join(max(0.0, deadline - time.monotonic()))
-        left = _threads_since(before)
-    if left:
-        pytest.fail(f"threads left behind: {', '.join(sorted(thread.name for thread in left))}")
-
-
-def _threads_since(before: set[threading.Thread]) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread not in before]
 
 

@@ -1,7 +1,7 @@
 """An interpreter that has imported libraries that are slow to import, and forks a new process for every program.
 
 ``python warm_python.py DESCRIPTOR [large]`` accepts requests on a socket that listens already, and imports the
-libraries on the first one; with ``large`` those that take seconds, too. A program runs as with ``python ARGUMENTS`` (see
+libraries on the first one; with ``large`` those that take seconds too. A program runs as with ``python ARGUMENTS`` (see
 warm_client.py): with its own folder, environment and streams, and it ends as an interpreter ends. With the variable
 ``PENSTOCK_WARM_END=quick`` a program that succeeds does not free its objects at the end, which takes longer than many
 programs. When the client disconnects, the program and its child processes are killed.

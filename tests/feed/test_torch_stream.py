@@ -144,9 +144,10 @@ def test_a_state_that_does_not_fit_is_refused(state: Any, problem: str) -> None:
 def test_batches_and_length_do_not_depend_on_workers(workers: int, batch_size: int | None) -> None:
     ds = _ds().map(dict) if batch_size else _ds().map(dict).batched(16)
     alone, shared = _loader(ds.epoch(2), 0, batch_size), _loader(ds.epoch(2), workers, batch_size)
-    assert _rows(shared) == _rows(alone)
+    rows = _rows(shared)
+    assert rows == _rows(alone)
     assert len(shared) == len(alone) == 4
-    assert Counter(_all(shared)) == Counter(range(62))
+    assert Counter(chain(*rows)) == Counter(range(62))
 
 
 def test_a_short_last_batch_is_dropped_once() -> None:
@@ -261,7 +262,8 @@ def test_every_pass_of_a_dataloader_is_the_next_epoch(start: str, persistent: bo
     ds = _ds().filter(bool).batched(8)
     exact = _ds().batched(8)
     for each in (exact, ds) if start == "fork" else (exact,):
-        loader = _loader(each, 2, multiprocessing_context=start, persistent_workers=persistent)
+        workers = 2 if FULL or start == "fork" else 1  # a spawned one imports torch
+        loader = _loader(each, workers, multiprocessing_context=start, persistent_workers=persistent)
         passes = [_all(loader) for _ in range(2)]
         assert passes[0] != passes[1]
         assert Counter(passes[0]) == Counter(passes[1]) == Counter(_all(each.epoch(0)))
