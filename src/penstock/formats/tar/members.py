@@ -8,17 +8,20 @@ from __future__ import annotations
 import io
 import mmap
 import os
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from penstock.blobs.object_file import ObjectReader
 from penstock.blobs.stamp import Stamp, cached_path, write_cached
 from penstock.errors import DataError
+from penstock.formats.tar.archive import BLOCK, compression_of
 from penstock.formats.tar.grouper import Grouper, SampleEntry
 from penstock.formats.tar.index import I64
-from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker
+from penstock.formats.tar.walker import ArchiveBuffer, ArchiveWalker, MemberSpan, archive_chunks
 
 MemberRun = tuple[list[str], list[slice]]
 """The names of some members, and where their data is in the archive."""
@@ -39,6 +42,49 @@ class Ungrouped(Grouper[Any]):
 
     def finish(self) -> list[SampleEntry[Any]]:
         return []
+
+
+def archive_members(
+    stream: Any, shard: str
+) -> Iterator[tuple[list[str], list[Any], Callable[[Any], bytes]] | DataError]:
+    """Yield the members of an archive in order; an error in place of each damaged part.
+
+    A local file that is not compressed is mapped: only the members that are read are copied.
+
+    Args:
+        stream: The archive at its beginning, also a compressed one: a file, or anything with a ``read``.
+        shard: What to call it in errors.
+
+    Yields:
+        The names of some members, what stands for the data of each, and the function that reads that.
+
+    Raises:
+        OSError: The stream cannot be read.
+    """
+    mapped = _mapped_file(stream)
+    if mapped is not None:
+        for run in file_members(mapped, stream):
+            yield run if isinstance(run, DataError) else (*run, mapped.__getitem__)
+        return
+    whole = isinstance(stream, ObjectReader) and compression_of(stream.peek(BLOCK)) is None
+    buffer = ArchiveBuffer(b"", stream.chunks() if whole else archive_chunks(stream))
+
+    def copied(name: bytes, span: MemberSpan) -> bytes:
+        return bytes(buffer.data[span[1] - buffer.base : span[1] - buffer.base + span[2]])
+
+    for found in ArchiveWalker[Any](shard, buffer, copied, grouper=Ungrouped()).runs():
+        yield found if isinstance(found, DataError) else (found[0], found[2], bytes)
+
+
+def _mapped_file(stream: Any) -> mmap.mmap | None:
+    """Map a local file that is read from its beginning and is not compressed; None for any other stream."""
+    if not (isinstance(stream, io.BufferedReader) and isinstance(stream.raw, io.FileIO)):
+        return None
+    status = os.fstat(stream.fileno())
+    if not stat.S_ISREG(status.st_mode) or not status.st_size or stream.tell():
+        return None
+    mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    return mapped if compression_of(mapped[:BLOCK]) is None else None
 
 
 def file_members(content: mmap.mmap, file: io.BufferedReader) -> Iterator[MemberRun | DataError]:
