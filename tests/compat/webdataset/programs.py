@@ -496,7 +496,6 @@ def helpers(wds: Any, at: str) -> Any:
         list(itertools.islice(utils.repeatedly([1, 2], nbatches=5), 9)),
         wds.cache.url_to_cache_name("http://h/a/b.tar?x=1"),
         wds.getfirst({"a": 1, "b": 2}, "c;b"),
-        wds.filters.parse_field_spec("a;b c"),
         wds.transform_with([1, 2, 3], [None, str]),
         wds.shardlists.expand_urls("a{0..2}::b{x,y}"),
         wds.filters.default_collation_fn([(1, "a"), (2.5, "b")]),

@@ -1,9 +1,6 @@
 """WebDataset's names, backed by Penstock's reader, storages and codecs: change the import, keep the script.
 
 A name is looked up in its module each time, so that a program may assign another function there.
-
->>> from penstock.compat import webdataset as wds
->>> ds = wds.WebDataset("train-{000..146}.tar").decode("pil").to_tuple("jpg;png", "cls")
 """
 
 from __future__ import annotations
@@ -16,19 +13,19 @@ __version__ = "1.0.2"  # whose names these are
 _NAMES = {
     "autodecode": "Continue Decoder DecodingError ImageHandler gzfilter handle_extension imagehandler "
     "pytorch_weights_only torch_audio torch_loads torch_video",
-    "cache": "LRUCleanup cached_tarfile_samples cached_tarfile_to_samples lru_cleanup pipe_cleaner",
-    "compat": "FluidInterface FluidWrapper WebDataset WebLoader",
-    "filters": "Cached LMDBCached associate batched decode default_collation_fn detshuffle extract_keys getfirst info "
-    "log_keys map map_dict map_tuple pipelinefilter rename rename_keys rsample select shuffle slice to_tuple "
-    "transform_with unbatched unlisted xdecode",
+    "cache": "LRUCleanup cached_tarfile_samples cached_tarfile_to_samples pipe_cleaner",
+    "compat": "ChoppedDataset Dataset FluidInterface FluidWrapper MockDataset PytorchShardList ResizedDataset "
+    "WebDataset WebLoader with_epoch with_length",
+    "filters": "Cached associate batched decode default_collation_fn detshuffle extract_keys getfirst map map_dict "
+    "map_tuple pipelinefilter rename rename_keys rsample select shuffle slice to_tuple transform_with unbatched "
+    "unlisted xdecode",
     "gopen": "gopen_schemes",
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
-    "legacy": "ChoppedDataset Dataset MockDataset PytorchShardList ResizedDataset ShardList with_epoch with_length",
     "mix": "RandomMix RoundRobin",
     "pipeline": "DataPipeline",
     "pytorch": "",
-    "shardlists": "MultiShardSample ResampledShardList ResampledShards SimpleShardList non_empty resampled shardspec "
-    "single_node_only split_by_node split_by_worker",
+    "shardlists": "ResampledShards SimpleShardList non_empty resampled shardspec single_node_only split_by_node "
+    "split_by_worker",
     "tariterators": "ShardError base_plus_ext tarfile_samples tarfile_to_samples",
     "tenbin": "",
     "utils": "PipelineStage repeatedly trust",

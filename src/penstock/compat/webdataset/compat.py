@@ -1,17 +1,24 @@
-"""WebDataset's fluent classes: ``WebDataset``, ``WebLoader``, and the methods that they share."""
+"""WebDataset's fluent classes and the methods that they share; at the end, what it removed and programs still call."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from itertools import islice
+from typing import Any
 from urllib.parse import urlparse
 
-from penstock.compat.webdataset import autodecode, cache, filters, legacy, shardlists, tariterators, utils
-from penstock.compat.webdataset.filters import pipelinefilter
+from penstock.codecs.text import decode_msgpack
+from penstock.compat.webdataset import cache, filters, shardlists, tariterators, utils
+from penstock.compat.webdataset.autodecode import Decoder, ImageHandler, handle_extension
 from penstock.compat.webdataset.handlers import Handler, reraise_exception
 from penstock.compat.webdataset.pipeline import DataPipeline
 from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset
+
+_OLD_INTEGERS = "cls cls2 class count index inx id"
+_OLD_IMAGES = ("png", "jpg", "jpeg", "img", "image", "pbm", "pgm", "ppm")
 
 
 class FluidInterface:
@@ -20,41 +27,18 @@ class FluidInterface:
     compose: Any
 
     def listed(self, batchsize: int, partial: bool = True) -> Any:
-        """Join neighbours to lists."""
         return self.compose(filters.batched(batchsize, collation_fn=None, partial=partial))
 
     def shuffle(self, size: int, **kw: Any) -> Any:
-        """Shuffle by a buffer; a size below 1 changes nothing."""
         return self if size < 1 else self.compose(filters.shuffle(size, **kw))
 
-    def decode(self, *args: Any, handler: Handler = reraise_exception, **kw: Any) -> Any:
-        """Decode fields by image specs and functions ``f(key, data)``; other arguments are those of ``Decoder``."""
-        decoder = autodecode.Decoder(autodecode.field_handlers(args), **kw)
-        return self.compose(filters.map(decoder, handler=handler))
-
-    def mcached(self) -> Any:
-        """Keep all samples in memory after one pass."""
-        return self.compose(filters.Cached())
-
-    def lmdb_cached(self, *args: Any, **kw: Any) -> Any:
-        """Keep all samples in an LMDB database after one pass."""
-        return self.compose(filters.LMDBCached(*args, **kw))
-
     def ddp_equalize(self, length: int, with_length: bool = True) -> Any:
-        """Yield ``length // world`` items on each rank."""
         utils.warn_deprecated("ddp_equalize", "write .with_epoch(n), n being the items of one rank")
         each: Any = self.compose().with_epoch(length // utils.pytorch_worker_info()[1])
         return each.with_length(each.nsamples, silent=True) if with_length else each
 
-    def then(self, f: Any, *args: Any, **kw: Any) -> Any:
-        """Add a stage ``f(source, *args)``."""
-        utils.warn_deprecated("then", "write .compose(stage)")
-        return self.compose(filters.FilterFunction(f, *args, **kw))
 
-    pipe = then
-
-
-def _forwarded(name: str) -> Any:
+def _forwarded(name: str) -> Callable[..., Any]:
     def method(self: FluidInterface, *args: Any, **kw: Any) -> Any:
         return self.compose(getattr(filters, name)(*args, **kw))
 
@@ -63,39 +47,17 @@ def _forwarded(name: str) -> Any:
 
 
 for _name in (
-    *("batched", "unbatched", "unlisted", "log_keys", "map", "map_dict", "select", "to_tuple", "map_tuple", "slice"),
-    *("rename", "rename_keys", "extract_keys", "xdecode", "associate", "info", "detshuffle", "rsample"),
+    *("batched", "unbatched", "unlisted", "map", "map_dict", "select", "to_tuple", "map_tuple", "slice", "rename"),
+    *("rename_keys", "extract_keys", "decode", "xdecode", "associate", "detshuffle", "rsample", "mcached"),
 ):
     setattr(FluidInterface, _name, _forwarded(_name))
 
 
-def check_empty(source: Iterable[Any]) -> Iterator[Any]:
-    """Pass samples on; ``ValueError`` if there is none."""
-    return shardlists.require_items(
-        source,
-        "No samples found in dataset; perhaps you have fewer shards than workers.\n"
-        "Turn off using empty_check=False in the WebDataset constructor.",
-    )
-
-
-class WebDataset(DataPipeline, FluidInterface):
+class WebDataset(DataPipeline, FluidInterface, AbstractContextManager["WebDataset"]):
     """The samples of shards: a pipeline of the stages list, split, shuffle, open, read members, group.
 
-    Args:
-        urls: A pattern, a list, a dataset of ``dict(url=...)``, a folder with a slash at its end, or a ``.yaml`` file.
-        handler: Decides about shards that cannot be read.
-        mode: "resampled" is ``resampled=True``; for a folder, see ``DirectoryShardList``.
-        resampled: Take shards at random, with replacement, without end.
-        repeat: Not used.
-        shardshuffle: The size of the shuffle buffer of shards; True: 100.
-        cache_size: The most bytes in ``cache_dir``, where remote shards are kept, named by ``url_to_name``.
-        detshuffle: Shuffle shards by seed and epoch.
-        nodesplitter: Splits the shards between ranks; the default refuses more than one.
-        workersplitter: Splits the shards between the workers of a DataLoader.
-        select_files: Returns whether to read a member, by its name; ``rename_files`` returns another name.
-        empty_check: Whether a worker without samples is an error.
-        seed: Of the shuffle of shards, the same in every epoch.
-        old: The arguments of WebDataset's first versions: extensions, decoder, transforms, shuffle, ...
+    ``urls`` is a pattern, a list, a dataset of ``dict(url=...)``, or a folder with a slash at its end; the others are
+    arguments of the stages, and ``old`` those of WebDataset's first versions.
     """
 
     def __init__(
@@ -120,10 +82,9 @@ class WebDataset(DataPipeline, FluidInterface):
         **old: Any,
     ) -> None:
         super().__init__()
+        later: list[Any] = [shardlists.non_empty] if empty_check else []
         if old:
-            legacy.check_arguments(old)
-            shardshuffle, empty_check = old.get("shuffle", 0) > 0 and 10_000, False
-            handler = legacy.handler_of(old, handler)
+            later, shardshuffle = _old_stages(**old), old.get("shuffle", 0) > 0 and 10_000
         self.seed = os.environ.get("WDS_SEED") if seed is None else seed
         resampled = resampled or mode == "resampled"
         self.append(_source(urls, resampled, mode))
@@ -133,51 +94,38 @@ class WebDataset(DataPipeline, FluidInterface):
             size = 100 if shardshuffle is True else shardshuffle
             by_epoch = filters.detshuffle(size, seed=int(self.seed or 0)) if detshuffle else None
             self.append(by_epoch or filters.shuffle(size, seed=self.seed))
-        self.append(legacy.opener_of(old, handler) or _opener(cache_dir, cache_size, url_to_name, verbose, handler))
-        expander = pipelinefilter(tariterators.tar_file_expander)
-        self.append(expander(handler=handler, select_files=select_files, rename_files=rename_files))
-        self.append(pipelinefilter(tariterators.group_by_keys)(handler=handler))
-        if empty_check:
-            self.append(check_empty)
-        if old:
-            self.pipeline += legacy.stages(old)
-            if old.get("length") is not None:
-                self.with_length(old["length"], silent=True)
-
-    def __enter__(self) -> Self:
-        return self
+        self.append(_opener(cache_dir, cache_size, url_to_name, verbose, handler))
+        chosen = {"select_files": select_files, "rename_files": rename_files}
+        self.append(filters.FilterFunction(tariterators.tar_file_expander, handler=handler, **chosen))
+        self.append(filters.FilterFunction(tariterators.group_by_keys, handler=handler))
+        self.pipeline += later
 
     def __exit__(self, *error: Any) -> None:
         self.close()
 
 
 def _source(urls: Any, resampled: bool, mode: str | None) -> Any:
-    """Return the first stage: where the shards come from."""
-    urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
     if isinstance(urls, IterableDataset):
         return urls
-    path = urls if isinstance(urls, str) else ""
-    if isinstance(urls, dict) or path.endswith((".yaml", ".yml")):
-        return shardlists.MultiShardSample(urls)
-    if path.endswith(".json"):
-        raise ValueError(f"{urls}: use penstock.compat.wids for an index of shards in JSON")
-    if urlparse(path).path.endswith("/"):
+    urls = os.fspath(urls) if isinstance(urls, os.PathLike) else urls
+    if isinstance(urls, str) and urls.endswith((".json", ".yaml", ".yml")):
+        raise ValueError(f"{urls}: use penstock.compat.wids for an index of shards")
+    if isinstance(urls, str) and urlparse(urls).path.endswith("/"):
         return shardlists.DirectoryShardList(urls, mode=mode or "resample")
-    if path or utils.is_iterable(urls):
-        return (shardlists.ResampledShards if resampled else shardlists.SimpleShardList)(urls)
-    raise ValueError(f"cannot handle urls of type {type(urls)}")
+    if not isinstance(urls, Iterable) or isinstance(urls, bytes | dict):
+        raise ValueError(f"cannot handle urls of type {type(urls)}")
+    return (shardlists.ResampledShards if resampled else shardlists.SimpleShardList)(urls)
 
 
 def _opener(cache_dir: Any, cache_size: float, url_to_name: Any, verbose: bool, handler: Handler) -> Any:
-    """Return the stage that opens shards, with or without a cache."""
     cache_dir = os.environ.get("WDS_CACHE", cache_dir)
     cache_size = float(os.environ.get("WDS_CACHE_SIZE", cache_size))
     if cache_dir is None or cache_size == 0:
         return cache.StreamingOpen(handler=handler)
-    cache_dir = os.path.expanduser(os.fspath(cache_dir))
-    if not os.path.exists(cache_dir):
-        raise ValueError(f"cache directory {cache_dir} does not exist")
-    return cache.file_cache(url_to_name, cache_dir=cache_dir, verbose=verbose, handler=handler, cache_size=cache_size)
+    folder = os.path.expanduser(cache_dir)
+    if not os.path.exists(folder):
+        raise ValueError(f"cache directory {folder} does not exist")
+    return cache.FileCache(folder, url_to_name, verbose, handler=handler, cache_size=cache_size)
 
 
 class FluidWrapper(DataPipeline, FluidInterface):
@@ -189,3 +137,93 @@ class WebLoader(DataPipeline, FluidInterface):
 
     def __init__(self, *args: Any, **kw: Any) -> None:
         super().__init__(DataLoader(*args, **kw))
+
+
+def MockDataset(sample: Any, length: int) -> DataPipeline:  # WebDataset's name
+    return DataPipeline([[sample] * length])
+
+
+def with_length(dataset: Any, length: int) -> DataPipeline:
+    return DataPipeline(dataset).with_length(length, silent=True)
+
+
+def _old_stages(*, extensions: Any = None, decoder: Any = "rgb", transforms: Any = None, shuffle: int = 0) -> list[Any]:
+    """Return the stages that the arguments of the first versions stand for; ``TypeError`` for any other argument."""
+    advice = "write .decode(...).to_tuple(...).map_tuple(...).shuffle(...) after WebDataset(urls)"
+    utils.warn_deprecated("WebDataset(extensions=..., decoder=..., ...)", advice, stacklevel=3)
+    fields = extensions.split() if isinstance(extensions, str) else extensions
+    stages: list[Any] = [
+        shuffle > 1 and filters.shuffle(shuffle),
+        decoder and filters.map(_old_decoder(decoder)),
+        fields and filters.to_tuple(*fields, missing_is_error=False),
+        transforms and filters.map(partial(_transformed, transforms=transforms)),
+    ]
+    return [stage for stage in stages if stage]
+
+
+def _transformed(values: Any, transforms: Any) -> tuple[Any, ...]:
+    """Apply the transforms in turn, from the first again where there are fewer than values."""
+    return tuple(filters.transform_with(values, [transforms[i % len(transforms)] for i in range(len(values))]))
+
+
+def _old_decoder(decoder: Any) -> Any:
+    if isinstance(decoder, dict):
+        return Decoder([handle_extension(extension, f) for extension, f in decoder.items()], pre=[], post=[])
+    if callable(decoder):
+        return decoder
+    images = ImageHandler("rgb" if decoder is True else decoder, _OLD_IMAGES)
+    return Decoder([handle_extension(_OLD_INTEGERS, _integer), images, handle_extension("msgpack", decode_msgpack)])
+
+
+def _integer(data: bytes) -> Any:
+    return int(data) if data.strip().lstrip(b"+-").isdigit() else data
+
+
+def Dataset(urls: Any, length: int | None = None, shuffle: Any = None, **options: Any) -> Any:  # WebDataset's name
+    utils.warn_deprecated("wds.Dataset", "write wds.WebDataset")
+    dataset = WebDataset(urls, shardshuffle=shuffle, **options)
+    return dataset if length is None else dataset.with_length(length, silent=True)
+
+
+class ResizedDataset(IterableDataset[Any]):
+    """``length`` samples of a dataset per iteration; the next iteration continues where the last one stopped."""
+
+    def __init__(self, dataset: Any, length: int | None = None) -> None:
+        utils.warn_deprecated("ResizedDataset", "write .with_epoch(length).with_length(length)")
+        self.dataset, self.length = dataset, len(dataset) if length is None else length
+        self.source: Iterator[Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "source": None}
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        self.source = self.source or iter(DataPipeline(self.dataset).repeat())
+        return islice(self.source, self.length)
+
+
+ChoppedDataset = with_epoch = ResizedDataset
+
+
+class PytorchShardList(shardlists.SimpleShardList):
+    """The shards of this rank and worker, in another order each epoch."""
+
+    def __init__(
+        self, urls: Any, shuffle: bool = True, split_by_worker: bool = True, split_by_node: bool = True, **unused: Any
+    ) -> None:
+        utils.warn_deprecated("PytorchShardList", "write SimpleShardList, split_by_node, split_by_worker, shuffle")
+        super().__init__(urls)
+        self.epoch, self.shuffle = -1, shuffle
+        self.by_worker, self.by_node = split_by_worker, split_by_node
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch - 1
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        self.epoch += 1
+        self.seed = self.epoch if self.shuffle else None
+        items = super().__iter__()
+        items = shardlists.split_by_node(items) if self.by_node else items
+        return shardlists.split_by_worker(items) if self.by_worker else items

@@ -26,5 +26,4 @@ def warn_and_continue(exn: Exception) -> bool:
 
 
 def warn_and_stop(exn: Exception) -> bool:
-    warnings.warn(repr(exn), stacklevel=2)
-    return False
+    return not warn_and_continue(exn)

@@ -1,44 +1,47 @@
-"""A pipeline: a list of stages, the first of which is a source."""
+"""A pipeline: a list of stages, the first of which is a source; and the ``ps.Dataset`` that known stages describe."""
 
 from __future__ import annotations
 
 import copy
 import functools
+import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from penstock.compat.webdataset import exact, tariterators
+from penstock.compat.webdataset.autodecode import Decoder
+from penstock.compat.webdataset.filters import default_collation_fn
 from penstock.compat.webdataset.pytorch import DataLoader, IterableDataset
 from penstock.compat.webdataset.utils import PipelineStage
-from penstock.errors import StateError
+from penstock.dataset import Dataset, read_tar
+from penstock.errors import PlanError, StateError
 
-if TYPE_CHECKING:
-    from penstock.dataset import Dataset
-
-_STATE_VERSION = 1
+# Stages by the names of their functions. The first ones work on single items, and are called with one item.
+_PER_ITEM = (
+    *("_map", "_select", "_map_dict", "_map_tuple", "_to_tuple", "_rename", "_rename_keys", "_extract_keys"),
+    *("_xdecode", "_associate", "_unbatched", "_unlisted"),
+)
+_CHANGE_THE_COUNT = ("_map", "_select", "_unbatched", "_unlisted")
+_IGNORED = ("single_node_only", "split_by_node", "split_by_worker", "non_empty")
+_READING = ("tarfile_samples", "tar_file_expander", "group_by_keys", "StreamingOpen", "FileCache")
 
 
 class DataPipeline(IterableDataset[Any], PipelineStage):
-    """Iterates over stages: the first is a dataset, a list or a function, each other a function of an iterator.
+    """Iterates over a list of stages: first a dataset, a list or a function, then functions of an iterator."""
 
-    Programs change the list ``pipeline`` as they like. The stages run ``repetitions`` times in one iteration, which
-    yields ``nsamples`` samples at most; 0 or less: all.
-    """
+    size: int | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__()
-        self.pipeline: list[Any] = []
-        self.length, self.repetitions, self.nsamples = -1, 1, -1
-        for arg in args:
-            self.pipeline.extend([] if arg is None else arg if isinstance(arg, list) else [arg])
+        stages = [arg if isinstance(arg, list) else [arg] for arg in args if arg is not None]
+        self.pipeline: list[Any] = [stage for some in stages for stage in some]
+        self.repetitions, self.nsamples = 1, -1  # how often the stages run in one iteration, and at most how far
 
     def close(self) -> None:
-        """Close the stages, and forget them."""
         for step in self.pipeline:
-            getattr(step, "close", lambda: None)()
+            getattr(step, "close", bool)()
         self.pipeline = []
 
     def invoke(self, f: Any, *args: Any, **options: Any) -> Any:
@@ -46,29 +49,22 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         is_source = isinstance(f, IterableDataset | DataLoader | list) or not callable(f)
         if not args and is_source and hasattr(f, "__iter__"):
             return iter(f)
-        if isinstance(f, PipelineStage) and hasattr(f, "run"):
-            return f.run(*args, **options)
-        if callable(f):
-            return f(*args, **options)
-        raise ValueError(f"{f}: not a valid pipeline stage")
+        run = f.run if isinstance(f, PipelineStage) and hasattr(f, "run") else f
+        if not callable(run):
+            raise ValueError(f"{f}: not a valid pipeline stage")
+        return run(*args, **options)
 
     def iterator1(self) -> Iterator[Any]:
-        """Run the stages once."""
-        source, steps = self.invoke(self.pipeline[0]), self.pipeline[1:]
-        while steps:
-            both = tariterators.fused(*steps[:2]) if len(steps) > 1 else None
-            source = self.invoke(steps[0] if both is None else both, source)
-            steps = steps[1 if both is None else 2 :]
-        result: Iterator[Any] = source
-        return result
+        source, *steps = self.pipeline
+        return functools.reduce(lambda items, step: self.invoke(step, items), steps, self.invoke(source))
 
     def iterator(self) -> Iterator[Any]:
         """Run the stages as often as ``repetitions`` says, or until they yield nothing."""
         for _ in range(self.repetitions):
-            sample = done = object()
+            sample = nothing = object()
             for sample in self.iterator1():
                 yield sample
-            if sample is done:
+            if sample is nothing:
                 return
 
     def __iter__(self) -> Iterator[Any]:
@@ -80,11 +76,9 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         return self.pipeline[i]
 
     def append(self, f: Any) -> None:
-        """Add a stage, in place."""
         self.pipeline.append(f)
 
     def compose(self, *args: Any) -> Self:
-        """Return a pipeline with more stages."""
         result = copy.copy(self)
         result.pipeline = [*self.pipeline, *args]
         return result
@@ -94,8 +88,15 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         if not silent:
             warnings.warn("with_length sets what len() returns, not the number of samples", stacklevel=2)
         self.size = n
-        self.__class__ = _sized(getattr(self.__class__, "_unsized", self.__class__))
         return self
+
+    def __len__(self) -> int:
+        if self.size is None:
+            raise TypeError(f"{type(self).__name__} has no len(): call with_length(n)")
+        return self.size
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> Self:
         """Yield this many samples per iteration (in each worker), repeating the stages as needed; in place."""
@@ -107,20 +108,8 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
         self.repetitions, self.nsamples = nepochs if nepochs > 0 else sys.maxsize, nbatches
         return self
 
-    def exact(self) -> Dataset:
-        """Return the ``ps.Dataset`` with the same samples: in an exact order, with exact resume and ``ps.ledger``.
-
-        Raises:
-            PlanError: A stage has no counterpart; the message names it.
-        """
-        return exact.dataset_of(self)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the epochs of the stages that count them: what there is to save between two epochs.
-
-        Raises:
-            StateError: No stage counts epochs in this process, so the state would restore nothing.
-        """
+        """Return the epochs of the stages that count them; ``StateError`` if none does: there is nothing to save."""
         counts = {str(i): getattr(step, "epoch", None) for i, step in enumerate(self.pipeline)}
         epochs = {i: epoch for i, epoch in counts.items() if isinstance(epoch, int)}
         if not epochs:
@@ -128,36 +117,103 @@ class DataPipeline(IterableDataset[Any], PipelineStage):
                 "a WebDataset pipeline keeps no position, and no stage of this one counts epochs: use detshuffle or "
                 "ResampledShards to save epochs, or .exact().loader(), which resumes after any batch"
             )
-        return {"v": _STATE_VERSION, "stages": [exact.stage_name(step) for step in self.pipeline], "epochs": epochs}
+        return {"v": 1, "stages": [_stage_name(step) for step in self.pipeline], "epochs": epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue with the epoch after those in a state; a position within an epoch is not part of it.
-
-        Raises:
-            StateError: The state is of another version, or of other stages.
-        """
-        stages = [exact.stage_name(step) for step in self.pipeline]
-        if state.get("v") != _STATE_VERSION or state.get("stages") != stages:
+        """Continue with the epoch after those in a state; ``StateError`` if it was saved by other stages."""
+        stages = [_stage_name(step) for step in self.pipeline]
+        if state.get("v") != 1 or state.get("stages") != stages:
             raise StateError("the state was saved by a pipeline with other stages, or by another version")
         for i, epoch in state["epochs"].items():
             self.pipeline[int(i)].epoch = epoch
 
+    def exact(self) -> Dataset:
+        """Return the ``ps.Dataset`` with the same samples; ``PlanError`` names a stage that has no counterpart."""
+        if not type(self).__iter__.__module__.startswith(__package__ or ""):
+            raise _refused(type(self), "its __iter__ is the program's own: call .exact() on a plain pipeline")
+        source, *steps = self.pipeline
+        if type(source).__name__ != "SimpleShardList":
+            raise _refused(source, "shards that are drawn or listed while reading have no exact order: give a list")
+        ds = read_tar(list(source.urls))
+        if source.seed is not None:
+            ds = ds.shuffle(seed=_seed(source.seed))
+        ds = functools.reduce(_with_stage, steps, ds)
+        if self.repetitions == 1:
+            return ds
+        if self.nsamples > 0:
+            advice = "since it counts per worker: leave it out, or write .exact().repeat().limit(n)"
+            raise PlanError(f"with_epoch({self.nsamples}) has no exact counterpart, {advice}")
+        return ds.repeat(self.repetitions if self.repetitions < sys.maxsize else None)
 
-@functools.cache
-def _sized(cls: Any) -> type[Any]:
-    """Return the class with a length; its instances can be pickled."""
-    methods = {
-        "_unsized": cls,
-        "__len__": lambda self: self.size,
-        "__reduce__": lambda self: (_restored, (cls, self.__dict__)),
-    }
-    return type(f"{cls.__name__}_Length", (cls,), methods)
+
+def _stage_name(step: Any) -> str:
+    return str(getattr(getattr(step, "f", step), "__name__", type(step).__name__))
 
 
-def _restored(cls: Any, attributes: dict[str, Any]) -> Any:
-    restored = object.__new__(_sized(cls))
-    restored.__dict__.update(attributes)
-    return restored
+def _refused(step: Any, advice: str) -> PlanError:
+    return PlanError(f"the stage {_stage_name(step).lstrip('_')!r} cannot be made exact: {advice}")
 
 
-add_length_method = _sized
+def _seed(seed: Any) -> int:
+    """Return a seed that the dataset accepts: whole and not negative; any other value is hashed by ``random``."""
+    return seed if isinstance(seed, int) and 0 <= seed < 1 << 63 else random.Random(seed).getrandbits(32)
+
+
+def _with_stage(ds: Dataset, step: Any) -> Dataset:
+    name, module = _stage_name(step), getattr(getattr(step, "f", step), "__module__", type(step).__module__)
+    options, args = dict(getattr(step, "kw", {})), tuple(getattr(step, "args", ()))
+    if not (module.startswith(__package__ or "") or name == "islice"):
+        raise _refused(step, "it is a function of the whole stream: write it as a function of one sample, in map")
+    if name in _IGNORED:
+        return ds
+    if name in _READING:
+        return _with_reading(ds, step, {"handler": getattr(step, "handler", None), **options})
+    if name in _PER_ITEM:
+        return _with_items(ds, step, name, options)
+    if name in ("_shuffle", "detshuffle"):
+        seed = getattr(step, "seed", options.get("seed"))
+        return ds.shuffle(seed=None if seed is None else _seed(seed))
+    if name == "_batched":
+        named = dict(zip(("batchsize", "collation_fn", "partial"), args, strict=False)) | options
+        collate = named.get("collation_fn", default_collation_fn) or list
+        return ds.batched(named.get("batchsize", 20), not named.get("partial", True), collate)
+    if name == "islice" and len(args) in (1, 2):
+        start, stop = (0, *args)[-2:]
+        return ds.skip(start).limit(stop - start) if start else ds.limit(stop)
+    raise _refused(step, "leave it out, or continue with the methods of ps.Dataset after .exact()")
+
+
+def _with_reading(ds: Dataset, step: Any, options: dict[str, Any]) -> Dataset:
+    handler = getattr(options.get("handler"), "__name__", "reraise_exception")
+    if options.get("select_files") or options.get("rename_files"):
+        raise _refused(step, "select_files and rename_files have no counterpart: use select, drop and rename")
+    if handler not in ("reraise_exception", "ignore_and_continue", "warn_and_continue"):
+        raise _refused(step, f"the handler {handler} decides by code: use reraise_exception or warn_and_continue")
+    return ds if handler == "reraise_exception" else ds.on_error("skip")
+
+
+def _with_items(ds: Dataset, step: Any, name: str, options: dict[str, Any]) -> Dataset:
+    decodes = isinstance(step.args[0] if step.args else options.get("f"), Decoder)
+    any_count, handler = name in _CHANGE_THE_COUNT and not decodes, options.get("handler")
+    if handler is not None and getattr(handler, "__name__", "") != "reraise_exception":
+        any_count = True
+        continues = functools.partial(_continues, handler=handler)
+        step = type(step)(step.f, *step.args, **{**options, "handler": continues})
+    if any_count:
+        return ds.flat_map(functools.partial(_items, stage=step))
+    return ds.map(functools.partial(_item, stage=step))
+
+
+def _items(item: Any, *, stage: Callable[[Iterator[Any]], Any]) -> list[Any]:
+    return list(stage(iter([item])))
+
+
+def _item(item: Any, *, stage: Callable[[Iterator[Any]], Any]) -> Any:
+    return _items(item, stage=stage)[0]
+
+
+def _continues(exn: Exception, *, handler: Any) -> bool:
+    """Refuse to stop: a dataset whose end depends on a failing sample has no exact order."""
+    if not handler(exn):
+        raise exn
+    return True

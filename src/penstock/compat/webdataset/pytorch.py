@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+try:
     from torch import Tensor as TorchTensor
     from torch.utils.data import DataLoader, IterableDataset
-else:
-    try:
-        from torch import Tensor as TorchTensor
-        from torch.utils.data import DataLoader, IterableDataset
-    except ModuleNotFoundError:
+except ModuleNotFoundError:
+    if not TYPE_CHECKING:
 
         class IterableDataset:
-            def __class_getitem__(cls, item: Any) -> Any:
-                return cls
+            __class_getitem__ = classmethod(lambda cls, item: cls)
 
         class DataLoader:
             def __init__(self, *args: Any, **options: Any) -> None:
